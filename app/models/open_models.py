@@ -13,8 +13,7 @@ from app.models.loading import ModelState
 from app.models.open_model import OpenModel
 from app.rig.calibrator import Calibrator
 from engine.fit.loaded_models import HeldModel, expired, next_expiry_s
-from engine.gguf.identity import FileIdentity
-from engine.gguf.model_file import ModelFile
+from engine.gguf.model_file import FileIdentity, ModelFile
 
 _LONGEST_WAIT_MS = 3_600_000
 """A timer's milliseconds are 32 bits; a later expiry is looked at again."""

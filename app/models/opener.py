@@ -24,7 +24,7 @@ from app.settings import KeptSideFiles, Settings
 from engine.devices.device import Rig
 from engine.errors import EngineError
 from engine.fit.initial_layout import initial_layout
-from engine.gguf.file_type import file_type_name
+from engine.gguf.model_file import file_type_name
 from engine.language import tr
 from engine.memory.effort import limited
 from engine.plan.decisions.context_length import default_context

@@ -11,7 +11,7 @@ from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
 from app.notices import Notices
 from app.rig.lab import Lab
-from engine.gguf.identity import FileIdentity
+from engine.gguf.model_file import FileIdentity
 from engine.language import tr
 
 MAX_WAIT_S = 5.0

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.fit.loaded_models import HeldModel, rig_beside
-from engine.gguf.identity import FileIdentity
+from engine.gguf.model_file import FileIdentity
 from engine.protocol.messages import DeviceMemoryReading
 from engine.telemetry.sample import Sample
 from engine.units import MIB

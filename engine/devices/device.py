@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from engine.gguf.identity import FileIdentity
+from engine.gguf.model_file import FileIdentity
 from engine.language import tr
 
 CPU_ID = "CPU"

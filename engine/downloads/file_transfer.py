@@ -20,7 +20,7 @@ from engine.downloads.journal import Origin
 from engine.downloads.part_file import PartFile, bytes_here, is_whole
 from engine.downloads.ranges import count_bytes, prefix_end
 from engine.errors import EngineError
-from engine.gguf.foreign_files import describe_foreign_file
+from engine.gguf.header import describe_foreign_file
 from engine.hub.addresses import is_sha256
 from engine.hub.settings import HubError
 from engine.hub.web import Head, open_url

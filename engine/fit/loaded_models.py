@@ -11,7 +11,7 @@ from itertools import combinations
 from math import inf
 
 from engine.devices.device import CPU_ID, Device, Holding, Rig
-from engine.gguf.identity import FileIdentity
+from engine.gguf.model_file import FileIdentity
 from engine.plan.preview import LoadedLayout
 from engine.plan.report import DeviceRow
 

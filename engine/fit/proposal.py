@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from engine.gguf.identity import FileIdentity
+from engine.gguf.model_file import FileIdentity
 from engine.language import tr
 from engine.memory.estimate import Grade, grade_words
 from engine.plan.edit import Edit

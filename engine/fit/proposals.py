@@ -25,11 +25,10 @@ from engine.fit.step_back import change_words, layout_words
 from engine.fit.strategies.catalogue import auto_layout
 from engine.fit.strategies.constraints import NO_CONSTRAINTS, Constraints, check_constraints
 from engine.fit.strategies.fastest import predict_layout
-from engine.gguf.identity import FileIdentity
-from engine.gguf.tensor_types import TYPES_BY_NAME
+from engine.gguf.model_file import FileIdentity
+from engine.gguf.tensor_table import TYPES_BY_NAME
 from engine.language import tr
-from engine.layout.layout import Layout
-from engine.layout.range_words import layer_words
+from engine.layout.layout import Layout, layer_words
 from engine.plan.plan import Plan
 from engine.plan.report import shortfalls
 from engine.settings.context_settings import ContextSettings, KvType

@@ -8,8 +8,7 @@ from engine.devices.device import CPU_ID
 from engine.fit.needs import Needs, first_number
 from engine.language import tr
 from engine.layout.engine_parameters import leading_cpu_layers, split_members
-from engine.layout.layout import Layout
-from engine.layout.range_words import layer_words
+from engine.layout.layout import Layout, layer_words
 from engine.layout.split_modes import with_shares
 
 _ROUNDS = 8

@@ -16,8 +16,7 @@ from engine.fit.shares import share_words
 from engine.fit.strategies.constraints import NO_CONSTRAINTS, Constraints
 from engine.fit.strategies.wording import describe_runs
 from engine.language import tr
-from engine.layout.layout import Layout
-from engine.layout.range_words import layer_words
+from engine.layout.layout import Layout, layer_words
 from engine.plan.plan import Plan
 from engine.plan.report import DeviceRow, usable_bytes
 from engine.units import format_bytes

@@ -15,8 +15,15 @@ from engine.layout.engine_parameters import (
     tensor_overrides,
 )
 from engine.layout.layout import Layout, Run
-from engine.memory.backends import PLAIN_HOST, BackendTraits, HostBuffer, backend_traits, supports_mapping
-from engine.memory.kernels import ALL_KERNELS, Kernels
+from engine.memory.backends import (
+    ALL_KERNELS,
+    PLAIN_HOST,
+    BackendTraits,
+    HostBuffer,
+    Kernels,
+    backend_traits,
+    supports_mapping,
+)
 from engine.settings.context_settings import OFFLOAD_MIN_BATCH, ContextSettings
 
 _MAPPED_MODES = ("auto", "mmap", "mmap_mlock")

@@ -19,9 +19,9 @@ from engine.errors import EngineError, RuleViolationError
 from engine.gguf.model_file import ModelFile
 from engine.layout.engine_parameters import EngineParameters, engine_parameters, used_devices
 from engine.layout.found_names import found_overrides
-from engine.layout.layout import Layout
-from engine.layout.rules import Violation, violations
-from engine.layout.unlisted_layers import count_unlisted_layers
+from engine.layout.layout import Layout, Violation
+from engine.layout.rules import violations
+from engine.layout.split_modes import count_unlisted_layers
 from engine.memory.model_memory import FEW_TABLES, MOST_TABLES, ModelMemory
 from engine.plan.advice import Advice, advice
 from engine.plan.decisions.decision import Decision

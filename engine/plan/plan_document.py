@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from engine.layout.layout import range_text
 from engine.layout.layout_file import LayoutFile, layout_document
-from engine.layout.range_words import range_text
 from engine.plan.advice import Advice
 from engine.plan.plan import Plan
 from engine.plan.report import DeviceRow, FitReport

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 import msgspec
 
 from engine.devices.device import Device, Rig
-from engine.layout.rules import Violation
+from engine.layout.layout import Violation
 from engine.memory.estimate import DeviceMemory, Grade, MemoryEstimate
 from engine.plan.advice import Advice
 from engine.plan.decisions.decision import Decision

@@ -13,12 +13,11 @@ from itertools import accumulate, pairwise
 from math import prod
 
 from engine.devices.device import CPU_ID
-from engine.gguf.blocks import part_of_tensor
-from engine.gguf.model_file import ModelFile, TensorInfo
+from engine.gguf.model_file import ModelFile, TensorInfo, part_of_tensor
 from engine.layout.engine_parameters import tensor_overrides
 from engine.layout.layout import Layout, Override, Run
 from engine.layout.patterns import pattern_finder
-from engine.layout.unlisted_layers import count_unlisted_layers
+from engine.layout.split_modes import count_unlisted_layers
 from engine.memory.kv_cache import row_bytes
 from engine.memory.model_memory import ContextMemory
 

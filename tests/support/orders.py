@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine.devices.device import CPU_ID, Device, Holding, Rig, make_host
-from engine.gguf.identity import FileIdentity
-from engine.gguf.model_file import Block, ModelFile
+from engine.gguf.model_file import Block, FileIdentity, ModelFile
 from engine.layout.layout import Layout, Run
 from engine.memory.model_memory import ModelMemory
 from engine.memory.side_files import NO_SIDE_FILES, SideFiles

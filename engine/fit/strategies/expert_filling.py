@@ -15,7 +15,7 @@ from engine.devices.device import CPU_ID
 from engine.fit.needs import largest_number
 from engine.fit.strategies.filling import fill
 from engine.fit.strategies.workbench import Workbench
-from engine.gguf.blocks import part_of_tensor
+from engine.gguf.model_file import part_of_tensor
 from engine.layout.layout import Layout, Override
 
 

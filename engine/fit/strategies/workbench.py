@@ -10,9 +10,9 @@ from engine.fit.needs import Needs
 from engine.fit.strategies.constraints import Constraints
 from engine.gguf.model_file import ModelFile, TensorInfo
 from engine.layout.engine_parameters import MAX_ENTRIES, tensor_overrides
-from engine.layout.fault_rules import weight_fault
 from engine.layout.layout import Layout, Override, make_layout, single_device
 from engine.layout.patterns import pattern_finder
+from engine.layout.rules import weight_fault
 from engine.memory.estimate import DeviceMemory
 from engine.memory.model_memory import ModelMemory
 from engine.memory.side_files import SideFiles

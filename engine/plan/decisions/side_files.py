@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.language import tr
-from engine.layout.layout import Layout
-from engine.layout.violation import Violation
+from engine.layout.layout import Layout, Violation
 from engine.memory.backends import backend_traits
 from engine.memory.estimate import DeviceMemory
 from engine.memory.side_files import Projector, SideFiles

@@ -14,7 +14,7 @@ from app.settings import Settings
 from app.wiring import make_desk
 from engine.devices.device import Device, Rig, make_host
 from engine.fit.loaded_models import LIMIT_S, HeldModel
-from engine.gguf.identity import FileIdentity
+from engine.gguf.model_file import FileIdentity
 from engine.telemetry.sample import Sample
 from engine.units import GIB
 

@@ -14,7 +14,7 @@ from app.settings import Settings
 from app.theme import Theme
 from app.wiring import WindowParts, make_window
 from engine.devices.device import Rig, make_host
-from engine.gguf.identity import identify
+from engine.gguf.model_file import identify
 from engine.gguf.reader import read_model
 from engine.layout.layout import single_device
 from engine.plan.edit import Edit

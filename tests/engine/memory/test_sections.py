@@ -9,7 +9,7 @@ import pytest
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.layout.layout import Layout, Override, make_layout
 from engine.memory.compute_graph.building import graph_tables
-from engine.memory.compute_graph.building.graph_tables import Chains
+from engine.memory.compute_graph.building.graph_tables import SectionMaker
 from engine.memory.compute_graph.ggml.allocator import Allocation
 from engine.memory.compute_graph.ggml.sections import take_apart
 from engine.memory.model_memory import ModelMemory
@@ -73,8 +73,8 @@ def test_a_boundary_that_moves_asks_for_few_new_steps(name: str, monkeypatch: py
     memory = ModelMemory(truth_model(name))
     n_layers = memory.model.n_layers
     work = {"sections": 0, "steps": 0}
-    make, fill = Chains._make, Allocation.fill
-    monkeypatch.setattr(Chains, "_make", lambda *a: (work.update(sections=work["sections"] + 1), make(*a))[1])
+    make, fill = SectionMaker._make, Allocation.fill
+    monkeypatch.setattr(SectionMaker, "_make", lambda *a: (work.update(sections=work["sections"] + 1), make(*a))[1])
     monkeypatch.setattr(Allocation, "fill", lambda *a: (work.update(steps=work["steps"] + 1), fill(*a))[1])
     for cut in range(n_layers // 3, n_layers // 3 + 8):
         places = ["A"] * cut + ["B"] * (n_layers - cut)

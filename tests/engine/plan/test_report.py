@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from engine.devices.device import CPU_ID, Device, Rig, make_host
-from engine.layout.layout import Layout, Run
-from engine.layout.rules import Violation
+from engine.layout.layout import Layout, Run, Violation
 from engine.memory.estimate import DeviceMemory, Grade, MemoryEstimate
 from engine.plan.plan_document import plan_document, plan_text
 from engine.plan.preview import PreviewTables, make_preview

@@ -11,7 +11,7 @@ import pytest
 
 from engine.devices.device import CPU_ID
 from engine.fit.speed_book import EMPTY_BOOK, read_speed_book, write_speed_book
-from engine.gguf.blocks import part_of_tensor
+from engine.gguf.model_file import part_of_tensor
 from engine.gguf.reader import read_model
 from engine.layout.layout import Layout, Override, make_layout, single_device
 from engine.memory.model_memory import ModelMemory

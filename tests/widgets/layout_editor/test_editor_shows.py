@@ -15,7 +15,7 @@ from PySide6.QtWidgets import QLabel
 from pytestqt.qtbot import QtBot
 
 from engine.devices.device import CPU_ID
-from engine.layout.rules import Violation
+from engine.layout.layout import Violation
 from engine.memory.side_files import Projector, SideFiles
 from engine.plan.preview import Preview
 from engine.settings.context_settings import ContextSettings

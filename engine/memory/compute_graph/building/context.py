@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
-from engine.architectures.style import Style
+from engine.architectures.record import Style
 from engine.memory.compute_graph.building.hparams import Gating, Numbers
 from engine.memory.compute_graph.building.layer import HomeOf, Placed, WeightFacts, Weights
 from engine.memory.compute_graph.ggml.graph import Graph, Tensor
@@ -21,10 +21,10 @@ class Masks:
     """Inputs of attention to one cache."""
 
     mask: Tensor
-    k_rows: Tensor
-    v_rows: Tensor | None
-    k_rotation: Tensor | None
-    v_rotation: Tensor | None
+    k_idxs: Tensor
+    v_idxs: Tensor | None
+    k_rot: Tensor | None
+    v_rot: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Inputs:
 
     positions: Tensor
     embeddings: Tensor
-    output_rows: Tensor
+    inp_out_ids: Tensor
     full: Masks
     sliding: Masks | None
     last: Placed
@@ -100,20 +100,20 @@ def gated(graph: Graph, kind: Gating, gate: Tensor, values: Tensor) -> Tensor:
     """Return `values` behind the activated `gate`."""
     if kind == "fused":
         return graph.glu(gate, values)
-    if kind == "limited":
+    if kind == "clamped":
         return graph.mul(graph.like("clamp", graph.unary(gate)), graph.like("clamp", values))
-    activated = graph.mul(_bent(graph, gate), graph.unary(gate))
-    return graph.mul(activated, _bent(graph, values) if kind == "bent_both" else values)
+    activated = graph.mul(_tanh(graph, gate), graph.unary(gate))
+    return graph.mul(activated, _tanh(graph, values) if kind == "tanh_both" else values)
 
 
-def _bent(graph: Graph, source: Tensor) -> Tensor:
+def _tanh(graph: Graph, source: Tensor) -> Tensor:
     return graph.scale(graph.unary(graph.scale(source)))
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Sizes of the worst batch, in tokens and cells. `n_streams`: sequences with cells of their own; `n_states`:
-    sequences with a state; `flash`: attention is one operation; `turned_values`: values are kept transposed, as without
+    sequences with a state; `flash`: attention is one operation; `v_trans`: values are kept transposed, as without
     flash attention from the start; `unfused`: other operations that have to be several."""
 
     n_tokens: int
@@ -126,7 +126,7 @@ class Batch:
     type_k: str
     type_v: str
     flash: bool
-    turned_values: bool
+    v_trans: bool
     offload_kqv: bool
     unfused: frozenset[str] = frozenset()
 
@@ -145,11 +145,11 @@ class Batch:
 
 _ROPE_FACTORS = ("rope_freqs", "rope_factors_long", "rope_factors_short")
 
-Mixer = Callable[["Sketch", Tensor], Tensor]
+Mixer = Callable[["GraphContext", Tensor], Tensor]
 """What mixes tokens in a layer: attention or a recurrent scan. Gets the layer's normalised input."""
 
 
-class Sketch:
+class GraphContext:
     """One graph while it is built: all that a builder is given besides the tensor that it goes on from.
 
     Methods return tensors; the order of the graph follows from `expand` as in the engine. `outer`: weights outside of
@@ -177,7 +177,7 @@ class Sketch:
         self.caches: dict[int, tuple[Tensor, Tensor | None]] = {}
         self.shared = Shared()
         self._home_of = home_of
-        tables = [outer[name] for name in _ROPE_FACTORS if name in outer and numbers.has_rope_table]
+        tables = [outer[name] for name in _ROPE_FACTORS if name in outer and numbers.has_rope_factors]
         self._rope_factors = tables[0] if tables else None
         self._factors: dict[str, Tensor] = {}
         self._inputs: dict[str, Tensor] = {}
@@ -200,7 +200,7 @@ class Sketch:
         self._given = inputs
 
     def enter(self, place: int, layer: Placed, mixer: Mixer) -> None:
-        """Turn to the layer at `place` among those that are built; weights are looked up in it from now on."""
+        """Begin the layer at `place` among those that are built; weights are looked up in it from now on."""
         self.place, self._layer, self._mixer = place, layer, mixer
 
     @property
@@ -255,7 +255,7 @@ class Sketch:
     def raw_norm(self, source: Tensor, *, layer_norm: bool = False) -> Tensor:
         return self.graph.like("norm" if layer_norm else "rms_norm", source)
 
-    def norm(self, source: Tensor, *stems: str, layer_norm: bool = False, pin: bool = True) -> Tensor:
+    def build_norm(self, source: Tensor, *stems: str, layer_norm: bool = False, pin: bool = True) -> Tensor:
         """Normalise with the first of `stems` that the layer has; without any of them only normalise."""
         stem = next((stem for stem in stems if self.has(stem)), stems[0])
         found = self.raw_norm(source, layer_norm=layer_norm)
@@ -310,7 +310,7 @@ class Sketch:
     # ------------------------------------------------------------------ attention
 
     def rope(self, source: Tensor, positions: Tensor, *, by_table: bool = True) -> Tensor:
-        """Return `source` turned by its positions, `by_table` if the file has one."""
+        """Return `source` rotated by position (`ggml_rope_ext`), with the rope factors of the file if `by_table`."""
         found = self.graph.like("rope", source, positions)
         if by_table and self._rope_factors is not None:
             home = self._home_of(self._rope_factors, self.layer.home)
@@ -323,7 +323,7 @@ class Sketch:
 
     # ------------------------------------------------------------------ feed-forward
 
-    def feed_forward(self, source: Tensor, suffix: str = "", *, activations: int = 1) -> Tensor:
+    def build_ffn(self, source: Tensor, suffix: str = "", *, activations: int = 1) -> Tensor:
         """Return the feed-forward part with the weights `ffn_up<suffix>`...; `activations`: of one without a gate."""
         graph = self.graph
         up = self.linear(f"ffn_up{suffix}", source) if self.has(f"ffn_up{suffix}") else source
@@ -338,7 +338,7 @@ class Sketch:
             if self.has("ffn.act.scales"):
                 found = graph.like("div", found, self.weight("ffn.act.scales"))
         if self.has(f"ffn_sub_norm{suffix}"):
-            found = self.norm(found, f"ffn_sub_norm{suffix}")
+            found = self.build_norm(found, f"ffn_sub_norm{suffix}")
         return self.linear(f"ffn_down{suffix}", found)
 
 

@@ -11,12 +11,14 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from engine.architectures.graph_record import Builder, GraphRecord
-from engine.architectures.record import Architecture
-from engine.architectures.style import Style
+from engine.architectures.record import Architecture, Builder, GraphRecord, Style
 from engine.gguf.model_file import ModelFile
-from engine.memory.compute_graph.building.attention import batch_mask, cache_masks, indexer_masks
-from engine.memory.compute_graph.building.context import Inputs, Mixer, Sketch
+from engine.memory.compute_graph.building.attention import (
+    build_attn_inp_indexer,
+    build_attn_inp_kv,
+    build_attn_inp_no_cache,
+)
+from engine.memory.compute_graph.building.context import GraphContext, Inputs, Mixer
 from engine.memory.compute_graph.building.layer import Placed, Weights
 from engine.memory.compute_graph.ggml.graph import Graph, Tensor
 from engine.memory.compute_graph.ggml.scheduler import HOST
@@ -29,43 +31,43 @@ class Tokens:
     ids: Tensor
 
 
-def embed(sketch: Sketch, first: Placed, positions: Tensor) -> Tensor:
+def build_inp_embd(ctx: GraphContext, first: Placed, positions: Tensor) -> Tensor:
     """Return what the layer `first` gets: rows for the tokens, and whatever is made of them."""
-    graph, outer = sketch.graph, sketch.outer
-    tokens = Tokens(graph.new_input("i32", sketch.batch.n_tokens))
-    sketch.shared.put(tokens)
-    current = graph.get_rows(sketch.outer_weight(outer["token_embd"], HOST), tokens.ids)
-    n_embd, n_tokens = sketch.numbers.n_embd, sketch.batch.n_tokens
-    width = n_embd * (1 + sketch.numbers.stacked_inputs)
+    graph, outer = ctx.graph, ctx.outer
+    tokens = Tokens(graph.new_input("i32", ctx.batch.n_tokens))
+    ctx.shared.put(tokens)
+    current = graph.get_rows(ctx.outer_weight(outer["token_embd"], HOST), tokens.ids)
+    n_embd, n_tokens = ctx.numbers.n_embd, ctx.batch.n_tokens
+    width = n_embd * (1 + ctx.numbers.stacked_inputs)
     if width != n_embd:
         current = graph.new("pad", (width, n_tokens), current)
     graph.expand(current)
     graph.expand(graph.new_input("f32", width, n_tokens))
     if width != n_embd:
         current = graph.expand(graph.view(current, (n_embd, n_tokens), current.nb[:2]))
-    if sketch.numbers.scales_embeddings:
+    if ctx.numbers.scales_embeddings:
         current = graph.expand(graph.scale(current))
-    if sketch.style.input_scale:
+    if ctx.style.input_scale:
         current = graph.scale(current)
     if "token_types" in outer:
-        types = sketch.outer_weight(outer["token_types"], HOST)
-        current = graph.add(current, graph.view(types, (sketch.numbers.n_embd,)))
-    if sketch.style.position_table and "position_embd" in outer:
-        places = graph.get_rows(sketch.outer_weight(outer["position_embd"], HOST), positions)
-        current = graph.add(places, current) if sketch.style.embeds else graph.add(current, places)
-    if sketch.style.input_norm:
-        current = outer_norm(sketch, "token_embd_norm", first.memory, current, first.backend)
+        types = ctx.outer_weight(outer["token_types"], HOST)
+        current = graph.add(current, graph.view(types, (ctx.numbers.n_embd,)))
+    if ctx.style.position_table and "position_embd" in outer:
+        places = graph.get_rows(ctx.outer_weight(outer["position_embd"], HOST), positions)
+        current = graph.add(places, current) if ctx.style.embeds else graph.add(current, places)
+    if ctx.style.input_norm:
+        current = outer_norm(ctx, "token_embd_norm", first.memory, current, first.backend)
     return current
 
 
-def outer_norm(sketch: Sketch, name: str, memory: str, current: Tensor, backend: int = -1) -> Tensor:
+def outer_norm(ctx: GraphContext, name: str, memory: str, current: Tensor, backend: int = -1) -> Tensor:
     """Return `current` normalised with weights outside of the blocks, if the file has them."""
-    graph, outer = sketch.graph, sketch.outer
-    current = sketch.raw_norm(current, layer_norm=sketch.style.layer_norm)
+    graph, outer = ctx.graph, ctx.outer
+    current = ctx.raw_norm(current, layer_norm=ctx.style.layer_norm)
     current.backend = backend
     for stem, operation in ((name, graph.mul), (f"{name}.bias", graph.add)):
         if stem in outer:
-            current = operation(current, sketch.outer_weight(outer[stem], memory))
+            current = operation(current, ctx.outer_weight(outer[stem], memory))
     return current
 
 
@@ -73,33 +75,35 @@ def _first_of(outer: Weights, *names: str) -> str | None:
     return next((name for name in names if name in outer), None)
 
 
-def finish(sketch: Sketch, current: Tensor, on_logits: Callable[[Sketch, Tensor], Tensor] | None = None) -> Graph:
+def finish(
+    ctx: GraphContext, current: Tensor, on_logits: Callable[[GraphContext, Tensor], Tensor] | None = None
+) -> Graph:
     """Return the graph with logits behind the last layer's `current`, or with what it makes of the tokens."""
-    graph, outer, output = sketch.graph, sketch.outer, sketch.inputs.output
-    if sketch.style.embeds:
+    graph, outer, output = ctx.graph, ctx.outer, ctx.inputs.output
+    if ctx.style.embeds:
         norm = _first_of(outer, "output_norm", "enc.output_norm")
-        current = current if norm is None else outer_norm(sketch, norm, output, current)
+        current = current if norm is None else outer_norm(ctx, norm, output, current)
         current.is_output = True
         graph.expand(current)
         return graph
-    if sketch.style.late_rows == "before_norm":
+    if ctx.style.out_ids == "before_norm":
         current.is_output = True
-        current = graph.get_rows(current, sketch.inputs.output_rows)
-    if not sketch.style.bare_end:
+        current = graph.get_rows(current, ctx.inputs.inp_out_ids)
+    if not ctx.style.bare_end:
         norm = _first_of(outer, "output_norm", "dec.output_norm") or "token_embd_norm"
-        current = outer_norm(sketch, norm, output, current)
-    if sketch.style.late_rows == "after_norm":
+        current = outer_norm(ctx, norm, output, current)
+    if ctx.style.out_ids == "after_norm":
         current.is_output = True
-        current = graph.get_rows(current, sketch.inputs.output_rows)
+        current = graph.get_rows(current, ctx.inputs.inp_out_ids)
     current.is_output = True
-    if sketch.style.scaled_output:
+    if ctx.style.scaled_output:
         current = graph.scale(current)
     matrix = outer.get("output") or outer["token_embd"]
-    logits = graph.mul_mat(sketch.outer_weight(matrix, HOST if sketch.style.reads_embedding else output), current)
+    logits = graph.mul_mat(ctx.outer_weight(matrix, HOST if ctx.style.reads_embedding else output), current)
     if "output.bias" in outer:
-        logits = graph.add(logits, sketch.outer_weight(outer["output.bias"], output))
+        logits = graph.add(logits, ctx.outer_weight(outer["output.bias"], output))
     if on_logits is not None:
-        logits = on_logits(sketch, logits)
+        logits = on_logits(ctx, logits)
     logits.is_output = True
     graph.expand(logits)
     return graph
@@ -107,7 +111,7 @@ def finish(sketch: Sketch, current: Tensor, on_logits: Callable[[Sketch, Tensor]
 
 _MODELS = "engine.memory.compute_graph.models"
 
-Step = Callable[[Sketch, Tensor], Tensor]
+Step = Callable[[GraphContext, Tensor], Tensor]
 """Makes a part of the graph: a layer, or what comes before the first or behind the last, from what came before."""
 
 
@@ -117,7 +121,7 @@ class Family:
 
     record: GraphRecord
     style: Style
-    embed: Callable[[Sketch], Tensor] | None
+    embed: Callable[[GraphContext], Tensor] | None
     layer: Step
     attention: Mixer
     recurrence: Mixer | None
@@ -162,7 +166,7 @@ def _is_unmeasured(model: ModelFile) -> bool:
 
 
 def build_graph(
-    sketch: Sketch,
+    ctx: GraphContext,
     family: Family,
     layers: Sequence[Placed],
     output: str,
@@ -177,48 +181,55 @@ def build_graph(
     `sliding`: the model has sliding windows; `passed` is told what each layer gets, and what comes out of the last;
     `inside`: something stands for layers that are left out before the first of these.
     """
-    positions = sketch.graph.new_input("i32", sketch.batch.n_tokens * sketch.numbers.positions)
-    current = embed(sketch, layers[0], positions) if family.embed is None else family.embed(sketch)
+    positions = ctx.graph.new_input("i32", ctx.batch.n_tokens * ctx.numbers.positions)
+    current = build_inp_embd(ctx, layers[0], positions) if family.embed is None else family.embed(ctx)
     has_states = family.recurrence is not None
-    sketch.begin(_make_inputs(sketch, positions, current, layers[-1], output, sliding=sliding, has_states=has_states))
+    ctx.begin(_make_inputs(ctx, positions, current, layers[-1], output, sliding=sliding, has_states=has_states))
     if family.before is not None:
-        current = family.before(sketch, current)
+        current = family.before(ctx, current)
     if inside:
-        current = sketch.graph.like("left_out", current)
+        current = ctx.graph.like("left_out", current)
     for place, layer in enumerate(layers):
         passed(current)
         recurs = family.recurrence is not None and layer.numbers.is_recurrent
-        sketch.enter(place, layer, family.recurrence if recurs and family.recurrence else family.attention)
-        current = family.layer(sketch, current)
+        ctx.enter(place, layer, family.recurrence if recurs and family.recurrence else family.attention)
+        current = family.layer(ctx, current)
     passed(current)
     if not ends:
-        return sketch.graph
+        return ctx.graph
     if family.behind is not None:
-        current = family.behind(sketch, current)
-    return finish(sketch, current, family.logits)
+        current = family.behind(ctx, current)
+    return finish(ctx, current, family.logits)
 
 
 def _make_inputs(
-    sketch: Sketch, positions: Tensor, embeddings: Tensor, last: Placed, output: str, *, sliding: bool, has_states: bool
+    ctx: GraphContext,
+    positions: Tensor,
+    embeddings: Tensor,
+    last: Placed,
+    output: str,
+    *,
+    sliding: bool,
+    has_states: bool,
 ) -> Inputs:
     """Return what all layers read, made in the engine's order."""
-    graph, batch = sketch.graph, sketch.batch
-    if not sketch.has_cache:
-        in_window = batch_mask(sketch) if sliding else None
-        output_rows = graph.new_input("i32", batch.n_outputs)
-        return Inputs(positions, embeddings, output_rows, batch_mask(sketch), in_window, last, output=output)
+    graph, batch = ctx.graph, ctx.batch
+    if not ctx.has_cache:
+        in_window = build_attn_inp_no_cache(ctx) if sliding else None
+        inp_out_ids = graph.new_input("i32", batch.n_outputs)
+        return Inputs(positions, embeddings, inp_out_ids, build_attn_inp_no_cache(ctx), in_window, last, output=output)
     rows = graph.new_input("i32", batch.n_states) if has_states else None
-    # A model with windows and states has no inputs to turn keys with, whatever the type of its caches.
+    # A model with windows and states has no rotation matrices (`self_k_rot`), whatever the type of its caches.
     rotates = rows is None or not sliding
     return Inputs(
         positions=positions,
         embeddings=embeddings,
-        output_rows=graph.new_input("i32", batch.n_outputs),
-        full=cache_masks(sketch, k_only=sketch.numbers.latent, rotate=rotates),
-        sliding=cache_masks(sketch, swa=True, rotate=rotates) if sliding else None,
+        inp_out_ids=graph.new_input("i32", batch.n_outputs),
+        full=build_attn_inp_kv(ctx, k_only=ctx.numbers.latent, rotate=rotates),
+        sliding=build_attn_inp_kv(ctx, swa=True, rotate=rotates) if sliding else None,
         last=last,
-        indexer=indexer_masks(sketch) if sketch.numbers.indexer.n_heads else None,
-        q_scale=graph.new_input("f32", 1, 1, batch.n_tokens) if sketch.style.scales_unturned else None,
+        indexer=build_attn_inp_indexer(ctx) if ctx.numbers.indexer.n_heads else None,
+        q_scale=graph.new_input("f32", 1, 1, batch.n_tokens) if ctx.style.scales_nope_queries else None,
         state_rows=None if rows is None else graph.view(rows, (batch.n_sequences,)),
         unused_rows=None if rows is None else graph.view(rows, (batch.n_states - batch.n_sequences,)),
         output=output,

@@ -6,9 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.architectures.graph_record import GraphRecord, Scaled
-from engine.architectures.record import Architecture
-from engine.architectures.style import Rope
+from engine.architectures.record import Architecture, GraphRecord, Rope, Scaled
 from engine.gguf.model_file import ModelFile
 from engine.memory.hyper_parameters import HyperParameters, MissingNumberError, number
 
@@ -50,8 +48,8 @@ _LEAST_LIMIT = 1e-6
 _SIGMOID = 2
 """`LLAMA_EXPERT_GATING_FUNC_TYPE_SIGMOID`."""
 
-Gating = Literal["fused", "limited", "bent", "bent_both"]
-"""`limited`: gate and values are cut off; `bent`: the gate, or both, go through a hyperbolic tangent."""
+Gating = Literal["fused", "clamped", "tanh", "tanh_both"]
+"""`clamped`: gate and values are clamped; `tanh`: the gate, or both, go through a hyperbolic tangent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +128,17 @@ class StateNumbers:
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """Numbers of the model. `head_k`, `head_v`: of its first layer with attention; `rope_part`: elements of a head that
-    are turned by position; `n_streams`: residual ones side by side, made even in `mixing_steps`; `turned_heads`: keys
-    and values that a quantised cache turns by a matrix, of layers that attend to everything and of sliding ones, 0
-    where it does not; `stacked_inputs`: embeddings behind that of a token, which the first layers add;
-    `n_runs`: how often all `n_blocks` of the file run; `bends_experts`: the odds of experts are sigmoids."""
+    """Numbers of the model.
+
+    `head_k`, `head_v`: head sizes of the first layer with attention.
+    `rope_part`: elements of a head that are rotated by position (`n_rot`).
+    `n_streams`: parallel residual streams, balanced in `mixing_steps` (Sinkhorn).
+    `rotated_heads`: head sizes of K and V that a quantised cache rotates by a Hadamard matrix, of full-attention layers
+    and of sliding-window layers; 0 if it does not.
+    `stacked_inputs`: embeddings that follow the token's own, added by the first layers.
+    `n_runs`: how often all `n_blocks` of the file run.
+    `sigmoid_router`: the router uses sigmoid instead of softmax.
+    """
 
     n_embd: int
     n_vocab: int
@@ -150,17 +154,17 @@ class Numbers:
     latent: bool
     scales_embeddings: bool
     scaled: Scaled
-    has_rope_table: bool
+    has_rope_factors: bool
     scales_experts: bool
     normalises_experts: bool
-    bends_experts: bool
+    sigmoid_router: bool
     scales_residuals: bool
     residual_period: int
     hashes: int
     hashed_tokens: int
     stacks: Stacks | None
     state: StateNumbers
-    turned_heads: tuple[tuple[int, int], tuple[int, int]]
+    rotated_heads: tuple[tuple[int, int], tuple[int, int]]
     indexer: IndexerNumbers = IndexerNumbers()
     n_streams: int = 1
     mixing_steps: int = 0
@@ -198,19 +202,19 @@ def read_numbers(
         n_groups_used=number(model, "expert_group_used_count", 0, least=0) if groups > 1 else 0,
         rope_part=number(model, "rope.dimension_count", hyper.head_k[first], least=0),
         latent=hyper.latent,
-        has_rope_table=graph.turns_by_frequencies,
+        has_rope_factors=graph.uses_rope_factors,
         scaled=graph.scaled,
         scales_embeddings=_is_set(model, "embedding_scale"),
         scales_experts=model.hyper_parameter("expert_weights_scale") not in (None, 0.0, 1.0),
         normalises_experts=bool(model.hyper_parameter("expert_weights_norm")),
-        bends_experts=_bends_experts(model, graph),
+        sigmoid_router=_has_sigmoid_router(model, graph),
         scales_residuals=_is_set(model, "residual_scale"),
         residual_period=number(model, "attn_res.block_size", 0, least=0),
         hashes=_hashes(model),
         hashed_tokens=number(model, "ple.ngram_size", 0, least=0),
         stacks=read_stacks(model) if model.hyper_parameter("hrm.layers_per_stack") else None,
         state=_read_state(model, hyper) if has_state else StateNumbers(),
-        turned_heads=(_turned_heads(hyper, slides=False), _turned_heads(hyper, slides=True)),
+        rotated_heads=(_rotated_heads(hyper, slides=False), _rotated_heads(hyper, slides=True)),
         indexer=_read_indexer(model) if any(hyper.indexer_widths) else IndexerNumbers(),
         n_streams=number(model, "hyper_connection.count", 1, least=0),
         mixing_steps=number(model, "hyper_connection.sinkhorn_iterations", 0, least=0),
@@ -220,7 +224,7 @@ def read_numbers(
     )
 
 
-def _turned_heads(hyper: HyperParameters, *, slides: bool) -> tuple[int, int]:
+def _rotated_heads(hyper: HyperParameters, *, slides: bool) -> tuple[int, int]:
     """Return the head sizes of the full or the sliding cache where they are those of all its layers."""
     layers = [index for index, caches in enumerate(hyper.caching) if caches and hyper.sliding[index] is slides]
 
@@ -243,9 +247,9 @@ def _hashes(model: ModelFile) -> int:
     return max(0, longest - 1) * number(model, "ple.heads_per_ngram", 0, least=0)
 
 
-def _bends_experts(model: ModelFile, graph: GraphRecord) -> bool:
+def _has_sigmoid_router(model: ModelFile, graph: GraphRecord) -> bool:
     told = model.hyper_parameter("expert_gating_func")
-    if graph.odds == "sigmoid" or (graph.odds == "told_or_sigmoid" and not told):
+    if graph.gating_func == "sigmoid" or (graph.gating_func == "file_or_sigmoid" and not told):
         return True
     return told == _SIGMOID
 
@@ -352,15 +356,15 @@ def _block_size(model: ModelFile, index: int) -> int:
 
 
 def _gating(model: ModelFile, graph: GraphRecord, limits: str, index: int) -> Gating:
-    if graph.gating == "bent":
+    if graph.gating == "tanh":
         linear = model.hyper_parameter("activation.situ_linear_beta")
-        return "bent_both" if isinstance(linear, float) and linear > 0 else "bent"
-    if graph.gating != "limited":
+        return "tanh_both" if isinstance(linear, float) and linear > 0 else "tanh"
+    if graph.gating != "clamped":
         return "fused"
     limit = model.hyper_parameter(limits)
     if isinstance(limit, tuple):
         limit = limit[index] if index < len(limit) else 0.0
-    return "limited" if isinstance(limit, float) and limit > _LEAST_LIMIT else "fused"
+    return "clamped" if isinstance(limit, float) and limit > _LEAST_LIMIT else "fused"
 
 
 def _experts_used(model: ModelFile, index: int) -> int:

@@ -127,12 +127,12 @@ def look_back(piece: Piece, ahead: Ahead, backends: Sequence[Backend]) -> Ahead:
     if begins:
         passing += roots
     if piece.early:
-        # What was computed before the turn of this section may be read behind it alone.
+        # What was computed before this section may be read only after it.
         read = {piece.slots[key] for key in (*ahead.read, *roots) if key in piece.slots}
         passing += [(0, EARLY, slot) for slot in piece.early if slot in read]
-    before = [section.hand_back(key) for key in passing if section.is_known_before(key)]
+    before = [section.name_before(key) for key in passing if section.is_known_before(key)]
     here = piece.spans[0].copies
-    copies = [_hand_back(piece, copy) for copy, _, _ in here]
+    copies = [_copy_before(piece, copy) for copy, _, _ in here]
     # All that reads a copy may have been computed before.
     still = [
         each.key
@@ -140,18 +140,18 @@ def look_back(piece: Piece, ahead: Ahead, backends: Sequence[Backend]) -> Ahead:
         if piece.reads[own] or copy.key in ahead.read
     ]
     if not begins:
-        behind = [_hand_back(piece, copy) for copy in ahead.copies]
+        behind = [_copy_before(piece, copy) for copy in ahead.copies]
         copies += behind
         still += [each.key for each, copy in zip(behind, ahead.copies, strict=True) if copy.key in ahead.read]
-    known = piece.handed_back.union([key for key in before if key is not None], still)
+    known = piece.names_before.union([key for key in before if key is not None], still)
     memories = {backends[span.backend].memory for span in piece.spans if span.backend >= 0}
     return Ahead(tuple(copies), known, ahead.memories | memories)
 
 
-def _hand_back(piece: Piece, copy: Copy) -> Copy:
+def _copy_before(piece: Piece, copy: Copy) -> Copy:
     """Return what the section before calls a copy that its last split begins with."""
-    key = piece.section.hand_back(copy.key)
-    root_key = None if copy.root_key is None else piece.section.hand_back(copy.root_key)
+    key = piece.section.name_before(copy.key)
+    root_key = None if copy.root_key is None else piece.section.name_before(copy.root_key)
     if key is None or root_key is None:
         raise FarReachError
     return copy if key == copy.key else replace(copy, key=key, root_key=root_key)
@@ -270,7 +270,7 @@ class _Step:
             if self._slots is self._piece.slots:
                 self._slots = self._slots.copy()
             found = self._slots[key] = len(self._reads)
-            passed = self._piece.section.pass_on(key)
+            passed = self._piece.section.name_after(key)
             if passed is not None:
                 self._passed.append((found, passed))
             self._reads.append(0)

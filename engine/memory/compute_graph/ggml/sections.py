@@ -23,7 +23,7 @@ Key = tuple[object, ...]
 """Name of a tensor that more than one section uses: `("in", n)` an input, `("view", n, shape, offset)` a view of one,
 `("weight", home)` a weight that layers share, `("embd", n)` what comes before the layers, `(0, n)` what the section's
 layer makes and `(-1, n)` what the layer before made. `("copy", key, backend)` is a copy of one. `(n, EARLY, slot)`
-is what the section `n` behind makes, computed before its turn."""
+is made by the section `n` places further on, and computed before it (see `vulkan_order`)."""
 EARLY = "early"
 
 
@@ -51,10 +51,10 @@ def pin_at(place: int) -> int:
     return ON_CPU - 1 - place
 
 
-def pass_on(key: Key) -> Key | None:
+def name_after(key: Key) -> Key | None:
     """Return what the next section calls `key`, None for what it cannot know."""
     if key[0] == "copy":
-        original = pass_on(key[1])  # type: ignore[arg-type]
+        original = name_after(key[1])  # type: ignore[arg-type]
         return None if original is None else ("copy", original, key[2])
     if isinstance(key[0], str):
         return key
@@ -75,9 +75,9 @@ def is_early(key: Key) -> bool:
     return key[1] == EARLY
 
 
-def _hand_back(key: Key) -> Key | None:
+def _name_before(key: Key) -> Key | None:
     if key[0] == "copy":
-        original = _hand_back(key[1])  # type: ignore[arg-type]
+        original = _name_before(key[1])  # type: ignore[arg-type]
         return None if original is None else ("copy", original, key[2])
     if isinstance(key[0], str):
         return key
@@ -116,16 +116,19 @@ class Node(NamedTuple):
 class Section:
     """Neighbouring nodes of a graph, in order. Everything goes by the numbers of its `tensors`.
 
-    `roots`: of what each tensor is a view, itself if it is none; `names`: what other sections know it by, None where
-    they do not; `operations`: nodes that compute something; `leafs`: what they read and nothing computes, in the order
-    in which a walk finds it; `scratch`: those that are in no memory before something is put in them; `known_before`:
-    those that sections before this one have backends for; `passed_on`: those whose backends the next one has to know,
-    with their names there; `reads`: how often each is read, views of it included, and once more what is kept for good;
-    `fused`: see `Graph`; `shape`: what the layer makes, and `shape_before`: what the layer before made, which tell
-    whether two sections can be neighbours; `layers`: the places of those whose memories it uses.
-
-    `earlier` and `later` are for sections that hold for one place in one graph: the names that those before and behind
-    have in common with it. None where names are the same, or follow from the distance, everywhere.
+    `roots`: what each tensor is a view of (`view_src`), itself if it is none.
+    `names`: what other sections know each tensor by; None if they do not.
+    `operations`: nodes that compute something.
+    `leafs`: what nodes read and nothing computes, in the order in which `ggml_build_forward_expand` finds it.
+    `scratch`: leafs that have no memory before something is put in them.
+    `known_before`: tensors that sections before this one have backends for.
+    `known_after`: tensors whose backends the next section has to know, with their names there.
+    `reads`: how often each tensor is read, views of it included, and once more if it is an output.
+    `fused`: see `Graph`.
+    `shape`, `shape_before`: what the layer and the one before it make; they tell whether sections can be neighbours.
+    `layers`: the places of the layers whose memories it uses.
+    `earlier`, `later`: for sections that hold for one place in one graph, the names that they share with the sections
+    before and after; None if names are the same, or follow from the distance, everywhere.
     """
 
     tensors: tuple[Tensor, ...]
@@ -136,7 +139,7 @@ class Section:
     leafs: tuple[int, ...]
     scratch: tuple[int, ...]
     known_before: tuple[tuple[int, Key], ...]
-    passed_on: tuple[tuple[int, Key], ...]
+    known_after: tuple[tuple[int, Key], ...]
     reads: tuple[int, ...]
     fused: tuple[tuple[int, str], ...]
     layers: tuple[int, ...]
@@ -145,15 +148,15 @@ class Section:
     earlier: frozenset[Key] | None = None
     later: frozenset[Key] | None = None
 
-    def pass_on(self, key: Key) -> Key | None:
+    def name_after(self, key: Key) -> Key | None:
         """Return what the section behind calls `key`, None for what it cannot know."""
-        return pass_on(key) if self.later is None or is_early(key) else key
+        return name_after(key) if self.later is None or is_early(key) else key
 
-    def hand_back(self, key: Key) -> Key | None:
+    def name_before(self, key: Key) -> Key | None:
         """Return what the section before calls `key`, None for what it cannot know."""
-        return _hand_back(key) if self.earlier is None or is_early(key) else key
+        return _name_before(key) if self.earlier is None or is_early(key) else key
 
-    def is_known_behind(self, key: Key) -> bool:
+    def is_known_after(self, key: Key) -> bool:
         """Return whether the sections behind may ask for `key`."""
         return self.later is None or (original := _original(key)) in self.later or _is_weight(original)
 
@@ -237,7 +240,7 @@ class Marks:
         _check_reach(nodes, leafs, keys)
         shapes = {"shape": _shape(made[place + 1]), "shape_before": _shape(made[place])}
         known = [(tensor, key) for tensor, key in keys.items() if key[0] in (-1, -2)]
-        passed = [(tensor, found) for tensor, key in keys.items() if key[0] in (0, -1) and (found := pass_on(key))]
+        passed = [(tensor, found) for tensor, key in keys.items() if key[0] in (0, -1) and (found := name_after(key))]
         return number_tensors(graph, nodes, leafs, keys, known, passed, tuple(layers), **shapes)
 
 
@@ -247,17 +250,17 @@ def number_tensors(
     leafs: Sequence[Tensor],
     keys: Mapping[Tensor, Key],
     known_before: Iterable[tuple[Tensor, Key]],
-    passed_on: Iterable[tuple[Tensor, Key]],
+    known_after: Iterable[tuple[Tensor, Key]],
     layers: tuple[int, ...],
     **others: Any,
 ) -> Section:
     """Return a section of these tensors; `others`: fields of it that need no numbers."""
-    known_before, passed_on = tuple(known_before), tuple(passed_on)
+    known_before, known_after = tuple(known_before), tuple(known_after)
     numbers: dict[Tensor, int] = {}
     there: list[Tensor] = [*leafs, *nodes]
     for node in nodes:
         there += node.src
-    there += [tensor for tensor, _ in (*known_before, *passed_on)]
+    there += [tensor for tensor, _ in (*known_before, *known_after)]
     there += [tensor.root for tensor in there if tensor.root is not None]
     for tensor in there:
         numbers.setdefault(tensor, len(numbers))
@@ -278,7 +281,7 @@ def number_tensors(
         leafs=tuple([numbers[leaf] for leaf in leafs]),
         scratch=tuple([numbers[leaf] for leaf in leafs if leaf.home is None and not leaf.is_input]),
         known_before=tuple([(numbers[tensor], key) for tensor, key in known_before]),
-        passed_on=tuple([(numbers[tensor], key) for tensor, key in passed_on]),
+        known_after=tuple([(numbers[tensor], key) for tensor, key in known_after]),
         reads=tuple(reads),
         fused=tuple([(numbers[node], memory) for node, memory in graph.fused if node in here]),
         layers=layers,
@@ -348,7 +351,7 @@ def _made(graph: Graph, before: Mark | None, mark: Mark) -> list[Tensor]:
 
 
 def _waiting(current: Tensor) -> list[Tensor]:
-    """Return what a walk from `current` would add to the graph, in order."""
+    """Return the nodes that expanding `current` would add to the graph, in order."""
     found: list[Tensor] = []
     if not current.visited:
         _visit_waiting(current, set(), found)
@@ -366,7 +369,7 @@ def _visit_waiting(tensor: Tensor, seen: set[Tensor], found: list[Tensor]) -> No
 
 
 def _leafs(nodes: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return the leafs that a walk over `nodes` finds, in its order."""
+    """Return the leafs of `nodes`, in the order in which `ggml_build_forward_expand` finds them."""
     here, seen, found = set(nodes), set[Tensor](), dict[Tensor, None]()
     for node in nodes:
         if node not in seen:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import NamedTuple
 
-from engine.memory.compute_graph.ggml.crossing import Crossing
+from engine.memory.compute_graph.ggml.backend_map import BackendMap
 from engine.memory.compute_graph.ggml.graph import VIEW_OPS, Tensor, is_contiguous
 from engine.memory.compute_graph.ggml.scheduler import Backend, Piece, Span, Work, make_piece
 from engine.memory.compute_graph.ggml.sections import EARLY, Key, is_early
@@ -321,7 +321,7 @@ NodePlace = tuple[int, int]
 """A node: how many pieces behind, and its place in the piece."""
 
 
-Followed = tuple[Piece, Crossing | None]
+Followed = tuple[Piece, BackendMap | None]
 """A piece behind, and the way to the numbers of the backends in the piece before it: None where they are the same."""
 
 
@@ -428,7 +428,7 @@ class _Ordering:
         """Return the number that stands for a tensor in all sections that know it."""
         while behind:
             name = self._pieces[behind].section.names[number]
-            key = None if name is None else self._hand_back(behind, name)
+            key = None if name is None else self._name_before(behind, name)
             found = None if key is None else self._numbers[behind - 1].get(key)
             if found is None:
                 break
@@ -481,7 +481,7 @@ class _Ordering:
             return None
         key: Key = (0, EARLY, slot)
         for name in self._names[behind].get(slot, ()):
-            before = self._hand_back(behind, name)
+            before = self._name_before(behind, name)
             if before is not None:
                 return self._named(behind - 1, before)
         return self._named(behind, key)
@@ -492,22 +492,22 @@ class _Ordering:
             slot = None if is_early(key) else self._pieces[behind].slots.get(key)
             if slot is not None:
                 return self._slot(behind, slot)
-            before = self._hand_back(behind, key)
+            before = self._name_before(behind, key)
             return None if before is None else self._named(behind - 1, before)
         found = self._slots.get(key)
         if found is None:
             found = self._slots[key] = len(self._reads)
             self._reads.append(0)
-            passed = self._piece.section.pass_on(key)
+            passed = self._piece.section.name_after(key)
             if passed is not None:
                 self._passed.append((found, passed))
         return found
 
-    def _hand_back(self, behind: int, key: Key) -> Key | None:
+    def _name_before(self, behind: int, key: Key) -> Key | None:
         """Return what the piece before one behind calls what that knows as `key`, None for what it cannot know."""
         section, way = self._pieces[behind].section, self._ways[behind]
         # What the last split begins with is copied before it, whoever else knows of that.
-        before = section.hand_back(key) if key[0] == "copy" or section.is_known_before(key) else None
+        before = section.name_before(key) if key[0] == "copy" or section.is_known_before(key) else None
         return before if before is None or way is None else way.key(before)
 
 

@@ -1,6 +1,6 @@
-"""A layout as a walk over the sections of its graph, from the embeddings to the output matrix.
+"""The graph of a layout as a list of sections, from the embeddings to the output matrix.
 
-Layers on one device are a segment of the walk. Of the backends only those can matter to them that hold layers around,
+Layers on one device are a segment of the list. Of the backends only those can matter to them that hold layers around,
 that overrides name, or that are the first of their sort: the engine takes the first that can compute something wherever
 it has no reason for another. So a segment knows these alone, and steps that were found for it hold for segments amid
 other devices of the same sorts.
@@ -15,13 +15,13 @@ from dataclasses import dataclass, field, replace
 from engine.devices.device import CPU_ID
 from engine.layout.engine_parameters import TensorOverride
 from engine.memory.backends import CPU_TRAITS, BackendTraits, HostBuffer, SizeRule
-from engine.memory.compute_graph.building.graph_tables import Chains, Sizes
+from engine.memory.compute_graph.building.graph_tables import SectionMaker, Sizes
 from engine.memory.compute_graph.building.layer import memory_of
 from engine.memory.compute_graph.devices import backend_devices, backends_of
 from engine.memory.compute_graph.ggml.allocator import Size
 from engine.memory.compute_graph.ggml.scheduler import Place, Scheduler
 from engine.memory.compute_graph.ggml.sections import FarReachError, Section
-from engine.memory.compute_graph.ggml.simulation import SectionName, Segment, Simulation, Steps, Stop
+from engine.memory.compute_graph.ggml.simulation import PlacedSection, SectionName, Segment, Simulation, Steps
 from engine.memory.placement import Placement
 
 _MOST_OVERRIDES = 64
@@ -42,7 +42,7 @@ class Scheduling:
 
 
 @dataclass(slots=True)
-class _Stops:
+class _PlacedSections:
     """Stops of layouts with the same overrides: of units on one device by its place, of others by unit and places, and
     of the output by places. `outer` is the variant of what is in no layer; `named`: the memories that overrides name
     for weights of each layer, the last for what is in none."""
@@ -51,10 +51,10 @@ class _Stops:
     outer: int
     named: tuple[frozenset[str], ...]
     alike: dict[Sizes, tuple[int, ...]] = field(default_factory=dict)
-    uniform: dict[Place, tuple[Stop, ...]] = field(default_factory=dict)
-    mixed: dict[tuple[int, tuple[Place, ...]], Stop] = field(default_factory=dict)
+    uniform: dict[Place, tuple[PlacedSection, ...]] = field(default_factory=dict)
+    mixed: dict[tuple[int, tuple[Place, ...]], PlacedSection] = field(default_factory=dict)
     segments: dict[tuple[_Window, int, int, tuple[Part, ...], str], Segment] = field(default_factory=dict)
-    ends: dict[tuple[Place, ...], Stop] = field(default_factory=dict)
+    ends: dict[tuple[Place, ...], PlacedSection] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,23 +67,23 @@ class _Window:
     places: Mapping[str, Place]
 
 
-class Walk:
+class LayoutGraph:
     """Answers for layouts of one batch. `pinned`: norms are pinned to the backend of their device."""
 
-    def __init__(self, chains: Chains, scheduling: Scheduling, *, pinned: bool, whole: bool) -> None:
-        self._chains = chains
-        self._tables = chains.tables
+    def __init__(self, section_maker: SectionMaker, scheduling: Scheduling, *, pinned: bool, whole: bool) -> None:
+        self._section_makers = section_maker
+        self._tables = section_maker.tables
         self._scheduling = scheduling
         self._pinned = pinned
         self._whole = whole
-        self._units = chains.tables.units
+        self._units = section_maker.tables.units
         self._firsts = [first for first, _ in self._units]
         self._lasts = [last for _, last in self._units]
         self._steps: dict[tuple[tuple[str, BackendTraits], ...], Steps] = {}
         self._rigs: dict[tuple[tuple[tuple[str, BackendTraits], ...], HostBuffer], int] = {}
         self._windows: dict[tuple[int, tuple[str, ...], frozenset[str], frozenset[str]], _Window] = {}
-        self._stops_of: dict[tuple[TensorOverride, ...], _Stops] = {}
-        self._known: dict[tuple[SectionName | Section, tuple[Place, ...]], Stop] = {}
+        self._sections_of: dict[tuple[TensorOverride, ...], _PlacedSections] = {}
+        self._known: dict[tuple[SectionName | Section, tuple[Place, ...]], PlacedSection] = {}
 
     def sizes(self, placement: Placement) -> dict[str, Size]:
         """Return the compute buffer of each memory.
@@ -105,7 +105,7 @@ class Walk:
         if sum(steps.n_remembered for steps in self._steps.values()) > _MOST_REMEMBERED:
             self._steps.clear()
             self._windows.clear()
-            self._stops_of.clear()
+            self._sections_of.clear()
         if self._whole:
             return Simulation([self._whole_segment(placement)])
         if not self._units:
@@ -130,26 +130,28 @@ class Walk:
         window = self._window(placement, self._rig(placement), devices, frozenset(devices))
         layers = _devices(self._parts(placement), 0, self._tables.n_trunk - 1)
         places = [window.places[device] for device in (*layers, placement.output_device)]
-        sections = self._chains.parts(placement.overrides, tuple(place.left_out for place in places))
-        stops = [self._same(section, tuple([places[layer] for layer in section.layers])) for section in sections]
-        return Segment(window.steps, window.memories, (None, *stops, None))
+        sections = self._section_makers.parts(placement.overrides, tuple(place.left_out for place in places))
+        placed_sections = [
+            self._same(section, tuple([places[layer] for layer in section.layers])) for section in sections
+        ]
+        return Segment(window.steps, window.memories, (None, *placed_sections, None))
 
     def _segments(self, placement: Placement) -> Iterator[Segment]:
         """Yield the segments of a layout: one for each device, or one for all where a device comes more than once."""
         devices = backend_devices(placement)
         parts = self._parts(placement)
-        known = self._known_stops(placement)
-        n_stops, rig = len(self._units) + 1, self._rig(placement)
+        known = self._known_sections(placement)
+        n_sections, rig = len(self._units) + 1, self._rig(placement)
         if len({*devices}) < len(devices):
             window = self._window(placement, rig, devices, frozenset(devices))
-            yield self._segment(known, window, parts, placement.output_device, 0, n_stops)
+            yield self._segment(known, window, parts, placement.output_device, 0, n_sections)
             return
         firsts = {placement.traits[device]: device for device in devices[-2::-1]}
         always = set(firsts.values())
         nobody: frozenset[str] = frozenset()
         start = 0
         for _, _, ends in parts:
-            end = n_stops if ends == parts[-1][2] else bisect_right(self._lasts, ends)
+            end = n_sections if ends == parts[-1][2] else bisect_right(self._lasts, ends)
             if end == start:
                 continue  # Its layers add their nodes behind those of the next device.
             layers = self._layers_around(start, end)
@@ -164,7 +166,7 @@ class Walk:
             start = end
 
     def _layers_around(self, start: int, end: int) -> range:
-        """Return the layers of stops `start` to `end`, of their neighbours, and of what those are made behind."""
+        """Return the layers of sections `start` to `end`, of their neighbours, and of those made before these."""
         last = self._lasts[end] if end < len(self._units) else self._tables.n_trunk - 1
         return range(self._firsts[max(0, start - 2)], last + 1)
 
@@ -202,18 +204,18 @@ class Walk:
                 op_offload=scheduling.op_offload,
                 offload_batch=scheduling.offload_batch,
             )
-            steps = self._steps[entries] = Steps(scheduler, self._chains.section)
+            steps = self._steps[entries] = Steps(scheduler, self._section_makers.section)
         places = {
-            device: Place(name, number if self._pinned else -1, self._tables.sort_of(found.size_rule.kernels))
+            device: Place(name, number if self._pinned else -1, self._tables.kernel_class(found.size_rule.kernels))
             for number, (device, (name, found)) in enumerate(zip(devices, entries, strict=True))
         }
         places |= dict.fromkeys(unknown, places[CPU_ID])
         return _Window(steps, tuple(map(memory_of, devices)), places)
 
     def _segment(
-        self, known: _Stops, window: _Window, parts: Sequence[Part], output: str, start: int, end: int
+        self, known: _PlacedSections, window: _Window, parts: Sequence[Part], output: str, start: int, end: int
     ) -> Segment:
-        """Return the segment of stops `start` to `end`, as far as it was found before: most stay in a drag."""
+        """Return the segment of sections `start` to `end`, as far as it was found before: most stay in a drag."""
         around = self._layers_around(start, end)
         first, last = around.start, around.stop - 1
         inside = (part for part in parts if part[1] <= last and part[2] >= first)
@@ -227,73 +229,79 @@ class Walk:
         return found
 
     def _make_segment(
-        self, known: _Stops, window: _Window, parts: Sequence[Part], output: str, start: int, end: int
+        self, known: _PlacedSections, window: _Window, parts: Sequence[Part], output: str, start: int, end: int
     ) -> Segment:
-        """Return the segment of stops `start` to `end`, which begins or ends within another only at a device's end."""
+        """Return the segment of sections `start` to `end`; its ends are ends of a device."""
         first, last = max(0, start - 1), min(end + 1, len(self._units) + 1)
-        stops: list[Stop | None] = [] if start else [None]
+        placed_sections: list[PlacedSection | None] = [] if start else [None]
         unit = first
         for device, begins, ends in parts:
             if unit >= last or device not in window.places:
                 continue
             # Units behind the first are made behind one of the same device, and are as they are anywhere on it.
             amid = bisect_left(self._firsts, begins) + 1 if begins else 0
-            stop = min(last, bisect_right(self._lasts, ends))
-            while unit < min(amid, stop):
-                stops.append(self._mixed_stop(known, window, unit, parts))
+            until = min(last, bisect_right(self._lasts, ends))
+            while unit < min(amid, until):
+                placed_sections.append(self._mixed_section(known, window, unit, parts))
                 unit += 1
-            if stop > unit:
-                stops += self._uniform_stops(known, window.places[device])[unit:stop]
-                unit = stop
+            if until > unit:
+                placed_sections += self._uniform_sections(known, window.places[device])[unit:until]
+                unit = until
         if last > len(self._units):
-            stops.append(self._end(known, window, parts, output))
+            placed_sections.append(self._end(known, window, parts, output))
         if end > len(self._units):
-            stops.append(None)
-        return Segment(window.steps, window.memories, tuple(stops))
+            placed_sections.append(None)
+        return Segment(window.steps, window.memories, tuple(placed_sections))
 
-    # ------------------------------------------------------------------ stops
+    # ------------------------------------------------------------------ placed sections
 
-    def _known_stops(self, placement: Placement) -> _Stops:
-        """Return the stops for the overrides of `placement`, as far as they were found before."""
-        found = self._stops_of.get(placement.overrides)
+    def _known_sections(self, placement: Placement) -> _PlacedSections:
+        """Return the placed sections for the overrides of `placement`, as far as they were found before."""
+        found = self._sections_of.get(placement.overrides)
         if found is None:
-            if len(self._stops_of) >= _MOST_OVERRIDES:
-                self._stops_of.clear()
+            if len(self._sections_of) >= _MOST_OVERRIDES:
+                self._sections_of.clear()
             tables, overrides = self._tables, placement.overrides
             outer = tables.outside(overrides)
             variants = (tables.variants[number] for number in (*tables.alike(overrides, "none"), outer))
             named = tuple(frozenset(variant.moved.values()) for variant in variants)
-            found = self._stops_of[overrides] = _Stops(overrides, outer, named)
+            found = self._sections_of[overrides] = _PlacedSections(overrides, outer, named)
         return found
 
-    def _mixed_stop(self, known: _Stops, window: _Window, unit: int, parts: Sequence[Part]) -> Stop:
-        """Return the stop of a unit that has more than one device, counting that of the unit before."""
+    def _mixed_section(
+        self, known: _PlacedSections, window: _Window, unit: int, parts: Sequence[Part]
+    ) -> PlacedSection:
+        """Return the placed section of a unit that has more than one device, counting that of the unit before."""
         start = self._firsts[unit - 1] if unit else 0
         places = tuple(window.places[device] for device in _devices(parts, start, self._lasts[unit]))
         found = known.mixed.get((unit, places))
         if found is None:
-            found = known.mixed[unit, places] = self._stop(known, unit, self._alike(known, start, places), places)
+            found = known.mixed[unit, places] = self._placed_section(
+                known, unit, self._alike(known, start, places), places
+            )
         return found
 
-    def _uniform_stops(self, known: _Stops, place: Place) -> tuple[Stop, ...]:
+    def _uniform_sections(self, known: _PlacedSections, place: Place) -> tuple[PlacedSection, ...]:
         found = known.uniform.get(place)
         if found is None:
             kinds = self._alike_at(known, place)
-            # Most layers are like others, and so are their stops.
-            equal: dict[tuple[tuple[int, ...], int, bool], Stop] = {}
-            stops = []
+            # Most layers are like others, and so are their sections.
+            equal: dict[tuple[tuple[int, ...], int, bool], PlacedSection] = {}
+            placed_sections = []
             for unit, (first, last) in enumerate(self._units):
                 start = self._firsts[unit - 1] if unit else 0
                 layers, is_last = kinds[start : last + 1], self._is_last(unit)
-                stop = equal.get((layers, first - start, is_last))
-                if stop is None:
-                    stop = self._stop(known, unit, layers, (place,) * len(layers))
-                    equal[layers, first - start, is_last] = stop
-                stops.append(stop)
-            found = known.uniform[place] = tuple(stops)
+                placed = equal.get((layers, first - start, is_last))
+                if placed is None:
+                    placed = self._placed_section(known, unit, layers, (place,) * len(layers))
+                    equal[layers, first - start, is_last] = placed
+                placed_sections.append(placed)
+            found = known.uniform[place] = tuple(placed_sections)
         return found
 
-    def _stop(self, known: _Stops, unit: int, layers: tuple[int, ...], places: tuple[Place, ...]) -> Stop:
+    def _placed_section(
+        self, known: _PlacedSections, unit: int, layers: tuple[int, ...], places: tuple[Place, ...]
+    ) -> PlacedSection:
         behind = self._units[unit][0] - (self._firsts[unit - 1] if unit else 0)
         left_out = tuple(place.left_out for place in places)
         name = ("layers", layers[:behind], layers[behind:], left_out, self._is_last(unit), known.outer)
@@ -302,11 +310,11 @@ class Walk:
     def _is_last(self, unit: int) -> bool:
         return self._lasts[unit] == self._tables.n_trunk - 1
 
-    def _same(self, name: SectionName | Section, places: tuple[Place, ...]) -> Stop:
-        """Return the one stop for these places."""
-        return self._known.setdefault((name, places), Stop(name, places))
+    def _same(self, name: SectionName | Section, places: tuple[Place, ...]) -> PlacedSection:
+        """Return the one object for these places."""
+        return self._known.setdefault((name, places), PlacedSection(name, places))
 
-    def _end(self, known: _Stops, window: _Window, parts: Sequence[Part], output: str) -> Stop:
+    def _end(self, known: _PlacedSections, window: _Window, parts: Sequence[Part], output: str) -> PlacedSection:
         start, last = self._units[-1]
         devices = (*_devices(parts, start, self._tables.n_trunk - 1), output)
         places = tuple(window.places[device] for device in devices)
@@ -319,12 +327,12 @@ class Walk:
             found = known.ends[places] = self._same(name, places)
         return found
 
-    def _alike(self, known: _Stops, start: int, places: tuple[Place, ...]) -> tuple[int, ...]:
+    def _alike(self, known: _PlacedSections, start: int, places: tuple[Place, ...]) -> tuple[int, ...]:
         return tuple(self._alike_at(known, place)[start + number] for number, place in enumerate(places))
 
-    def _alike_at(self, known: _Stops, place: Place) -> tuple[int, ...]:
+    def _alike_at(self, known: _PlacedSections, place: Place) -> tuple[int, ...]:
         """Return the variant of each layer at a place."""
-        sizes = self._chains.sizes_matter(place.memory, place.left_out)
+        sizes = self._section_makers.sizes_matter(place.memory, place.left_out)
         found = known.alike.get(sizes)
         if found is None:
             found = known.alike[sizes] = self._tables.alike(known.overrides, sizes)

@@ -1,4 +1,4 @@
-"""From one segment of a walk to the next: the same backends have other numbers there, their memories other names."""
+"""From one segment of a layout's graph to another: the same backends have other numbers, their memories other names."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from engine.memory.compute_graph.ggml.sections import FarReachError, Key, stands
 Places = tuple[tuple[Key, int], ...]
 """Backends of tensors that a section passes on."""
 State = Places | Ahead | Filled
-_MOST_CROSSINGS = 4096
+_MOST_MAPS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Crossing:
+class BackendMap:
     """`numbers`: for each backend of one segment its number in the other, -1 where it is not there; `names`: the same
     for names of memories, which follow from the numbers in segments of the same kinds."""
 
@@ -92,12 +92,12 @@ class Crossing:
         return Filled(buffers, self.held(state.held))  # type: ignore[arg-type]
 
 
-@lru_cache(maxsize=_MOST_CROSSINGS)
-def crossing(
+@lru_cache(maxsize=_MOST_MAPS)
+def backend_map(
     names: tuple[str, ...], memories: tuple[str, ...], to_names: tuple[str, ...], to: tuple[str, ...]
-) -> Crossing:
+) -> BackendMap:
     """Return the way from a segment, given the names of its memories there and what they really are, to another."""
     numbers = tuple(to.index(memory) if memory in to else -1 for memory in memories)
-    return Crossing(
+    return BackendMap(
         numbers, {name: to_names[number] for name, number in zip(names, numbers, strict=True) if number >= 0}
     )

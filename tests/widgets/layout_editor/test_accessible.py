@@ -16,7 +16,7 @@ from tests.support.previews import dense_preview, make_layout, with_layout
 from widgets.layout_editor import view as view_module
 from widgets.layout_editor.editor import LayoutEditor
 from widgets.layout_editor.placement import LaneContent
-from widgets.layout_editor.texts import EditState
+from widgets.layout_editor.texts import LoadedWords
 
 _Role = QAccessible.Role
 
@@ -132,7 +132,7 @@ def test_a_drag_makes_no_summary_unless_a_screen_reader_asks(
     made: list[str] = []
     summary = view_module.accessible_summary
 
-    def count(preview: Preview, lanes: Sequence[LaneContent], state: EditState) -> str:
+    def count(preview: Preview, lanes: Sequence[LaneContent], state: LoadedWords) -> str:
         made.append(summary(preview, lanes, state))
         return made[-1]
 

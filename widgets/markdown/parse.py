@@ -14,8 +14,7 @@ from markdown_it.token import Token
 from mdit_py_plugins.dollarmath import dollarmath_plugin
 from mdit_py_plugins.tasklists import tasklists_plugin
 
-from widgets.markdown.blocks import Block, Line, Run, visible
-from widgets.markdown.flow import Flow
+from widgets.markdown.blocks import Block, Line, Run
 
 _CLOSING = {"\\(": "\\)", "\\[": "\\]"}
 
@@ -109,13 +108,6 @@ def parse_tokens(source: str) -> list[Token] | None:
     except RecursionError:
         return None
     return None if any(token.level >= MAX_NESTING - 2 for token in tokens) else tokens
-
-
-def parse_blocks(source: str) -> list[Block]:
-    """Return what `source` is drawn as."""
-    source = visible(source)
-    tokens = parse_tokens(source)
-    return plain_blocks(source) if tokens is None else Flow(tokens).blocks()
 
 
 def plain_blocks(text: str) -> list[Block]:

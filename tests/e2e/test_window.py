@@ -48,7 +48,7 @@ def test_a_context_too_large_for_a_worker_names_it_and_the_next_load_works(windo
     spread_layers(window)
     set_context(window, 131072)
     window.click(LOAD_BUTTON)
-    window.wait_for("the refusal", lambda: window.ask("text", "load_report.badge_text") == "OOM")
+    window.wait_for("the refusal", lambda: window.ask("text", "load_report.badge_text") == "OUT OF MEMORY")
     sentence = window.ask("text", "load_report.sentence")
     assert "RPC" in sentence
     assert "MiB" in sentence

@@ -36,29 +36,21 @@ class Banner(QFrame):
         return button
 
 
-class OverflowBanner(QFrame):
-    """Hidden while nothing is asked."""
+class OverflowBanner(Banner):
+    """Asks whether the oldest messages are left out of a full context; hidden while nothing is asked."""
 
     answered = Signal(bool)
     """Whether they are left out."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self.setProperty("role", "card")
-        self.label = plain_label("", wrap=True)
-        self.leave_out_button = QPushButton(tr("Leave out the oldest"))
-        self.cancel_button = QPushButton(tr("Do not ask"))
-        row = QHBoxLayout(self)
-        row.setContentsMargins(12, 8, 8, 8)
-        row.addWidget(self.label, 1)
-        row.addWidget(self.leave_out_button)
-        row.addWidget(self.cancel_button)
+        super().__init__("", tr("Do not ask"), parent)
+        self.leave_out_button = self.add_button(tr("Leave out the oldest"))
+        self.cancel_button = self.button
         self.leave_out_button.clicked.connect(lambda: self.answered.emit(True))
         self.cancel_button.clicked.connect(lambda: self.answered.emit(False))
-        self.hide()
 
     def ask(self, sentence: str) -> None:
-        """Ask, with what is full; empty: ask no more."""
+        """Ask, with a sentence on what is full; an empty sentence withdraws the question."""
         self.label.setText(sentence)
         self.setVisible(bool(sentence))
 

@@ -31,7 +31,7 @@ COPIED = tr("Copied")
 _WORDS: dict[str, tuple[str, str]] = {
     "copy": (tr("Copy"), tr("Copy this message as Markdown")),
     "edit": (tr("Edit"), tr("Change this question and send it again, as a branch")),
-    "regenerate": (tr("Again"), tr("Write another version of this answer")),
+    "regenerate": (tr("Regenerate"), tr("Write another version of this answer")),
     "continue": (tr("Continue"), tr("Go on where this answer ended")),
     "tokens": (tr("Tokens"), tr("How probable each token of this answer was, and what else there was")),
     "pin": (tr("Pin"), tr("Have this stay in the context when it is full, or no more")),

@@ -9,10 +9,11 @@ from itertools import accumulate
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QColor, QFontDatabase, QTextCharFormat, QTextCursor
-from PySide6.QtWidgets import QDialog, QDialogButtonBox, QPlainTextEdit, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QPlainTextEdit, QWidget
 
 from engine.language import tr
 from widgets.common.counts import format_count
+from widgets.common.dialog import Dialog
 from widgets.common.palette import DARK, Palette
 from widgets.common.roles import plain_label
 from widgets.common.row_table import RowTable
@@ -134,12 +135,66 @@ def percent(probability: float) -> str:
 SIZE_PX = (760, 620)
 
 
+class TokenDialog(Dialog):
+    """A text of tokens. The line below it names the token at the cursor, the table shows the alternatives there."""
+
+    def __init__(self, title: str, name: str, parent: QWidget | None = None) -> None:
+        super().__init__(title, parent)
+        self._palette = DARK
+        self.count_label = plain_label("", "strong")
+        self.note_label = plain_label("", "error", wrap=True)
+        self.note_label.hide()
+        self.text_edit = TokenText()
+        self.text_edit.setAccessibleName(name)
+        self.token_label = plain_label("", "strong")
+        self.table = AlternativesTable()
+        self.source_label = plain_label(SOURCE, "dim", wrap=True)
+        self.lay_out(self.count_label, self.note_label, self.text_edit, self.token_label, self.table, self.source_label)
+        self.text_edit.cursorPositionChanged.connect(self._show_token)
+        self.resize(*SIZE_PX)
+
+    def apply_palette(self, palette: Palette) -> None:
+        """Use the colours of `palette`."""
+        self._palette = palette
+        self._show_tokens()
+
+    def _pieces(self) -> Sequence[str]:
+        """Return the text of each token."""
+        raise NotImplementedError
+
+    def _choice(self, place: int) -> ShownChoice | None:
+        """Return how the token at a place was chosen, None if that is not known."""
+        raise NotImplementedError
+
+    def _token_words(self, place: int) -> str:
+        """Return the line that names the token at a place."""
+        raise NotImplementedError
+
+    def _shade(self, place: int) -> QColor | None:
+        choice = self._choice(place)
+        return None if choice is None else doubt_shade(choice, self._palette)
+
+    def _show_tokens(self) -> None:
+        """Show the text from its beginning."""
+        self.text_edit.show_tokens(self._pieces(), self._shade)
+        self._show_token()
+
+    def _show_token(self) -> None:
+        place = self.text_edit.token
+        self.table.show_choice(None if place is None else self._choice(place))
+        self.token_label.setText("" if place is None else self._token_words(place))
+
+
 @dataclass(frozen=True, slots=True)
 class ShownPrompt:
-    """`tokens` with how each of them is written. `note`: what there is to say of the template; empty: nothing.
+    """A prompt as a model reads it.
 
-    `n_tokens`: how many there are, where an image or a sound, which is one of `pieces`, counts as it is long; None: as
-    many as `pieces`. `choices`: how tokens of earlier answers were chosen, by their places, where that was kept.
+    tokens: the id of each token.
+    pieces: the text of each token; an image or a sound is one piece.
+    n_ctx: the size of the context in tokens; None: unknown.
+    note: a remark on the chat template; empty: none.
+    n_tokens: the length in tokens, images and sounds at their length; None: as many as `pieces`.
+    choices: how tokens of earlier answers were chosen, by place, if that was kept.
     """
 
     tokens: Sequence[int]
@@ -150,44 +205,15 @@ class ShownPrompt:
     choices: Mapping[int, ShownChoice] = field(default_factory=dict)
 
 
-class PromptDialog(QDialog):
-    """Shows a prompt; the line below names the token at the cursor."""
+class PromptDialog(TokenDialog):
+    """The prompt that a model reads. Neighbouring tokens without a choice differ in their shade."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self.setWindowTitle(tr("What the model reads"))
-        self._palette = DARK
         self._prompt = ShownPrompt((), ())
-        self.count_label = plain_label(tr("Asking the model…"), "strong")
-        self.note_label = plain_label("", "error", wrap=True)
-        self.note_label.hide()
-        self.text_edit = TokenText()
-        self.text_edit.setAccessibleName(tr("The prompt"))
-        self.token_label = plain_label("", "dim")
-        self.table = AlternativesTable()
-        self.source_label = plain_label(SOURCE, "dim", wrap=True)
+        super().__init__(tr("What the model reads"), tr("The prompt"), parent)
+        self.count_label.setText(tr("Asking the model…"))
         self.table.hide()
         self.source_label.hide()
-        self.buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
-        column = QVBoxLayout(self)
-        for widget in (
-            self.count_label,
-            self.note_label,
-            self.text_edit,
-            self.token_label,
-            self.table,
-            self.source_label,
-            self.buttons,
-        ):
-            column.addWidget(widget)
-        self.buttons.rejected.connect(self.reject)
-        self.text_edit.cursorPositionChanged.connect(self._show_token)
-        self.resize(*SIZE_PX)
-
-    def apply_palette(self, palette: Palette) -> None:
-        """Use the colours of `palette`."""
-        self._palette = palette
-        self.show_prompt(self._prompt)
 
     def show_prompt(self, prompt: ShownPrompt) -> None:
         """Show a prompt from its beginning."""
@@ -199,93 +225,59 @@ class PromptDialog(QDialog):
         self.note_label.setVisible(bool(prompt.note))
         self.table.setVisible(bool(prompt.choices))
         self.source_label.setVisible(bool(prompt.choices))
-        self.text_edit.show_tokens(prompt.pieces, self._shade)
-        self._show_token()
+        self._show_tokens()
 
     def show_fault(self, sentence: str) -> None:
         """Say why there is nothing to show."""
         self.show_prompt(ShownPrompt((), (), note=sentence))
 
+    def _pieces(self) -> Sequence[str]:
+        return self._prompt.pieces
+
+    def _choice(self, place: int) -> ShownChoice | None:
+        return self._prompt.choices.get(place)
+
     def _shade(self, place: int) -> QColor | None:
-        choice = self._prompt.choices.get(place)
-        if choice is not None:
-            return doubt_shade(choice, self._palette)
-        return QColor(self._palette.line) if place % 2 else None
+        if self._choice(place) is None and place % 2:
+            return QColor(self._palette.line)
+        return super()._shade(place)
 
-    def _show_token(self) -> None:
-        place = self.text_edit.token
-        choice = None if place is None else self._prompt.choices.get(place)
-        self.table.show_choice(choice)
-        if place is None:
-            self.token_label.setText("")
-            return
-        piece = piece_words(self._prompt.pieces[place])
+    def _token_words(self, place: int) -> str:
         words = tr(
-            "Token {place}: number {tokens}, {piece}",
+            "Token {place} · ID {id}: {piece}",
             place=format_count(place + 1),
-            tokens=self._prompt.tokens[place],
-            piece=piece,
+            id=self._prompt.tokens[place],
+            piece=piece_words(self._prompt.pieces[place]),
         )
-        if choice is not None:
-            words += ", " + percent(choice.probability)
-        self.token_label.setText(words)
+        choice = self._choice(place)
+        return words if choice is None else f"{words}, {percent(choice.probability)}"
 
 
-SIZE_PX = (760, 620)
-
-
-class ChoicesDialog(QDialog):
-    """The table below is about the token at the cursor."""
+class ChoicesDialog(TokenDialog):
+    """How the tokens of an answer were chosen: each is shaded by how probable it was."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self.setWindowTitle(tr("Tokens of an answer"))
-        self._palette = DARK
         self._choices: Sequence[ShownChoice] = ()
-        self._note = ""
-        self.count_label = plain_label("", "strong")
-        self.text_edit = TokenText()
-        self.text_edit.setAccessibleName(tr("The tokens of the answer"))
-        self.token_label = plain_label("", "strong")
-        self.table = AlternativesTable()
-        self.buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
-        column = QVBoxLayout(self)
-        source = plain_label(SOURCE, "dim", wrap=True)
-        for widget in (self.count_label, self.text_edit, self.token_label, self.table, source, self.buttons):
-            column.addWidget(widget)
-        self.buttons.rejected.connect(self.reject)
-        self.text_edit.cursorPositionChanged.connect(self._show_token)
-        self.resize(*SIZE_PX)
-
-    def apply_palette(self, palette: Palette) -> None:
-        """Use the colours of `palette`."""
-        self._palette = palette
-        self.show_choices(self._choices, self._note)
+        super().__init__(tr("Tokens of an answer"), tr("The tokens of the answer"), parent)
 
     def show_choices(self, choices: Sequence[ShownChoice], note: str = "") -> None:
-        """Show the choices of an answer from its beginning; `note`: what there is to say of them."""
-        self._choices, self._note = choices, note
-        self.count_label.setText(
-            " · ".join([tr("{count} tokens", count=format_count(len(choices))), *([note] if note else [])])
-        )
-        self.text_edit.show_tokens([choice.text for choice in choices], self._shade)
-        self._show_token()
+        """Show the choices of an answer from its beginning; `note`: a remark on them."""
+        self._choices = choices
+        count = tr("{count} tokens", count=format_count(len(choices)))
+        self.count_label.setText(" · ".join(filter(None, (count, note))))
+        self._show_tokens()
 
-    def _shade(self, place: int) -> QColor | None:
-        return doubt_shade(self._choices[place], self._palette)
+    def _pieces(self) -> Sequence[str]:
+        return [choice.text for choice in self._choices]
 
-    def _show_token(self) -> None:
-        place = self.text_edit.token
-        choice = None if place is None else self._choices[place]
-        self.table.show_choice(choice)
-        if choice is None or place is None:
-            self.token_label.setText("")
-            return
-        self.token_label.setText(
-            tr(
-                "Token {place}: {piece}, {percent}",
-                place=format_count(place + 1),
-                piece=piece_words(choice.text),
-                percent=percent(choice.probability),
-            )
+    def _choice(self, place: int) -> ShownChoice:
+        return self._choices[place]
+
+    def _token_words(self, place: int) -> str:
+        choice = self._choices[place]
+        return tr(
+            "Token {place}: {piece}, {percent}",
+            place=format_count(place + 1),
+            piece=piece_words(choice.text),
+            percent=percent(choice.probability),
         )

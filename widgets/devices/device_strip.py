@@ -165,8 +165,7 @@ class DeviceStrip(QWidget):
     def edit_limits(self, device: Device) -> LimitsDialog:
         """Open the dialog for cap and margin of `device`."""
         dialog = LimitsDialog(device, self)
-        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        dialog.limits_accepted.connect(self.limits_edited)
+        dialog.entered.connect(self.limits_edited)
         dialog.open()
         return dialog
 

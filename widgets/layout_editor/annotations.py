@@ -126,7 +126,7 @@ def legend_entries(*, experts: bool, pipeline: bool = False) -> tuple[LegendEntr
         LegendEntry(tr("KV cache"), "kv"),
         LegendEntry(tr("compute, output"), "compute"),
         *((LegendEntry(tr("copies for a pipeline"), "pipeline"),) if pipeline else ()),
-        LegendEntry(tr("limit less margin"), "text", dashed=True),
+        LegendEntry(tr("limit (margin subtracted)"), "text", dashed=True),
     )
 
 

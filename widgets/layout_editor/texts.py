@@ -74,7 +74,9 @@ def lane_texts(content: LaneContent) -> tuple[str, ...]:
         return (tr("parts of layers"),)
     if not content.device.present:
         return (tr("empty"),)
-    return tr("empty: drop layers here"), tr("empty: drop here"), tr("empty")
+    if content.has_embedding:
+        return tr("embedding only; drop layers here"), tr("embedding only")
+    return tr("empty; drop layers here"), tr("empty; drop here"), tr("empty")
 
 
 def layer_tooltip(layer: LayerBytes, layout: Layout) -> str:
@@ -175,8 +177,8 @@ def note_lines(preview: Preview) -> tuple[tuple[str, bool], ...]:
         lines.append(
             (
                 tr_count(
-                    "{count} override by tensor name: counted in the bars, not drawn in the lanes.",
-                    "{count} overrides by tensor name: counted in the bars, not drawn in the lanes.",
+                    "{count} tensor override; the lanes show it only in part.",
+                    "{count} tensor overrides; the lanes show them only in part.",
                     patterns,
                 ),
                 False,
@@ -225,28 +227,29 @@ def is_short(row: DeviceRow, room: DeviceRow | None = None) -> bool:
 
 _TOLD_BESIDE_S, _TOLD_BELOW_S = 1.0, 5.0
 """How long a load sends weights before the tool tip says so, and before the notes do."""
-REMEDY = tr("Devices > Measure Speeds finds it out; each answer teaches it too.")
+REMEDY = tr("Measure it with Devices > Measure Speeds; each answer improves it too.")
 
 
 def speed_text(preview: Preview) -> str:
-    """Return what is predicted of the edited layout, and beside it what its last answer reached.
+    """Return the speed of the edited layout: of its last answer, if it gave one, and as predicted.
 
-    What rests on what is usual for a kind of device alone is told as what it is.
+    A prediction from typical devices of a kind, without a measurement, is marked as rough.
     """
-    speed, answered = preview.speed, preview.answered_per_second
-    measured = "" if answered is None else tr("{rate} measured", rate=rate_text(answered))
+    speed = preview.speed
+    measured = "" if preview.answered_per_second is None else rate_text(preview.answered_per_second)
     if speed is None:
-        return measured
+        return tr("{rate} tokens/s measured", rate=measured) if measured else ""
     rate = rate_text(speed.tokens_per_second)
-    if speed.is_known:
-        predicted = tr("about {rate} tokens/s", rate=rate)
+    if measured and speed.is_known:
+        answers = tr("{rate} tokens/s measured (predicted {predicted})", rate=measured, predicted=rate)
     elif measured:
-        predicted = tr("roughly {rate} tokens/s", rate=rate)
+        answers = tr("{rate} tokens/s measured (predicted roughly {predicted})", rate=measured, predicted=rate)
+    elif speed.is_known:
+        answers = tr("about {rate} tokens/s", rate=rate)
     else:
-        predicted = tr("roughly {rate} tokens/s (not measured)", rate=rate)
+        answers = tr("roughly {rate} tokens/s (not measured)", rate=rate)
     prompt = speed.prompt
-    read = "" if prompt is None or not prompt.is_known else _prompt_text(prompt)
-    return ", ".join(filter(None, (predicted, measured, read)))
+    return answers if prompt is None or not prompt.is_known else f"{answers}, {_prompt_text(prompt)}"
 
 
 def _prompt_text(prompt: SpeedForecast) -> str:

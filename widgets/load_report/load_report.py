@@ -46,7 +46,6 @@ MIN_DETAILS_HEIGHT_PX = 24
 class LoadReport(QWidget):
     """Shows progress and endings; "Copy" puts the report on the clipboard as text."""
 
-    copied = Signal()
     check_requested = Signal()
     proposal_chosen = Signal(int)  # the place of the proposal among those shown
 
@@ -149,7 +148,6 @@ class LoadReport(QWidget):
     def copy(self) -> None:
         """Put the report on the clipboard."""
         QGuiApplication.clipboard().setText(self.plain_text())
-        self.copied.emit()
 
     def _show_outcome(self, outcome: Outcome) -> None:
         if len(self._attempts) > 1:

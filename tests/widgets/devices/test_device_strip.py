@@ -150,7 +150,7 @@ def test_a_size_that_cannot_be_used_keeps_the_dialog_open(qtbot: QtBot) -> None:
         QTest.keyClick(dialog.cap_edit, Qt.Key.Key_Return)
 
     assert dialog.isVisible()
-    assert '"a lot" is not a size' in dialog.error_label.text()
+    assert '"a lot" is not a size' in dialog.problem_label.text()
     with qtbot.waitSignal(dialog.finished):
         dialog.reject()
 

@@ -13,10 +13,9 @@ from pytestqt.qtbot import QtBot
 from engine.plan.preview import Preview
 from tests.support.accessibility import interface_of, name_of, nameless, walk
 from tests.support.previews import dense_preview, make_layout, with_layout
-from widgets.layout_editor import view as view_module
 from widgets.layout_editor.editor import LayoutEditor
 from widgets.layout_editor.placement import LaneContent
-from widgets.layout_editor.texts import LoadedWords
+from widgets.layout_editor.texts import LoadedWords, accessible_summary
 
 _Role = QAccessible.Role
 
@@ -130,13 +129,12 @@ def test_a_drag_makes_no_summary_unless_a_screen_reader_asks(
 ) -> None:
     """The sentences on all lanes are made for each question, not for each frame."""
     made: list[str] = []
-    summary = view_module.accessible_summary
 
     def count(preview: Preview, lanes: Sequence[LaneContent], state: LoadedWords) -> str:
-        made.append(summary(preview, lanes, state))
+        made.append(accessible_summary(preview, lanes, state))
         return made[-1]
 
-    monkeypatch.setattr(view_module, "accessible_summary", count)
+    monkeypatch.setattr("widgets.layout_editor.view.accessible_summary", count)
     QAccessible.setActive(False)
     for first in range(10, 15):
         editor.set_preview(with_layout(dense_preview(), make_layout(32, [("CUDA0", first), ("CUDA1", 32 - first)])))

@@ -111,7 +111,7 @@ def out_of_memory(*, free_bytes: int | None) -> OutOfMemory:
 def test_out_of_memory_names_the_device_and_the_bytes(free_bytes: int | None, sentence: str) -> None:
     outcome = out_of_memory_outcome(out_of_memory(free_bytes=free_bytes), {"RPC0": "attic"})
 
-    assert (outcome.badge, outcome.tone, outcome.sentence) == ("OOM", "bad", sentence)
+    assert (outcome.badge, outcome.tone, outcome.sentence) == ("OUT OF MEMORY", "bad", sentence)
     assert outcome.detail == "failed to allocate RPC0 buffer of size 2147483648"
     assert plain_report(outcome).endswith("\n\nfailed to allocate RPC0 buffer of size 2147483648\n")
     assert outcome.rows_title == "Already placed when it failed"

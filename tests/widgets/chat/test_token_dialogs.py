@@ -29,10 +29,10 @@ def test_what_the_model_reads_names_what_else_there_was(qtbot: QtBot) -> None:
     dialog.apply_palette(LIGHT)
     dialog.show_prompt(ShownPrompt((5, 6, 7), ("<s>", "The", "!"), choices={1: CHOICES[0]}))
     assert not dialog.table.isHidden()
-    assert dialog.token_label.text() == "Token 1: number 5, “<s>”"
+    assert dialog.token_label.text() == "Token 1 · ID 5: “<s>”"
     assert dialog.table.rowCount() == 0
     dialog.text_edit.select(1)
-    assert dialog.token_label.text() == "Token 2: number 6, “The”, 75.0 %"
+    assert dialog.token_label.text() == "Token 2 · ID 6: “The”, 75.0 %"
     assert [dialog.table.item(row, 1).text() for row in range(3)] == ["75.0 %", "20.0 %", "5.00 %"]  # type: ignore[union-attr]
     dialog.show_prompt(ShownPrompt((5,), ("<s>",)))
     assert dialog.table.isHidden()

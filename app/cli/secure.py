@@ -14,9 +14,8 @@ from app.paths import identity_path, pairings_path
 from engine.protocol.messages import Serving
 from engine.rigs.host import host_device
 from engine.rigs.secure_serving import NOT_GUARDED, SecureAddress, serve_secure
-from engine.tunnel.codes import LIFETIME_S, OpenCode
-from engine.tunnel.fingerprints import shown_fingerprint
-from engine.tunnel.identity import read_identity
+from engine.tunnel.identity import read_identity, shown_fingerprint
+from engine.tunnel.pairing import LIFETIME_S, OpenCode
 from engine.tunnel.pairings import Pairing, PairingBook
 
 

@@ -28,7 +28,7 @@ from engine.rigs.speeds import measure_speeds
 from engine.session.events import Done, Failed, Loaded, Token
 from engine.settings.context_settings import ContextSettings
 from engine.tunnel.calling import pair_with
-from engine.tunnel.codes import OpenCode
+from engine.tunnel.pairing import OpenCode
 from engine.tunnel.pairings import Pairing
 from engine.tunnel.tunnels import Tunnels
 from engine.units import MIB

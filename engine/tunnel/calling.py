@@ -20,12 +20,12 @@ from engine.tunnel.identity import Identity
 from engine.tunnel.pairing import ask_pairing, read_code
 from engine.tunnel.pairings import Pairing, PairingError
 from engine.tunnel.streams import (
-    BUFFER_BYTES,
     BrokenTalkError,
     Purpose,
     Stream,
     calling_context,
     keep_alive,
+    plain_stream,
     relay,
     tls_stream,
 )
@@ -37,6 +37,7 @@ MAX_FORWARDED = 8
 """Connections of our own processes at once."""
 _HOST = "127.0.0.1"
 _LINGER_S = 1.0
+_PAUSE_S = 0.2
 _log = logging.getLogger("layerdeck.engine")
 CHANGED = (
     "shows another certificate than when it was paired: it was set up anew, or another machine answers in its place. "
@@ -192,7 +193,6 @@ class Forwarder:
 
     def __init__(self, endpoint: str, certificate: bytes, identity: Identity, port: int = 0) -> None:
         self._endpoint, self._certificate, self._identity = endpoint, certificate, identity
-        self._n_forwarded = 0
         self._listening = socket.create_server((_HOST, port), backlog=MAX_FORWARDED)
 
     @property
@@ -202,23 +202,34 @@ class Forwarder:
 
     async def run(self) -> None:
         """Pass on whatever comes."""
-        server = await asyncio.start_server(self._serve, sock=self._listening, limit=BUFFER_BYTES)
-        async with server:
-            await server.serve_forever()
+        loop, tasks = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+        self._listening.setblocking(False)
+        with self._listening:
+            while True:
+                try:
+                    connection, _ = await loop.sock_accept(self._listening)
+                except OSError:  # no descriptors left, or a caller that was gone at once
+                    await asyncio.sleep(_PAUSE_S)
+                    continue
+                if len(tasks) >= MAX_FORWARDED or not is_our_user(connection):
+                    connection.close()
+                    continue
+                task = asyncio.create_task(self._serve(connection))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        caller = Stream(reader, writer)
-        connection: socket.socket = writer.get_extra_info("socket")
-        self._n_forwarded += 1
+    async def _serve(self, connection: socket.socket) -> None:
         try:
-            if self._n_forwarded <= MAX_FORWARDED and is_our_user(connection):
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            caller = await plain_stream(connection)
+            try:
                 await self._forward(caller)
-        except OSError as error:
+            finally:
+                await caller.close()
+        except (OSError, BrokenTalkError) as error:
             _log.info("tunnel: a caller has gone: %s", error)
         finally:
-            self._n_forwarded -= 1
-            await caller.close()
+            connection.close()
 
     async def _forward(self, caller: Stream) -> None:
         try:
@@ -232,8 +243,7 @@ class Forwarder:
 async def _refuse(caller: Stream, notice: bytes) -> None:
     """Say why, and return once the caller has it: closing before it has would throw the words away."""
     await caller.send(notice)
-    caller.writer.write_eof()
+    caller.transport.write_eof()
     with suppress(TimeoutError):
         async with asyncio.timeout(_LINGER_S):
-            while await caller.reader.read(BUFFER_BYTES):
-                pass
+            await caller.wait_for_end()

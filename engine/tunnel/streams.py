@@ -47,36 +47,96 @@ class BrokenTalkError(Exception):
     """The other side did not say what belongs here, or ended in the middle."""
 
 
-class Stream:
-    """Both directions of one connection.
+class Stream(asyncio.Protocol):
+    """Both directions of one connection. Bytes wait here for `receive`, or go on to another stream while `relay` runs.
+
+    A protocol of asyncio and not its `StreamReader`: bytes that are passed on need no task to wake up, which is most of
+    the time of a round trip.
 
     Raises everywhere:
         OSError: for what breaks the connection; `ssl.SSLError` is one.
         BrokenTalkError: for an end in the middle, or bytes that are no message.
     """
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
-        # Writing waits at the same limit as reading does.
-        writer.transport.set_write_buffer_limits(high=BUFFER_BYTES)
+    transport: asyncio.Transport
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._sink: Stream | None = None
+        self._ended = self._lost = False
+        self._error: Exception | None = None
+        self._changed = asyncio.Event()
+        self._may_write = asyncio.Event()
+        self._may_write.set()
+
+    # ------------------------------------------------------------------ called by the event loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        transport.set_write_buffer_limits(high=BUFFER_BYTES)
+
+    def data_received(self, data: bytes) -> None:
+        if self._sink is not None:
+            if not self._sink._lost:
+                self._sink.transport.write(data)
+            return
+        self._buffer += data
+        if len(self._buffer) >= BUFFER_BYTES:
+            self.transport.pause_reading()
+        self._changed.set()
+
+    def eof_received(self) -> bool:
+        self._ended = True
+        self._changed.set()
+        # Closed by `close`; TLS has no half of a connection, and closes at once whatever this says.
+        return self.transport.get_extra_info("sslcontext") is None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._ended = self._lost = True
+        self._error = exc
+        self._may_write.set()
+        self._changed.set()
+
+    def pause_writing(self) -> None:
+        self._may_write.clear()
+        if self._sink is not None:
+            self._sink.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._may_write.set()
+        if self._sink is not None and not self._sink._ended:
+            self._sink.transport.resume_reading()
+
+    # ------------------------------------------------------------------ called by us
 
     @property
     def certificate(self) -> bytes:
         """The other side's certificate (DER), empty if it has shown none."""
-        tls = self.writer.get_extra_info("ssl_object")
+        tls = self.transport.get_extra_info("ssl_object")
         return tls.getpeercert(binary_form=True) or b""
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether the connection was lost by an error, and not ended."""
+        return self._error is not None
+
     async def send(self, data: bytes) -> None:
-        """Send all of `data`."""
-        self.writer.write(data)
-        await self.writer.drain()
+        """Send `data`, and wait for room for more."""
+        self._require_connection()
+        self.transport.write(data)
+        await self._may_write.wait()
+        self._require_connection()
 
     async def receive(self, n_bytes: int) -> bytes:
-        """Return exactly so many bytes."""
-        try:
-            return await self.reader.readexactly(n_bytes)
-        except asyncio.IncompleteReadError:
-            raise BrokenTalkError("the connection was closed") from None
+        """Return exactly so many bytes, which are fewer than `BUFFER_BYTES`."""
+        while len(self._buffer) < n_bytes:
+            if self._ended:
+                raise self._error or BrokenTalkError("the connection was closed")
+            await self._wait()
+        data = bytes(self._buffer[:n_bytes])
+        del self._buffer[:n_bytes]
+        return data
 
     async def send_message(self, message: msgspec.Struct) -> None:
         """Send a message as one frame."""
@@ -93,16 +153,42 @@ class Stream:
         except UNREADABLE:
             raise BrokenTalkError("it sent what is no message") from None
 
+    async def wait_for_end(self) -> None:
+        """Wait until the other side ends the connection; bytes that go to no other stream are dropped until then."""
+        while not self._ended:
+            if self._sink is None:
+                self._buffer.clear()
+                self.transport.resume_reading()
+            await self._wait()
+
+    def pass_on_to(self, sink: Stream) -> None:
+        """Have `sink` get what comes from here, beginning with what has come already."""
+        self._sink = sink
+        sink.transport.write(bytes(self._buffer))
+        self._buffer.clear()
+        if sink._may_write.is_set() and not self._ended:
+            self.transport.resume_reading()
+
     async def close(self) -> None:
-        """End the connection once the other side has what was written, within some seconds."""
-        try:
+        """End the connection once the other side's system has what was written, within some seconds."""
+        self.transport.close()
+        with suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_S):
-                self.writer.close()
-                await self.writer.wait_closed()
-        except (OSError, ssl.SSLError):  # TimeoutError is one
-            pass
-        finally:
-            self.writer.transport.abort()
+                while not self._lost:
+                    await self._wait()
+        self.transport.abort()
+
+    def abort(self) -> None:
+        """End the connection now."""
+        self.transport.abort()
+
+    async def _wait(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    def _require_connection(self) -> None:
+        if self._lost:
+            raise self._error or BrokenTalkError("the connection was closed")
 
 
 async def tls_stream(connection: socket.socket, context: ssl.SSLContext, *, server_side: bool = False) -> Stream:
@@ -114,57 +200,41 @@ async def tls_stream(connection: socket.socket, context: ssl.SSLContext, *, serv
     Raises:
         OSError: if the handshake fails. The connection is closed then.
     """
-    reader = asyncio.StreamReader(limit=BUFFER_BYTES)
-    protocol = asyncio.StreamReaderProtocol(reader)
     loop = asyncio.get_running_loop()
     if server_side:
-        transport, _ = await loop.connect_accepted_socket(
-            lambda: protocol, connection, ssl=context, ssl_shutdown_timeout=_CLOSE_S
-        )
+        _, stream = await loop.connect_accepted_socket(Stream, connection, ssl=context, ssl_shutdown_timeout=_CLOSE_S)
     else:
-        transport, _ = await loop.create_connection(
-            lambda: protocol, sock=connection, ssl=context, server_hostname="", ssl_shutdown_timeout=_CLOSE_S
+        _, stream = await loop.create_connection(
+            Stream, sock=connection, ssl=context, server_hostname="", ssl_shutdown_timeout=_CLOSE_S
         )
-    return Stream(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
+    return stream
 
 
 async def plain_stream(connection: socket.socket) -> Stream:
     """Return a stream on a connection of this machine."""
-    return Stream(*await asyncio.open_connection(sock=connection, limit=BUFFER_BYTES))
+    _, stream = await asyncio.get_running_loop().create_connection(Stream, sock=connection)
+    return stream
 
 
 async def relay(one: Stream, other: Stream) -> None:
     """Pass bytes on in both directions until one side ends, and close both.
 
-    What a side had said before its end is written to the other one first. If a side cannot be written to any more,
-    both are ended at once: bytes that wait for somebody who does not read would hold up the next session.
+    What a side had said before its end is written to the other one first. A connection that breaks ends both at once.
     """
-    directions = (asyncio.create_task(_pass_on(one, other)), asyncio.create_task(_pass_on(other, one)))
+    one.pass_on_to(other)
+    other.pass_on_to(one)
+    ends = [asyncio.create_task(each.wait_for_end()) for each in (one, other)]
     try:
-        ended, _ = await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
-        if any(not each.result() for each in ended):
-            one.writer.transport.abort()
-            other.writer.transport.abort()
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if one.is_broken or other.is_broken:
+            # Bytes that wait for a side that does not read would hold up the next session.
+            one.abort()
+            other.abort()
     finally:
-        for each in directions:
+        for each in ends:
             each.cancel()
-        await asyncio.gather(*directions, return_exceptions=True)
+        await asyncio.gather(*ends, return_exceptions=True)
         await asyncio.gather(one.close(), other.close())
-
-
-async def _pass_on(source: Stream, sink: Stream) -> bool:
-    """Pass bytes on until the source ends; return False if the sink is gone before."""
-    while True:
-        try:
-            data = await source.reader.read(BUFFER_BYTES)
-        except OSError:
-            data = b""
-        if not data:
-            return True
-        try:
-            await sink.send(data)
-        except OSError:
-            return False
 
 
 async def read_preface(connection: socket.socket) -> Purpose | None:

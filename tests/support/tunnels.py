@@ -52,7 +52,7 @@ class Session:
 
     @property
     def tls(self) -> ssl.SSLObject:
-        found: ssl.SSLObject = self.stream.writer.get_extra_info("ssl_object")
+        found: ssl.SSLObject = self.stream.transport.get_extra_info("ssl_object")
         return found
 
     def send(self, data: bytes) -> None:

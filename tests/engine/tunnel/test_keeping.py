@@ -167,7 +167,7 @@ def test_a_code_is_for_a_time_and_a_new_one_ends_it() -> None:
 
 
 def test_a_proof_is_about_the_code_both_nonces_both_certificates_and_its_side() -> None:
-    parts = (b"client", b"CODE", b"c" * 16, b"s" * 16, b"client certificate", b"server certificate")
+    parts = [b"client", b"CODE", b"c" * 16, b"s" * 16, b"client certificate", b"server certificate"]
     fingerprints = hashlib.sha256(parts[4]).hexdigest() + hashlib.sha256(parts[5]).hexdigest()
     expected = hmac.new(b"CODE", b"client" + b"c" * 16 + b"s" * 16 + fingerprints.encode(), "sha256").digest()
     assert _proof(*parts) == expected

@@ -155,9 +155,7 @@ def test_a_greeting_has_time_for_a_call_that_finds_the_place_taken() -> None:
 @pytest.fixture
 def many_files() -> Iterator[None]:
     """So many open files that all further ones have numbers that `select` does not take."""
-    resource = pytest.importorskip(
-        "resource", reason="Windows has no such limit, and other numbers"
-    )
+    resource = pytest.importorskip("resource", reason="Windows has no such limit, and other numbers")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4096)), hard))
     with ExitStack() as stack:

@@ -17,7 +17,7 @@ import pytest
 from engine.devices.device import Device, Rig
 from engine.devices.endpoint import Greeting, GreetingStatus, greet_all, make_notice, parse_endpoint, read_notice
 from engine.devices.rig_file import encode_rig, parse_rig
-from engine.rigs.host import host_device
+from engine.rigs.discovery import host_device
 from engine.tunnel import calling
 from engine.tunnel.calling import Forwarder
 from engine.tunnel.tunnels import Tunnels

@@ -223,7 +223,7 @@ def _add_rig_arguments(rig: argparse.ArgumentParser) -> None:
     serve.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
     pair = commands.add_parser("pair", help="pair with a computer that shows a pairing code")
     pair.add_argument("endpoint", metavar="HOST:PORT")
-    pair.add_argument("code", metavar="CODE", help="such as K7QM-3XHD")
+    pair.add_argument("code", metavar="CODE", help="such as K7QM-3XHD-9RWP-T2FV")
     pair.add_argument("--name", metavar="NAME", help="what the other computer calls this one")
     pair.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
     peers = commands.add_parser("peers", help="which computers this one is paired with")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.downloads.view import JobState, JobView, time_words
+from engine.downloads.job import JobState, JobView, time_words
 from engine.hub.addresses import HubAddress
 from engine.hub.card import ModelCard
 from engine.hub.fit import FitVerdict, QuantisationFit, RepoFit

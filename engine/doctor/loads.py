@@ -28,7 +28,7 @@ from engine.protocol.messages import (
     ListDevices,
     LoadedModel,
 )
-from engine.rigs.host import host_device
+from engine.rigs.discovery import host_device
 from engine.session.reports import loaded_event
 from engine.units import format_bytes
 

@@ -15,8 +15,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from engine.language import fields_of
-from resources.languages.catalogue import Entry, read_catalogue, write_catalogue
+from resources.languages.catalogue import Entry, fields_of, read_catalogue, write_catalogue
 
 ROOT = Path(__file__).resolve().parents[2]
 CATALOGUES = Path(__file__).resolve().parent

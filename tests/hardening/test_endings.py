@@ -24,7 +24,7 @@ from engine.process.child import ChildProcess
 from engine.process.outcome import EndReason, ProcessOutcome
 from engine.programs import LOG_MARK
 from engine.protocol.messages import ChatMessage
-from engine.rigs.host import host_device
+from engine.rigs.discovery import host_device
 from engine.session.status import Phase
 from engine.settings.context_settings import ContextSettings
 from engine.worker.chat_template import TemplateError

@@ -19,9 +19,8 @@ from app.cli.prompts import prompts_of
 from app.run_marks import VERSION, OpenedModel, RunMark, RunMarks
 from app.settings import KeptSideFiles, Settings
 from engine.devices.rig_file import encode_rig, parse_rig
-from engine.downloads.job import Job, QueueFile
+from engine.downloads.job import Job, JobState, QueueFile
 from engine.downloads.queue import DownloadQueue
-from engine.downloads.view import JobState
 from engine.errors import EngineError
 from engine.fit.calibration import read_calibration
 from engine.fit.speed_book import read_speed_book

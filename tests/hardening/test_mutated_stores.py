@@ -20,8 +20,7 @@ from engine.chats.message import Attachment, Message
 from engine.chats.presets import parse_presets
 from engine.chats.store import ChatStore
 from engine.chats.tree import MessageTree, tree_of
-from engine.downloads.journal import Journal, Origin, read_journal
-from engine.downloads.ranges import count_bytes
+from engine.downloads.part_file import Journal, Origin, count_bytes, read_journal
 from engine.errors import ChatError, EngineError
 from engine.hub.addresses import is_repo_id, is_safe_path
 from engine.hub.client import list_repo, search_models

@@ -22,7 +22,7 @@ from engine.probing.probe_cache import ProbeCache
 from engine.process.one_shot import Questions
 from engine.process.spare import SpareChild
 from engine.protocol.messages import OFFLOAD_VARIABLE
-from engine.rigs.host import host_device
+from engine.rigs.discovery import host_device
 from engine.settings.context_settings import AUTO_CONTEXT, ContextSettings
 from engine.units import GIB, MIB
 from tests.support.models import write_tiny_llama

@@ -12,9 +12,8 @@ from PySide6.QtCore import QObject
 from app.background import Background
 from app.chats.archive import ChatArchive
 from app.chats.preset_book import PresetBook
+from app.chats.saved_kv_states import KvStateRepository, ModelKvStates
 from app.chats.shelf import ChatShelf
-from app.chats.state_saver import StateSaver
-from app.chats.state_vault import StateVault
 from app.library.downloads import DownloadKeeper
 from app.library.finder import HubFinder
 from app.library.hub_access import HubAccess
@@ -75,7 +74,7 @@ class Desk:
     finder: HubFinder
     archive: ChatArchive
     shelf: ChatShelf
-    states: StateVault
+    states: KvStateRepository
     presets: PresetBook
     releases: ReleaseKeeper
     typesetter: Typesetter
@@ -171,7 +170,7 @@ def make_desk(
         ),
         archive=archive,
         shelf=ChatShelf(archive, models, settings, opener.show, parent),
-        states=StateVault(kept_states_path(), settings, background, notices, parent),
+        states=KvStateRepository(kept_states_path(), settings, background, notices, parent),
         presets=PresetBook(presets_path(), models, background, notices, parent),
         releases=ReleaseKeeper(settings, background, notices, parent=parent),
         typesetter=Typesetter(Worker("parse").submit, Worker("draw formulas").submit, parent),
@@ -216,4 +215,4 @@ def _connect_model(desk: Desk, model: OpenModel) -> None:
     model.loading.released.connect(prober.restart)
     desk.held_memory.follow(model)
     desk.other_layouts.follow(model)
-    StateSaver(model, desk.states, model)
+    ModelKvStates(model, desk.states, model)

@@ -14,10 +14,12 @@ from app.chats.archive import ChatArchive
 from app.chats.preset_book import PresetBook
 from app.chats.saved_kv_states import KvStateRepository, ModelKvStates
 from app.chats.shelf import ChatShelf
+from app.library.catalogue import LibraryCatalogue
 from app.library.downloads import DownloadKeeper
 from app.library.finder import HubFinder
 from app.library.hub_access import HubAccess
-from app.library.library import Library, make_library
+from app.library.library import Library
+from app.library.planner import ForecastPlanner
 from app.load.loader import Loader
 from app.load.prober import Prober
 from app.load.reloader import Reloader
@@ -125,6 +127,8 @@ def make_desk(
     examiner.learnt.connect(lambda learnt: speeds.learn(learnt.speeds))
     access = HubAccess(settings, notices)
     opener = ModelOpener(models, document, live, rig.lab, settings, background, notices, parent)
+    library = Library(LibraryCatalogue(library_path()), models, background, notices, parent)
+    ForecastPlanner(library, models=models, live=live, auto_layouts=auto_layouts, speeds=speeds)
     archive = ChatArchive(chats_path(), background, notices, parent)
     desk = Desk(
         settings=settings,
@@ -146,16 +150,7 @@ def make_desk(
         speeds=speeds,
         unloader=unloader,
         other_layouts=OtherLayouts(document, models, unloader, live, notices, parent),
-        library=make_library(
-            library_path(),
-            models=models,
-            live=live,
-            auto_layouts=auto_layouts,
-            speeds=speeds,
-            background=background,
-            notices=notices,
-            parent=parent,
-        ),
+        library=library,
         examiner=examiner,
         finder=HubFinder(
             live=live,
@@ -210,7 +205,7 @@ def _connect_model(desk: Desk, model: OpenModel) -> None:
             prober.cancel()
 
     desk.speeds.follow(model)
-    desk.library.usage.follow(model)
+    desk.library.follow(model)
     model.loading.state_changed.connect(on_state_changed)
     model.loading.released.connect(prober.restart)
     desk.held_memory.follow(model)

@@ -27,7 +27,7 @@ from engine.library.notes import KeptDocument
 from engine.library.removal import Removal
 from engine.library.starters import Starter, starters_for
 from engine.units import format_bytes
-from widgets.library.library_wishes import NotesWish, OpenWish, RemovalWish
+from widgets.library.entry_details import NotesWish, OpenWish, RemovalWish
 
 _MOST_DUPLICATES = 12
 

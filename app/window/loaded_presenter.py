@@ -17,7 +17,7 @@ from engine.language import tr
 from engine.units import format_bytes
 from widgets.devices.device_strip import DeviceStrip
 from widgets.library.load_question import LoadQuestion, LoadQuestionBar
-from widgets.library.loaded_entry import KeepAliveChoice, LoadedEntry
+from widgets.library.loaded_models import KeepAliveChoice, LoadedEntry
 from widgets.library.model_panel import ModelPanel
 
 LOW_WINDOW_PX = 860

@@ -236,7 +236,8 @@ class FindPanel(QWidget):
         self.folder_box.addItem(tr("Into the {cache}", cache=_CACHE), None)
         for folder in folders:
             self.folder_box.addItem(tr("Into {name}", name=folder.name or folder), folder)
-        self.folder_box.setCurrentIndex(max(0, self.folder_box.findData(chosen)))
+        # Not `findData`: Qt compares Python objects by identity, and folders are other objects each time.
+        self.folder_box.setCurrentIndex([None, *folders].index(chosen) if chosen in folders else 0)
 
     def _paint(self) -> None:
         for row, each in enumerate(() if self._repo is None else self._repo.rows):

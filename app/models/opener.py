@@ -32,7 +32,7 @@ from engine.plan.edit import Edit
 from engine.plan.plan import Plan
 from engine.plan.preview import PreviewTables, make_preview
 from engine.units import format_bytes
-from widgets.library.recent_model import RecentModel
+from widgets.library.recent_models import RecentModel
 
 OPENING_SECONDS = 10.0
 """Of the processor for the first layout of a model; what is not known then is left to the engine."""

@@ -12,13 +12,14 @@ from PySide6.QtCore import QObject
 from app.background import Background
 from app.chats.archive import ChatArchive
 from app.chats.preset_book import PresetBook
+from app.chats.saved_kv_states import KvStateRepository, ModelKvStates
 from app.chats.shelf import ChatShelf
-from app.chats.state_saver import StateSaver
-from app.chats.state_vault import StateVault
+from app.library.catalogue import LibraryCatalogue
 from app.library.downloads import DownloadKeeper
 from app.library.finder import HubFinder
 from app.library.hub_access import HubAccess
-from app.library.library import Library, make_library
+from app.library.library import Library
+from app.library.planner import ForecastPlanner
 from app.load.loader import Loader
 from app.load.prober import Prober
 from app.models.auto_layouts import AutoLayouts
@@ -72,7 +73,7 @@ class Desk:
     finder: HubFinder
     archive: ChatArchive
     shelf: ChatShelf
-    states: StateVault
+    states: KvStateRepository
     presets: PresetBook
     typesetter: Typesetter
 
@@ -124,6 +125,8 @@ def make_desk(
     examiner.learnt.connect(lambda learnt: speeds.learn(learnt.speeds))
     access = HubAccess(settings, notices)
     opener = ModelOpener(models, document, live, rig.lab, settings, background, notices, parent)
+    library = Library(LibraryCatalogue(library_path()), models, background, notices, parent)
+    ForecastPlanner(library, models=models, live=live, auto_layouts=auto_layouts, speeds=speeds)
     archive = ChatArchive(chats_path(), background, notices, parent)
     desk = Desk(
         settings=settings,
@@ -144,16 +147,7 @@ def make_desk(
         speeds=speeds,
         unloader=unloader,
         other_layouts=OtherLayouts(document, models, unloader, live, notices, parent),
-        library=make_library(
-            library_path(),
-            models=models,
-            live=live,
-            auto_layouts=auto_layouts,
-            speeds=speeds,
-            background=background,
-            notices=notices,
-            parent=parent,
-        ),
+        library=library,
         examiner=examiner,
         finder=HubFinder(
             live=live,
@@ -168,7 +162,7 @@ def make_desk(
         ),
         archive=archive,
         shelf=ChatShelf(archive, models, settings, opener.show, parent),
-        states=StateVault(kept_states_path(), settings, background, notices, parent),
+        states=KvStateRepository(kept_states_path(), settings, background, notices, parent),
         presets=PresetBook(presets_path(), models, background, notices, parent),
         typesetter=Typesetter(Worker("parse").submit, Worker("draw formulas").submit, parent),
     )
@@ -207,9 +201,9 @@ def _connect_model(desk: Desk, model: OpenModel) -> None:
             prober.cancel()
 
     desk.speeds.follow(model)
-    desk.library.usage.follow(model)
+    desk.library.follow(model)
     model.loading.phase_changed.connect(on_phase_changed)
     model.loading.released.connect(prober.restart)
     desk.held_memory.follow(model)
     desk.other_layouts.follow(model)
-    StateSaver(model, desk.states, model)
+    ModelKvStates(model, desk.states, model)

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 PLAIN = {"plain_tool_tip"}
 OURS = {
     ("widgets/markdown/view.py", "name"),
-    ("widgets/library/starter_panel.py", "starter.address"),
+    ("widgets/library/library_view.py", "starter.address"),
     ("widgets/library/library_filters.py", "tip"),
     ("widgets/controls/context_editor.py", "name"),
     ("widgets/chat/message_parts.py", "name"),

@@ -10,7 +10,7 @@ import pytest
 from pytestqt.qtbot import QtBot
 
 from app.chats.attacher import Attacher
-from app.chats.state_saver import StateSaver
+from app.chats.saved_kv_states import ModelKvStates
 from app.models.conversation import Conversation, Restored
 from app.settings import Settings
 from app.wiring import Desk, make_desk
@@ -98,7 +98,7 @@ class Bench:
     def settle(self) -> None:
         """What waits for a pause is written now."""
         saver = self.conversation.answering.states
-        assert isinstance(saver, StateSaver)
+        assert isinstance(saver, ModelKvStates)
         saver.save_now()
         self.wait(lambda: saver.is_settled)
 

@@ -66,8 +66,8 @@ class Saved:
 
     data: bytes
     copies: Path
-    early: Mapping[str, MessageTree]
-    late: Mapping[str, MessageTree]
+    early: dict[str, MessageTree]
+    late: dict[str, MessageTree]
 
     @property
     def n_pages(self) -> int:

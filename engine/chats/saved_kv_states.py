@@ -1,7 +1,7 @@
-"""What models hold of conversations, on disk: with it a conversation goes on without being read again.
+"""Saved KV states: the KV cache of a conversation on disk, with which it continues without being read again.
 
-A file for each conversation and model, written and read by the child (`SaveSequence`, `RestoreSequence`), which checks
-model, cache types and tokens; where its layers are does not matter. Files that were used longest ago go first.
+There is a file for each conversation and model. The child writes and reads it (`SaveSequence`, `RestoreSequence`) and
+checks model, cache types and tokens; the layout does not matter. The files used longest ago are removed first.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ SUFFIX = ".state"
 MIN_TOKENS = 128
 """A shorter conversation is read again faster than a file is written and kept."""
 UNFINISHED_S = 3600.0
-"""A file that was begun longer ago is nobody's any more: its child was killed."""
+"""Age from which an unfinished file belongs to a child that was killed."""
 
 
 @dataclass(frozen=True, slots=True)
-class StateKey:
-    """What the state of a conversation belongs to beside the conversation: a model and how its cache is laid out.
+class KvStateKey:
+    """The model that a state is of, and the layout of its KV cache.
 
-    `adapters`: what was loaded beside the model that changes what it computes, in words; empty: nothing.
+    `adapters`: paths and scales of LoRA adapters loaded with the model, in words; empty if there are none.
     """
 
     model: str
@@ -48,14 +48,14 @@ class StateKey:
 
     @property
     def name(self) -> str:
-        """What tells one from another."""
+        """A digest of the key, for file names."""
         words = "|".join((self.model, self.type_k, self.type_v, str(self.swa_full), str(self.streams)))
         words += f"|{self.adapters}" if self.adapters else ""
         return hashlib.sha256(words.encode("utf-8", "replace")).hexdigest()[:16]
 
 
 def model_identity(model: ModelFile) -> str:
-    """Return what tells a model from others, wherever its file is: a digest of what its header says."""
+    """Return a digest of a model's header and size, which does not depend on where the file is."""
     digest = hashlib.sha256()
     for key in sorted(model.metadata):
         digest.update(f"{key}={model.metadata[key]!r}\0".encode("utf-8", "replace"))
@@ -65,18 +65,18 @@ def model_identity(model: ModelFile) -> str:
     return digest.hexdigest()[:32]
 
 
-def key_of(model: str, settings: ContextSettings, adapters: Sequence[Adapter] = ()) -> StateKey:
-    """Return the key of a loaded model, by its identity, settings and the adapters beside it."""
+def key_of(model: str, settings: ContextSettings, adapters: Sequence[Adapter] = ()) -> KvStateKey:
+    """Return the key of a loaded model's states, from its identity, settings and adapters."""
     streams = 1 if settings.kv_unified else settings.n_seq_max
     words = "|".join(f"{each.path}*{each.scale:g}" for each in adapters)
-    return StateKey(model, settings.type_k, settings.type_v, settings.swa_full, streams, words)
+    return KvStateKey(model, settings.type_k, settings.type_v, settings.swa_full, streams, words)
 
 
-class KeptStates:
+class SavedKvStates:
     """A folder of states within a quota in bytes. It reads and writes the disk: for threads that may wait.
 
-    `make_folder` comes first. To save: `place` names the file that the child is to write, `keep` takes it in when it
-    has said `SequenceSaved`. To restore: `find` names the file for the child; `forget` it where the child refuses it.
+    Call `make_folder` first. To save: `place` names the file for the child, and `keep` counts it when the child has
+    sent `SequenceSaved`. To restore: `find` names the file for the child.
     """
 
     def __init__(self, folder: Path, quota_bytes: int = DEFAULT_QUOTA_BYTES) -> None:
@@ -94,7 +94,7 @@ class KeptStates:
         except OSError as error:
             raise ChatError(
                 tr(
-                    "{folder} cannot be made ({strerror}); states are not kept.",
+                    "{folder} cannot be made ({strerror}); KV states are not saved.",
                     folder=self.folder,
                     strerror=error.strerror,
                 )
@@ -102,13 +102,13 @@ class KeptStates:
         self._remove_unfinished()
         return self.folder
 
-    def place(self, conversation: str, key: StateKey) -> Path:
-        """Return where the state of a conversation is to be written."""
+    def place(self, conversation: str, key: KvStateKey) -> Path:
+        """Return the file for the state of a conversation."""
         return self.folder / f"{_safe(conversation)}-{key.name}{SUFFIX}"
 
-    def find(self, conversation: str, key: StateKey) -> Path | None:
-        """Return the state of a conversation, which counts as used now; None where there is none."""
-        path = self.folder / f"{_safe(conversation)}-{key.name}{SUFFIX}"
+    def find(self, conversation: str, key: KvStateKey) -> Path | None:
+        """Return the state of a conversation, or None if there is none. It counts as used now."""
+        path = self.place(conversation, key)
         try:
             os.utime(path)
         except OSError:
@@ -116,7 +116,7 @@ class KeptStates:
         return path
 
     def keep(self, path: Path) -> tuple[Path, ...]:
-        """Take a new file in; returns what had to go for it, itself where it alone is beyond the quota."""
+        """Count a new file; return the files removed for it, or itself if it alone exceeds the quota."""
         with suppress(OSError):
             os.utime(path)
         left_bytes = self.quota_bytes
@@ -130,7 +130,7 @@ class KeptStates:
         return tuple(gone)
 
     def set_quota(self, quota_bytes: int) -> tuple[Path, ...]:
-        """Allow another size; returns what had to go for it."""
+        """Set the quota; return the files removed for it."""
         self.quota_bytes = quota_bytes
         return self.keep(self.folder)
 
@@ -152,11 +152,11 @@ class KeptStates:
 
     @property
     def size_bytes(self) -> int:
-        """What all states take."""
+        """The size of all states."""
         return sum(self._files().values())
 
     def sizes(self) -> Mapping[str, int]:
-        """Return what the states of each conversation take, in bytes."""
+        """Return the size of each conversation's states in bytes."""
         found: dict[str, int] = {}
         for path, size_bytes in self._files().items():
             conversation = path.stem.rpartition("-")[0]
@@ -182,7 +182,7 @@ class KeptStates:
 
 
 def _safe(conversation: str) -> str:
-    """Return an id as a part of a file's name; ids of ours are that already."""
+    """Return an id as a part of a file name; ids made by us are that already."""
     if conversation.isalnum() and conversation.isascii() and len(conversation) <= 64:
         return conversation
     return hashlib.sha256(conversation.encode("utf-8", "replace")).hexdigest()[:20]

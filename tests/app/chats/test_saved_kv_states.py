@@ -9,14 +9,18 @@ import msgspec
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.chats.state_saver import StateSaver
+from app.background import Background
+from app.chats.saved_kv_states import KvStateRepository, ModelKvStates
 from app.models.conversation import Conversation, Restored
 from app.models.open_model import OpenModel
+from app.notices import Notice, Notices
 from app.paths import kept_states_path
 from app.settings import Settings
 from app.wiring import Desk, make_desk
 from engine.chats.message import Message
+from engine.chats.saved_kv_states import KvStateKey, SavedKvStates
 from engine.devices.device import CPU_ID
+from engine.errors import ChatError
 from engine.layout.layout import make_layout
 from engine.plan.edit import Edit
 from engine.session.status import Phase
@@ -61,9 +65,9 @@ class Bench:
         return self.model.conversation
 
     @property
-    def saver(self) -> StateSaver:
+    def saver(self) -> ModelKvStates:
         states = self.conversation.answering.states
-        assert isinstance(states, StateSaver)
+        assert isinstance(states, ModelKvStates)
         return states
 
     @property
@@ -234,5 +238,26 @@ def test_nothing_is_kept_of_what_was_deleted_and_the_quota_holds(bench: Bench) -
     assert Settings(bench._folder / "settings.ini").kept_states_bytes == 1
     bench.say(LONG_WORDS)
     bench.settle()
-    bench.wait(lambda: any("larger than the room" in text for text in said))
+    bench.wait(lambda: any("larger than the limit" in text for text in said))
     assert bench.files == []
+
+
+def test_a_search_that_fails_answers_that_there_is_no_state(
+    qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A conversation waits for the answer before it goes on."""
+
+    def fail(_states: SavedKvStates, _conversation: str, _key: KvStateKey) -> Path | None:
+        raise ChatError("The folder is gone.")
+
+    monkeypatch.setattr(SavedKvStates, "find", fail)
+    notices = Notices()
+    said: list[Notice] = []
+    notices.given.connect(said.append)
+    background = Background()
+    repository = KvStateRepository(tmp_path, Settings(tmp_path / "settings.ini"), background, notices)
+    found: list[Path | None] = []
+    repository.find("c", KvStateKey("m", "f16", "f16", False, 1), found.append)
+    qtbot.waitUntil(lambda: bool(found))
+    assert found == [None]
+    assert ["gone" in notice.text for notice in said] == [True]

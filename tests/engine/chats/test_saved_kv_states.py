@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.chats.kept_state import SUFFIX, KeptStates, StateKey, key_of, model_identity
+from engine.chats.saved_kv_states import SUFFIX, KvStateKey, SavedKvStates, key_of, model_identity
 from engine.errors import ChatError
 from engine.gguf.reader import read_model
 from engine.protocol.messages import (
@@ -25,10 +25,10 @@ from engine.settings.context_settings import ContextSettings
 from tests.engine.worker.raw_child import RawChild, entries, rpc_workers
 from tests.support.models import write_tiny_llama
 
-KEY = StateKey("model", "f16", "f16", swa_full=False, streams=1)
+KEY = KvStateKey("model", "f16", "f16", swa_full=False, streams=1)
 
 
-def write(states: KeptStates, conversation: str, size_bytes: int, used_ns: int) -> Path:
+def write(states: SavedKvStates, conversation: str, size_bytes: int, used_ns: int) -> Path:
     states.make_folder()
     path = states.place(conversation, KEY)
     path.write_bytes(bytes(size_bytes))
@@ -39,7 +39,7 @@ def write(states: KeptStates, conversation: str, size_bytes: int, used_ns: int) 
 
 
 def test_the_longest_unused_goes_first(tmp_path: Path) -> None:
-    states = KeptStates(tmp_path / "states", quota_bytes=250)
+    states = SavedKvStates(tmp_path / "states", quota_bytes=250)
     paths = [write(states, f"c{number}", 100, number) for number in range(2)]
     assert states.find("c0", KEY) == paths[0]  # used now
     write(states, "c2", 100, 5)
@@ -53,7 +53,7 @@ def test_the_longest_unused_goes_first(tmp_path: Path) -> None:
 
 
 def test_what_alone_is_beyond_the_quota_is_not_kept(tmp_path: Path) -> None:
-    states = KeptStates(tmp_path, quota_bytes=100)
+    states = SavedKvStates(tmp_path, quota_bytes=100)
     small = write(states, "small", 60, 1)
     large = write(states, "large", 101, 2)
     assert not large.exists()
@@ -61,10 +61,10 @@ def test_what_alone_is_beyond_the_quota_is_not_kept(tmp_path: Path) -> None:
 
 
 def test_each_conversation_and_model_has_its_own(tmp_path: Path) -> None:
-    states = KeptStates(tmp_path)
+    states = SavedKvStates(tmp_path)
     path = write(states, "a", 1, 1)
     write(states, "ab", 1, 1)
-    other = StateKey("model", "q8_0", "f16", swa_full=False, streams=1)
+    other = KvStateKey("model", "q8_0", "f16", swa_full=False, streams=1)
     assert states.find("a", other) is None
     assert states.find("a", KEY) == path
     states.forget_conversation("a")
@@ -73,7 +73,7 @@ def test_each_conversation_and_model_has_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("conversation", ["../../x", "a/b", "", "a" * 300, "é", "."])
 def test_no_name_leaves_the_folder(tmp_path: Path, conversation: str) -> None:
-    states = KeptStates(tmp_path / "states")
+    states = SavedKvStates(tmp_path / "states")
     path = write(states, conversation, 1, 1)
     assert path.parent == tmp_path / "states"
     assert states.find(conversation, KEY) == path
@@ -81,7 +81,7 @@ def test_no_name_leaves_the_folder(tmp_path: Path, conversation: str) -> None:
 
 def test_other_files_there_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    states = KeptStates(tmp_path, quota_bytes=0)
+    states = SavedKvStates(tmp_path, quota_bytes=0)
     states.empty()
     assert (tmp_path / "notes.txt").exists()
     assert states.size_bytes == 0
@@ -89,8 +89,8 @@ def test_other_files_there_are_left_alone(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ChatError, match="states are not kept"):
-        KeptStates(tmp_path / "file" / "states").make_folder()
+    with pytest.raises(ChatError, match="states are not saved"):
+        SavedKvStates(tmp_path / "file" / "states").make_folder()
 
 
 def test_a_model_is_the_same_wherever_its_file_is(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_model_is_the_same_wherever_its_file_is(tmp_path: Path) -> None:
 def test_a_conversation_goes_on_in_another_layout_without_being_read_again(tmp_path: Path) -> None:
     model = write_tiny_llama(tmp_path / "tiny.gguf", n_layers=4)
     context = ContextSettings(n_ctx=512, threads=1)
-    states, key = KeptStates(tmp_path / "states"), key_of(model_identity(read_model(model)), context)
+    states, key = SavedKvStates(tmp_path / "states"), key_of(model_identity(read_model(model)), context)
     prompt = "A conversation that is long enough to be kept. " * 3
     with RawChild() as child:
         loaded = child.ask(Load(path=str(model), devices=(), parameters=entries(), context=context))

@@ -11,8 +11,7 @@ from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
 from widgets.library.load_question import LoadAnswer, LoadChoice, LoadQuestion, LoadQuestionBar
-from widgets.library.loaded_entry import KEEP_ALIVES, KeepAliveChoice, LoadedEntry
-from widgets.library.loaded_list import MAX_SHOWN, LoadedList
+from widgets.library.loaded_models import KEEP_ALIVES, MAX_SHOWN, KeepAliveChoice, LoadedEntry, LoadedList
 
 ADA = LoadedEntry(0, "ada", "230.0 MiB · RPC0, CPU", "answering", inf, is_current=True, tool_tip="ada\nRPC0: 230.0 MiB")
 BOB = LoadedEntry(3, "bob", "1.20 GiB · CUDA0", "idle for 3 min", 300.0)

@@ -44,6 +44,8 @@ from app.rig.watchman import Watchman
 from app.settings import Settings
 from app.wiring.rig import RigParts, make_rig
 from app.worker import Worker
+from engine.images.formula import FormulaProcess
+from widgets.markdown.formulas import Formula, FormulaKey
 from widgets.markdown.typesetter import Typesetter
 
 
@@ -79,6 +81,7 @@ class Desk:
     presets: PresetBook
     releases: ReleaseKeeper
     typesetter: Typesetter
+    formulas: FormulaProcess
 
     @property
     def loading(self) -> Loading:
@@ -93,6 +96,7 @@ class Desk:
     def close(self) -> None:
         """End every process and thread of ours. Bounded; called once, when the window closes."""
         self.background.close()
+        self.formulas.close()
         self.library.close()
         self.examiner.close()
         self.finder.close()
@@ -127,6 +131,7 @@ def make_desk(
     access = HubAccess(settings, notices)
     opener = ModelOpener(models, document, live, rig.lab, settings, background, notices, parent)
     archive = ChatArchive(chats_path(), background, notices, parent)
+    formulas = FormulaProcess()
     desk = Desk(
         settings=settings,
         background=background,
@@ -174,7 +179,13 @@ def make_desk(
         states=StateVault(kept_states_path(), settings, background, notices, parent),
         presets=PresetBook(presets_path(), models, background, notices, parent),
         releases=ReleaseKeeper(settings, background, notices, parent=parent),
-        typesetter=Typesetter(Worker("parse").submit, Worker("draw formulas").submit, parent),
+        typesetter=Typesetter(
+            Worker("parse").submit,
+            Worker("draw formulas").submit,
+            parent,
+            draw_formula=partial(_draw_formula, formulas),
+        ),
+        formulas=formulas,
     )
     _connect_notices(desk)
     _connect_chats(desk)
@@ -193,6 +204,13 @@ def _connect_chats(desk: Desk) -> None:
     desk.archive.deleted.connect(desk.states.forget)
     desk.archive.brought_back.connect(desk.states.remember)
     desk.archive.is_open_now.connect(desk.states.start)
+
+
+def _draw_formula(formulas: FormulaProcess, key: FormulaKey) -> Formula | None:
+    drawn = formulas.draw(key.source, is_display=key.is_display, colour=key.colour)
+    if drawn is None:
+        return None
+    return Formula(drawn.svg.encode(), drawn.width_px, drawn.height_px, drawn.depth_px)
 
 
 def _connect_notices(desk: Desk) -> None:

@@ -1,18 +1,12 @@
-"""`python -m engine.images.reader look|pixels`: an image on standard input, decoded.
-
-The answer is a line of JSON (`ImageFacts`) and then the bytes of a small picture (`look`) or of the whole one
-(`pixels`), three for each pixel. Nobody else here decodes one.
-"""
+"""`python -m engine.images.reader`: the child that decodes an image. No other process does."""
 
 from __future__ import annotations
 
 import io
-import sys
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from engine.decoders import confined_input
+from engine.process.decoders import run_decoder
+from engine.protocol.messages import Job, Message
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -34,36 +28,43 @@ MEMORY_BYTES = 1 << 30
 _WHITE = (255, 255, 255)
 
 
-class ImageFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Size as a model sees it, and that of the picture whose bytes follow; `fault`: why there is none."""
+class DecodeImage(Job, frozen=True, tag="decode_image", kw_only=True):
+    """Decode an image file; `small`: to a thumbnail."""
+
+    data: bytes
+    small: bool
+
+
+class DecodedImage(Message, frozen=True, tag="decoded_image", kw_only=True):
+    """`width_px` and `height_px`: size as a model sees it. `pixels`: of a picture of the size that was sent, row by row
+    from the top, three bytes each. `fault`: why there is none."""
 
     mime: str = ""
     width_px: int = 0
     height_px: int = 0
     sent_width_px: int = 0
     sent_height_px: int = 0
+    pixels: bytes = b""
     fault: str = ""
 
 
-def main(what: str) -> None:
-    """Decode, answer and end."""
-    data = confined_input(SECONDS, MEMORY_BYTES)
-    facts, pixels = read_image(data, small=what == "look")
-    sys.stdout.buffer.write(msgspec.json.encode(facts) + b"\n" + pixels)
+def main() -> None:
+    """Decode images until the parent has what it wants."""
+    run_decoder(DecodeImage, lambda request: read_image(request.data, small=request.small), MEMORY_BYTES)
 
 
-def read_image(data: bytes, *, small: bool) -> tuple[ImageFacts, bytes]:
-    """Return an image's facts and its pixels, of a thumbnail where `small`; it may take any time and memory."""
+def read_image(data: bytes, *, small: bool) -> DecodedImage:
+    """Return an image with its pixels, or those of a thumbnail; it may take any time and memory."""
     try:
         return _read(data, small=small)
     except (MemoryError, RecursionError):
-        return ImageFacts(fault="it takes too much memory"), b""
+        return DecodedImage(fault="it takes too much memory")
     except Exception:
         # whatever a foreign file has wrong is that file's error
-        return ImageFacts(fault="it is damaged, or no JPEG, PNG, BMP, GIF or WebP image"), b""
+        return DecodedImage(fault="it is damaged, or no JPEG, PNG, BMP, GIF or WebP image")
 
 
-def _read(data: bytes, *, small: bool) -> tuple[ImageFacts, bytes]:
+def _read(data: bytes, *, small: bool) -> DecodedImage:
     from PIL import Image
 
     Image.MAX_IMAGE_PIXELS = None  # the limit below is ours
@@ -71,7 +72,7 @@ def _read(data: bytes, *, small: bool) -> tuple[ImageFacts, bytes]:
         width, height = image.size
         if width < 1 or height < 1 or width * height > MAX_PIXELS:
             most = MAX_PIXELS // 1_000_000
-            return ImageFacts(fault=f"it has {width} x {height} pixels, and {most} million are the most"), b""
+            return DecodedImage(fault=f"it has {width} x {height} pixels, and {most} million are the most")
         mime = FORMATS[image.format or ""]
         # JPEG is decoded to a fraction of its size where that is enough
         image.draft("RGB", (MAX_SIDE_PX, MAX_SIDE_PX))
@@ -81,14 +82,14 @@ def _read(data: bytes, *, small: bool) -> tuple[ImageFacts, bytes]:
     if small:
         sent = whole.copy()
         sent.thumbnail((THUMBNAIL_PX, THUMBNAIL_PX))
-    facts = ImageFacts(
+    return DecodedImage(
         mime=mime,
         width_px=whole.width,
         height_px=whole.height,
         sent_width_px=sent.width,
         sent_height_px=sent.height,
+        pixels=sent.tobytes(),
     )
-    return facts, sent.tobytes()
 
 
 def _plain(image: Image) -> Image:
@@ -105,4 +106,4 @@ def _plain(image: Image) -> Image:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

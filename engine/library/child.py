@@ -1,4 +1,4 @@
-"""`python -m engine.library.child`: reads headers and makes forecasts beside the window, one order in its life.
+"""`python -m engine.library.child`: reads headers and makes forecasts, one request in its life.
 
 Both are Python from beginning to end: in a thread of the window they would hold up every frame. Files are strangers':
 the process has no rights to write, and ends with its parent.
@@ -7,22 +7,21 @@ the process has no rights to write, and ends with its parent.
 from __future__ import annotations
 
 import os
-import signal
-import sys
-import threading
 import time
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-import msgspec
-
-from engine.confinement import confine, refuse_core_files
 from engine.errors import EngineError
-from engine.library.orders import MAX_ORDER_BYTES, Order, PlanModels, ReadHeaders, path_of, read_frame, write_frame
+from engine.library.orders import AllFound, FactsFound, FitsFound, Order, PlanModels, ReadHeaders, Working, path_of
+from engine.protocol.effort import WorkTicks
+from engine.protocol.messages import Message
+from engine.protocol.pipe import Limits, limit_work, run_child
 
 HOLD_S = 0.05
-"""Headers are told some at a time: the window wakes up for each frame."""
+"""Headers are sent some at a time: the window wakes up for each message."""
+WORK_S = 900.0
+"""Of this process's processor time without an answer: longer than any forecast."""
 _MOST_HELD = 64
 _NICENESS = 5
 
@@ -30,58 +29,46 @@ _NICENESS = 5
 class Answers:
     """Sends what was found, held back for `hold_s` at most as long as more comes."""
 
-    def __init__(self, stream: IO[bytes], hold_s: float) -> None:
-        self._stream, self._hold_s = stream, hold_s
+    def __init__(self, send: Callable[[Any], None], hold_s: float) -> None:
+        self._send, self._hold_s = send, hold_s
         self._held: list[tuple[int, Any]] = []
         self._sent_s = time.monotonic()
 
     def add(self, number: int, found: Any) -> None:
-        """Tell what was found of a model."""
+        """Send what was found of a model, soon."""
+        limit_work(WORK_S)
         self._held.append((number, found))
         if len(self._held) >= _MOST_HELD or time.monotonic() - self._sent_s >= self._hold_s:
-            self._send()
+            self.flush()
 
-    def end(self) -> None:
-        """Say that this was all."""
+    def flush(self) -> None:
+        """Send what is held back."""
         if self._held:
-            self._send()
-        self._send()
-
-    def _send(self) -> None:
-        write_frame(self._stream, self._held)
+            self._send(tuple(self._held))
         self._held = []
         self._sent_s = time.monotonic()
 
 
 def main() -> None:
-    """Take one order, carry it out and end."""
-    # An interrupt typed in the terminal reaches the whole group; the parent decides, and closes the pipe.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    refuse_core_files()
+    """Carry out one request."""
     if hasattr(os, "nice"):
         os.nice(_NICENESS)
-    data = read_frame(sys.stdin.buffer, MAX_ORDER_BYTES)
-    if data is None:
-        return
-    order = msgspec.msgpack.decode(data, type=Order)
-    confine(readable=(Path("/"),), writable=())
-    threading.Thread(target=_end_with_parent, name="input", daemon=True).start()
-    with suppress(BrokenPipeError):
-        carry_out(order, sys.stdout.buffer)
-    sys.stderr.flush()
-    os._exit(0)
+    run_child(Order, lambda _order: Limits(readable=(Path("/"),)), carry_out)
 
 
-def carry_out(order: Order, stream: IO[bytes]) -> None:
-    """Do what is ordered, writing what is found to `stream`."""
-    match order:
-        case ReadHeaders():
-            answers = Answers(stream, HOLD_S)
-            _read(order, answers)
-        case PlanModels():
-            answers = Answers(stream, 0.0)
-            _plan(order, answers)
-    answers.end()
+def carry_out(order: Order, send: Callable[[Message], None]) -> None:
+    """Do what is ordered, sending what is found."""
+    limit_work(WORK_S)
+    with WorkTicks(lambda: send(Working())):
+        match order:
+            case ReadHeaders():
+                answers = Answers(lambda found: send(FactsFound(found=found)), HOLD_S)
+                _read(order, answers)
+            case PlanModels():
+                answers = Answers(lambda found: send(FitsFound(found=found)), 0.0)
+                _plan(order, answers)
+        answers.flush()
+    send(AllFound())
 
 
 def _read(order: ReadHeaders, answers: Answers) -> None:
@@ -101,12 +88,6 @@ def _plan(order: PlanModels, answers: Answers) -> None:
         except EngineError as error:
             fit = unknown_fit(error)
         answers.add(number, fit)
-
-
-def _end_with_parent() -> None:
-    """Wait for the end of the input: the parent has gone, or wants no more."""
-    sys.stdin.buffer.read(1)
-    os._exit(0)
 
 
 if __name__ == "__main__":

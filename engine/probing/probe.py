@@ -21,8 +21,7 @@ from engine.plan.requests import environment, probe_request
 from engine.probing.defect_log import report_defect
 from engine.probing.measured import member_estimate, rows_from_parts, with_copies
 from engine.probing.probe_cache import ProbeCache
-from engine.process.one_shot import Questions, blaming, raise_if_cancelled
-from engine.process.spare import SpareChild
+from engine.process.questions import Questions, SpareChild, blaming, raise_if_cancelled
 from engine.protocol.messages import Probed
 
 DEFAULT_TIMEOUT_S = 60.0

@@ -18,7 +18,7 @@ from engine.packs.book import PACKS_VARIABLE, PackBook, Verdict, file_states, re
 from engine.packs.listing import ListedPack, list_packs
 from engine.packs.manifest import find_damage
 from engine.packs.store import Pack, PackStore
-from engine.process.one_shot import Questions, raise_if_cancelled
+from engine.process.questions import Questions, raise_if_cancelled
 from engine.protocol.messages import DeviceList, ListDevices, PackLoad
 from engine.rigs.check_models import write_source
 from engine.rigs.discovery import devices_of

@@ -11,7 +11,7 @@ from engine.devices.endpoint import Greeting, greet_all
 from engine.errors import BusyError, EngineError, WorkerStalledError
 from engine.language import tr
 from engine.plan.requests import device_refs
-from engine.process.one_shot import ask_child, blaming, raise_if_cancelled
+from engine.process.questions import ask_child, blaming, raise_if_cancelled
 from engine.processor import default_threads
 from engine.protocol.messages import DeviceRef, DeviceSpeed, MeasureSpeed
 from engine.units import MIB

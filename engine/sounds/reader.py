@@ -1,18 +1,16 @@
-"""`python -m engine.sounds.reader look` or `samples RATE COUNT`: a sound on standard input, decoded.
+"""`python -m engine.sounds.reader`: the child that decodes a sound. No other process does.
 
-The answer is a line of JSON (`SoundFacts`), and then the bytes of COUNT samples at RATE per second: one channel, two
-bytes each in the order of this machine. No bytes are none of those, so that nobody has to look at them. The decoder is
-the one that llama.cpp uses; a sound goes from one rate to the other as it does there.
+The decoder is the one that llama.cpp uses; a sound goes from one rate to the other as it does there.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 
 import msgspec
 
-from engine.decoders import confined_input
+from engine.process.decoders import run_decoder
+from engine.protocol.messages import Job, Message
 
 MIMES = {"wav": "audio/wav", "flac": "audio/flac", "mp3": "audio/mpeg"}
 MAX_LENGTH_MS = 15 * 60 * 1000
@@ -20,7 +18,7 @@ LOOK_RATE = 16_000
 """What nearly all projectors take."""
 SECONDS = 40.0
 """Less than the silence after which a worker that waits for it is taken for dead."""
-MEMORY_BYTES = 1 << 29
+MEMORY_BYTES = 1 << 30
 SAMPLE_BYTES = 2
 SLACK_MS = 100
 """A length in another rate is not the same to the sample."""
@@ -29,11 +27,20 @@ _ID3_VERSIONS = (b"\2", b"\3", b"\4")
 _SYNC, _LAYER_MASK, _LAYER_III = 0xFF, 0xE6, 0xE2
 
 
-class SoundFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """How long it is; `fault`: why there is none."""
+class DecodeSound(Job, frozen=True, tag="decode_sound", kw_only=True):
+    """Decode a sound file to `count` samples at `rate` per second; a count of 0 asks for its length alone."""
+
+    data: bytes
+    rate: int = LOOK_RATE
+    count: int = 0
+
+
+class DecodedSound(Message, frozen=True, tag="decoded_sound", kw_only=True):
+    """`samples`: one channel, two bytes each in the order of this machine. `fault`: why there is none."""
 
     mime: str = ""
     length_ms: int = 0
+    samples: bytes = b""
     fault: str = ""
 
 
@@ -55,32 +62,34 @@ def sample_count(length_ms: int, rate: int) -> int:
     return max(1, length_ms * rate // 1000)
 
 
-def main(what: str, *numbers: str) -> None:
-    """Decode, answer and end."""
-    data = confined_input(SECONDS, MEMORY_BYTES)
-    rate, count = map(int, numbers) if what == "samples" else (LOOK_RATE, 0)
-    facts, samples = read_sound(data, rate)
-    if what == "samples":
-        samples = samples[: SAMPLE_BYTES * count].ljust(SAMPLE_BYTES * count, b"\0")
-    sys.stdout.buffer.write(msgspec.json.encode(facts) + b"\n" + (samples if what == "samples" else b""))
+def main() -> None:
+    """Decode sounds until the parent has what it wants."""
+    run_decoder(DecodeSound, _answer, MEMORY_BYTES)
 
 
-def read_sound(data: bytes, rate: int) -> tuple[SoundFacts, bytes]:
-    """Return a sound's facts and its samples at this rate; it may take any time and memory."""
+def _answer(request: DecodeSound) -> DecodedSound:
+    found = read_sound(request.data, request.rate)
+    size = SAMPLE_BYTES * request.count
+    # two rates do not give the same length to the sample
+    return msgspec.structs.replace(found, samples=found.samples[:size].ljust(size, b"\0"))
+
+
+def read_sound(data: bytes, rate: int) -> DecodedSound:
+    """Return a sound with its samples at this rate; it may take any time and memory."""
     kind = kind_of_sound(data)
     try:
         samples = _samples(data, rate) if kind else b""
     except (MemoryError, RecursionError):
-        return SoundFacts(fault="it takes too much memory"), b""
+        return DecodedSound(fault="it takes too much memory")
     except Exception:
         # whatever a foreign file has wrong is that file's error
         samples = b""
     length_ms = len(samples) // SAMPLE_BYTES * 1000 // rate
     if length_ms > MAX_LENGTH_MS:
-        return SoundFacts(fault=f"it is longer than {MAX_LENGTH_MS // 60_000} minutes; cut it"), b""
+        return DecodedSound(fault=f"it is longer than {MAX_LENGTH_MS // 60_000} minutes; cut it")
     if not length_ms:
-        return SoundFacts(fault="it is damaged or empty, or no WAV, MP3 or FLAC file"), b""
-    return SoundFacts(mime=MIMES[kind], length_ms=length_ms), samples
+        return DecodedSound(fault="it is damaged or empty, or no WAV, MP3 or FLAC file")
+    return DecodedSound(mime=MIMES[kind], length_ms=length_ms, samples=samples)
 
 
 def _samples(data: bytes, rate: int) -> bytes:
@@ -103,4 +112,4 @@ def _pieces(data: bytes, rate: int) -> Iterator[memoryview]:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

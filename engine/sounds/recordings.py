@@ -9,25 +9,21 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import msgspec
-
-from engine.decoders import ask_decoder
-from engine.errors import ChatError
-from engine.json_file import UNREADABLE
-from engine.programs import never
+from engine.errors import ChatError, EngineError
+from engine.process.decoders import ask_decoder
 from engine.sounds.reader import (
     MAX_LENGTH_MS,
     MIMES,
     SAMPLE_BYTES,
     SECONDS,
     SLACK_MS,
-    SoundFacts,
+    DecodedSound,
+    DecodeSound,
     kind_of_sound,
     sample_count,
 )
 
 MAX_SOUND_BYTES = 32 << 20
-MAX_FACTS_BYTES = 1 << 16
 _LOUDEST = 1 << 15
 
 
@@ -50,39 +46,33 @@ def listen_to(data: bytes, name: str) -> Heard:
     Raises:
         ChatError: one sentence that names it, with what is wrong.
     """
-    facts, _ = _read(data, name, "look")
-    return Heard(facts.mime, facts.length_ms)
+    found = _read(DecodeSound(data=data, seconds=SECONDS), name)
+    return Heard(found.mime, found.length_ms)
 
 
-def samples_of(data: bytes, name: str, length_ms: int, rate: int, cancelled: Callable[[], bool] = never) -> bytes:
+def samples_of(data: bytes, name: str, length_ms: int, rate: int, cancelled: Callable[[], bool] | None = None) -> bytes:
     """Return the samples of a sound at a rate: floats of four bytes from -1 to 1, as many as `sample_count` says.
 
     Raises:
         ChatError: as of `listen_to`, where it has another length than `length_ms`, and once it is `cancelled`.
     """
     count = sample_count(length_ms, rate)
-    words = ("samples", str(rate), str(count))
-    facts, samples = _read(data, name, *words, sample_bytes=SAMPLE_BYTES * count, cancelled=cancelled)
-    if abs(facts.length_ms - length_ms) > SLACK_MS:
+    found = _read(DecodeSound(data=data, rate=rate, count=count, seconds=SECONDS), name, cancelled)
+    if abs(found.length_ms - length_ms) > SLACK_MS:
         raise ChatError(f"{name} has another length than was said; attach it again.")
-    if len(samples) != SAMPLE_BYTES * count:
+    if len(found.samples) != SAMPLE_BYTES * count:
         raise ChatError(f"{name} cannot be read: its decoder gave nonsense.")
-    return array("f", map((1 / _LOUDEST).__mul__, memoryview(samples).cast("h"))).tobytes()
+    return array("f", map((1 / _LOUDEST).__mul__, memoryview(found.samples).cast("h"))).tobytes()
 
 
-def _read(
-    data: bytes, name: str, *words: str, sample_bytes: int = 0, cancelled: Callable[[], bool] = never
-) -> tuple[SoundFacts, bytes]:
-    most_bytes = MAX_FACTS_BYTES + sample_bytes
+def _read(request: DecodeSound, name: str, cancelled: Callable[[], bool] | None = None) -> DecodedSound:
     try:
-        said = ask_decoder("sound", *words, data=data, seconds=SECONDS, max_bytes=most_bytes, cancelled=cancelled)
-        line, _, samples = said.partition(b"\n")
-        facts = msgspec.json.decode(line, type=SoundFacts)
-    except (OSError, *UNREADABLE):
-        facts, samples = SoundFacts(fault=f"it broke its decoder, or took longer than {SECONDS:g} s"), b""
-    if facts.fault:
-        raise ChatError(f"{name} cannot be read: {facts.fault}.")
+        found = ask_decoder("sound", request, DecodedSound, cancelled=cancelled)
+    except EngineError:
+        found = DecodedSound(fault=f"it broke its decoder, or took longer than {SECONDS:g} s")
+    if found.fault:
+        raise ChatError(f"{name} cannot be read: {found.fault}.")
     # what broke the decoder may speak for it
-    if facts.mime not in MIMES.values() or not 0 < facts.length_ms <= MAX_LENGTH_MS:
+    if found.mime not in MIMES.values() or not 0 < found.length_ms <= MAX_LENGTH_MS:
         raise ChatError(f"{name} cannot be read: its decoder gave nonsense.")
-    return facts, samples
+    return found

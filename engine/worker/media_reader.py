@@ -88,6 +88,10 @@ class MediaReader:
 
 def _decoded(media: Media, part: MediaPart, stop: StopRequest) -> bytes | None:
     file = part.file
+    if not file.data:
+        raise failure(
+            "internal", "An image or a sound did not come with the question; ask again in a new conversation."
+        )
     try:
         if isinstance(file, SoundFile):
             return samples_of(file.data, "A sound", file.length_ms, media.sample_rate, lambda: stop.pending)

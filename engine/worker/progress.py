@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
+from engine.protocol.effort import TICK_SECONDS, WorkTicks
 from engine.protocol.messages import LoadStage, Message, StageProgress
-from engine.worker.effort import TICK_SECONDS, WorkTicks
 
 MIN_STEP = 0.01
 MIN_STEP_SECONDS = 0.05

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from engine.protocol.messages import ChatMessage, ImageFile, MediaFile, SoundFile
+from engine.worker.chat_template import TemplateError, TemplateProcess, render_plain_chat
 from engine.worker.loaded_context import LoadedContext
 from engine.worker.media import Media, MediaPrompt
 from engine.worker.outcome import failure
 from engine.worker.text import token_text, tokenize
 from engine.worker.turn_marks import turn_marks
-
-if TYPE_CHECKING:
-    from engine.worker.template_process import TemplateProcess
 
 _REMEDY = (
     "Choose the model's projector (its mmproj file) beside the model in the settings, and load again; where one is"
@@ -115,9 +113,6 @@ def _with_markers(loaded: LoadedContext, message: ChatMessage) -> ChatMessage:
 def chat_text(loaded: LoadedContext, messages: Sequence[ChatMessage], template: str = "") -> tuple[str, Replaced]:
     """Return a conversation by `template`, or the model's own, and why a plain form took its place, if it did for a
     fault."""
-    # imported with the first conversation: a template engine is a lot to import for raw text
-    from engine.worker.chat_template import TemplateError, render_plain_chat
-
     messages = [_with_markers(loaded, message) for message in messages]
     low = loaded.engine.low
     owner = "chat" if template else "model"
@@ -143,6 +138,4 @@ def chat_text(loaded: LoadedContext, messages: Sequence[ChatMessage], template: 
 
 @cache
 def _templates() -> TemplateProcess:
-    from engine.worker.template_process import TemplateProcess
-
     return TemplateProcess()

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
+from engine.protocol.effort import resident_bytes
 from engine.protocol.messages import GAVE_UP_EXIT_CODE
-from engine.worker.effort import resident_bytes
 
 STEP_SECONDS = 10.0
 """Of this process's own processor time: a busy machine gives it as long as it needs."""

@@ -40,7 +40,7 @@ class MediaCache:
 
         def completed(file: MediaFile) -> MediaFile:
             self._use(file)
-            return msgspec.structs.replace(file, data=self._files.get(file.sha256, b""))
+            return file if file.data else msgspec.structs.replace(file, data=self._files.get(file.sha256, b""))
 
         return self._with_files(request, completed)
 

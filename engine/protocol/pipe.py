@@ -199,7 +199,7 @@ def run_child(
     prepare_process()
     pipe = Pipe()
     pipe.greet("layerdeck")
-    incoming: Requests[_R | Quit] = Requests(requests | Quit, pipe)  # type: ignore[operator]
+    incoming: Requests[_R | Quit] = Requests(requests | Quit, pipe)
     if incoming.read_first():
         request = incoming.next()
         if not isinstance(request, Quit):

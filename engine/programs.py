@@ -12,10 +12,10 @@ CHILDREN = {
     "renderer": "engine.worker.renderer",
     "download": "engine.downloads",
     "pdf": "engine.chats.pdf_reader",
-    "image": "engine.images.reader",
-    "sound": "engine.sounds.reader",
+    "image": "engine.images.pictures",
+    "sound": "engine.sounds.recordings",
     "importer": "engine.chats.importer",
-    "library": "engine.library.child",
+    "library": "engine.library.children",
     "tunnel": "engine.tunnel",
     "formula": "engine.images.formula",
 }

@@ -49,4 +49,11 @@ def run_decoder(requests: type[_R], answer: Callable[[_R], Message], memory_byte
     # what a library says of the file is for nobody
     logging.disable()
     warnings.simplefilter("ignore")
-    run_child(requests, lambda _request: Limits(memory_bytes=memory_bytes), lambda each, send: send(answer(each)))
+
+    def limits(_request: _R) -> Limits:
+        return Limits(memory_bytes=memory_bytes)
+
+    def send_answer(request: _R, send: Callable[[Message], None]) -> None:
+        send(answer(request))
+
+    run_child(requests, limits, send_answer)

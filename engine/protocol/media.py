@@ -26,7 +26,9 @@ class MediaCache:
         self._kept_bytes = 0
 
     def shorten(self, request: Request) -> Request:
-        """Return a question without the files that the child has."""
+        """Return a question without the files that the child has; any other request as it is."""
+        if not isinstance(request, Generate):
+            return request
 
         def shortened(file: MediaFile) -> MediaFile:
             known = file.sha256 in self._files
@@ -35,7 +37,7 @@ class MediaCache:
 
         return self._with_files(request, shortened)
 
-    def complete(self, request: Request) -> Request:
+    def complete(self, request: Generate) -> Generate:
         """Return a question with the files that came with earlier ones."""
 
         def completed(file: MediaFile) -> MediaFile:
@@ -44,8 +46,8 @@ class MediaCache:
 
         return self._with_files(request, completed)
 
-    def _with_files(self, request: Request, change: Callable[[MediaFile], MediaFile]) -> Request:
-        if not isinstance(request, Generate) or not any(message.media for message in request.messages):
+    def _with_files(self, request: Generate, change: Callable[[MediaFile], MediaFile]) -> Generate:
+        if not any(message.media for message in request.messages):
             return request
         messages = tuple(
             ChatMessage(message.role, message.content, tuple(map(change, message.media)))

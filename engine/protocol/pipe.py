@@ -187,11 +187,11 @@ def prepare_process() -> None:
 
 
 def run_child(
-    requests: type[_R],
+    requests: Any,
     limits: Callable[[_R], Limits],
     answer: Callable[[_R, Callable[[Message], None]], None],
 ) -> None:
-    """Be a child that answers requests one after another, until `Quit` or the end of input.
+    """Be a child that answers requests of the types `requests`, one after another, until `Quit` or the end of input.
 
     `limits` says what the first request leaves of this process's rights. `answer` sends the answer. A `Job` has the
     time that it names: the kernel's alarm then ends the process without asking the interpreter.

@@ -33,14 +33,14 @@ from engine.protocol.pipe import Pipe, Requests, prepare_process
 from engine.worker.backends import load_own_backends, load_packs
 from engine.worker.bindings import Bindings, prepare_environment
 from engine.worker.devices import list_devices
+from engine.worker.failures import EndOfRequest, failure
 from engine.worker.loaded_context import LoadedContext
 from engine.worker.log import EngineLog
 from engine.worker.model_loader import ModelLoader
-from engine.worker.outcome import EndOfRequest, failure
 from engine.worker.probe import probe
-from engine.worker.progress import StageReporter
-from engine.worker.reach import give_up_rights
+from engine.worker.rights import give_up_rights
 from engine.worker.stop import StopRequest
+from engine.worker.warm_up import StageReporter
 
 if TYPE_CHECKING:
     from engine.worker.decode_loop import DecodeLoop
@@ -138,7 +138,7 @@ class Worker:
             case ModelRequest():
                 raise EndOfRequest(failure("internal", "No model is loaded.").word_of(request.id))
             case Logits():
-                from engine.worker.logits import logit_digest
+                from engine.worker.sampling import logit_digest
 
                 if self._loop is not None:
                     self._loop.lose_memory()

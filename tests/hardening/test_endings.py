@@ -14,7 +14,7 @@ import pytest
 from engine.cancellation import CancelToken
 from engine.devices.device import Rig
 from engine.gguf.reader import read_model
-from engine.images.reader import DecodedImage, DecodeImage
+from engine.images.pictures import DecodedImage, DecodeImage
 from engine.layout.layout import single_device
 from engine.library.children import read_headers
 from engine.plan.edit import Edit

@@ -8,8 +8,7 @@ import pytest
 
 from engine.errors import ChatError
 from engine.images import pictures
-from engine.images.pictures import look_at
-from engine.images.reader import MAX_SIDE_PX, DecodedImage, read_image
+from engine.images.pictures import MAX_SIDE_PX, DecodedImage, look_at, read_image
 from tests.support.pictures import picture
 
 FORMS = ("JPEG", "PNG", "BMP", "GIF", "WEBP")

@@ -10,8 +10,15 @@ import pytest
 
 from engine.errors import ChatError
 from engine.sounds import recordings
-from engine.sounds.reader import LOOK_RATE, MAX_LENGTH_MS, DecodedSound, read_sound, sample_count
-from engine.sounds.recordings import listen_to, samples_of
+from engine.sounds.recordings import (
+    LOOK_RATE,
+    MAX_LENGTH_MS,
+    DecodedSound,
+    listen_to,
+    read_sound,
+    sample_count,
+    samples_of,
+)
 from tests.hardening.test_hostile_images import mutated
 from tests.support.sounds import flac, silent_mp3, tone
 

@@ -35,7 +35,7 @@ from engine.releases.release import read_key, read_release
 from engine.rigs.self_test import read_verdicts
 from engine.texts import MAX_SENTENCE
 from engine.tunnel.pairings import PairingBook
-from engine.worker.sequence_file import MAGIC, TOKEN_BYTES, VERSIONS, SequenceFileError, SequenceReader
+from engine.worker.saved_kv_state import MAGIC, TOKEN_BYTES, VERSIONS, SequenceFileError, SequenceReader
 from tests.support.mutation import mutate_json
 from tests.support.selection import examples
 from tests.support.signed_releases import KEY, PUBLIC_KEY, release_values, signed_release

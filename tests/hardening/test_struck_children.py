@@ -208,11 +208,11 @@ def look_for_machines(_folder: Path) -> object:
 
 KINDS: dict[str, tuple[Callable[[Path], object], str]] = {
     "pdf": (read_pdf, "engine.chats.pdf_reader"),
-    "image": (read_image, "engine.images.reader"),
-    "sound": (read_sound, "engine.sounds.reader"),
+    "image": (read_image, "engine.images.pictures"),
+    "sound": (read_sound, "engine.sounds.recordings"),
     "discovery": (find_devices, "discovery"),
     "probe": (probe_layout, "probe"),
-    "library": (look_into_library, "engine.library.child"),
+    "library": (look_into_library, "engine.library.children"),
     "template": (render_template, "engine.worker.renderer"),
     "download": (fetch_file, "engine.downloads"),
     "nearby": (look_for_machines, "engine.tunnel"),

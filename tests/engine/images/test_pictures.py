@@ -12,8 +12,7 @@ from PIL import Image
 
 from engine.chats.attachments import read_attachment
 from engine.errors import ChatError
-from engine.images.pictures import is_image, look_at, pixels_of
-from engine.images.reader import MAX_SIDE_PX, read_image
+from engine.images.pictures import MAX_SIDE_PX, is_image, look_at, pixels_of, read_image
 from tests.support.pictures import SIZE, picture
 
 FORMS = {"JPEG": "image/jpeg", "PNG": "image/png", "BMP": "image/bmp", "GIF": "image/gif", "WEBP": "image/webp"}

@@ -17,8 +17,7 @@ from engine.memory import model_memory
 from engine.memory.estimate import DeviceMemory, Grade, MemoryEstimate
 from engine.plan.plan import Plan
 from engine.plan.report import make_row
-from engine.probing.probe import ProbeRun, Probes
-from engine.probing.probe_cache import ProbeCache
+from engine.probing.probe import ProbeCache, ProbeRun, Probes
 from engine.process.questions import Questions, SpareChild
 from engine.protocol.messages import OFFLOAD_VARIABLE
 from engine.rigs.host import host_device

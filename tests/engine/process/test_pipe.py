@@ -8,6 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 from hypothesis import given
@@ -135,7 +136,7 @@ def test_an_answer_that_is_too_long_fails_its_request_alone(monkeypatch: pytest.
     out.send(Embedded(request=4, vectors=((0.5,),)))
     os.close(write_end)
     with os.fdopen(read_end, "rb") as stream:
-        first, second = (pipe.msgspec.json.decode(line, type=AnyMessage) for line in stream)
+        first, second = (msgspec.json.decode(line, type=AnyMessage) for line in stream)
     assert isinstance(first, Failure)
     assert (first.kind, first.request) == ("argument", 3)
     assert second == Embedded(request=4, vectors=((0.5,),))
@@ -156,7 +157,9 @@ def test_a_child_has_every_file_of_every_question(questions: list[list[str]], ma
     ours, childs = MediaCache(max_bytes), MediaCache(max_bytes)
     for names in questions:
         asked = question(*names)
-        assert childs.complete(ours.shorten(asked)) == asked
+        sent = ours.shorten(asked)
+        assert isinstance(sent, Generate)
+        assert childs.complete(sent) == asked
 
 
 def test_counting_takes_no_files_along() -> None:

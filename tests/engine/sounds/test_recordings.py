@@ -9,8 +9,16 @@ import pytest
 
 from engine.chats.attachments import as_attachment, read_attachment
 from engine.errors import ChatError
-from engine.sounds.reader import MAX_LENGTH_MS, kind_of_sound, read_sound, sample_count
-from engine.sounds.recordings import MAX_SOUND_BYTES, is_sound, listen_to, samples_of
+from engine.sounds.recordings import (
+    MAX_LENGTH_MS,
+    MAX_SOUND_BYTES,
+    is_sound,
+    kind_of_sound,
+    listen_to,
+    read_sound,
+    sample_count,
+    samples_of,
+)
 from tests.support.sounds import MP3_FRAME_SAMPLES, MP3_RATE, RATE, flac, float_wav, silent_mp3, tone
 
 MP3_MS = 20 * MP3_FRAME_SAMPLES * 1000 // MP3_RATE

@@ -26,7 +26,7 @@ from engine.memory.side_files import SideFiles
 from engine.plan.edit import Edit
 from engine.plan.plan import Plan
 from engine.plan.preview import Preview, PreviewTables
-from engine.probing.probe_cache import ProbeCache
+from engine.probing.probe import ProbeCache
 from engine.settings.context_settings import ContextSettings
 from engine.speed.speeds import NO_MEASUREMENTS, Speeds
 

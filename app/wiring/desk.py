@@ -42,7 +42,9 @@ from app.rig.watchman import Watchman
 from app.settings import Settings
 from app.wiring.rig import RigParts, make_rig
 from app.worker import Worker
+from engine.images.formula import FormulaProcess
 from engine.session.status import Phase
+from widgets.markdown.formulas import Formula, FormulaKey
 from widgets.markdown.typesetter import Typesetter
 
 
@@ -76,6 +78,7 @@ class Desk:
     states: KvStateRepository
     presets: PresetBook
     typesetter: Typesetter
+    formulas: FormulaProcess
 
     @property
     def loading(self) -> Loading:
@@ -90,6 +93,7 @@ class Desk:
     def close(self) -> None:
         """End every process and thread of ours. Bounded; called once, when the window closes."""
         self.background.close()
+        self.formulas.close()
         self.library.close()
         self.examiner.close()
         self.finder.close()
@@ -128,6 +132,7 @@ def make_desk(
     library = Library(LibraryCatalogue(library_path()), models, background, notices, parent)
     ForecastPlanner(library, models=models, live=live, auto_layouts=auto_layouts, speeds=speeds)
     archive = ChatArchive(chats_path(), background, notices, parent)
+    formulas = FormulaProcess()
     desk = Desk(
         settings=settings,
         background=background,
@@ -164,7 +169,13 @@ def make_desk(
         shelf=ChatShelf(archive, models, settings, opener.show, parent),
         states=KvStateRepository(kept_states_path(), settings, background, notices, parent),
         presets=PresetBook(presets_path(), models, background, notices, parent),
-        typesetter=Typesetter(Worker("parse").submit, Worker("draw formulas").submit, parent),
+        typesetter=Typesetter(
+            Worker("parse").submit,
+            Worker("draw formulas").submit,
+            parent,
+            draw_formula=partial(_draw_formula, formulas),
+        ),
+        formulas=formulas,
     )
     _connect_notices(desk)
     _connect_chats(desk)
@@ -183,6 +194,13 @@ def _connect_chats(desk: Desk) -> None:
     desk.archive.deleted.connect(desk.states.forget)
     desk.archive.brought_back.connect(desk.states.remember)
     desk.archive.is_open_now.connect(desk.states.start)
+
+
+def _draw_formula(formulas: FormulaProcess, key: FormulaKey) -> Formula | None:
+    drawn = formulas.draw(key.source, is_display=key.is_display, colour=key.colour)
+    if drawn is None:
+        return None
+    return Formula(drawn.svg.encode(), drawn.width_px, drawn.height_px, drawn.depth_px)
 
 
 def _connect_notices(desk: Desk) -> None:

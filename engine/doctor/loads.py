@@ -17,7 +17,7 @@ from engine.plan.edit import Edit
 from engine.plan.plan import Plan
 from engine.plan.report import DeviceRow
 from engine.plan.requests import load_request
-from engine.process.one_shot import Questions, ask_child
+from engine.process.questions import Questions, ask_child
 from engine.protocol.messages import (
     AllocationFailure,
     DeviceList,

@@ -38,6 +38,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", forbi
     """Base of what we ask a child."""
 
 
+class Job(Request, frozen=True, kw_only=True):
+    """Base of requests with a time limit: who asks kills the child after `seconds`, and so does the kernel's alarm."""
+
+    seconds: float
+
+
 class DeviceRef(msgspec.Struct, frozen=True, kw_only=True):
     """How the child finds a ggml device: endpoint and index there, else PCI id, else ggml's name; "CPU" is the host."""
 

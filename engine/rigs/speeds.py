@@ -15,7 +15,7 @@ from engine.language import tr
 from engine.plan.plan import Plan
 from engine.plan.preview import plan_prompt, plan_speed
 from engine.plan.requests import device_refs
-from engine.process.one_shot import ask_child, blaming, raise_if_cancelled
+from engine.process.questions import ask_child, blaming, raise_if_cancelled
 from engine.processor import default_threads
 from engine.protocol.messages import DeviceRef, DeviceSpeed, MeasureSpeed
 from engine.speed.answers import MIN_PROMPT_TOKENS

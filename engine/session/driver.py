@@ -19,6 +19,7 @@ from engine.errors import ArgumentError
 from engine.plan.requests import environment
 from engine.process.child import DEFAULT_STALL_TIMEOUT_S, ChildProcess
 from engine.process.outcome import ProcessOutcome
+from engine.protocol.media import MediaCache
 from engine.protocol.messages import AnyMessage, DeviceMemoryReadings
 from engine.session import effects, inputs
 from engine.session.events import AnyEvent
@@ -214,6 +215,7 @@ class Driver:
             stall_timeout_s=self._options.stall_timeout_s,
             environment=environment(effect.plan),
             about=effect.plan.mark,
+            before_send=MediaCache().shorten,
         )
         # There is one at a time: the one before has ended, and what was meant for it has been done.
         self._children = {effect.child: child}

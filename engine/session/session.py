@@ -7,7 +7,7 @@ from pathlib import Path
 
 from engine.devices.device import Device
 from engine.devices.holder import MemoryHolder
-from engine.probing.probe_cache import ProbeCache
+from engine.probing.probe import ProbeCache
 from engine.process.child import DEFAULT_STALL_TIMEOUT_S
 from engine.protocol.messages import AnyModelRequest
 from engine.session import inputs

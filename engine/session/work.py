@@ -16,8 +16,7 @@ from engine.fit.step_back import step_back
 from engine.plan.plan import Plan
 from engine.plan.report import FitReport
 from engine.plan.requests import load_request
-from engine.probing.probe import Probes
-from engine.probing.probe_cache import ProbeCache
+from engine.probing.probe import ProbeCache, Probes
 from engine.session import effects, inputs
 from engine.session.events import Failed
 

@@ -30,7 +30,7 @@ from engine.protocol.messages import TransferFile
 from engine.rigs.self_test import read_verdicts
 from engine.texts import MAX_SENTENCE
 from engine.tunnel.pairings import PairingBook
-from engine.worker.sequence_file import MAGIC, TOKEN_BYTES, VERSIONS, SequenceFileError, SequenceReader
+from engine.worker.saved_kv_state import MAGIC, TOKEN_BYTES, VERSIONS, SequenceFileError, SequenceReader
 from tests.support.mutation import mutate_json
 from tests.support.selection import examples
 

@@ -1,7 +1,7 @@
-"""Ends this process where one step of what a stranger wrote takes too long or too much, in native code as elsewhere.
+"""How work ends early: a request by an exception that carries its last message, the process by a limit on one step.
 
 A grammar can keep the engine busy without end with every token, an RPC server with the devices that it says it has, and
-nothing interrupts it there. The parent then hears why from the last word.
+nothing interrupts it in native code. The parent then hears why from the last word.
 """
 
 from __future__ import annotations
@@ -12,8 +12,31 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-from engine.protocol.messages import GAVE_UP_EXIT_CODE
-from engine.worker.effort import resident_bytes
+import msgspec
+
+from engine.protocol.effort import resident_bytes
+from engine.protocol.messages import GAVE_UP_EXIT_CODE, AllocationFailure, Message
+from engine.protocol.messages import Failure as FailureMessage
+
+
+class EndOfRequest(Exception):
+    """Ends the request that is running; `message` is what the parent is told."""
+
+    def __init__(self, message: Message) -> None:
+        super().__init__(str(message))
+        self.message = message
+
+    def word_of(self, request: int) -> Message:
+        """Return the message as the last word of the request with this id."""
+        if isinstance(self.message, FailureMessage | AllocationFailure):
+            return msgspec.structs.replace(self.message, request=request)
+        return self.message
+
+
+def failure(kind: str, sentence: str) -> EndOfRequest:
+    """Return the end with a `Failure`. `kind` is one of the contract's words."""
+    return EndOfRequest(FailureMessage(kind=kind, message=sentence))
+
 
 STEP_SECONDS = 10.0
 """Of this process's own processor time: a busy machine gives it as long as it needs."""

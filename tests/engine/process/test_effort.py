@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from engine.worker import effort
-from engine.worker.effort import (
+from engine.protocol import effort
+from engine.protocol.effort import (
     CPU_SECONDS,
     MEMORY_BYTES,
     NETWORK_BYTES,

@@ -1,8 +1,9 @@
-"""What a child of ours gives up before it opens what strangers wrote, by what it was started for."""
+"""What a child gives up before it opens what strangers wrote, by its first request, and the cap on its memory."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -10,7 +11,27 @@ from pathlib import Path
 from engine.confinement import code_folders, confine, device_folders, make_driver_caches, system_folders
 from engine.protocol.messages import AnyRequest, ListDevices, Load, Probe, Reach, Serve
 from engine.worker.bindings import Bindings
-from engine.worker.limits import data_bytes, limit_data
+
+
+def data_bytes() -> int:
+    """Return VmData, what RLIMIT_DATA counts; 0 where the system does not tell."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return 0
+    line = next((line for line in status.splitlines() if line.startswith("VmData:")), "VmData: 0 kB")
+    return int(line.split()[1]) * 1024
+
+
+def limit_data(limit_bytes: int) -> bool:
+    """Have the system refuse private memory beyond `limit_bytes`, for good; False where it cannot."""
+    if not sys.platform.startswith("linux"):
+        return False
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
+    return True
+
 
 DISCOVERY_BYTES = 4 << 30
 """For what drivers of many cards take of the host; a list of devices itself has some kilobytes."""

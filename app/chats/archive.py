@@ -13,7 +13,7 @@ import msgspec
 from PySide6.QtCore import QObject, Qt, Signal
 
 from app.background import Background
-from app.models.chat_keeper import Then
+from app.models.answering import Then
 from app.notices import Notices
 from engine.chats.conversation import Conversation as Chat
 from engine.chats.conversation import Hit

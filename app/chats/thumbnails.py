@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from PySide6.QtCore import QObject
 
 from app.background import Background
-from app.models.chat_keeper import ChatKeeper
+from app.models.answering import ChatKeeper
 from engine.errors import ChatError, EngineError
 from engine.images.pictures import Looked, Picture, look_at
 from engine.language import tr

@@ -11,26 +11,23 @@ from dataclasses import dataclass, replace
 import msgspec
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from app.models.answer import Answer, Piece
-from app.models.answering import Answering
-from app.models.chat_keeper import ChatKeeper, NoKeeper
-from app.models.chat_words import layout_words, title_of_message
+from app.models.answering import Answering, ChatKeeper, NoKeeper
 from app.models.context_counter import CountedChat
-from app.models.context_fit import shown_path
 from app.models.loading import Loading, ModelState
+from engine.chats.answer import AnswerOptions, AnswerRun, Append, Finish, continued_answer, new_answer, new_question
 from engine.chats.asking import chat_messages, media_of, texts_of
+from engine.chats.context import cut_of_path, left_out_of, shown_path
 from engine.chats.conversation import Conversation as Chat
-from engine.chats.cuts import cut_of_answer, cut_of_path, left_out_of
+from engine.chats.conversation import title_of_message
 from engine.chats.message import Attachment, Message, new_id, now_ms
-from engine.chats.presets import Preset
+from engine.chats.presets import Preset, chat_sampling, system_prompt
 from engine.chats.thinking import TEMPLATE_KEY, Marks, begun_answer, marks_of
 from engine.chats.tree import MessageTree, add, branched, changed, edited, select, step_version, without_turn
-from engine.demo.speaking import recommended_sampling
 from engine.language import tr
 from engine.plan.preview import LoadedLayout
 from engine.protocol.messages import ChatMessage
 from engine.session.events import Done
-from engine.settings.sampling_sources import Sampling, changed_settings, model_sampling, sampling_of
+from engine.settings.sampling_sources import Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +68,8 @@ class Conversation(QObject):
     """Other messages are shown than before."""
     message_changed = Signal(str)
     """The message of this id is not what it was."""
-    piece_kept = Signal(Piece)
+    piece_kept = Signal(Append)
+    """More text of the shown answer is stored and may be painted."""
     question_returned = Signal(object)  # Message
     """A question whose answer failed goes back to where it was typed."""
     chat_changed = Signal()
@@ -92,10 +90,9 @@ class Conversation(QObject):
         self.answering.begun.connect(self._on_begun)
         self.answering.text.connect(self.answer_text)
         self.answering.changed.connect(self._on_answer_changed)
-        self.answering.piece_kept.connect(self._on_piece_kept)
+        self.answering.written.connect(self._on_written)
         self.answering.overflow_asked.connect(self.overflow_asked)
         self.answering.finished.connect(self._on_finished)
-        self.answering.failed.connect(self._on_failed)
         self.answering.kept.connect(self.message_changed)
         loading.loaded_changed.connect(self._on_loaded_changed)
 
@@ -118,16 +115,12 @@ class Conversation(QObject):
     @property
     def system(self) -> str:
         """The system prompt: the conversation's own, else that of its preset."""
-        preset = self.preset
-        return self.chat.system or ("" if preset is None else preset.system)
+        return system_prompt(self.chat, self.preset)
 
     @property
     def sampling(self) -> Sampling:
-        """How tokens are chosen, and where each value comes from."""
-        model, preset = self._loading.model, self.preset
-        of_model = {} if model is None else model_sampling(model.metadata)
-        of_preset = {} if preset is None else preset.settings
-        return sampling_of(of_model, of_preset, self.chat.settings, authors=recommended_sampling(model))
+        """How tokens are chosen, and the source of each value."""
+        return chat_sampling(self._loading.model, self.preset, self.chat.settings)
 
     @property
     def is_answering(self) -> bool:
@@ -161,7 +154,7 @@ class Conversation(QObject):
     @property
     def asked_request(self) -> int | None:
         """The number under which the model is asked for the answer that is being written; None: it is not asked yet."""
-        return None if self.answering.answer is None else self.answering.answer.request
+        return None if self.answering.answer is None else self.answering.request
 
     def counted_chat(self, used: int | None) -> CountedChat:
         """Return what is to be counted of what is shown; `used`: how many tokens it takes, where that is known."""
@@ -188,7 +181,7 @@ class Conversation(QObject):
         self.chat, self._is_kept, self._returned = chat, True, None
         answer = self.answering.answer
         # What is being written here is further than what was read.
-        self.tree = answer.tree if answer is not None and answer.chat == chat.id else tree
+        self.tree = changed(tree, answer.message) if answer is not None and answer.chat == chat.id else tree
         self._show()
 
     def begin(self, chat: Chat | None = None) -> None:
@@ -227,15 +220,8 @@ class Conversation(QObject):
         for _attachment, data in files:
             if data is not None:
                 self._keeper.keep_file(data)
-        question = Message(
-            id=new_id(),
-            role="user",
-            content=text,
-            parent=self._parent_of_next(),
-            attachments=tuple(attachment for attachment, _data in files),
-            created_ms=now_ms(),
-        )
-        self._ask(add(self.tree, question))
+        attachments = tuple(attachment for attachment, _data in files)
+        self._ask(add(self.tree, new_question(text, self._parent_of_next(), attachments)))
 
     def regenerate(self, message: str) -> None:
         """Write another version of an answer."""
@@ -323,81 +309,68 @@ class Conversation(QObject):
             return returned.parent
         return self.tree.leaf
 
-    def _ask(self, tree: MessageTree) -> None:
+    @property
+    def _options(self) -> AnswerOptions:
         loading = self._loading
         assert loading.model is not None
-        self._returned = None
-        message = Message(
-            id=new_id(),
-            role="assistant",
-            content="",
-            parent=tree.leaf,
+        return AnswerOptions(
+            system=self.system,
+            template=self.chat.template,
+            sampling=self.sampling.settings,
+            overflow=self.answering.overflow,
+            n_ctx=self._context_size,
             model=loading.model.name,
-            layout="" if loading.loaded is None else layout_words(loading.loaded.edit.layout),
-            settings=changed_settings(self.sampling.settings),
-            state="writing",
-            created_ms=now_ms(),
+            layout=None if loading.loaded is None else loading.loaded.edit.layout,
         )
+
+    def _ask(self, tree: MessageTree) -> None:
+        self._returned = None
         if not self.chat.title:
             self.change_chat(msgspec.structs.replace(self.chat, title=title_of_message(tree.path[-1])))
         elif not self._is_kept:
             self._keep_chat()
-        self._begin(add(tree, message), message)
+        self._begin(new_answer(self.chat.id, tree, self._options))
 
     def _continue(self, tree: MessageTree, message: Message, begun: str) -> None:
         """Have a message that is there go on from `begun`."""
-        writing = msgspec.structs.replace(message, state="writing", note="", stop_reason="")
-        self._begin(changed(tree, writing), writing, begun)
+        self._begin(continued_answer(self.chat.id, tree, message, self._options, begun))
 
-    def _begin(self, tree: MessageTree, message: Message, begun: str = "") -> None:
-        path, n_ctx = tree.path_to(message.parent), self._context_size
-        message = msgspec.structs.replace(message, cut=cut_of_answer(tree, message.id, n_ctx))
-        tree = changed(tree, message)
-        before, self.tree = self.tree, tree
-        answer = Answer(
-            chat=self.chat.id,
-            tree=tree,
-            message=message,
-            system=self.system,
-            template=self.chat.template,
-            settings=self.sampling.settings,
-            left_out=left_out_of(path, message.cut),
-            was_cut=cut_of_path(path, n_ctx) is not None,
-            begun=begun,
-        )
-        self._keeper.apply(self.chat.id, before, tree)
-        self.answering.begin(answer)
+    def _begin(self, run: AnswerRun) -> None:
+        before, self.tree = self.tree, run.tree
+        self._keeper.apply(self.chat.id, before, run.tree)
+        self.answering.begin(run)
 
     # ------------------------------------------------------------------ what comes
 
-    def _on_begun(self, answer: Answer) -> None:
+    def _on_begun(self, run: AnswerRun) -> None:
         self.shown_changed.emit()
-        self.answer_started.emit(answer.message.model)
+        self.answer_started.emit(run.message.model)
 
-    def _on_answer_changed(self, answer: Answer) -> None:
-        if answer.chat == self.chat.id and answer.message.id in self.tree.messages:
-            self.tree = changed(self.tree, answer.message)
+    def _on_answer_changed(self, run: AnswerRun) -> None:
+        if run.chat == self.chat.id and run.message.id in self.tree.messages:
+            self.tree = changed(self.tree, run.message)
 
-    def _on_piece_kept(self, answer: Answer, piece: Piece) -> None:
-        if answer.chat == self.chat.id:
+    def _on_written(self, run: AnswerRun, piece: Append) -> None:
+        if run.chat == self.chat.id:
             self.piece_kept.emit(piece)
 
-    def _on_finished(self, answer: Answer, event: Done) -> None:
-        if answer.goes_on and answer.message.state == "stopped":
-            thought = self.tree.messages.get(answer.message.id)
-            if thought is not None and answer.chat == self.chat.id:
-                begun = begun_answer(thought.reasoning, "", answer.splitter.marks)
-                QTimer.singleShot(0, self, lambda: self._answer_now(thought, begun))
-        self.answer_finished.emit(event)
+    def _on_finished(self, run: AnswerRun, end: Finish) -> None:
+        if end.done is None:
+            self._on_failed(run, end.failure)
+            return
+        begun = run.continuation
+        if begun is not None and run.chat == self.chat.id:
+            QTimer.singleShot(0, self, lambda: self._answer_now(run.message.id, begun))
+        self.answer_finished.emit(end.done)
         self.context_use_changed.emit(ContextUse(self._loading.snapshot.context_used or 0, self._context_size))
 
-    def _answer_now(self, thought: Message, begun: str) -> None:
-        if thought.id in self.tree.messages and self.can_ask:
-            self._continue(self.tree, thought, begun)
+    def _answer_now(self, thought: str, begun: str) -> None:
+        if thought in self.tree.messages and self.can_ask:
+            self._continue(self.tree, self.tree.messages[thought], begun)
 
-    def _on_failed(self, answer: Answer, sentence: str) -> None:
-        question = answer.question
-        if question is not None and answer.chat == self.chat.id:
+    def _on_failed(self, run: AnswerRun, sentence: str) -> None:
+        question = run.question
+        if question is not None and run.chat == self.chat.id:
             self._returned = question.id
             self.question_returned.emit(question)
         self.answer_failed.emit(sentence)

@@ -12,7 +12,7 @@ from app.background import Background
 from app.chats.attacher import Attached, Attacher
 from app.chats.attachment_words import attachment_size
 from app.chats.thumbnails import Thumbnails
-from app.models.chat_keeper import ChatKeeper
+from app.models.answering import ChatKeeper
 from app.models.open_model import OpenModel
 from engine.chats.message import Message
 from engine.language import tr

@@ -9,12 +9,12 @@ from PySide6.QtCore import QObject, QUrl
 from PySide6.QtGui import QDesktopServices
 
 from app.chats.shown_messages import shown_message, shown_messages
-from app.models.answer import Piece
 from app.models.context_counter import ContextCounter
 from app.models.conversation import ContextUse, Restored
 from app.models.loading import ModelState
 from app.models.open_model import OpenModel
 from app.models.reading_pace import ReadingPace, left_words
+from engine.chats.answer import Append
 from engine.chats.context import ContextUse as PartsOfUse
 from engine.chats.tree import MessageTree
 from engine.language import tr
@@ -94,8 +94,8 @@ class ChatPresenter(QObject):
             shown = shown_message(conversation.tree, known, conversation.open_message)
             self._pane.message_list.update_message(shown)
 
-    def _on_piece(self, piece: Piece) -> None:
-        self._pane.message_list.append(piece.message, piece.text, piece.thinking)
+    def _on_piece(self, piece: Append) -> None:
+        self._pane.message_list.append(piece.message, piece.content, piece.reasoning)
 
     def _on_state_changed(self, state: ModelState) -> None:
         pane = self._pane

@@ -1,21 +1,24 @@
-"""From what is shown of a conversation to what a model is asked."""
+"""From what is shown of a conversation to what a model is asked; and from a prompt's tokens back to earlier answers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 
 import msgspec
 
 from engine.chats.message import Attachment, Message
 from engine.chats.thinking import CONTROL_MARKS, FAMILIES
 from engine.errors import ChatError
-from engine.protocol.messages import ChatMessage, CountTokens, Generate, ImageFile, MediaFile, SoundFile
+from engine.protocol.messages import ChatMessage, Generate, ImageFile, MediaFile, SoundFile, TokenChoice
 from engine.settings.sampling_settings import SamplingSettings
 
 MAX_SENT_BYTES = 96 << 20
 """Of the images and sounds of one request: all of it is in memory several times on its way."""
 SYSTEM = ""
-"""Stands for the system prompt where there are ids of messages."""
+"""Stands for the system prompt among ids of messages."""
+HEAD_CHARACTERS = 32
+"""A message is found in a prompt by so many of its first characters, after the message before it."""
 
 
 def chat_messages(system: str, shown: Sequence[Message]) -> tuple[ChatMessage, ...]:
@@ -118,13 +121,47 @@ def answer_request(
     )
 
 
-def count_request(messages: Iterable[ChatMessage], shown: Sequence[Message] = (), *, template: str = "") -> CountTokens:
-    """Return the request that counts a conversation, and what is attached to each message of it."""
-    return CountTokens(
-        messages=tuple(messages),
-        texts=tuple("\n\n".join(texts_of(each)) for each in shown),
-        template=template,
-    )
+def choices_in_prompt(pieces: Sequence[str], shown: Sequence[Message]) -> Mapping[int, TokenChoice]:
+    """Return how tokens of a prompt were chosen, by their places. `shown`: the messages that it was made of.
+
+    A prompt is cut into tokens anew, so that an answer in it need not have the tokens that it was written with: those
+    that begin at the same place and have the same text are taken for the same.
+    """
+    text = "".join(pieces)
+    begins = zip(pieces, accumulate(map(len, pieces), initial=0), strict=False)
+    numbers = {begin: number for number, (piece, begin) in enumerate(begins) if piece}
+    found: dict[int, TokenChoice] = {}
+    after = 0
+    for message in shown:
+        choices = _choices_of_content(message)
+        words = "".join(choice.text for choice in choices) or message_text(message)
+        head = words.strip()[: min(HEAD_CHARACTERS, len(message_text(message).strip()))]
+        begin = text.find(head, after) if head else -1
+        if begin < 0:
+            continue
+        after = begin + len(head)
+        # a template may leave out spaces around an answer
+        place = begin - (len(words) - len(words.lstrip()))
+        for choice in choices:
+            if place >= begin and not text.startswith(choice.text, place):
+                break
+            number = numbers.get(place, -1)
+            if number >= 0 and pieces[number] == choice.text:
+                found[number] = choice
+            place += len(choice.text)
+    return found
+
+
+def _choices_of_content(message: Message) -> tuple[TokenChoice, ...]:
+    """Return the choices of an answer's words: thoughts come before them, and are in no prompt."""
+    if not message.reasoning:
+        return message.choices
+    text = "".join(choice.text for choice in message.choices)
+    begin = text.find(message.content.strip()[:HEAD_CHARACTERS], len(message.reasoning))
+    if begin < 0:
+        return ()
+    ends = accumulate(len(choice.text) for choice in message.choices)
+    return tuple(choice for choice, end in zip(message.choices, ends, strict=True) if end > begin)
 
 
 def _says_something(message: Message) -> bool:

@@ -1,18 +1,21 @@
 """What of a conversation a model is shown: tokens by part, and what is left out when the context is full.
 
 Whole turns are left out, the oldest first. The system prompt, pinned turns and the last question stay; the kept
-conversation loses nothing. Once turns are left out they stay so (`cuts`), and more are left out than are needed: the
-model then reads the same beginning for several turns, which its cache still holds.
+conversation loses nothing. More are left out than are needed: the model then reads the same beginning for several
+turns, which its cache still holds. What is left out is kept with the answer as a `Cut`: for the next answer, and after
+a restart, the model is shown the same again. In a longer context than the one that was full it is decided anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.chats.message import Message
+from engine.chats.message import Cut, Message
+from engine.chats.tree import MessageTree
 from engine.language import tr
+from engine.protocol.messages import ChatMessage
 
 Overflow = Literal["drop", "stop", "ask"]
 OVERFLOWS: tuple[Overflow, ...] = ("drop", "stop", "ask")
@@ -22,6 +25,8 @@ RESERVE_SHARE = 4
 """At most this part of the context is kept free."""
 ROOM_AFTER = 0.75
 """How full what is left may be after turns were left out."""
+COUNT_FROM = 0.5
+"""Nothing is counted while there are fewer characters than this part of the context has tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,18 @@ class Fit:
 def left_out_sentence() -> str:
     """Return what a person is told once turns are left out."""
     return tr("The context is full: the oldest turns are kept here, and not shown to the model any more.")
+
+
+def may_be_too_long(asked: Sequence[ChatMessage], n_ctx: int | None) -> bool:
+    """Return whether to ask the model for the tokens of a prompt; those of images and sounds cannot be guessed."""
+    if any(message.media for message in asked):
+        return True
+    return n_ctx is not None and sum(len(message.content) for message in asked) > n_ctx * COUNT_FROM
+
+
+def shown_path(path: Sequence[Message], left_out: Collection[str]) -> tuple[Message, ...]:
+    """Return a path without the messages that are left out."""
+    return tuple(message for message in path if message.id not in left_out)
 
 
 def answer_reserve(n_ctx: int, max_tokens: int | None) -> int:
@@ -161,3 +178,43 @@ def _fit(
         newly,
         over_tokens,
     )
+
+
+# ------------------------------------------------------------------ what stays left out
+
+
+def cut_of_path(path: Sequence[Message], n_ctx: int | None) -> Cut | None:
+    """Return the cut that its last answer was written with, where it holds in a context of `n_ctx` tokens (None: not
+    known)."""
+    last = next((message for message in reversed(path) if message.role == "assistant"), None)
+    return None if last is None or not _holds(last.cut, n_ctx) else last.cut
+
+
+def cut_of_answer(tree: MessageTree, answer: str, n_ctx: int | None) -> Cut | None:
+    """Return the cut to begin an answer of the tree with: its own, else that of its newest version that has one, else
+    that of the answer before it."""
+    return next(
+        (message.cut for message in _versions(tree, answer) if _holds(message.cut, n_ctx)),
+        cut_of_path(tree.path_to(tree.messages[answer].parent), n_ctx),
+    )
+
+
+def left_out_of(path: Sequence[Message], cut: Cut | None) -> frozenset[str]:
+    """Return which messages of a path the model is not shown."""
+    place = next((place for place, message in enumerate(path) if cut is not None and message.id == cut.first), 0)
+    return frozenset(message.id for turn in turns_of(path[:place]) if not stays(turn) for message in turn)
+
+
+def cut_that_leaves_out(path: Sequence[Message], left_out: Collection[str], n_ctx: int) -> Cut | None:
+    """Return the cut that leaves these messages out of a path, whose last turn is shown."""
+    places = [place for place, message in enumerate(path) if message.id in left_out]
+    return Cut(path[places[-1] + 1].id, n_ctx) if places else None
+
+
+def _versions(tree: MessageTree, answer: str) -> Iterator[Message]:
+    yield tree.messages[answer]
+    yield from (tree.messages[version] for version in reversed(tree.versions(answer)))
+
+
+def _holds(cut: Cut | None, n_ctx: int | None) -> bool:
+    return cut is not None and (n_ctx is None or n_ctx <= cut.n_ctx)

@@ -24,8 +24,7 @@ from engine.protocol.messages import (
 from engine.session import effects, events
 from engine.session.events import Answered, Cancelled, Crashed, Done, Failed, OutOfMemory, RequestEnding, Token
 from engine.session.reports import done_event, failed_event, out_of_memory_event
-from engine.session.state import RequestRun, RequestState, State
-from engine.session.turn import Turn
+from engine.session.state import RequestRun, RequestState, State, Turn
 
 
 def ask(turn: Turn, request: AnyModelRequest) -> None:

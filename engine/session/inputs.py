@@ -15,6 +15,9 @@ from engine.protocol import messages as protocol
 from engine.session.events import Failed
 from engine.session.load_order import LoadOrder
 
+Greetings = Mapping[str, Greeting]
+"""What workers answered to our hello, by endpoint."""
+
 # ------------------------------------------------------------------ commands
 
 
@@ -103,7 +106,7 @@ class Greeted:
     """What the workers said."""
 
     ticket: int
-    greetings: Mapping[str, Greeting]
+    greetings: Greetings
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,8 @@ from enum import Enum, auto
 
 from engine.fit.proposal import Proposal
 from engine.language import tr
-from engine.session.attempts import LoadAttempt
 from engine.session.events import LoadEnding, Stage
-from engine.session.load_order import LoadOrder
+from engine.session.load_order import LoadAttempt, LoadOrder
 from engine.session.state import LoadedInfo, LoadRun, RequestRun, State, Step
 
 

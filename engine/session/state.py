@@ -1,21 +1,50 @@
-"""What the machine knows of one open model: one frozen value, replaced whole with each input."""
+"""What the machine knows of one open model: one frozen value, replaced whole with each input; and `Turn`, the change
+that one input makes of it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
+from typing import Any
 
 from engine.fit.proposal import Proposal
 from engine.fit.step_back import Tried
 from engine.plan.plan import Plan
 from engine.plan.report import DeviceRow
 from engine.process.outcome import ProcessOutcome
-from engine.protocol.messages import AnyModelRequest, Load
-from engine.session.attempts import LoadAttempt
-from engine.session.events import LoadEnding, OutOfMemory, Stage
-from engine.session.load_order import LoadOrder
-from engine.session.stages import StageMark
+from engine.protocol.messages import AnyModelRequest, AnyRequest, Load, StageProgress
+from engine.session import effects
+from engine.session.effects import Effect
+from engine.session.events import STAGE_WORDS, AnyEvent, LoadEnding, OutOfMemory, Progress, Stage
+from engine.session.load_order import LoadAttempt, LoadOrder
 from engine.settings.context_settings import ContextSettings
+
+_STAGES: tuple[Stage, ...] = tuple(STAGE_WORDS)
+
+
+@dataclass(frozen=True, slots=True)
+class StageMark:
+    """`fraction` 0..1 of the stage, None where it cannot tell."""
+
+    stage: Stage = "header"
+    fraction: float | None = None
+
+    def after(self, message: StageProgress) -> StageMark | None:
+        """Return where the load is with `message`, None for one that comes late."""
+        if _STAGES.index(message.stage) < _STAGES.index(self.stage):
+            return None
+        before = self.fraction if message.stage == self.stage else None
+        if message.fraction is None:
+            return StageMark(message.stage, before)
+        fraction = min(1.0, max(0.0, message.fraction))
+        return StageMark(message.stage, fraction if before is None else max(fraction, before))
+
+    def progress(self, device: str | None = None) -> Progress:
+        """Return it as an event."""
+        return Progress(stage=self.stage, fraction=self.fraction, device=device)
+
 
 STOP_TIMEOUT_S = 2.0
 """From asking for an end until the child has been killed, if that is what it takes."""
@@ -194,3 +223,70 @@ def out_of_memory_ending(load: LoadRun) -> OutOfMemory:
     """Return the ending of a load that is being explained."""
     assert isinstance(load.ending, OutOfMemory)
     return load.ending
+
+
+class Turn:
+    """Lives as long as one call of `advance`; what it ends with is what that returns."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.effects: list[Effect] = []
+
+    def change(self, **fields: Any) -> None:
+        self.state = replace(self.state, **fields)
+
+    def change_load(self, **fields: Any) -> None:
+        self.change(load=replace(self.load, **fields))
+
+    def change_child(self, **fields: Any) -> None:
+        self.change(child=replace(self.child, **fields))
+
+    @property
+    def load(self) -> LoadRun:
+        """The load that runs, where there must be one."""
+        assert self.state.load is not None
+        return self.state.load
+
+    @property
+    def child(self) -> Child:
+        """The child, where there must be one."""
+        assert self.state.child is not None
+        return self.state.child
+
+    def do(self, effect: Effect) -> None:
+        self.effects.append(effect)
+
+    def tell(self, event: AnyEvent) -> None:
+        self.do(effects.Tell(event))
+
+    def number(self) -> int:
+        """Return a number that was not given before."""
+        self.change(numbers=self.state.numbers + 1)
+        return self.state.numbers
+
+    def send(self, request: AnyRequest) -> None:
+        self.do(effects.Send(self.child.id, request))
+
+    def watch(self, active: bool) -> None:
+        """Watch the child for silence, or no more."""
+        if self.state.child is not None and not self.state.child.ending:
+            self.do(effects.Watch(self.state.child.id, active))
+
+    def stop_child(self) -> None:
+        """Ask the child to end; asked once is enough."""
+        if not self.child.ending:
+            self.do(effects.StopChild(self.child.id))
+            self.change_child(ending=True)
+
+    def await_work(self, step: Step, work: Callable[[int], effects.Work]) -> None:
+        """Take the load to `step`, in which it waits for `work`, made for its ticket."""
+        ticket = self.number()
+        self.change_load(step=step, ticket=ticket)
+        self.do(work(ticket))
+
+    def take_answer(self, ticket: int) -> bool:
+        """Return whether the load waits for this ticket; from now on it does not."""
+        if self.state.load is None or self.state.load.ticket != ticket:
+            return False
+        self.change_load(ticket=None)
+        return True

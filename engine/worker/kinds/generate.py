@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Literal
 
-from engine.protocol.messages import Answer, Generate, Generated, Message, Piece, Reading, TokenChoice
+from engine.protocol.messages import Answer, Generate, Generated, Message, Piece, Reading, StopReason, TokenChoice
 from engine.worker.begun import with_begun
 from engine.worker.choices import ChoiceReader
 from engine.worker.loaded_context import LoadedContext
@@ -19,8 +18,6 @@ from engine.worker.slots import Slots
 from engine.worker.stop_texts import StopTexts
 from engine.worker.tasks import SequenceTask
 from engine.worker.text import PieceDecoder
-
-StopReason = Literal["end_of_text", "length", "context_full", "stopped"]
 
 
 def begin(session: LoadedContext, slots: Slots, request: Generate) -> Generation:

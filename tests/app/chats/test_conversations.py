@@ -61,7 +61,7 @@ class Bench:
         self._qtbot = qtbot
         self._folder = folder
         self.painted: list[str] = []
-        self.conversation.piece_kept.connect(lambda piece: self.painted.append(piece.text))
+        self.conversation.piece_kept.connect(lambda piece: self.painted.append(piece.content))
 
     @property
     def conversation(self) -> Conversation:

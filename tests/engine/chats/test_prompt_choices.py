@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.chats.asking import choices_in_prompt
 from engine.chats.message import Message
-from engine.chats.prompt_choices import choices_in_prompt
 from engine.protocol.messages import TokenChoice
 
 

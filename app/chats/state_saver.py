@@ -14,6 +14,7 @@ from pathlib import Path
 from PySide6.QtCore import QObject, QTimer
 
 from app.chats.state_vault import StateVault
+from app.models.answering import StateStorage
 from app.models.conversation import Restored
 from app.models.loading import AnswerLost
 from app.models.open_model import OpenModel
@@ -47,7 +48,7 @@ class _Restoring:
     request: int | None = None
 
 
-class StateSaver(QObject):
+class StateSaver(QObject, StateStorage):
     """One model's. What goes wrong costs nothing but reading the conversation again."""
 
     def __init__(self, model: OpenModel, vault: StateVault, parent: QObject | None = None) -> None:

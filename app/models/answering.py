@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Protocol
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
@@ -30,8 +29,8 @@ Then = Callable[[], None]
 """Called in the GUI thread once a change is on disk, or cannot be: what is painted survives the end of the process."""
 
 
-class ChatKeeper(Protocol):
-    """Interface for storing conversations: takes changes in their order, and does not wait."""
+class ChatStorage:
+    """Interface for storing conversations: takes changes in their order, and does not wait. This one stores nothing."""
 
     def save(self, chat: Chat, before: Chat | None) -> None:
         """Store a conversation: new if `before` is None, else what differs from that."""
@@ -44,40 +43,22 @@ class ChatKeeper(Protocol):
 
     def read_files(self, names: Sequence[str], then: Callable[[Mapping[str, bytes]], None]) -> None:
         """Read attachments by their SHA-256; those that are not stored are left out."""
-
-    def append(self, message: str, content: str, reasoning: str, then: Then) -> None:
-        """Store more text of an answer that is being written."""
-
-    def finish(self, chat: str, message: Message, then: Then) -> None:
-        """Store an answer that has ended."""
-
-
-class NoKeeper:
-    """Stores nothing: for a window without a place for conversations."""
-
-    def save(self, chat: Chat, before: Chat | None) -> None:
-        pass
-
-    def apply(self, chat: str, before: MessageTree, after: MessageTree) -> None:
-        pass
-
-    def keep_file(self, data: bytes) -> None:
-        pass
-
-    def read_files(self, names: Sequence[str], then: Callable[[Mapping[str, bytes]], None]) -> None:
         then({})
 
     def append(self, message: str, content: str, reasoning: str, then: Then) -> None:
+        """Store more text of an answer that is being written."""
         then()
 
     def finish(self, chat: str, message: Message, then: Then) -> None:
+        """Store an answer that has ended."""
         then()
 
 
-class StateKeeper(Protocol):
+class StateStorage:
     """Interface for saving and restoring the KV-cache state of one model's conversations; it does not wait.
 
-    `chat` is the id of a conversation, `request` the number of an answer.
+    `chat` is the id of a conversation, `request` the number of an answer. This one saves nothing, so that each
+    conversation is read when it goes on.
     """
 
     def before_answer(self, chat: str, then: Callable[[], None], *, goes_on: bool) -> None:
@@ -85,6 +66,7 @@ class StateKeeper(Protocol):
 
         `goes_on`: whether the conversation has earlier messages.
         """
+        then()
 
     def asked(self, chat: str, request: int) -> None:
         """An answer has begun."""
@@ -93,24 +75,10 @@ class StateKeeper(Protocol):
         """An answer has ended, after which the model holds so many tokens of the conversation."""
 
 
-class NoStates:
-    """Saves no states: each conversation is read when it goes on."""
-
-    def before_answer(self, chat: str, then: Callable[[], None], *, goes_on: bool) -> None:
-        then()
-
-    def asked(self, chat: str, request: int) -> None:
-        pass
-
-    def answered(self, chat: str, request: int, tokens: int) -> None:
-        pass
-
-
 class Answering(QObject):
     """Asks the child of a `Loading` for one answer at a time."""
 
-    begun = Signal(AnswerRun)
-    text = Signal(str)
+    begun = Signal()
     changed = Signal(AnswerRun)
     """Its message has changed."""
     written = Signal(AnswerRun, Append)
@@ -124,8 +92,8 @@ class Answering(QObject):
     def __init__(self, loading: Loading, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._loading = loading
-        self.keeper: ChatKeeper = NoKeeper()
-        self.states: StateKeeper = NoStates()
+        self.storage = ChatStorage()
+        self.states = StateStorage()
         self.overflow: Overflow = "drop"
         """What to do when the context is full."""
         self.answer: AnswerRun | None = None
@@ -148,7 +116,7 @@ class Answering(QObject):
     def begin(self, run: AnswerRun) -> None:
         """Have an answer written."""
         self.answer, self.request, self._count = run, None, None
-        self.begun.emit(run)
+        self.begun.emit()
         self._do(run, run.begin())
 
     def stop(self) -> None:
@@ -192,7 +160,7 @@ class Answering(QObject):
             case core.Notice():
                 self.changed.emit(run)  # The note below the answer says it.
             case core.ReadFiles():
-                self.keeper.read_files(effect.names, lambda files: self._do(run, run.files_read(files)))
+                self.storage.read_files(effect.names, lambda files: self._do(run, run.files_read(files)))
             case core.Ask():
                 self.request = self._loading.generate(effect.request)
                 self.states.asked(run.chat, self.request)
@@ -200,7 +168,7 @@ class Answering(QObject):
                 self._loading.stop_answer()
             case Append():
                 then = partial(self._on_written, run, effect)
-                self.keeper.append(effect.message, effect.content, effect.reasoning, then)
+                self.storage.append(effect.message, effect.content, effect.reasoning, then)
             case Finish():
                 self._finish(run, effect)
 
@@ -217,7 +185,7 @@ class Answering(QObject):
             self.states.answered(run.chat, self.request, end.done.prompt_tokens + end.done.generated_tokens)
         self.changed.emit(run)
         self.answer = None
-        self.keeper.finish(run.chat, end.message, lambda: self.kept.emit(end.message.id))
+        self.storage.finish(run.chat, end.message, lambda: self.kept.emit(end.message.id))
         self.finished.emit(run, end)
 
     # ------------------------------------------------------------------ what the model says
@@ -238,7 +206,6 @@ class Answering(QObject):
             run.token(event.text, event.choices)
             if not self._timer.isActive():
                 self._timer.start()
-            self.text.emit(event.text)
 
     def _flush(self) -> None:
         if self.answer is not None:

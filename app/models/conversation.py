@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import msgspec
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from app.models.answering import Answering, ChatKeeper, NoKeeper
+from app.models.answering import Answering, ChatStorage
 from app.models.context_counter import CountedChat
 from app.models.loading import Loading, ModelState
 from engine.chats.answer import AnswerOptions, AnswerRun, Append, Finish, continued_answer, new_answer, new_question
@@ -55,10 +55,7 @@ def new_chat() -> Chat:
 class Conversation(QObject):
     """Questions and answers over the child of a `Loading`; both live as long as the window."""
 
-    answer_started = Signal(str)
-    answer_text = Signal(str)
     answer_finished = Signal(Done)
-    answer_failed = Signal(str)
     context_use_changed = Signal(ContextUse)
     overflow_asked = Signal(str)
     """The context is full: `answer_overflow` says whether turns are left out. Empty: nobody asks any more."""
@@ -79,7 +76,7 @@ class Conversation(QObject):
         super().__init__(parent)
         self._loading = loading
         self.answering = Answering(loading, self)
-        self._keeper: ChatKeeper = NoKeeper()
+        self._storage = ChatStorage()
         self.chat = new_chat()
         self.tree = MessageTree()
         self.presets: Mapping[str, Preset] = {}
@@ -87,8 +84,7 @@ class Conversation(QObject):
         self._is_kept = False
         self._returned: str | None = None
         """The question that went back to be asked anew: the next one takes its place."""
-        self.answering.begun.connect(self._on_begun)
-        self.answering.text.connect(self.answer_text)
+        self.answering.begun.connect(self.shown_changed)
         self.answering.changed.connect(self._on_answer_changed)
         self.answering.written.connect(self._on_written)
         self.answering.overflow_asked.connect(self.overflow_asked)
@@ -96,9 +92,9 @@ class Conversation(QObject):
         self.answering.kept.connect(self.message_changed)
         loading.loaded_changed.connect(self._on_loaded_changed)
 
-    def keep_in(self, keeper: ChatKeeper) -> None:
-        """Have what is said kept there from now on."""
-        self._keeper = self.answering.keeper = keeper
+    def keep_in(self, storage: ChatStorage) -> None:
+        """Store what is said there from now on."""
+        self._storage = self.answering.storage = storage
 
     # ------------------------------------------------------------------ what is shown
 
@@ -201,7 +197,7 @@ class Conversation(QObject):
         """Change title, draft, prompt or settings of what is shown."""
         before, self.chat = self.chat, chat
         if self._is_kept:
-            self._keeper.save(chat, before)
+            self._storage.save(chat, before)
         elif chat.draft or chat.title:
             self._keep_chat()
         self.chat_changed.emit()
@@ -219,7 +215,7 @@ class Conversation(QObject):
             return
         for _attachment, data in files:
             if data is not None:
-                self._keeper.keep_file(data)
+                self._storage.keep_file(data)
         attachments = tuple(attachment for attachment, _data in files)
         self._ask(add(self.tree, new_question(text, self._parent_of_next(), attachments)))
 
@@ -337,14 +333,10 @@ class Conversation(QObject):
 
     def _begin(self, run: AnswerRun) -> None:
         before, self.tree = self.tree, run.tree
-        self._keeper.apply(self.chat.id, before, run.tree)
+        self._storage.apply(self.chat.id, before, run.tree)
         self.answering.begin(run)
 
     # ------------------------------------------------------------------ what comes
-
-    def _on_begun(self, run: AnswerRun) -> None:
-        self.shown_changed.emit()
-        self.answer_started.emit(run.message.model)
 
     def _on_answer_changed(self, run: AnswerRun) -> None:
         if run.chat == self.chat.id and run.message.id in self.tree.messages:
@@ -356,7 +348,7 @@ class Conversation(QObject):
 
     def _on_finished(self, run: AnswerRun, end: Finish) -> None:
         if end.done is None:
-            self._on_failed(run, end.failure)
+            self._give_back(run)
             return
         begun = run.continuation
         if begun is not None and run.chat == self.chat.id:
@@ -368,12 +360,12 @@ class Conversation(QObject):
         if thought in self.tree.messages and self.can_ask:
             self._continue(self.tree, self.tree.messages[thought], begun)
 
-    def _on_failed(self, run: AnswerRun, sentence: str) -> None:
+    def _give_back(self, run: AnswerRun) -> None:
+        """Return the question of an answer that failed to where it was typed."""
         question = run.question
         if question is not None and run.chat == self.chat.id:
             self._returned = question.id
             self.question_returned.emit(question)
-        self.answer_failed.emit(sentence)
 
     # ------------------------------------------------------------------ inside
 
@@ -386,12 +378,12 @@ class Conversation(QObject):
     def _apply(self, tree: MessageTree) -> None:
         before, self.tree = self.tree, tree
         if self._is_kept:
-            self._keeper.apply(self.chat.id, before, tree)
+            self._storage.apply(self.chat.id, before, tree)
         self.shown_changed.emit()
 
     def _keep_chat(self) -> None:
         self._is_kept = True
-        self._keeper.save(self.chat, None)
+        self._storage.save(self.chat, None)
 
     @property
     def _context_size(self) -> int | None:

@@ -9,10 +9,8 @@ from PySide6.QtCore import QObject
 from PySide6.QtWidgets import QFileDialog, QWidget
 
 from app.background import Background
-from app.chats.attacher import Attached, Attacher
-from app.chats.attachment_words import attachment_size
-from app.chats.thumbnails import Thumbnails
-from app.models.answering import ChatKeeper
+from app.chats.attacher import Attached, Attacher, Thumbnails, attachment_size
+from app.models.answering import ChatStorage
 from app.models.open_model import OpenModel
 from engine.chats.message import Message
 from engine.language import tr
@@ -27,7 +25,7 @@ class AttachPresenter(QObject):
     """One model's. A question goes with the files that were there when it was sent."""
 
     def __init__(
-        self, model: OpenModel, keeper: ChatKeeper, background: Background, pane: ChatPane, window: QWidget
+        self, model: OpenModel, keeper: ChatStorage, background: Background, pane: ChatPane, window: QWidget
     ) -> None:
         super().__init__(window)
         self._conversation = model.conversation

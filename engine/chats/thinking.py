@@ -136,13 +136,6 @@ class Splitter:
         return text
 
 
-def split(text: str) -> Told:
-    """Return the thought and the answer of a whole text."""
-    splitter = Splitter()
-    told, rest = splitter.add(text), splitter.rest()
-    return Told(told.reasoning + rest.reasoning, told.content + rest.content)
-
-
 def marks_of(template: str) -> Marks | None:
     """Return what thoughts stand between by a model's chat template; None where it knows none."""
     found = [

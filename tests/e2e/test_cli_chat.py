@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from app.paths import APPLICATION
@@ -194,6 +195,22 @@ def test_every_token_that_was_told_survives_a_kill(home: Home, model: Path) -> N
     answer = home.path(begun["id"])[-1]
     assert answer.content.startswith(text_of(events))
     assert answer.state == "interrupted"
+
+
+def test_an_answer_that_breaks_off_with_the_engine_is_kept_as_the_window_keeps_it(home: Home, model: Path) -> None:
+    with home.start(model, "--threads", "1", "--ctx", "8192", "--prompt", "Hello", "--seed", "2") as process:
+        events = wait_for(process, "token", 3)
+        for child in psutil.Process(process.pid).children(recursive=True):
+            child.kill()
+        assert process.stdout is not None
+        events += [json.loads(line) for line in process.stdout]
+        assert process.wait(DEADLINE_S) == 5
+    assert (events[-1]["event"], events[-1].get("request")) == ("crashed", None)
+    answer = home.path(of(events, "conversation")[0]["id"])[-1]
+    assert (answer.content, answer.state) == (text_of(events), "interrupted")
+    assert answer.note == "The engine ended in the middle of this answer. What had come is kept."
+    assert answer.timings is not None
+    assert answer.timings.generated_tokens > 2
 
 
 def test_an_interrupt_stops_the_answer_and_keeps_it_and_a_second_one_ends(home: Home, model: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pytestqt.qtbot import QtBot
 
-from app.chats.thumbnails import Thumbnails
+from app.chats.attacher import Thumbnails
 from app.models.context_counter import ContextCounter
 from engine.chats.context import ContextUse
 from tests.app.chats.bench import Bench, prompt_tokens

@@ -8,9 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.chats.thinking import FAMILIES, SKIPPED, Marks, Splitter, begun_answer, marks_of, split
+from engine.chats.thinking import FAMILIES, SKIPPED, Marks, Splitter, Told, begun_answer, marks_of
 
 PARTS = [*(text for marks in FAMILIES for text in marks), *SKIPPED, "a", " ", "\n", "<", "</", "<|", "[", "thin", "é"]
+
+
+def split(text: str) -> Told:
+    """Return the thought and the answer of a whole text."""
+    splitter = Splitter()
+    told, rest = splitter.add(text), splitter.rest()
+    return Told(told.reasoning + rest.reasoning, told.content + rest.content)
 
 
 def in_pieces(text: str, cuts: list[int]) -> tuple[str, str]:

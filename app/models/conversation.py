@@ -1,6 +1,6 @@
-"""The conversation of an open model that is shown: its messages, and the answer being written.
+"""The conversation that an open model shows: its messages, and what people do with them.
 
-Which conversation that is can change at any time. An answer goes on in the one that it was asked for, shown or not.
+Another one may be shown at any time. An answer goes on in the conversation that it was asked for, shown or not.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from engine.settings.sampling_sources import Sampling
 
 
 @dataclass(frozen=True, slots=True)
-class ContextUse:
-    """Tokens of the loaded context; `used` None when nothing was said yet."""
+class ContextFill:
+    """Tokens of the loaded context. `used`: None if it is not known; `total`: None if no model is loaded."""
 
     used: int | None
     total: int | None
@@ -40,14 +40,14 @@ class ContextUse:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """Tokens that the model holds again without having read them; or, with none, why what was kept was of no use."""
+    """`tokens`: of the saved state that is in the model again. If 0, `refusal` says why the state was not used."""
 
     tokens: int
     refusal: str = ""
 
 
 def new_chat() -> Chat:
-    """Return a conversation in which nothing was said."""
+    """Return an empty conversation."""
     now = now_ms()
     return Chat(id=new_id(), created_ms=now, updated_ms=now)
 
@@ -56,15 +56,15 @@ class Conversation(QObject):
     """Questions and answers over the child of a `Loading`; both live as long as the window."""
 
     answer_finished = Signal(Done)
-    context_use_changed = Signal(ContextUse)
+    context_use_changed = Signal(ContextFill)
     overflow_asked = Signal(str)
     """The context is full: `answer_overflow` says whether turns are left out. Empty: nobody asks any more."""
     restored = Signal(Restored)
-    """What was kept of the shown conversation is in the model again, or is of no use."""
+    """The saved state of the shown conversation is in the model again, or could not be used."""
     shown_changed = Signal()
     """Other messages are shown than before."""
     message_changed = Signal(str)
-    """The message of this id is not what it was."""
+    """The message with this id has changed."""
     piece_kept = Signal(Append)
     """More text of the shown answer is stored and may be painted."""
     question_returned = Signal(object)  # Message
@@ -80,10 +80,10 @@ class Conversation(QObject):
         self.chat = new_chat()
         self.tree = MessageTree()
         self.presets: Mapping[str, Preset] = {}
-        """Those that there are, by name."""
+        """All presets, by name."""
         self._is_kept = False
         self._returned: str | None = None
-        """The question that went back to be asked anew: the next one takes its place."""
+        """The question whose answer failed: the next question takes its place."""
         self.answering.begun.connect(self.shown_changed)
         self.answering.changed.connect(self._on_answer_changed)
         self.answering.written.connect(self._on_written)
@@ -93,19 +93,19 @@ class Conversation(QObject):
         loading.loaded_changed.connect(self._on_loaded_changed)
 
     def keep_in(self, storage: ChatStorage) -> None:
-        """Store what is said there from now on."""
+        """Store conversations there from now on."""
         self._storage = self.answering.storage = storage
 
     # ------------------------------------------------------------------ what is shown
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was said."""
+        """Whether the conversation has no messages."""
         return not self.tree.messages and self.answering.answer is None
 
     @property
     def preset(self) -> Preset | None:
-        """The preset of what is shown; None without one."""
+        """The preset of the conversation, None if it has none."""
         return self.presets.get(self.chat.preset)
 
     @property
@@ -125,23 +125,23 @@ class Conversation(QObject):
 
     @property
     def open_message(self) -> str | None:
-        """The answer that is being written in what is shown."""
+        """The id of the shown answer that is being written, None if none is."""
         answer = self.answering.answer
         return answer.message.id if answer is not None and answer.chat == self.chat.id else None
 
     @property
     def left_out(self) -> frozenset[str]:
-        """Messages of what is shown that the model is not shown any more."""
+        """Ids of shown messages that are left out of the prompt, because the context is full."""
         path = self.tree.path
         return left_out_of(path, cut_of_path(path, self._context_size))
 
     @property
     def prompt_path(self) -> tuple[Message, ...]:
-        """What a model would be shown of what was said."""
+        """The shown messages that would be part of the prompt."""
         return shown_path(self.tree.path, self.left_out)
 
     def prompt_messages(self) -> tuple[ChatMessage, ...]:
-        """Return what a model would be shown of this conversation, with what is typed as the next question."""
+        """Return the prompt of the conversation, with the draft as the next question."""
         path = self.prompt_path
         if self.chat.draft.strip():
             path = (*path, Message(id=new_id(), role="user", content=self.chat.draft))
@@ -149,12 +149,12 @@ class Conversation(QObject):
 
     @property
     def asked_request(self) -> int | None:
-        """The number under which the model is asked for the answer that is being written; None: it is not asked yet."""
+        """The number of the request for the answer that is being written; None if the model has not been asked yet."""
         return None if self.answering.answer is None else self.answering.request
 
     def counted_chat(self, used: int | None) -> CountedChat:
-        """Return what is to be counted of what is shown; `used`: how many tokens it takes, where that is known."""
-        path = shown_path(self.tree.path, self.left_out)
+        """Return what is to be counted. `used`: tokens of the whole prompt, None if they are not known."""
+        path = self.prompt_path
         return CountedChat(
             messages=chat_messages(self.system, path),
             template=self.chat.template,
@@ -166,22 +166,23 @@ class Conversation(QObject):
         )
 
     def tell_restored(self, chat: str, restored: Restored) -> None:
-        """Take what became of the kept state of a conversation."""
+        """Show whether the saved state of a conversation could be restored."""
         if chat == self.chat.id:
             self.restored.emit(restored)
             if restored.tokens:
-                self.context_use_changed.emit(ContextUse(restored.tokens, self._context_size))
+                self.context_use_changed.emit(ContextFill(restored.tokens, self._context_size))
 
     def open(self, chat: Chat, tree: MessageTree) -> None:
-        """Show a conversation that is kept."""
+        """Show a stored conversation."""
         self.chat, self._is_kept, self._returned = chat, True, None
         answer = self.answering.answer
-        # What is being written here is further than what was read.
-        self.tree = changed(tree, answer.message) if answer is not None and answer.chat == chat.id else tree
+        if answer is not None and answer.chat == chat.id:
+            tree = changed(answer.tree, answer.message)  # It is newer than what was read.
+        self.tree = tree
         self._show()
 
     def begin(self, chat: Chat | None = None) -> None:
-        """Show a new conversation; the one before stays where it is kept."""
+        """Show a new conversation; the one before stays stored."""
         shown = self.chat
         self.chat, self.tree = chat or _like(shown), MessageTree()
         self._is_kept, self._returned = False, None
@@ -194,7 +195,7 @@ class Conversation(QObject):
         self.begin()
 
     def change_chat(self, chat: Chat) -> None:
-        """Change title, draft, prompt or settings of what is shown."""
+        """Change title, draft, prompt or settings of the conversation."""
         before, self.chat = self.chat, chat
         if self._is_kept:
             self._storage.save(chat, before)
@@ -210,7 +211,7 @@ class Conversation(QObject):
     # ------------------------------------------------------------------ what people do
 
     def send(self, text: str, files: Sequence[tuple[Attachment, bytes | None]] = ()) -> None:
-        """Answer `text` in the conversation so far. `files` go with it; their bytes, where they are not kept yet."""
+        """Ask a question. `files`: its attachments, with the bytes of those that are not stored yet."""
         if not self.can_ask:
             return
         for _attachment, data in files:
@@ -231,7 +232,7 @@ class Conversation(QObject):
             self._ask(edited(self.tree, message, text, created_ms=now_ms()))
 
     def go_on(self, message: str) -> None:
-        """Go on where an answer ended before its end."""
+        """Have the model continue an answer that is not complete."""
         known = self.tree.messages[message]
         if known.role == "assistant" and self.can_ask:
             thinking = bool(known.reasoning) and not known.content
@@ -239,13 +240,13 @@ class Conversation(QObject):
             self._continue(select(self.tree, message), known, begun)
 
     def _marks(self) -> Marks | None:
-        """Return what thoughts stand between by the template that is used."""
+        """Return the marks around thoughts in the chat template that is used."""
         model = self._loading.model
         template = self.chat.template or ("" if model is None else model.metadata.get(TEMPLATE_KEY))
         return marks_of(template) if isinstance(template, str) else None
 
     def toggle_pin(self, message: str) -> None:
-        """Have a turn stay in the context when others are left out, or no more."""
+        """Pin a message, so that its turn stays in a full context, or unpin it."""
         known = self.tree.messages.get(message)
         if known is not None and self.open_message is None:
             self._apply(changed(self.tree, msgspec.structs.replace(known, pinned=not known.pinned)))
@@ -256,7 +257,7 @@ class Conversation(QObject):
             self._apply(step_version(self.tree, message, step))
 
     def delete_turn(self, message: str) -> MessageTree | None:
-        """Delete a question with its answers; return what was before, for the way back."""
+        """Delete a question with its answers; return the messages before, for `restore`."""
         if self.open_message is not None:
             return None
         before = self.tree
@@ -264,7 +265,7 @@ class Conversation(QObject):
         return before
 
     def restore(self, tree: MessageTree) -> None:
-        """Go back to what was before a deletion."""
+        """Undo a deletion."""
         if self.open_message is None:
             self._apply(tree)
 
@@ -295,7 +296,7 @@ class Conversation(QObject):
 
     @property
     def can_ask(self) -> bool:
-        """Whether a question would be answered now."""
+        """Whether the model can be asked now."""
         loading = self._loading
         return loading.state is ModelState.READY and loading.model is not None and not self.is_answering
 
@@ -354,7 +355,7 @@ class Conversation(QObject):
         if begun is not None and run.chat == self.chat.id:
             QTimer.singleShot(0, self, lambda: self._answer_now(run.message.id, begun))
         self.answer_finished.emit(end.done)
-        self.context_use_changed.emit(ContextUse(self._loading.snapshot.context_used or 0, self._context_size))
+        self.context_use_changed.emit(ContextFill(self._loading.snapshot.context_used or 0, self._context_size))
 
     def _answer_now(self, thought: str, begun: str) -> None:
         if thought in self.tree.messages and self.can_ask:
@@ -373,7 +374,7 @@ class Conversation(QObject):
         self.chat_changed.emit()
         self.shown_changed.emit()
         if self._loading.state is ModelState.READY:
-            self.context_use_changed.emit(ContextUse(None if self.tree.messages else 0, self._context_size))
+            self.context_use_changed.emit(ContextFill(None if self.tree.messages else 0, self._context_size))
 
     def _apply(self, tree: MessageTree) -> None:
         before, self.tree = self.tree, tree
@@ -391,7 +392,7 @@ class Conversation(QObject):
 
     def _on_loaded_changed(self, loaded: LoadedLayout | None) -> None:
         used = 0 if loaded is not None and not self.tree.messages else None
-        self.context_use_changed.emit(ContextUse(used, None if loaded is None else self._context_size))
+        self.context_use_changed.emit(ContextFill(used, None if loaded is None else self._context_size))
 
 
 def _like(chat: Chat) -> Chat:

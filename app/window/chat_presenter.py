@@ -10,12 +10,12 @@ from PySide6.QtGui import QDesktopServices
 
 from app.chats.shown_messages import shown_message, shown_messages
 from app.models.context_counter import ContextCounter
-from app.models.conversation import ContextUse, Restored
+from app.models.conversation import ContextFill, Restored
 from app.models.loading import ModelState
 from app.models.open_model import OpenModel
 from app.models.reading_pace import ReadingPace, left_words
 from engine.chats.answer import Append
-from engine.chats.context import ContextUse as PartsOfUse
+from engine.chats.context import ContextUse
 from engine.chats.tree import MessageTree
 from engine.language import tr
 from engine.session.events import Cancelled, Crashed, Done, Failed, OutOfMemory, Reading
@@ -145,13 +145,13 @@ class ChatPresenter(QObject):
             words = tr("This conversation is read again. {refusal}", refusal=restored.refusal)
         self._pane.show_remark(words)
 
-    def _on_context_use(self, use: ContextUse) -> None:
+    def _on_context_use(self, use: ContextFill) -> None:
         """Show what is known at once; the parts follow when they are counted."""
         self._pane.show_context(None if use.used is None else [_history(use.used)], use.total)
         if use.total is not None and (use.used or self._conversation.tree.messages):
             self._counter.count(self._conversation.counted_chat(use.used or None))
 
-    def _on_counted(self, use: PartsOfUse) -> None:
+    def _on_counted(self, use: ContextUse) -> None:
         system = ContextPart(tr("system prompt"), use.system, "kv")
         files = ContextPart(tr("attachments"), use.attachments, "experts")
         parts = [part for part in (system, files) if part.tokens]

@@ -37,7 +37,7 @@ from engine.chats.context import (
     tokens_of,
 )
 from engine.chats.message import MAX_CHOICES, Attachment, Message, MessageState, Timings, new_id, now_ms
-from engine.chats.thinking import Marks, Splitter, Told, begun_answer
+from engine.chats.thinking import Delta, Marks, Splitter, begun_answer
 from engine.chats.tree import MessageTree, add, changed
 from engine.errors import ChatError
 from engine.fit.shares import share_words
@@ -190,7 +190,7 @@ class AnswerRun:
         self._had_thought = self._splitter.has_thought
         self._content, self._reasoning = [message.content], [message.reasoning]
         self._choices = list(message.choices)
-        self._waiting: list[Told] = []
+        self._waiting: list[Delta] = []
         self._tokens = 0
         self._clock = clock
         self._asked_s = clock()
@@ -321,8 +321,8 @@ class AnswerRun:
 
     def flush(self) -> Effects:
         """Have the text that came since the last call written, as one piece; nothing if none came."""
-        content = "".join(told.content for told in self._waiting)
-        reasoning = "".join(told.reasoning for told in self._waiting)
+        content = "".join(delta.content for delta in self._waiting)
+        reasoning = "".join(delta.reasoning for delta in self._waiting)
         self._waiting.clear()
         return (Append(self.message.id, content, reasoning),) if content or reasoning else ()
 
@@ -404,11 +404,11 @@ class AnswerRun:
         )
         return rest
 
-    def _take(self, told: Told) -> None:
-        if told.content or told.reasoning:
-            self._reasoning.append(told.reasoning)
-            self._content.append(told.content)
-            self._waiting.append(told)
+    def _take(self, delta: Delta) -> None:
+        if delta.content or delta.reasoning:
+            self._reasoning.append(delta.reasoning)
+            self._content.append(delta.content)
+            self._waiting.append(delta)
         if self._splitter.has_thought and self._thought_s is None:
             self._thought_s = self._clock()
 

@@ -7,17 +7,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
 
 from app.cli import exit_codes
 from app.cli.interrupts import on_interrupt
+from app.cli.printers import Printer
 from engine.errors import ArgumentError
 from engine.plan.plan import Plan
 from engine.protocol.messages import AnyModelRequest, LastWord
 from engine.session.driver import News
 from engine.session.events import (
     Answered,
-    AnyEvent,
     Attempt,
     Cancelled,
     Crashed,
@@ -51,16 +50,6 @@ class Ended(Exception):
     def __init__(self, ending: BadEnding) -> None:
         super().__init__(str(ending))
         self.ending = ending
-
-
-class LoadPrinter(Protocol):
-    """What shows a load."""
-
-    def child_started(self) -> None:
-        """The child runs: from now on failures are events."""
-
-    def show(self, event: AnyEvent) -> None:
-        """Show an event."""
 
 
 class Follower:
@@ -108,7 +97,7 @@ class Follower:
 
     # ------------------------------------------------------------------ news of the session
 
-    def load(self, printer: LoadPrinter | None) -> LoadEnding:
+    def load(self, printer: Printer | None) -> LoadEnding:
         """Show how the load goes; return its ending, which is not shown. After an interrupt that is `Cancelled`."""
         for news in self.news():
             if isinstance(news, Progress):

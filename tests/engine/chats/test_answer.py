@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 import pytest
@@ -28,14 +28,22 @@ from engine.chats.answer import (
     new_answer,
     new_question,
 )
-from engine.chats.asking import SYSTEM, answer_request, attachment_text, chat_messages, messages_by_id, texts_of
+from engine.chats.asking import (
+    SYSTEM,
+    answer_request,
+    attachment_text,
+    chat_messages,
+    choices_in_prompt,
+    messages_by_id,
+    texts_of,
+)
 from engine.chats.context import Overflow
 from engine.chats.conversation import TITLE_CHARACTERS, title_of, title_of_message
 from engine.chats.message import Attachment, Message, Timings
 from engine.chats.thinking import THINK, begun_answer
 from engine.chats.tree import MessageTree, add, tree_of
 from engine.layout.layout import Layout, make_layout, single_device
-from engine.protocol.messages import Counted
+from engine.protocol.messages import Counted, TokenChoice
 from engine.session.events import Cancelled, Crashed, Done, Failed
 from engine.settings.sampling_settings import SamplingSettings
 
@@ -365,3 +373,67 @@ def test_nothing_in_a_title_turns_what_stands_beside_it() -> None:
     assert title_of("A\u202etxt.exe\x1b[31m") == "A\\u202etxt.exe\\x1b[31m"
     file = Attachment(id="f", kind="text", name="\u202efdp", mime="", sha256="", size_bytes=1)
     assert title_of_message(Message(id="q", role="user", content="", attachments=(file,))) == "\\u202efdp"
+
+
+def answer(pieces: Sequence[str], *, thought: str = "", shown: str | None = None) -> Message:
+    """An answer that was written with these tokens."""
+    text = "".join(pieces).removesuffix("<end>")
+    content = text.partition("</think>")[2] if thought else text
+    chosen = tuple(TokenChoice(piece, 0.5, ((piece, 0.5),)) for piece in pieces)
+    return Message(
+        id="a",
+        role="assistant",
+        content=content.strip() if shown is None else shown,
+        reasoning=thought,
+        choices=chosen,
+    )
+
+
+def question(text: str) -> Message:
+    return Message(id="q", role="user", content=text)
+
+
+def found(prompt: Sequence[str], *shown: Message) -> dict[int, str]:
+    return {place: choice.text for place, choice in choices_in_prompt(prompt, shown).items()}
+
+
+def test_an_answer_is_found_behind_its_question() -> None:
+    prompt = ["<s>", "the", " quay", "<a>", "the", " quay", "<end>", "<u>"]
+    path = (question("the quay"), answer(["the", " quay", "<end>"]))
+    assert found(prompt, *path) == {4: "the", 5: " quay", 6: "<end>"}
+    assert found(prompt, question("the quay"), question("the quay")) == {}
+
+
+def test_thoughts_are_in_no_prompt() -> None:
+    pieces = ["<think>", "Hello", " there", "</think>", "\n\n", "Hello", "!", "<end>"]
+    assert found(["<u>", "Hi", "<a>", "Hello", "!", "</s>"], question("Hi"), answer(pieces, thought="Hello there")) == {
+        3: "Hello",
+        4: "!",
+    }
+
+
+def test_other_tokens_are_told_from_those_of_the_answer() -> None:
+    said = answer(["un", "load", "ed", " it", " all"])
+    assert found(["<a>", "unload", "ed", " it", " all"], said) == {2: "ed", 3: " it", 4: " all"}
+    # what a template changed ends it
+    assert found(["<a>", "un", "load", "ing", " it"], said) == {}
+    assert found(["<a>", "un", "load", "ed", " i", "t all"], said) == {1: "un", 2: "load", 3: "ed"}
+
+
+def test_spaces_that_a_template_leaves_out_move_nothing() -> None:
+    assert found(["<a>", "Yes", ".", "<u>"], answer([" ", " Yes", "."])) == {2: "."}
+    assert found(["<a>", "Yes", ".", "<u>"], answer(["\n", "Yes", "."])) == {1: "Yes", 2: "."}
+
+
+def test_halves_of_characters_are_found() -> None:
+    pieces = ["\ufffd", "\ufffd", " ok"]
+    assert found(["<a>", *pieces], answer(pieces, shown="\N{GRINNING FACE} ok")) == {1: "\ufffd", 2: "\ufffd", 3: " ok"}
+
+
+WORDS = st.lists(st.sampled_from(["a", "b", " ", "ab", "\n", "", "c"]), max_size=12)
+
+
+@given(WORDS, st.lists(WORDS, max_size=4))
+def test_what_is_found_says_the_same(prompt: list[str], answers: list[list[str]]) -> None:
+    for place, text in found(prompt, *map(answer, answers)).items():
+        assert prompt[place] == text

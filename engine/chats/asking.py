@@ -1,4 +1,4 @@
-"""From what is shown of a conversation to what a model is asked; and from a prompt's tokens back to earlier answers."""
+"""Makes requests for a model from messages of a conversation; and finds earlier answers in the tokens of a prompt."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.protocol.messages import ChatMessage, Generate, ImageFile, MediaFile
 from engine.settings.sampling_settings import SamplingSettings
 
 MAX_SENT_BYTES = 96 << 20
-"""Of the images and sounds of one request: all of it is in memory several times on its way."""
+"""Limit for the images and sounds of one request, which are in memory several times."""
 SYSTEM = ""
 """Stands for the system prompt among ids of messages."""
 HEAD_CHARACTERS = 32
@@ -22,15 +22,15 @@ HEAD_CHARACTERS = 32
 
 
 def chat_messages(system: str, shown: Sequence[Message]) -> tuple[ChatMessage, ...]:
-    """Return what a template is given, as `messages_by_id` has it."""
+    """Return the messages for the chat template; see `messages_by_id`."""
     return tuple(messages_by_id(system, shown).values())
 
 
 def messages_by_id(system: str, shown: Sequence[Message]) -> Mapping[str, ChatMessage]:
-    """Return what a template is given, by message: the system prompt, then what was said, with text of attachments,
-    images and sounds, of which `with_files` has the bytes.
+    """Return the messages for the chat template by id: the system prompt, then the conversation with the text of its
+    attachments, and with images and sounds, whose bytes `with_files` adds.
 
-    Thoughts are left out, and questions whose answer never came: templates want question and answer in turns.
+    Thoughts are left out, and so are questions without an answer: templates expect questions and answers in turns.
     """
     found = {SYSTEM: ChatMessage("system", system)} if system.strip() else {}
     for place, message in enumerate(shown):
@@ -43,7 +43,7 @@ def messages_by_id(system: str, shown: Sequence[Message]) -> Mapping[str, ChatMe
 
 
 def message_text(message: Message) -> str:
-    """Return a message with the text of what is attached to it, that first."""
+    """Return the text of a message, after the text of its attachments."""
     return "\n\n".join([*texts_of(message), message.content]).strip("\n")
 
 
@@ -53,7 +53,7 @@ def media_of(message: Message) -> tuple[MediaFile, ...]:
 
 
 def media_file(attachment: Attachment) -> MediaFile | None:
-    """Return an attached image or sound, without its bytes; None where it is text."""
+    """Return an attached image or sound, without its bytes; None if the attachment is text."""
     match attachment.kind:
         case "image":
             return ImageFile(sha256=attachment.sha256, width_px=attachment.width_px, height_px=attachment.height_px)
@@ -63,7 +63,7 @@ def media_file(attachment: Attachment) -> MediaFile | None:
 
 
 def names_of_media(messages: Iterable[ChatMessage]) -> tuple[str, ...]:
-    """Return which files `with_files` needs, by their SHA-256."""
+    """Return the SHA-256 of each file that `with_files` needs."""
     return tuple(dict.fromkeys(file.sha256 for message in messages for file in message.media))
 
 
@@ -93,12 +93,12 @@ def _with_bytes(file: MediaFile, files: Mapping[str, bytes]) -> MediaFile:
 
 
 def texts_of(message: Message) -> list[str]:
-    """Return the texts of what is attached to a message and is neither image nor sound."""
+    """Return the texts of a message's attachments that are neither images nor sounds."""
     return [attachment_text(each) for each in message.attachments if media_file(each) is None]
 
 
 def attachment_text(attachment: Attachment) -> str:
-    """Return how a model is shown a file; a fence in it does not end it."""
+    """Return the text of a file for the prompt, between fences that are longer than any in the file."""
     if not attachment.text:
         return f"File: {attachment.name} (not text)"
     fence = "```"
@@ -110,7 +110,7 @@ def attachment_text(attachment: Attachment) -> str:
 def answer_request(
     messages: Iterable[ChatMessage], settings: SamplingSettings, *, begun: str = "", template: str = ""
 ) -> Generate:
-    """Return the request for an answer. `begun`: what of it is there already (`thinking.begun_answer`)."""
+    """Return the request for an answer. `begun`: the text that it goes on from (`thinking.begun_answer`)."""
     return Generate(
         messages=tuple(messages),
         sampling=settings,

@@ -55,16 +55,17 @@ Receiver = Callable[[News], None]
 
 
 def nobody(_device: Device) -> tuple[MemoryHolder, ...]:
-    """Tell of no process, where nothing can tell who holds a device's memory."""
+    """Return no processes: for systems that do not report which processes hold a device's memory."""
     return ()
 
 
 @dataclass(frozen=True, slots=True)
 class Workshop:
-    """What work needs. `holders` tells who holds a device's memory; `argv` None: our own worker; time in seconds.
+    """Does the work that takes time. `holders`: returns the processes that hold a device's memory. `argv`: command of
+    the child, None for our own. `proposal_limit_s`: time limit of the search for proposals.
 
-    `sequences`: the folder in which children may save sequences, None for none. It is made before a child starts, which
-    may later write to what was there then.
+    `sequences`: the folder in which children may save sequences, None for none. It is made before a child starts,
+    because a confined child can only write to folders that exist then.
     """
 
     cache: ProbeCache
@@ -74,7 +75,7 @@ class Workshop:
     sequences: Path | None = None
 
     def do(self, work: effects.Work, cancel: CancelToken) -> inputs.Work:
-        """Return what came of `work`; blocks. `cancel`: nobody waits for all of it any more."""
+        """Return the result of `work`; blocks. After `cancel` the result may be incomplete."""
         match work:
             case effects.Prepare():
                 return self._prepare(work)
@@ -88,7 +89,7 @@ class Workshop:
                 return self._explain(work, cancel)
 
     def _prepare(self, work: effects.Prepare) -> inputs.Work:
-        # Others plan on while this one is loaded: its tables are its own.
+        # Other threads go on planning during the load, so that this plan gets tables of its own.
         plan = work.plan.with_own_tables()
         if self.sequences is not None:
             with suppress(OSError):  # a child that cannot save says so when it is asked to
@@ -97,7 +98,7 @@ class Workshop:
             request = load_request(plan, sequences=self.sequences)
         except EngineError as error:
             return inputs.Refused(work.ticket, Failed(kind=error.kind, message=error.summary()))
-        # Made here, where it may take its time; the machine has none.
+        # Computed here because it may take long, and the machine must not.
         assert plan.forecast
         return inputs.Prepared(work.ticket, plan, request)
 
@@ -130,7 +131,7 @@ class Workshop:
 
 @dataclass(frozen=True, slots=True)
 class DriverOptions:
-    """`argv` None: our own worker. Times in seconds."""
+    """`argv`: command of the child, None for our own. Times in seconds."""
 
     stall_timeout_s: float = DEFAULT_STALL_TIMEOUT_S
     stop_timeout_s: float = STOP_TIMEOUT_S
@@ -139,7 +140,7 @@ class DriverOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """What one input led to: done in the driver's thread, the snapshot (where it is a new one) told first."""
+    """The result of one input, for the driver's thread: a new snapshot, which is reported first, and effects."""
 
     snapshot: Snapshot | None
     effects: tuple[effects.Effect, ...]
@@ -147,7 +148,7 @@ class _Turn:
 
 
 class Driver:
-    """`take` and `close` are for any thread, all else is for the driver's own."""
+    """`take`, `ask` and `close` may be called from any thread; all else runs in the driver's own."""
 
     def __init__(self, receiver: Receiver, workshop: Workshop, options: DriverOptions) -> None:
         self._receiver, self._workshop, self._options = receiver, workshop, options
@@ -160,7 +161,7 @@ class Driver:
         self._streams: dict[int, queue.SimpleQueue[RequestEvent]] = {}
         """Queues of requests whose events do not go to the receiver, by number."""
         self._room = threading.Semaphore(_MAX_WAITING_MESSAGES)
-        # The driver's own from here.
+        # From here on only the driver's thread uses them.
         self._children: dict[int, ChildProcess] = {}
         self._timers: dict[int, float] = {}
         self._works: dict[int, tuple[CancelToken, threading.Thread]] = {}
@@ -190,7 +191,7 @@ class Driver:
             return number
 
     def close(self) -> None:
-        """End everything and wait for it a bounded time; from the driver's own thread it only begins. Again: waits."""
+        """End everything and wait a bounded time; a second call only waits. The driver's own thread does not wait."""
         with self._lock:
             self._advance(inputs.Close())
             thread = self._thread
@@ -226,7 +227,7 @@ class Driver:
             self._thread.start()
 
     def _on_message(self, child: int, message: AnyMessage) -> None:
-        """Take a message over in the child's reader thread, which waits while too many are unread."""
+        """Take a message in the child's reader thread, which waits while too many messages are unread."""
         self._room.acquire()
         with self._lock:
             self._advance(inputs.ChildSaid(child, message), is_message=True)
@@ -245,7 +246,7 @@ class Driver:
             over = self._state.is_over and self._turns.empty()
 
     def _next_turn(self) -> _Turn | None:
-        """Return the next turn, None after a timer that rang, even when turns keep coming."""
+        """Return the next turn; None after a timer has rung, which goes first."""
         if not self._timers:
             return self._turns.get()
         timer, due_s = min(self._timers.items(), key=lambda item: item[1])
@@ -298,7 +299,7 @@ class Driver:
 
     @property
     def _ask_s(self) -> float:
-        """How long a child may take to stop by itself, so that killing it still ends within the limit."""
+        """Time that a child has to stop by itself, so that killing it still ends within the limit."""
         return max(0.0, self._options.stop_timeout_s - _TERMINATE_S - _KILL_S)
 
     def _tell(self, news: News) -> None:
@@ -322,7 +323,7 @@ class Driver:
             environment=environment(effect.plan),
             about=effect.plan.mark,
         )
-        # There is one at a time: the one before has ended, and what was meant for it has been done.
+        # There is one child at a time: the one before has ended, and its effects have been carried out.
         self._children = {effect.child: child}
         self._last_child = child
         child.start()

@@ -1,4 +1,4 @@
-"""The order to load a plan, whether others may be tried in its place, and what became of each that was tried."""
+"""The order to load a plan, whether other layouts may be tried instead, and the result of each attempt."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from engine.session.events import STAGE_WORDS, Cancelled, Loaded, LoadEnding, Ou
 from engine.units import format_bytes
 
 DEFAULT_RETRIES = 10
-"""Where other layouts may be tried and nobody said how many."""
+"""Default number of other layouts, if others may be tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Whether other layouts may be tried when one does not fit, and how many; with pinned layers and devices off."""
+    """How many other layouts may be tried if one does not fit, and their constraints (pinned layers, devices off)."""
 
     retries: int = 0
     constraints: Constraints = NO_CONSTRAINTS
@@ -26,7 +26,7 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class LoadOrder:
-    """One load: what is to be loaded, and what may be tried where that does not fit."""
+    """One load: the plan, and what may be tried if it does not fit."""
 
     plan: Plan
     retry: RetryPolicy = RetryPolicy()
@@ -51,9 +51,9 @@ FIRST_REASON = tr("The layout as it was asked for.")
 
 @dataclass(frozen=True, slots=True)
 class LoadAttempt:
-    """One layout that was tried: why this one, and in a sentence what became of it (empty while it is being tried).
+    """One layout that was tried. `reason`: why this one. `outcome`: a sentence, empty while it is being tried.
 
-    `loaded` False: it was only probed, because what the engine plans for it does not fit.
+    `loaded`: False if it was only probed, because the engine's forecast does not fit.
     """
 
     number: int
@@ -64,13 +64,13 @@ class LoadAttempt:
 
 
 def refusal_of(event: OutOfMemory) -> Refusal:
-    """Return what the device that refused has shown; what lay there is the sum of what had been placed."""
+    """Return the refusal of a device, with the bytes that had been placed there before."""
     placed_bytes = next((row.need_bytes for row in event.allocated if row.id == event.device), 0)
     return Refusal(event.device, event.requested_bytes, event.free_bytes, placed_bytes)
 
 
 def outcome_words(ending: LoadEnding) -> str:
-    """Return what became of a layout, as a sentence."""
+    """Return the result of a layout as a sentence."""
     match ending:
         case Loaded():
             return tr("Loaded.")

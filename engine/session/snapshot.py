@@ -1,4 +1,4 @@
-"""What anybody may read of one open model, at any moment and in any thread."""
+"""The public state of one open model, which may be read at any moment and in any thread."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.session.state import LoadedInfo, LoadRun, RequestRun, State, Step
 
 
 class Phase(Enum):
-    """What happens with the model. FAILED: nothing is loaded, because the last load failed or its child was lost."""
+    """The status of the model. FAILED: nothing is loaded, because the last load failed or the child was lost."""
 
     STOPPED = auto()
     STARTING = auto()
@@ -26,7 +26,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A load that was asked for and has not ended. `waits`: why it has not begun, or does not go on; empty: it runs."""
+    """A load that has not ended. `waits`: why it has not begun or does not go on; empty if it runs."""
 
     order: LoadOrder
     waits: str = ""
@@ -66,7 +66,7 @@ class Snapshot:
 
 
 def snapshot_of(state: State, number: int = 0) -> Snapshot:
-    """Return what may be read of `state`."""
+    """Return the public part of `state`."""
     load, last = state.load, state.last
     return Snapshot(
         number=number,

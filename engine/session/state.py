@@ -1,5 +1,5 @@
-"""What the machine knows of one open model: one frozen value, replaced whole with each input; and `Turn`, the change
-that one input makes of it.
+"""The state of one open model: one frozen value, replaced as a whole by each input; and `Turn`, the change that one
+input makes.
 """
 
 from __future__ import annotations
@@ -21,18 +21,20 @@ from engine.session.events import STAGE_WORDS, AnyEvent, LoadEnding, OutOfMemory
 from engine.session.load_order import LoadAttempt, LoadOrder
 from engine.settings.context_settings import ContextSettings
 
+STOP_TIMEOUT_S = 2.0
+"""Time from the request to stop until a child that does not stop has been killed."""
 _STAGES: tuple[Stage, ...] = tuple(STAGE_WORDS)
 
 
 @dataclass(frozen=True, slots=True)
 class StageMark:
-    """`fraction` 0..1 of the stage, None where it cannot tell."""
+    """The progress of a load. `fraction`: 0 to 1 of the stage, None if it is not known."""
 
     stage: Stage = "header"
     fraction: float | None = None
 
     def after(self, message: StageProgress) -> StageMark | None:
-        """Return where the load is with `message`, None for one that comes late."""
+        """Return the progress after `message`; None if the message is about an earlier stage."""
         if _STAGES.index(message.stage) < _STAGES.index(self.stage):
             return None
         before = self.fraction if message.stage == self.stage else None
@@ -46,16 +48,12 @@ class StageMark:
         return Progress(stage=self.stage, fraction=self.fraction, device=device)
 
 
-STOP_TIMEOUT_S = 2.0
-"""From asking for an end until the child has been killed, if that is what it takes."""
-
-
 @dataclass(frozen=True, slots=True)
 class LoadedInfo:
-    """What is loaded: the order, with the plan that it was in the end, and what its child and its devices told.
+    """The loaded model. `order`: with the plan that was loaded in the end.
 
-    `context` is what was used; `flash_attention` None: the engine did not tell. `n_ctx` is what all `slots` hold
-    together, `n_ctx_seq` what one request may take of it. `measured` and `forecast` have a row for each device.
+    `n_ctx`: tokens of all `slots` together. `n_ctx_seq`: tokens that one request may use. `context`: the settings that
+    were used. `flash_attention`: None if the engine did not report it. `measured`, `forecast`: a row for each device.
     """
 
     order: LoadOrder
@@ -74,10 +72,10 @@ class LoadedInfo:
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """The one child that has been started and whose end has not been told.
+    """The child process, from its start until its end was reported. There is at most one.
 
-    `greeted`: it has said hello. `ending`: it was asked to end. `killed`: it is ended for not stopping in time, and
-    whatever it still says about requests comes too late.
+    `greeted`: it has sent its hello. `ending`: it was asked to end. `killed`: it is being killed because it did not
+    stop in time; its later messages about requests are ignored.
     """
 
     id: int
@@ -88,7 +86,7 @@ class Child:
 
 
 class Step(Enum):
-    """Where a load is, and with that what it waits for."""
+    """The step of a load; each docstring below says what the step waits for."""
 
     PREPARING = auto()
     """for the request that the child gets, or the rule that the layout breaks"""
@@ -112,9 +110,9 @@ class Step(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LoadRun:
-    """The load that runs. `asked` is what was asked for, `plan` what is being tried for it.
+    """The load that runs. `asked`: the order. `plan`: the plan that is being tried for it.
 
-    `base` is the plan that was asked for, with tables that nobody else plans with; None until that is there.
+    `base`: the plan of the order with tables of its own, which no other thread uses; None until it is prepared.
 
     `ticket` is that of the work that it waits for, None where it waits for a child. `is_real`: the layout is to be
     loaded, whatever is forecast for it. `unchecked` are workers that what was loaded before still holds. `ending` is
@@ -140,7 +138,7 @@ class LoadRun:
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """What became of the last load."""
+    """The result of the last load."""
 
     attempts: tuple[LoadAttempt, ...]
     ending: LoadEnding
@@ -148,7 +146,7 @@ class LoadResult:
 
 
 class RequestState(Enum):
-    """ASKED: the child has it. READING: its prompt. ANSWERING: text comes. STOPPING: it was asked to stop."""
+    """ASKED: sent to the child. READING: the prompt is processed. ANSWERING: text arrives. STOPPING: asked to stop."""
 
     ASKED = auto()
     READING = auto()
@@ -158,7 +156,7 @@ class RequestState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RequestRun:
-    """A request that has begun and not ended."""
+    """A request that is under way."""
 
     request: AnyModelRequest
     state: RequestState = RequestState.ASKED
@@ -174,9 +172,9 @@ class RequestRun:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A child that went down, or stood still, over RPC: its workers are being asked which of them is gone.
+    """A child that ended or stalled while it used RPC workers: each of them is asked whether it is still there.
 
-    `stage` None: it was answering or idle.
+    `stage`: of the load; None if the child was answering or idle.
     """
 
     ticket: int
@@ -187,9 +185,9 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """One open model. `numbers` counts children, tickets and timers, `asked` the requests.
+    """One open model. `numbers` counts children, tickets and timers, `asked` counts requests.
 
-    A load that is asked for while something runs is in `waiting`, and nowhere else, until that has ended.
+    `waiting`: a load that was requested while something runs; it begins after that has ended.
     """
 
     stop_timeout_s: float = STOP_TIMEOUT_S
@@ -210,12 +208,12 @@ class State:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing runs; a model may be loaded."""
+        """Whether no load and no request is under way; a model may be loaded."""
         return self.load is None and not self.requests and self.loss is None
 
     @property
     def is_over(self) -> bool:
-        """Whether it is closed and nothing is left of it."""
+        """Whether the session is closed and its child has ended."""
         return self.closing and self.is_idle and self.child is None and self.waiting is None
 
 
@@ -226,7 +224,7 @@ def out_of_memory_ending(load: LoadRun) -> OutOfMemory:
 
 
 class Turn:
-    """Lives as long as one call of `advance`; what it ends with is what that returns."""
+    """State and effects during one call of `advance`, which returns both."""
 
     def __init__(self, state: State) -> None:
         self.state = state
@@ -243,13 +241,13 @@ class Turn:
 
     @property
     def load(self) -> LoadRun:
-        """The load that runs, where there must be one."""
+        """The load that runs; there must be one."""
         assert self.state.load is not None
         return self.state.load
 
     @property
     def child(self) -> Child:
-        """The child, where there must be one."""
+        """The child; there must be one."""
         assert self.state.child is not None
         return self.state.child
 
@@ -268,12 +266,12 @@ class Turn:
         self.do(effects.Send(self.child.id, request))
 
     def watch(self, active: bool) -> None:
-        """Watch the child for silence, or no more."""
+        """Begin or end watching whether the child stalls."""
         if self.state.child is not None and not self.state.child.ending:
             self.do(effects.Watch(self.state.child.id, active))
 
     def stop_child(self) -> None:
-        """Ask the child to end; asked once is enough."""
+        """Ask the child to end, unless it was asked before."""
         if not self.child.ending:
             self.do(effects.StopChild(self.child.id))
             self.change_child(ending=True)

@@ -15,7 +15,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from app.cli.prompts import prompts_of
+from app.cli.load import prompts_of
 from app.run_marks import VERSION, OpenedModel, RunMark, RunMarks
 from app.settings import KeptSideFiles, Settings
 from engine.devices.rig_file import encode_rig, parse_rig

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Literal
 
-from engine.protocol.messages import Answer, Generate, Generated, Message, Piece, Reading, TokenChoice
+from engine.protocol.messages import Answer, Generate, Generated, Message, Piece, Reading, StopReason, TokenChoice
 from engine.worker.failures import EndOfRequest, failure
 from engine.worker.loaded_context import LoadedContext
 from engine.worker.media import MediaPrompt
@@ -16,8 +15,6 @@ from engine.worker.sampling import ChoiceReader, SamplerChain, settings_of
 from engine.worker.slots import Slots
 from engine.worker.tasks import SequenceTask
 from engine.worker.text import PieceDecoder, StopTexts
-
-StopReason = Literal["end_of_text", "length", "context_full", "stopped"]
 
 
 def begin(loaded: LoadedContext, slots: Slots, request: Generate) -> Generation:

@@ -29,7 +29,7 @@ from engine.plan.edit import Edit
 from engine.plan.plan import make_plan
 from engine.probing.probe import DEFAULT_TIMEOUT_S, ProbeCache, ProbeRun
 from engine.process.questions import SpareChild
-from engine.rigs.host import host_device
+from engine.rigs.discovery import host_device
 from engine.settings.context_settings import ContextSettings
 
 ROUNDS = 7

@@ -12,7 +12,7 @@ from app.models.chat_keeper import ChatKeeper
 from engine.errors import ChatError, EngineError
 from engine.images.pictures import Looked, Picture, look_at
 from engine.language import tr
-from widgets.chat.gallery import Gallery
+from widgets.chat.images import Gallery
 
 _log = logging.getLogger("layerdeck.images")
 

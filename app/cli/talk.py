@@ -28,9 +28,9 @@ from engine.chats.attachments import ReadFile
 from engine.chats.context import Overflow, answer_reserve, choose, left_out_sentence, tokens_of
 from engine.chats.conversation import Conversation
 from engine.chats.cuts import cut_of_answer, cut_of_path, cut_that_leaves_out, left_out_of
-from engine.chats.kept_state import MIN_TOKENS, KeptStates, StateKey, key_of, model_identity
 from engine.chats.message import Cut, Message, new_id, now_ms
 from engine.chats.presets import Preset
+from engine.chats.saved_kv_states import MIN_TOKENS, KvStateKey, SavedKvStates, key_of, model_identity
 from engine.chats.store import ChatStore
 from engine.chats.tree import add
 from engine.demo.speaking import recommended_sampling
@@ -64,7 +64,7 @@ class Talk:
     def __init__(
         self,
         store: ChatStore,
-        states: KeptStates,
+        states: SavedKvStates,
         order: LoadOrder,
         printer: ChatPrinter,
         conversation: Conversation,
@@ -111,7 +111,7 @@ class Talk:
         return True
 
     @property
-    def _key(self) -> StateKey:
+    def _key(self) -> KvStateKey:
         return key_of(self._model, self._plan.settings, self._plan.edit.side_files.adapters)
 
     def _restore(self) -> None:

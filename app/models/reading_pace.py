@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from engine.downloads.view import time_words
+from engine.downloads.job import time_words
 from engine.language import tr
 from engine.session.events import Reading
 

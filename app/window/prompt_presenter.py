@@ -16,7 +16,7 @@ from engine.errors import EngineError
 from engine.language import tr
 from engine.protocol.messages import Rendered, RenderTemplate
 from engine.session.events import Answered
-from widgets.chat.prompt_dialog import PromptDialog, ShownPrompt
+from widgets.chat.token_dialogs import PromptDialog, ShownPrompt
 
 
 class PromptPresenter(QObject):

@@ -12,22 +12,21 @@ from PySide6.QtCore import QObject
 from app.background import Background
 from app.chats.archive import ChatArchive
 from app.chats.preset_book import PresetBook
+from app.chats.saved_kv_states import KvStateRepository, ModelKvStates
 from app.chats.shelf import ChatShelf
-from app.chats.state_saver import StateSaver
-from app.chats.state_vault import StateVault
+from app.library.catalogue import LibraryCatalogue
 from app.library.downloads import DownloadKeeper
 from app.library.finder import HubFinder
 from app.library.hub_access import HubAccess
-from app.library.library import Library, make_library
+from app.library.library import Library
+from app.library.planner import ForecastPlanner
 from app.load.loader import Loader
 from app.load.prober import Prober
-from app.load.reloader import Reloader
 from app.models.auto_layouts import AutoLayouts
 from app.models.document import LayoutDocument
-from app.models.edited import is_edited
 from app.models.held_memory import HeldMemory
 from app.models.layouts import Layouts
-from app.models.loading import Loading, ModelState
+from app.models.loading import Loading
 from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
 from app.models.opener import ModelOpener
@@ -37,7 +36,6 @@ from app.models.speeds import SpeedKeeper
 from app.models.unloader import Unloader
 from app.notices import Notices
 from app.paths import chats_path, kept_states_path, library_path, presets_path
-from app.releases import ReleaseKeeper
 from app.rig.calibrator import Calibrator
 from app.rig.examiner import Examiner
 from app.rig.watchman import Watchman
@@ -45,6 +43,7 @@ from app.settings import Settings
 from app.wiring.rig import RigParts, make_rig
 from app.worker import Worker
 from engine.images.formula import FormulaProcess
+from engine.session.status import Phase
 from widgets.markdown.formulas import Formula, FormulaKey
 from widgets.markdown.typesetter import Typesetter
 
@@ -61,7 +60,6 @@ class Desk:
     models: OpenModels
     calibrator: Calibrator
     loader: Loader
-    reloader: Reloader
     prober: Prober
     watchman: Watchman
     held_memory: HeldMemory
@@ -77,9 +75,8 @@ class Desk:
     finder: HubFinder
     archive: ChatArchive
     shelf: ChatShelf
-    states: StateVault
+    states: KvStateRepository
     presets: PresetBook
-    releases: ReleaseKeeper
     typesetter: Typesetter
     formulas: FormulaProcess
 
@@ -91,7 +88,7 @@ class Desk:
     @property
     def is_edited(self) -> bool:
         """Whether what is edited is not what is loaded of the current model."""
-        return is_edited(self.document, self.loading.loaded)
+        return self.models.current.status.is_edited
 
     def close(self) -> None:
         """End every process and thread of ours. Bounded; called once, when the window closes."""
@@ -118,6 +115,8 @@ def make_desk(
     live = rig.live
     calibrator = Calibrator(live, background, parent=parent)
     models = OpenModels(calibrator, clock=clock, parent=parent)
+    # Before others who follow the document: they look at the status of the model that is edited.
+    document.preview_changed.connect(lambda: models.current.show_edit(document.edit))
     watchman = Watchman(live, parent)
     # First of all who follow the models: the loader asks what is free on devices that know of them.
     held_memory = HeldMemory(models, live, watchman, parent)
@@ -130,6 +129,8 @@ def make_desk(
     examiner.learnt.connect(lambda learnt: speeds.learn(learnt.speeds))
     access = HubAccess(settings, notices)
     opener = ModelOpener(models, document, live, rig.lab, settings, background, notices, parent)
+    library = Library(LibraryCatalogue(library_path()), models, background, notices, parent)
+    ForecastPlanner(library, models=models, live=live, auto_layouts=auto_layouts, speeds=speeds)
     archive = ChatArchive(chats_path(), background, notices, parent)
     formulas = FormulaProcess()
     desk = Desk(
@@ -141,7 +142,6 @@ def make_desk(
         models=models,
         calibrator=calibrator,
         loader=loader,
-        reloader=Reloader(models, loader, settings, parent),
         prober=Prober(document, background, lambda: held_memory.may_probe(document), parent),
         watchman=watchman,
         held_memory=held_memory,
@@ -152,16 +152,7 @@ def make_desk(
         speeds=speeds,
         unloader=unloader,
         other_layouts=OtherLayouts(document, models, unloader, live, notices, parent),
-        library=make_library(
-            library_path(),
-            models=models,
-            live=live,
-            auto_layouts=auto_layouts,
-            speeds=speeds,
-            background=background,
-            notices=notices,
-            parent=parent,
-        ),
+        library=library,
         examiner=examiner,
         finder=HubFinder(
             live=live,
@@ -176,9 +167,8 @@ def make_desk(
         ),
         archive=archive,
         shelf=ChatShelf(archive, models, settings, opener.show, parent),
-        states=StateVault(kept_states_path(), settings, background, notices, parent),
+        states=KvStateRepository(kept_states_path(), settings, background, notices, parent),
         presets=PresetBook(presets_path(), models, background, notices, parent),
-        releases=ReleaseKeeper(settings, background, notices, parent=parent),
         typesetter=Typesetter(
             Worker("parse").submit,
             Worker("draw formulas").submit,
@@ -223,15 +213,15 @@ def _connect_notices(desk: Desk) -> None:
 def _connect_model(desk: Desk, model: OpenModel) -> None:
     prober = desk.prober
 
-    def on_state_changed(state: ModelState) -> None:
-        if state is ModelState.LOADING:
+    def on_phase_changed(phase: Phase) -> None:
+        if phase is Phase.LOADING:
             # A probe under way holds workers that the load is about to ask for.
             prober.cancel()
 
     desk.speeds.follow(model)
-    desk.library.usage.follow(model)
-    model.loading.state_changed.connect(on_state_changed)
+    desk.library.follow(model)
+    model.loading.phase_changed.connect(on_phase_changed)
     model.loading.released.connect(prober.restart)
     desk.held_memory.follow(model)
     desk.other_layouts.follow(model)
-    StateSaver(model, desk.states, model)
+    ModelKvStates(model, desk.states, model)

@@ -77,7 +77,7 @@ def _imported(request: ImportFile) -> FileImported:
 def _take_in(database: Path, found: tuple[Imported, ...]) -> tuple[Conversation, ...]:
     from engine.chats.store import ChatStore
 
-    with closing(ChatStore(database)) as store:
+    with closing(ChatStore(database, makes_copies=False)) as store:
         for each in found:
             for data in each.files.values():
                 store.keep_file(data)

@@ -10,7 +10,7 @@ import msgspec
 from engine.errors import ChatError, EngineError
 from engine.json_file import JsonObject, encode_document, parse_document, read_file, write_file
 from engine.language import tr
-from engine.settings.sampling_kinds import SamplingValue
+from engine.settings.kinds import SamplingValue
 from engine.settings.sampling_table import SAMPLING_BY_KEY, SAMPLING_KEYS
 
 VERSION = 1

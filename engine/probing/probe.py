@@ -22,9 +22,8 @@ from engine.errors import BusyError, EngineError, UnreachableError
 from engine.fit.defects import defect_text, disagreements
 from engine.memory.estimate import DeviceMemory, Grade
 from engine.memory.placement import HostBuffers, place
-from engine.plan.check import check_fit
 from engine.plan.plan import Plan
-from engine.plan.report import DeviceRow, make_row
+from engine.plan.report import DeviceRow, check_fit, make_row
 from engine.plan.requests import environment, probe_request
 from engine.probing.measured import member_estimate, rows_from_parts, with_copies
 from engine.process.questions import Questions, SpareChild, blaming, raise_if_cancelled

@@ -21,7 +21,7 @@ from engine.process.child import ChildProcess
 from engine.process.outcome import ProcessOutcome
 from engine.process.questions import error_of
 from engine.protocol.messages import SERVE_ENVIRONMENT, AnyMessage, Failure, Serve, Serving
-from engine.rigs.host import host_device
+from engine.rigs.discovery import host_device
 from engine.units import MIB
 
 START_TIMEOUT_S = 60.0

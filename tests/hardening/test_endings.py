@@ -25,8 +25,8 @@ from engine.process.decoders import ask_decoder
 from engine.process.outcome import EndReason, ProcessOutcome
 from engine.programs import LOG_MARK
 from engine.protocol.messages import ChatMessage
-from engine.rigs.host import host_device
-from engine.session.snapshot import Phase
+from engine.rigs.discovery import host_device
+from engine.session.status import Phase
 from engine.settings.context_settings import ContextSettings
 from engine.worker.chat_template import TemplateError, TemplateProcess
 from tests.support.command_line import run_cli

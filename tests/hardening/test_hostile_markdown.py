@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from widgets.markdown.blocks import Block, Table
-from widgets.markdown.room import MAX_FORMULAS, MAX_PIECES
+from widgets.markdown.blocks import MAX_FORMULAS, MAX_PIECES, Block, Table
 from widgets.markdown.stream import MarkdownStream, parse_whole
 
 

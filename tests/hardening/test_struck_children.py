@@ -34,8 +34,7 @@ from engine.plan.plan import make_plan
 from engine.probing.probe import probe
 from engine.process import questions
 from engine.protocol.messages import ChatMessage, Download, Generate, TransferFile
-from engine.rigs.discovery import discover
-from engine.rigs.host import host_device
+from engine.rigs.discovery import discover, host_device
 from engine.rigs.lab import LabRig
 from engine.session.events import AnyEvent, Crashed, Done, Failed, Loaded, Token
 from engine.settings.context_settings import ContextSettings

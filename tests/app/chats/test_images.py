@@ -9,7 +9,7 @@ from app.models.context_counter import ContextCounter
 from engine.chats.context import ContextUse
 from tests.app.chats.bench import Bench, prompt_tokens
 from tests.support.pictures import picture
-from widgets.chat.gallery import Gallery
+from widgets.chat.images import Gallery
 
 
 def test_images_are_counted_asked_with_and_branched(bench: Bench) -> None:

@@ -20,7 +20,7 @@ from engine.plan.report import make_row
 from engine.probing.probe import ProbeCache, ProbeRun, Probes
 from engine.process.questions import Questions, SpareChild
 from engine.protocol.messages import OFFLOAD_VARIABLE
-from engine.rigs.host import host_device
+from engine.rigs.discovery import host_device
 from engine.settings.context_settings import AUTO_CONTEXT, ContextSettings
 from engine.units import GIB, MIB
 from tests.support.models import write_tiny_llama

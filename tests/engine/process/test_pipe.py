@@ -34,7 +34,7 @@ from engine.protocol.messages import (
     SoundFile,
     Tokenise,
 )
-from engine.rigs.host import host_device
+from engine.rigs.discovery import host_device
 from engine.session.events import Done, Loaded, Token
 from engine.settings.context_settings import ContextSettings
 from tests.support.fake_worker import fake_worker_argv

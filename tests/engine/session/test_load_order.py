@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.devices.device import Holding
 from engine.layout.layout import single_device
 from engine.session.load_order import RetryPolicy
 from engine.units import MIB
-from tests.support.orders import N_LAYERS, make_order, worker_device
+from tests.support.orders import N_LAYERS, holding, make_order, worker_device
 
 MINE, IDLE = worker_device("RPC0", "attic:1"), worker_device("RPC1", "attic:2")
-TAKEN = replace(worker_device("RPC2", "attic:3"), free_bytes=0, holdings=(Holding("other", MIB),))
+TAKEN = replace(worker_device("RPC2", "attic:3"), free_bytes=0, holdings=(holding("other", MIB),))
 ORDER = make_order((MINE, IDLE, TAKEN), single_device(N_LAYERS, "RPC0"))
 
 

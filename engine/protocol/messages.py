@@ -294,19 +294,8 @@ class Quit(Request, frozen=True, tag="quit", kw_only=True):
 
 
 AnyModelRequest = Generate | Embed | Tokenise | CountTokens | RenderTemplate | SaveSequence | RestoreSequence
-AnyRequest = (
-    ListDevices
-    | Probe
-    | Load
-    | AnyModelRequest
-    | Serve
-    | Logits
-    | Quantise
-    | DeviceMemoryQuery
-    | MeasureSpeed
-    | Stop
-    | Quit
-)
+DeviceRequest = ListDevices | MeasureSpeed | DeviceMemoryQuery | Serve | Logits | Quantise
+AnyRequest = Probe | Load | AnyModelRequest | DeviceRequest | Stop | Quit
 
 
 # ------------------------------------------------------------------ messages (from the child)
@@ -594,28 +583,7 @@ class Aborting(Message, frozen=True, tag="aborting", kw_only=True):
     text: str
 
 
-AnyMessage = (
-    Hello
-    | DeviceList
-    | DeviceSpeed
-    | Probed
-    | StageProgress
-    | LoadedModel
-    | AllocationFailure
-    | Failure
-    | Stopped
-    | Reading
-    | Piece
-    | Generated
-    | Embedded
-    | Tokenised
-    | Counted
-    | Rendered
-    | SequenceSaved
-    | SequenceRestored
-    | Serving
-    | LogitDigest
-    | Quantised
-    | DeviceMemoryReadings
-    | Aborting
-)
+LoadMessage = Probed | StageProgress | LoadedModel | AllocationFailure | Stopped
+ModelAnswer = Reading | Piece | Generated | Embedded | Tokenised | Counted | Rendered | SequenceSaved | SequenceRestored
+DeviceMessage = DeviceList | DeviceSpeed | DeviceMemoryReadings | Serving | LogitDigest | Quantised
+AnyMessage = Hello | Failure | Aborting | LoadMessage | ModelAnswer | DeviceMessage

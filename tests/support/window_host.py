@@ -135,7 +135,8 @@ class Answers(QObject):
         return str(self._window.views.current.chat.last_note)
 
     def _last_answer(self, _path: str) -> str:
-        return str(self._window.views.current.chat.last_text)
+        chat = self._window.views.current.chat
+        return str(chat.last_text) if chat.message_list.has_messages else ""
 
     def _bugs(self, _path: str) -> list[str]:
         top = QApplication.topLevelWidgets()

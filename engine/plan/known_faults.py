@@ -12,8 +12,8 @@ def known_words(plan: Plan) -> str:
     """Return a sentence on what is known of the engine on the devices that the plan uses."""
     used = used_devices(plan.edit.layout)
     devices = [device for device in plan.rig.all_devices if device.id in used]
-    known = [f"{device.id}: {fault.reason}" for device in devices for fault in device.faults]
-    unchecked = [device for device in devices if not device.is_checked]
+    known = [f"{device.id}: {fault.reason}" for device in devices for fault in device.findings.faults]
+    unchecked = [device for device in devices if not device.findings.is_checked]
     if known:
         return tr("Known of it: {names}", names=" ".join(known))
     if unchecked:

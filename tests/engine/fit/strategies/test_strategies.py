@@ -489,6 +489,15 @@ def test_constraints_are_refused_or_can_be_kept(constraints: Constraints, rig: R
             check_constraints(constraints, rig, n_layers)
 
 
+@pytest.mark.parametrize("strategy", ["experts", "proportional"])
+def test_no_other_strategy_always_finds_the_same(strategy: str) -> None:
+    others = {"fewest", "priority", "balanced", "fastest", "experts", "proportional"} - {strategy}
+    for rig in ("one large", "three equal", "mixed"):
+        own = found(strategy, "mixture", RIGS[rig]).layout
+        others = {other for other in others if found(other, "mixture", RIGS[rig]).layout == own}
+    assert not others
+
+
 def test_reasons_are_whole_sentences_that_can_be_translated() -> None:
     wanted = {
         "All {count_layers} and the output layer fit on {id} alone, so nothing is split.": "1",

@@ -25,8 +25,7 @@ from engine.packs.listing import ListedPack
 from engine.pci import parse_pci_id
 from engine.process.one_shot import raise_if_cancelled
 from engine.rigs.check_book import read_check_book, write_check_book
-from engine.rigs.check_models import write_models
-from engine.rigs.engine_checks import FELL_SILENT, Case, Checked, Checker, Trial, cases_of, shared_cases
+from engine.rigs.engine_checks import FELL_SILENT, Case, Checked, Checker, Trial, cases_of, shared_cases, write_models
 from engine.rigs.host import host_device
 from engine.rigs.self_test import keep_verdict, try_repeated
 from engine.rigs.speeds import known_speeds, measured_book

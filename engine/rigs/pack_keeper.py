@@ -20,9 +20,8 @@ from engine.packs.manifest import find_damage
 from engine.packs.store import Pack, PackStore
 from engine.process.one_shot import Questions, raise_if_cancelled
 from engine.protocol.messages import DeviceList, ListDevices, PackLoad
-from engine.rigs.check_models import write_source
 from engine.rigs.discovery import devices_of
-from engine.rigs.engine_checks import Checked, Checker, cases_of, how_it_ended
+from engine.rigs.engine_checks import Checked, Checker, cases_of, how_it_ended, write_source
 from engine.rigs.host import host_device
 
 NO_DEVICE = "No device for it was found: is the card's driver installed?"

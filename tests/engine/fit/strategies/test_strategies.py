@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.errors import ArgumentError
-from engine.fit.initial_layout import initial_layout
 from engine.fit.strategies.catalogue import STRATEGIES, auto_layout
 from engine.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints, Pin, check_constraints
+from engine.fit.strategies.fewest import initial_layout
 from engine.fit.strategies.proportional import memory_shares, proportional_counts
 from engine.fit.strategies.workbench import Workbench, moved_tensors
 from engine.gguf.reader import read_model

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from engine.cancellation import CancelToken
-from engine.devices.device import BufferFacts, Capabilities, Device, Rig
+from engine.devices.device import BufferFacts, Capabilities, Device, Rig, remote_margin_bytes
 from engine.devices.endpoint import Greeting, GreetingStatus, greet_all, parse_endpoint
-from engine.devices.margins import remote_margin_bytes
 from engine.errors import ArgumentError, BusyError, EngineError, UnreachableError
 from engine.gguf.quoting import clean
 from engine.language import tr

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from engine.plan.known_faults import known_words
-from engine.plan.plan import Plan
+from engine.plan.plan import Plan, known_words
 from engine.process.outcome import EndReason, ProcessOutcome
 from engine.session import answers, effects, loads
 from engine.session.events import Crashed, Failed, Stage

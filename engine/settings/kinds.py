@@ -94,19 +94,35 @@ class WholeNumber:
         return AUTO if self.left_open is not None and value == self.left_open.kept else str(value)
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """One of several words; `placeholder` stands for them in a usage line."""
+class _Words:
+    """What settings have in common whose values are typed as one of a few words."""
 
+    __slots__ = ()
     words: tuple[str, ...]
-    placeholder: str = "M"
 
     @property
     def allowed(self) -> str:
         """What may be typed, in words."""
         return ", ".join(self.words)
 
-    def read(self, item: JsonObject, key: str) -> Value:
+    def written(self, value: Value) -> Value:
+        """Return `value` as a file has it."""
+        return value
+
+    def _typed_word(self, text: str) -> str:
+        if text not in self.words:
+            raise ValueError(tr('"{text}" is not one of {allowed}', text=text, allowed=self.allowed))
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(_Words):
+    """One of several words; `placeholder` stands for them in a usage line."""
+
+    words: tuple[str, ...]
+    placeholder: str = "M"
+
+    def read(self, item: JsonObject, key: str) -> str:
         """Return what a file says under `key`; refuses through `item`."""
         return item.choice(key, self.words)
 
@@ -116,15 +132,9 @@ class Choice:
             raise ValueError(tr("this has to be one of {allowed}", allowed=self.allowed))
         return value
 
-    def written(self, value: Value) -> Value:
-        """Return `value` as a file has it."""
-        return value
-
     def typed(self, text: str) -> str:
         """Return what a person typed; raises as `WholeNumber.typed` does."""
-        if text not in self.words:
-            raise ValueError(tr('"{text}" is not one of {allowed}', text=text, allowed=self.allowed))
-        return text
+        return self._typed_word(text)
 
     def text_of(self, value: object) -> str:
         """Return what a person would type for `value`."""
@@ -132,38 +142,24 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Switch:
+class Switch(_Words):
     """On or off: true or false in a file. `with_auto`: it may also be left open."""
 
     with_auto: bool = False
+    placeholder: str = "M"
 
     @property
-    def placeholder(self) -> str:
-        """What stands for a value in a usage line."""
-        return "M"
-
-    @property
-    def words(self) -> tuple[str, ...]:
+    def words(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The words that may be typed."""
         return (AUTO, "on", "off") if self.with_auto else ("on", "off")
-
-    @property
-    def allowed(self) -> str:
-        """What may be typed, in words."""
-        return ", ".join(self.words)
 
     def read(self, item: JsonObject, key: str) -> Value:
         """Return what a file says under `key`; refuses through `item`."""
         return AUTO if self.with_auto and item.is_text(key, AUTO) else item.flag(key)
 
-    def written(self, value: Value) -> Value:
-        """Return `value` as a file has it."""
-        return value
-
     def typed(self, text: str) -> Value:
         """Return what a person typed; raises as `WholeNumber.typed` does."""
-        if text not in self.words:
-            raise ValueError(tr('"{text}" is not one of {allowed}', text=text, allowed=self.allowed))
-        return AUTO if text == AUTO else text == "on"
+        return AUTO if self._typed_word(text) == AUTO else text == "on"
 
     def text_of(self, value: Value) -> str:
         """Return what a person would type for `value`."""

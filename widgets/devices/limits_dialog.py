@@ -5,8 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QDialog, QDialogButtonBox, QFormLayout, QLineEdit, QVBoxLayout, QWidget
 
-from engine.devices.device import Device
-from engine.devices.margins import margin_words
+from engine.devices.device import Device, margin_words
 from engine.language import tr
 from engine.units import GIB, KIB, MIB, format_bytes
 from widgets.common.roles import plain_label

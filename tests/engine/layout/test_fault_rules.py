@@ -15,8 +15,7 @@ from engine.gguf.model_file import ModelFile, TensorInfo
 from engine.gguf.reader import read_model
 from engine.layout.layout import Layout, Run, single_device
 from engine.plan.edit import Edit
-from engine.plan.known_faults import known_words
-from engine.plan.plan import Plan, make_plan
+from engine.plan.plan import Plan, known_words, make_plan
 from engine.settings.context_settings import ContextSettings
 from engine.units import GIB
 from tests.support.models import write_tiny_llama

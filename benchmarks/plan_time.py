@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from engine.devices.device import CPU_ID, Device, Rig, make_host
-from engine.fit.initial_layout import initial_layout
+from engine.fit.strategies.fewest import initial_layout
 from engine.gguf.model_file import MetadataValue, ModelFile, TensorInfo, group_blocks
 from engine.layout.layout import Layout, Override, Run
 from engine.plan.edit import Edit

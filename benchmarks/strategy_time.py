@@ -15,9 +15,9 @@ import time
 
 from benchmarks.drag_time import unit_milliseconds
 from engine.devices.device import Device, Rig, make_host
-from engine.fit.initial_layout import initial_layout
 from engine.fit.strategies.catalogue import STRATEGIES, find_strategy
 from engine.fit.strategies.constraints import Constraints, Watch
+from engine.fit.strategies.fewest import initial_layout
 from engine.memory.model_memory import ModelMemory
 from engine.settings.context_settings import ContextSettings
 from engine.units import GIB

@@ -16,10 +16,10 @@ from engine.devices.device import Rig
 from engine.devices.rig_file import read_rig
 from engine.errors import ArgumentError
 from engine.fit.calibration import read_calibration
-from engine.fit.initial_layout import initial_layout
 from engine.fit.speed_book import read_speed_book
 from engine.fit.strategies.catalogue import auto_layout, find_strategy
 from engine.fit.strategies.constraints import Watch
+from engine.fit.strategies.fewest import initial_layout
 from engine.gguf.reader import read_model
 from engine.layout.layout_file import read_layout
 from engine.memory.model_memory import ModelMemory

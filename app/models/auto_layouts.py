@@ -9,7 +9,6 @@ import msgspec
 from PySide6.QtCore import QObject, Qt, Signal
 
 from app.background import Background
-from app.models.auto_layout_words import STRATEGY_WORDS
 from app.models.document import LayoutDocument
 from app.models.speeds import SpeedKeeper
 from app.notices import Notices
@@ -25,6 +24,22 @@ from engine.plan.edit import Edit
 from engine.settings.context_settings import KvType
 from widgets.controls.values import AutoWishes
 from widgets.layout_editor.pins import PinnedLayers, Pins, PinToggle
+
+STRATEGY_WORDS = (
+    StrategyWords("fewest", tr("&Fewest Devices"), tr("Use as few devices as hold the model")),
+    StrategyWords(
+        "priority",
+        tr("One &after Another"),
+        tr("Fill the first device before the next, in the chosen order"),
+        uses_order=True,
+    ),
+    StrategyWords("balanced", tr("&Balanced"), tr("Leave the same memory free on every device")),
+    StrategyWords("proportional", tr("Pr&oportional"), tr("Give each device layers by its free memory")),
+    StrategyWords("experts", tr("E&xperts Last"), tr("Dense parts on devices first, experts where room is left")),
+    StrategyWords("context", tr("Longest &Context"), tr("Find the longest context that fits"), uses_kv_types=True),
+    StrategyWords("fastest", tr("Fas&test"), tr("Find the least predicted time per token")),
+)
+"""What people call each strategy, and what it is for. Titles have the mnemonics of the menu."""
 
 _Value = TypeVar("_Value")
 

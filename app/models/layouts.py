@@ -15,7 +15,7 @@ from app.notices import Notices
 from app.rig.live_rig import LiveRig
 from engine.devices.device import Rig
 from engine.errors import LayoutError
-from engine.fit.initial_layout import initial_layout
+from engine.fit.strategies.fewest import initial_layout
 from engine.language import tr
 from engine.layout.layout import Layout, split_evenly
 from engine.layout.layout_file import LayoutFile, encode_layout, parse_layout, read_layout, write_layout

@@ -23,7 +23,7 @@ from app.rig.live_rig import LiveRig
 from app.settings import KeptSideFiles, Settings
 from engine.devices.device import Rig
 from engine.errors import EngineError
-from engine.fit.initial_layout import initial_layout
+from engine.fit.strategies.fewest import initial_layout
 from engine.gguf.model_file import file_type_name
 from engine.language import tr
 from engine.memory.effort import limited

@@ -5,8 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import QObject
 from PySide6.QtWidgets import QWidget
 
-from app.models.auto_layout_words import STRATEGY_WORDS
-from app.models.auto_layouts import AutoLayouts
+from app.models.auto_layouts import STRATEGY_WORDS, AutoLayouts
 from app.models.document import LayoutDocument
 from app.models.opener import ModelOpener
 from app.rig.live_rig import LiveRig

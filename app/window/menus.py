@@ -11,8 +11,7 @@ from PySide6.QtWidgets import QWidget
 from app.chats.shelf import ChatShelf
 from app.language import LANGUAGE_NAMES, SYSTEM
 from app.load.loader import Loader
-from app.models.auto_layout_words import STRATEGY_WORDS
-from app.models.auto_layouts import AutoLayouts
+from app.models.auto_layouts import STRATEGY_WORDS, AutoLayouts
 from app.models.layouts import Layouts
 from app.models.open_models import OpenModels
 from app.models.opener import ModelOpener

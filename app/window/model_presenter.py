@@ -7,7 +7,7 @@ from functools import partial
 from PySide6.QtCore import QObject, Qt
 from PySide6.QtWidgets import QMainWindow, QMenu
 
-from app.models.auto_layout_words import STRATEGY_WORDS
+from app.models.auto_layouts import STRATEGY_WORDS
 from app.models.opener import ModelOpener
 from app.settings import Settings
 from app.window.actions import Actions

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 from engine.gguf.model_file import FileIdentity
 from engine.language import tr
+from engine.units import MIB, format_bytes
 
 CPU_ID = "CPU"
 """The host's id: always there, always last in lists of devices."""
@@ -46,6 +47,33 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
+class Findings:
+    """What the engine's check of itself found on a device: `faults`, and whether there was a check at all."""
+
+    faults: tuple[Fault, ...] = ()
+    is_checked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BufferFacts:
+    """What ggml tells of a device's buffers and kernels.
+
+    `alignment_bytes`: alignment of tensors in the device's buffers; None: not told, the backend's usual one counts.
+    `host_alignment_bytes`: the same in host memory that the device reads directly.
+    `largest_tensor_bytes`: largest tensor that the device computes with; None: any.
+    `largest_buffer_bytes`: largest buffer that the device gives out; None: not told.
+    `mixes_streams`: the device has a kernel for how residual streams mix with each other (DeepSeek 4, GLM 5), which on
+    Vulkan needs subgroups of 16.
+    """
+
+    alignment_bytes: int | None = None
+    host_alignment_bytes: int | None = None
+    largest_tensor_bytes: int | None = None
+    largest_buffer_bytes: int | None = None
+    mixes_streams: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Holding:
     """Memory that one of our loaded models holds on a device. `model` is its name, which other models may share."""
 
@@ -61,12 +89,6 @@ class Device:
     `free_bytes` None: unknown, planning uses the total. `cap_bytes`: never plan more than this. `overhead_bytes`: what
     a load takes here besides what the engine tells, as measured by earlier ones; None: not known for this device.
     `holdings`: what other models of ours, which stay loaded, hold here; `free_bytes` is without it.
-    `alignment_bytes`, `host_alignment_bytes`: what the engine aligns tensors to in the device's buffers and in the host
-    memory that it reads directly; None: not told, the backend's usual ones count. `largest_tensor_bytes`: the largest
-    tensor that the device computes with, None: any. `largest_buffer_bytes`: the largest buffer that it gives out, None:
-    not told. `mixes_streams`: it has a kernel for how residual streams mix with each other (DeepSeek 4, GLM 5), which
-    on Vulkan needs subgroups of 16.
-    `faults`: what of the engine is not used here; `is_checked`: whether that was looked for.
     `fingerprint`: of the certificate that the machine at `endpoint` was paired with; it is reached through a tunnel
     alone. `via`: where on this machine that tunnel begins (host:port), None as long as there is none.
     """
@@ -84,14 +106,9 @@ class Device:
     margin_bytes: int = 0
     capabilities: Capabilities = Capabilities()
     overhead_bytes: int | None = None
-    alignment_bytes: int | None = None
-    host_alignment_bytes: int | None = None
-    largest_tensor_bytes: int | None = None
-    largest_buffer_bytes: int | None = None
-    mixes_streams: bool = True
+    buffers: BufferFacts = BufferFacts()
+    findings: Findings = Findings()
     holdings: tuple[Holding, ...] = ()
-    faults: tuple[Fault, ...] = ()
-    is_checked: bool = False
     fingerprint: str | None = None
     via: str | None = None
 
@@ -101,7 +118,9 @@ class Device:
         Types are named in large and in small letters ("Q4_0" of a file, "q4_0" of a cache): that makes no difference.
         """
         types = ("", of.casefold())
-        return next((each for each in self.faults if each.feature == feature and each.of.casefold() in types), None)
+        return next(
+            (each for each in self.findings.faults if each.feature == feature and each.of.casefold() in types), None
+        )
 
     @property
     def available_bytes(self) -> int:
@@ -176,3 +195,31 @@ def find_id_fault(device_id: str) -> str | None:
 def names_of(devices: Iterable[Device]) -> str:
     """Return the ids of devices for a sentence."""
     return ", ".join(device.id for device in devices)
+
+
+REMOTE_MARGIN_BYTES = 256 * MIB
+"""On another machine: what its system and other programs take between our look at it and a load."""
+_REMOTE_PART = 20
+"""Of small machines at most one part in this many."""
+_LOOPBACK = re.compile(r"(127\.|localhost|\[::1\])")
+
+
+def is_on_this_machine(device: Device) -> bool:
+    """Return whether `device` is an RPC worker of this machine, such as those of a lab."""
+    return device.endpoint is not None and _LOOPBACK.match(device.endpoint) is not None
+
+
+def remote_margin_bytes(device: Device) -> int:
+    """Return the usual margin of an RPC worker: none on this machine, where caps are what people set."""
+    if device.endpoint is None or is_on_this_machine(device):
+        return 0
+    return min(REMOTE_MARGIN_BYTES, device.total_bytes // _REMOTE_PART)
+
+
+def margin_words(device: Device) -> str:
+    """Return how large the margin of an RPC worker is and where it is from, a line; empty where it has none."""
+    if not device.is_rpc or not device.margin_bytes:
+        return ""
+    usual = device.margin_bytes == remote_margin_bytes(device)
+    why = tr("as is usual for a worker on another machine") if usual else tr("as was set for this worker")
+    return tr("{margin} stay free, {why}.", margin=format_bytes(device.margin_bytes), why=why)

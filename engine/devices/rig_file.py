@@ -10,9 +10,11 @@ from engine.devices.device import (
     CPU_ID,
     DEVICE_KINDS,
     FEATURES,
+    BufferFacts,
     Capabilities,
     Device,
     Fault,
+    Findings,
     Rig,
     find_id_fault,
     make_host,
@@ -101,15 +103,17 @@ def _parse_device(item: JsonObject) -> Device:
         endpoint_device=item.maybe("endpoint_device", lambda key: item.integer(key, 0, MAX_ENDPOINT_DEVICE), 0),
         cap_bytes=item.nullable("cap_bytes", item.size, None),
         margin_bytes=item.nullable("margin_bytes", item.size, 0),
-        alignment_bytes=_parse_alignment(item, "alignment_bytes"),
-        host_alignment_bytes=_parse_alignment(item, "host_alignment_bytes"),
-        largest_tensor_bytes=item.nullable("largest_tensor_bytes", item.size, None),
-        largest_buffer_bytes=item.nullable("largest_buffer_bytes", item.size, None),
-        mixes_streams=item.maybe("mixes_streams", item.flag, True),
+        buffers=BufferFacts(
+            alignment_bytes=_parse_alignment(item, "alignment_bytes"),
+            host_alignment_bytes=_parse_alignment(item, "host_alignment_bytes"),
+            largest_tensor_bytes=item.nullable("largest_tensor_bytes", item.size, None),
+            largest_buffer_bytes=item.nullable("largest_buffer_bytes", item.size, None),
+            mixes_streams=item.maybe("mixes_streams", item.flag, True),
+        ),
         capabilities=_parse_capabilities(item.nested("capabilities"))
         if "capabilities" in item.keys
         else Capabilities(),
-        faults=_parse_faults(item),
+        findings=Findings(_parse_faults(item)),
         fingerprint=_parse_fingerprint(item, backend),
     )
 
@@ -231,7 +235,7 @@ def _parse_host(item: JsonObject) -> Device:
     item.allow("name", "total_bytes", "free_bytes", "faults")
     total_bytes, free_bytes = _parse_memory(item, zero_allowed=False)
     host = make_host(item.maybe("name", lambda key: clean(item.text(key)), CPU_ID), total_bytes, free_bytes)
-    return replace(host, faults=_parse_faults(item))
+    return replace(host, findings=Findings(_parse_faults(item)))
 
 
 def _device_document(device: Device) -> dict[str, object]:
@@ -254,8 +258,8 @@ def _device_document(device: Device) -> dict[str, object]:
         **document,
         "cap_bytes": device.cap_bytes,
         "margin_bytes": device.margin_bytes,
-        **{key: size for key in _BUFFER_KEYS if (size := getattr(device, key)) is not None},
-        **({} if device.mixes_streams else {"mixes_streams": False}),
+        **{key: size for key in _BUFFER_KEYS if (size := getattr(device.buffers, key)) is not None},
+        **({} if device.buffers.mixes_streams else {"mixes_streams": False}),
         "capabilities": {
             "row_split": device.capabilities.row_split,
             "tensor_split": device.capabilities.tensor_split,
@@ -266,6 +270,8 @@ def _device_document(device: Device) -> dict[str, object]:
 
 
 def _fault_documents(device: Device) -> dict[str, object]:
-    if not device.faults:
+    if not device.findings.faults:
         return {}
-    return {"faults": [{"feature": each.feature, "of": each.of, "reason": each.reason} for each in device.faults]}
+    return {
+        "faults": [{"feature": each.feature, "of": each.of, "reason": each.reason} for each in device.findings.faults]
+    }

@@ -23,9 +23,8 @@ from engine.packs.store import ListedPack
 from engine.pci import parse_pci_id
 from engine.process.questions import raise_if_cancelled
 from engine.rigs.check_book import read_check_book, write_check_book
-from engine.rigs.check_models import write_models
 from engine.rigs.discovery import host_device
-from engine.rigs.engine_checks import FELL_SILENT, Case, Checked, Checker, Trial, cases_of, shared_cases
+from engine.rigs.engine_checks import FELL_SILENT, Case, Checked, Checker, Trial, cases_of, shared_cases, write_models
 from engine.rigs.self_test import keep_verdict, try_repeated
 from engine.rigs.speeds import known_speeds, measured_book
 from engine.speed.speeds import Link

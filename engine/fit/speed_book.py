@@ -13,8 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.devices.device import Device, Rig
-from engine.devices.margins import is_on_this_machine
+from engine.devices.device import Device, Rig, is_on_this_machine
 from engine.errors import PlacedError
 from engine.fit.calibration import device_key
 from engine.json_file import read_kept, write_kept

@@ -13,8 +13,8 @@ from engine.devices.device import CPU_ID, Rig
 from engine.fit.needs import Needs
 from engine.fit.relief import Relief
 from engine.fit.shares import share_words
+from engine.fit.strategies.choosing import describe_runs
 from engine.fit.strategies.constraints import NO_CONSTRAINTS, Constraints
-from engine.fit.strategies.wording import describe_runs
 from engine.language import tr
 from engine.layout.layout import Layout, layer_words
 from engine.plan.plan import Plan

@@ -15,7 +15,7 @@ from itertools import chain
 from typing import Literal
 
 from engine.architectures.record import Architecture
-from engine.devices.device import Device
+from engine.devices.device import BufferFacts, Device
 from engine.gguf.model_file import ModelFile, TensorInfo
 from engine.memory.hyper_parameters import MissingNumberError, number
 from engine.units import GIB, MIB
@@ -222,41 +222,26 @@ def backend_traits(device: Device) -> BackendTraits:
     if device.is_host:
         return CPU_TRAITS
     traits = RPC_TRAITS if device.is_rpc else TRAITS.get(device.backend, _OTHER)
-    return _told(
-        traits,
-        device.alignment_bytes,
-        device.host_alignment_bytes,
-        device.largest_tensor_bytes,
-        device.largest_buffer_bytes,
-        mixes_streams=device.mixes_streams,
-    )
+    return _told(traits, device.buffers)
 
 
 @lru_cache(maxsize=64)
-def _told(
-    traits: BackendTraits,
-    alignment_bytes: int | None,
-    host_alignment_bytes: int | None,
-    largest_tensor_bytes: int | None,
-    largest_buffer_bytes: int | None,
-    *,
-    mixes_streams: bool,
-) -> BackendTraits:
+def _told(traits: BackendTraits, told: BufferFacts) -> BackendTraits:
     """Return `traits` with what a device told of itself; None: it told nothing."""
     rule, pinned = traits.size_rule, traits.pinned
     return replace(
         traits,
         size_rule=replace(
             rule,
-            alignment_bytes=alignment_bytes or rule.alignment_bytes,
-            kernels=replace(rule.kernels, largest_bytes=largest_tensor_bytes, mixes_streams=mixes_streams),
+            alignment_bytes=told.alignment_bytes or rule.alignment_bytes,
+            kernels=replace(rule.kernels, largest_bytes=told.largest_tensor_bytes, mixes_streams=told.mixes_streams),
         ),
         pinned=replace(
             pinned,
-            alignment_bytes=host_alignment_bytes or pinned.alignment_bytes,
-            most_bytes=largest_buffer_bytes or pinned.most_bytes,
+            alignment_bytes=told.host_alignment_bytes or pinned.alignment_bytes,
+            most_bytes=told.largest_buffer_bytes or pinned.most_bytes,
         ),
-        most_bytes=largest_buffer_bytes or traits.most_bytes,
+        most_bytes=told.largest_buffer_bytes or traits.most_bytes,
     )
 
 

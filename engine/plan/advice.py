@@ -13,6 +13,7 @@ from engine.language import tr
 from engine.layout.engine_parameters import entries, split_members, used_devices
 from engine.layout.layout import Layout
 from engine.memory.backends import backend_traits
+from engine.plan.decisions.context_length import trained_length
 from engine.settings.context_settings import ContextSettings
 
 
@@ -171,8 +172,8 @@ def _settings(layout: Layout, model: ModelFile, context: ContextSettings) -> Ite
             tr("The KV cache stays in host memory, and attention goes back and forth for every layer on a device."),
             tr("Turn on offloading of the KV cache where there is room."),
         )
-    trained = model.hyper_parameter("context_length")
-    if isinstance(trained, int) and not isinstance(trained, bool) and 0 < trained < context.n_ctx_each:
+    trained = trained_length(model)
+    if trained is not None and trained < context.n_ctx_each:
         yield Advice(
             "context_above_training",
             tr(

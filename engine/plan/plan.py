@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from engine.devices.device import Device, Rig, routes_of
+from engine.devices.device import Device, Rig, names_of, routes_of
 from engine.errors import EngineError, RuleViolationError
 from engine.gguf.model_file import ModelFile
+from engine.language import tr
 from engine.layout.engine_parameters import EngineParameters, engine_parameters, used_devices
 from engine.layout.found_names import found_overrides
 from engine.layout.layout import Layout, Violation
@@ -228,4 +229,20 @@ def _identity(device: Device) -> tuple[object, ...]:
         device.endpoint_device,
         device.pci_bus_id,
         device.overhead_bytes,
+    )
+
+
+def known_words(plan: Plan) -> str:
+    """Return a sentence, for a load or an answer that crashed, on what checks said of the devices that `plan` uses."""
+    used = used_devices(plan.edit.layout)
+    devices = [device for device in plan.rig.all_devices if device.id in used]
+    known = [f"{device.id}: {fault.reason}" for device in devices for fault in device.findings.faults]
+    unchecked = [device for device in devices if not device.findings.is_checked]
+    if known:
+        return tr("Known of it: {names}", names=" ".join(known))
+    if unchecked:
+        return tr("The engine has not been checked on {names_of} yet.", names_of=names_of(unchecked))
+    return tr(
+        "An earlier check found nothing wrong with the engine on {names_of}: report this with a new one.",
+        names_of=names_of(devices),
     )

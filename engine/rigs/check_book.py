@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from engine.devices.device import FEATURES, Device, Fault, Feature, Rig
+from engine.devices.device import FEATURES, Device, Fault, Feature, Findings, Rig
 from engine.engine_build import engine_build
 from engine.errors import PlacedError
 from engine.fit.calibration import device_key
@@ -73,7 +73,7 @@ class CheckBook(msgspec.Struct, frozen=True):
             tensor_split=can_split and "tensor_split" not in off,
             repeatable=device.capabilities.repeatable and "repeated" not in off,
         )
-        return replace(device, faults=faults, capabilities=able, is_checked=True)
+        return replace(device, findings=Findings(faults, is_checked=True), capabilities=able)
 
 
 def _fault(kept: KeptCheck) -> Fault:

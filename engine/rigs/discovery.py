@@ -15,10 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine.cancellation import CancelToken
-from engine.devices.device import Capabilities, Device, Rig, make_host
+from engine.devices.device import BufferFacts, Capabilities, Device, Rig, make_host, remote_margin_bytes
 from engine.devices.endpoint import Greeting, GreetingStatus, greet_all, parse_endpoint
 from engine.devices.host_memory import read_host_memory
-from engine.devices.margins import remote_margin_bytes
 from engine.errors import ArgumentError, BusyError, EngineError, UnreachableError
 from engine.gguf.quoting import clean
 from engine.language import tr
@@ -230,11 +229,13 @@ def _local_device(found: GgmlDevice) -> Device:
         free_bytes=min(found.free_bytes, found.total_bytes) if known else None,
         pci_bus_id=found.pci_bus_id,
         margin_bytes=DEFAULT_GPU_MARGIN_BYTES,
-        alignment_bytes=found.alignment_bytes or None,
-        host_alignment_bytes=found.host_alignment_bytes or None,
-        largest_tensor_bytes=found.largest_tensor_bytes or None,
-        largest_buffer_bytes=found.largest_buffer_bytes or None,
-        mixes_streams=found.mixes_streams,
+        buffers=BufferFacts(
+            alignment_bytes=found.alignment_bytes or None,
+            host_alignment_bytes=found.host_alignment_bytes or None,
+            largest_tensor_bytes=found.largest_tensor_bytes or None,
+            largest_buffer_bytes=found.largest_buffer_bytes or None,
+            mixes_streams=found.mixes_streams,
+        ),
         capabilities=Capabilities(row_split=found.row_split, tensor_split=found.tensor_split),
     )
 
@@ -251,7 +252,7 @@ def _remote_device(device_id: str, found: GgmlDevice) -> Device:
         free_bytes=min(found.free_bytes, found.total_bytes) if found.total_bytes else None,
         endpoint=found.endpoint,
         endpoint_device=found.endpoint_device,
-        alignment_bytes=found.alignment_bytes or None,
+        buffers=BufferFacts(alignment_bytes=found.alignment_bytes or None),
         capabilities=Capabilities(row_split=found.row_split, tensor_split=found.tensor_split),
     )
     return replace(device, margin_bytes=remote_margin_bytes(device))

@@ -29,9 +29,8 @@ from engine.packs.store import (
 )
 from engine.process.questions import Questions, raise_if_cancelled
 from engine.protocol.messages import DeviceList, ListDevices, PackLoad
-from engine.rigs.check_models import write_source
 from engine.rigs.discovery import devices_of, host_device
-from engine.rigs.engine_checks import Checked, Checker, cases_of, how_it_ended
+from engine.rigs.engine_checks import Checked, Checker, cases_of, how_it_ended, write_source
 
 NO_DEVICE = "No device for it was found: is the card's driver installed?"
 TIMEOUT_S = 60.0

@@ -10,8 +10,7 @@ from functools import partial
 
 from engine.errors import ArgumentError
 from engine.language import tr
-from engine.plan.known_faults import known_words
-from engine.plan.plan import Plan
+from engine.plan.plan import Plan, known_words
 from engine.process.outcome import EndReason, ProcessOutcome
 from engine.protocol.messages import AnyMessage, DeviceMemoryQuery, DeviceMemoryReadings
 from engine.session import answers, effects, inputs, loads

@@ -15,18 +15,27 @@ Value = int | str | bool | None
 
 @dataclass(frozen=True, slots=True)
 class LeftOpen:
-    """How a number that somebody else is to decide is kept in `ContextSettings` and `written` in a file: as the word
-    auto, or as null. A person types auto either way."""
+    """A number that somebody else is to decide.
+
+    `kept`: its value in the settings. `written`: its value in a file, null or a word. `word`: what a person types.
+    `or_empty`: an empty field of a form means the same.
+    """
 
     kept: int | None
     written: str | None
+    word: str = AUTO
+    or_empty: bool = False
+
+    def is_typed(self, text: str) -> bool:
+        """Return whether a person left the number open."""
+        return text.strip() == self.word or (self.or_empty and not text.strip())
 
 
 @dataclass(frozen=True, slots=True)
 class WholeNumber:
-    """A number from `low` to `high`, counted in `unit`; `step`: the engine rounds it up to a multiple of this.
+    """A number from `low` to `high`, counted in `unit` (empty: it counts nothing).
 
-    `left_open` None: it has to be a number.
+    `step`: the engine rounds it up to a multiple of this. `left_open` None: it has to be a number.
     """
 
     low: int
@@ -44,7 +53,9 @@ class WholeNumber:
     def allowed(self) -> str:
         """What may be typed, in words."""
         numbers = tr("{low} to {high}", low=self.low, high=self.high)
-        return numbers if self.left_open is None else tr("{auto}, or {numbers}", auto=AUTO, numbers=numbers)
+        return (
+            numbers if self.left_open is None else tr("{auto}, or {numbers}", auto=self.left_open.word, numbers=numbers)
+        )
 
     def read(self, item: JsonObject, key: str) -> Value:
         """Return what a file says under `key`; refuses through `item`."""
@@ -61,23 +72,35 @@ class WholeNumber:
         is_open = self.left_open is not None and value == self.left_open.kept
         return self.left_open.written if is_open and self.left_open is not None else value
 
-    def typed(self, text: str) -> Value:
+    def checked(self, value: object) -> int | None:
+        """Return a value of a file; raises as `Real.checked` does."""
+        if value is None and self.left_open is not None and self.left_open.written is None:
+            return self.left_open.kept
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ValueError(tr("this has to be a whole number, {allowed}", allowed=self.allowed))
+        if not self.low <= value <= self.high:
+            raise ValueError(tr("{value} is outside of {allowed}", value=str(value)[:40], allowed=self.allowed))
+        return value
+
+    def typed(self, text: str) -> int | None:
         """Return what a person typed.
 
         Raises:
             ValueError: one sentence without its full stop.
         """
-        if self.left_open is not None and text == AUTO:
+        if self.left_open is not None and self.left_open.is_typed(text):
             return self.left_open.kept
         try:
             number = int(text)
         except ValueError:
             number = self.low - 1
         if number < self.low:
-            words = "" if self.left_open is None else tr(", nor {auto}", auto=AUTO)
+            words = "" if self.left_open is None else tr(", nor {auto}", auto=self.left_open.word)
             raise ValueError(
-                tr('"{text}" is not a whole number above {low}{words}', text=text, low=self.low - 1, words=words)
+                tr('"{text}" is not a whole number above {low}{words}', text=text[:40], low=self.low - 1, words=words)
             )
+        if number > self.high and not self.unit:
+            raise ValueError(tr("{value} is outside of {allowed}", value=str(number)[:40], allowed=self.allowed))
         if number > self.high:
             raise ValueError(
                 tr(
@@ -89,24 +112,40 @@ class WholeNumber:
             )
         return number
 
-    def text_of(self, value: Value) -> str:
+    def text_of(self, value: object) -> str:
         """Return what a person would type for `value`."""
-        return AUTO if self.left_open is not None and value == self.left_open.kept else str(value)
+        return self.left_open.word if self.left_open is not None and value == self.left_open.kept else str(value)
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """One of several words; `placeholder` stands for them in a usage line."""
+class _Words:
+    """What settings have in common whose values are typed as one of a few words."""
 
+    __slots__ = ()
     words: tuple[str, ...]
-    placeholder: str = "M"
 
     @property
     def allowed(self) -> str:
         """What may be typed, in words."""
         return ", ".join(self.words)
 
-    def read(self, item: JsonObject, key: str) -> Value:
+    def written(self, value: Value) -> Value:
+        """Return `value` as a file has it."""
+        return value
+
+    def _typed_word(self, text: str) -> str:
+        if text not in self.words:
+            raise ValueError(tr('"{text}" is not one of {allowed}', text=text, allowed=self.allowed))
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(_Words):
+    """One of several words; `placeholder` stands for them in a usage line."""
+
+    words: tuple[str, ...]
+    placeholder: str = "M"
+
+    def read(self, item: JsonObject, key: str) -> str:
         """Return what a file says under `key`; refuses through `item`."""
         return item.choice(key, self.words)
 
@@ -116,15 +155,9 @@ class Choice:
             raise ValueError(tr("this has to be one of {allowed}", allowed=self.allowed))
         return value
 
-    def written(self, value: Value) -> Value:
-        """Return `value` as a file has it."""
-        return value
-
     def typed(self, text: str) -> str:
         """Return what a person typed; raises as `WholeNumber.typed` does."""
-        if text not in self.words:
-            raise ValueError(tr('"{text}" is not one of {allowed}', text=text, allowed=self.allowed))
-        return text
+        return self._typed_word(text)
 
     def text_of(self, value: object) -> str:
         """Return what a person would type for `value`."""
@@ -132,38 +165,24 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Switch:
+class Switch(_Words):
     """On or off: true or false in a file. `with_auto`: it may also be left open."""
 
     with_auto: bool = False
+    placeholder: str = "M"
 
     @property
-    def placeholder(self) -> str:
-        """What stands for a value in a usage line."""
-        return "M"
-
-    @property
-    def words(self) -> tuple[str, ...]:
+    def words(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The words that may be typed."""
         return (AUTO, "on", "off") if self.with_auto else ("on", "off")
-
-    @property
-    def allowed(self) -> str:
-        """What may be typed, in words."""
-        return ", ".join(self.words)
 
     def read(self, item: JsonObject, key: str) -> Value:
         """Return what a file says under `key`; refuses through `item`."""
         return AUTO if self.with_auto and item.is_text(key, AUTO) else item.flag(key)
 
-    def written(self, value: Value) -> Value:
-        """Return `value` as a file has it."""
-        return value
-
     def typed(self, text: str) -> Value:
         """Return what a person typed; raises as `WholeNumber.typed` does."""
-        if text not in self.words:
-            raise ValueError(tr('"{text}" is not one of {allowed}', text=text, allowed=self.allowed))
-        return AUTO if text == AUTO else text == "on"
+        return AUTO if self._typed_word(text) == AUTO else text == "on"
 
     def text_of(self, value: Value) -> str:
         """Return what a person would type for `value`."""
@@ -218,51 +237,6 @@ class Real:
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
-    """A whole number from `low` to `high`; `or_none`: it may be left open, typed as the word `open_word`."""
-
-    low: int
-    high: int
-    or_none: bool = False
-    open_word: str = AUTO
-
-    @property
-    def allowed(self) -> str:
-        """What may be typed, in words."""
-        return (
-            tr("{open_word}, or {low} to {high}", open_word=self.open_word, low=self.low, high=self.high)
-            if self.or_none
-            else tr("{low} to {high}", low=self.low, high=self.high)
-        )
-
-    def checked(self, value: object) -> SamplingValue:
-        """Return a value of a file; raises as `Real.checked` does."""
-        if value is None and self.or_none:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ValueError(tr("this has to be a whole number, {allowed}", allowed=self.allowed))
-        if not self.low <= value <= self.high:
-            raise ValueError(tr("{value} is outside of {allowed}", value=str(value)[:40], allowed=self.allowed))
-        return value
-
-    def typed(self, text: str) -> SamplingValue:
-        """Return what a person typed; raises as `Real.checked` does."""
-        if self.or_none and text.strip() in (self.open_word, ""):
-            return None
-        try:
-            number = int(text)
-        except ValueError:
-            raise ValueError(
-                tr('"{text}" is not a whole number, {allowed}', text=text[:40], allowed=self.allowed)
-            ) from None
-        return self.checked(number)
-
-    def text_of(self, value: SamplingValue) -> str:
-        """Return what a person would type for `value`."""
-        return self.open_word if value is None else str(value)
-
-
-@dataclass(frozen=True, slots=True)
 class Texts:
     """Several texts, none of them empty. A person types one a line, a newline in it as `\\n`."""
 
@@ -306,7 +280,7 @@ class Text:
         return str(value)
 
 
-SamplingKind = Real | Whole | Choice | Texts | Text
+SamplingKind = Real | WholeNumber | Choice | Texts | Text
 
 
 def _checked_text(value: object, *, may_be_empty: bool) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from engine.language import tr
-from engine.settings.kinds import Choice, Real, SamplingKind, SamplingValue, Text, Texts, Whole
+from engine.settings.kinds import Choice, LeftOpen, Real, SamplingKind, SamplingValue, Text, Texts, WholeNumber
 from engine.settings.sampling_settings import MIROSTAT_MODES, SamplingSettings
 
 SamplingGroup = Literal["Answer", "Repetition", "Choice", "Temperature", "Mirostat", "Shape"]
@@ -47,7 +47,7 @@ class SamplingSetting:
 SAMPLING: tuple[SamplingSetting, ...] = (
     SamplingSetting(
         "max_tokens",
-        Whole(1, MAX_WINDOW, True, "unlimited"),
+        WholeNumber(1, MAX_WINDOW, left_open=LeftOpen(None, None, "unlimited", or_empty=True)),
         "Answer",
         tr("Longest answer"),
         tr("tokens of an answer at most"),
@@ -60,11 +60,15 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         tr("an answer ends before any of these; one a line, \\n is a newline"),
     ),
     SamplingSetting(
-        "seed", Whole(0, MAX_SEED, True, "random"), "Answer", tr("Seed"), tr("the same one gives the same answer again")
+        "seed",
+        WholeNumber(0, MAX_SEED, "", left_open=LeftOpen(None, None, "random", or_empty=True)),
+        "Answer",
+        tr("Seed"),
+        tr("the same one gives the same answer again"),
     ),
     SamplingSetting(
         "penalty_last_n",
-        Whole(-1, MAX_WINDOW),
+        WholeNumber(-1, MAX_WINDOW),
         "Repetition",
         tr("Penalised tokens"),
         tr("how many of the last tokens the three penalties look at; 0: none, -1: the whole context"),
@@ -108,14 +112,14 @@ SAMPLING: tuple[SamplingSetting, ...] = (
     ),
     SamplingSetting(
         "dry_allowed_length",
-        Whole(0, MAX_WINDOW),
+        WholeNumber(0, MAX_WINDOW),
         "Repetition",
         tr("DRY allowed length"),
         tr("tokens that may be repeated without that"),
     ),
     SamplingSetting(
         "dry_penalty_last_n",
-        Whole(-1, MAX_WINDOW),
+        WholeNumber(-1, MAX_WINDOW),
         "Repetition",
         tr("DRY tokens"),
         tr("how many of the last tokens it looks at; 0: none, -1: the whole context"),
@@ -135,7 +139,12 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         tr("leaves tokens within so many standard deviations of the likeliest; -1: off"),
     ),
     SamplingSetting(
-        "top_k", Whole(0, MAX_WINDOW), "Choice", "Top-k", tr("leaves so many of the likeliest tokens; 0: all"), "top_k"
+        "top_k",
+        WholeNumber(0, MAX_WINDOW),
+        "Choice",
+        "Top-k",
+        tr("leaves so many of the likeliest tokens; 0: all"),
+        "top_k",
     ),
     SamplingSetting(
         "typ_p",
@@ -234,7 +243,7 @@ SAMPLING: tuple[SamplingSetting, ...] = (
     ),
     SamplingSetting(
         "alternatives",
-        Whole(0, MAX_ALTERNATIVES),
+        WholeNumber(0, MAX_ALTERNATIVES),
         "Answer",
         tr("Alternatives"),
         tr(

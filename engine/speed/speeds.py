@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Literal, get_args
 
-from engine.devices.device import CPU_ID, Device, Rig
-from engine.devices.margins import is_on_this_machine
+from engine.devices.device import CPU_ID, Device, Rig, is_on_this_machine
 from engine.layout.layout import Layout
 
 

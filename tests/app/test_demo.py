@@ -19,7 +19,7 @@ from engine.demo.speaking import (
     sample_questions,
 )
 from engine.devices.device import Rig, make_host
-from engine.fit.initial_layout import initial_layout
+from engine.fit.strategies.fewest import initial_layout
 from engine.gguf.reader import read_model
 from engine.layout.layout import single_device
 from engine.memory.model_memory import ModelMemory

@@ -11,7 +11,7 @@ from PySide6.QtGui import QImage
 from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
-from app.models.auto_layout_words import STRATEGY_WORDS
+from app.models.auto_layouts import STRATEGY_WORDS
 from app.window import menus
 from app.window.handbook import FIRST_PAGE, PICTURE_WIDTH, HandbookWindow, found_in, read_pages
 from resources.loader import handbook

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from engine.devices.device import Capabilities, Device, Rig, make_host
+from engine.devices.device import BufferFacts, Capabilities, Device, Rig, make_host
 from engine.gguf.quoting import clean
 from engine.layout.layout import SPLIT_MODES, Layout, Override, make_layout
 from engine.layout.patterns import OVERRIDE_PARTS
@@ -104,6 +104,6 @@ def _devices(draw: st.DrawFn, device_id: str, index: int) -> Device:
         endpoint_device=draw(st.integers(0, 3)) if remote else 0,
         cap_bytes=draw(st.none() | sizes),
         margin_bytes=draw(st.just(0) | sizes),
-        mixes_streams=draw(st.booleans()),
+        buffers=BufferFacts(mixes_streams=draw(st.booleans())),
         capabilities=Capabilities(draw(st.booleans()), draw(st.booleans())),
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from engine.devices.device import CPU_ID, Device, Rig, make_host
+from engine.devices.device import CPU_ID, BufferFacts, Device, Rig, make_host
 from engine.gguf.model_file import ModelFile
 from engine.gguf.reader import read_model
 from engine.layout.engine_parameters import MAX_DEVICES, EngineParameters, entries
@@ -190,6 +190,4 @@ def stand_in_rig(stand_ins: str) -> Rig:
 
 def _like_llvmpipe(device: Device) -> Device:
     """Return `device` with what the one tells that the Vulkan records were made on: Mesa's llvmpipe 22.3."""
-    return replace(
-        device, alignment_bytes=16, host_alignment_bytes=64, largest_tensor_bytes=1 << 27, mixes_streams=False
-    )
+    return replace(device, buffers=BufferFacts(16, 64, largest_tensor_bytes=1 << 27, mixes_streams=False))

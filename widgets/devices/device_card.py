@@ -6,8 +6,7 @@ from PySide6.QtCore import QPoint, Qt, Signal
 from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QMenu, QToolButton, QVBoxLayout, QWidget
 
-from engine.devices.device import Device
-from engine.devices.margins import is_on_this_machine, margin_words
+from engine.devices.device import Device, is_on_this_machine, margin_words
 from engine.language import tr
 from engine.plan.report import DeviceRow
 from engine.speed.speeds import Link

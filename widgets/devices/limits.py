@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from PySide6.QtWidgets import QFormLayout, QLineEdit, QWidget
 
-from engine.devices.device import Device
-from engine.devices.margins import margin_words
+from engine.devices.device import Device, margin_words
 from engine.language import tr
 from engine.units import GIB, KIB, MIB, format_bytes, parse_size
 from widgets.common.dialog import EntryDialog

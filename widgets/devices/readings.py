@@ -110,7 +110,7 @@ def link_text(device: Device, link: Link | None) -> str:
 
 def faults_text(device: Device) -> str:
     """Return what the engine's check found broken on the device, a line each; empty where nothing is known."""
-    return "\n".join(tr("Not used here: {reason}", reason=fault.reason) for fault in device.faults)
+    return "\n".join(tr("Not used here: {reason}", reason=fault.reason) for fault in device.findings.faults)
 
 
 def overhead_text(device: Device) -> str:

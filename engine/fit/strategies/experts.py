@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from engine.devices.device import CPU_ID, Rig
-from engine.fit.strategies.choosing import Candidate, choose
+from engine.fit.strategies.choosing import Candidate, choose, count_layers, describe_runs
 from engine.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints
 from engine.fit.strategies.expert_filling import fill_with_experts
 from engine.fit.strategies.fewest import fewest_candidates
-from engine.fit.strategies.wording import count_layers, describe_runs
 from engine.fit.strategies.workbench import Workbench, moved_tensors
 from engine.language import tr
 from engine.layout.layout import Layout

@@ -7,12 +7,11 @@ from itertools import islice, permutations
 
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.fit.strategies.balanced import balanced_layout
-from engine.fit.strategies.choosing import Candidate, choose
+from engine.fit.strategies.choosing import Candidate, all_on_cpu, choose, describe_rest, describe_runs
 from engine.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints
 from engine.fit.strategies.experts import experts_candidates
 from engine.fit.strategies.fewest import fewest_candidates
 from engine.fit.strategies.filling import fill, whole_layouts
-from engine.fit.strategies.wording import all_on_cpu, describe_rest, describe_runs
 from engine.fit.strategies.workbench import Workbench, rank
 from engine.language import tr, tr_count
 from engine.layout.layout import Layout

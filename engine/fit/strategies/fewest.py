@@ -1,20 +1,40 @@
-"""Strategy fewest: as few devices as hold the model, cards before integrated ones, filled in proportion."""
+"""Strategy fewest: as few devices as hold the model, cards before integrated ones, filled in proportion.
+
+The layout that a model gets when it is opened is of this strategy too, but without overrides: people should see at once
+where layers are, and an opening model is not to wait for a search over single matrices. What more devices could hold by
+leaving experts on the CPU is for those who ask for an automatic layout.
+
+The capacity search below is arithmetic on given sizes: layers with their caches, and what devices have for them. It
+finds the smallest share of every device's room that still places all that can be placed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
 
 from engine.devices.device import CPU_ID, Device, Rig
-from engine.fit.strategies.capacity_search import Place, place_layers
-from engine.fit.strategies.choosing import Candidate, choose
+from engine.fit.strategies.choosing import (
+    Candidate,
+    all_on_cpu,
+    choose,
+    count_layers,
+    describe_rest,
+    describe_runs,
+    name_list,
+)
 from engine.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints
 from engine.fit.strategies.filling import fill, whole_layouts
-from engine.fit.strategies.wording import all_on_cpu, count_layers, describe_rest, describe_runs, name_list
 from engine.fit.strategies.workbench import Workbench, rank
+from engine.gguf.model_file import ModelFile
 from engine.language import tr
 from engine.layout.layout import Layout
 from engine.memory.backends import backend_traits
 from engine.memory.model_memory import ModelMemory
+from engine.memory.side_files import NO_SIDE_FILES, SideFiles
+from engine.plan.decisions.context_length import context_lengths
 from engine.settings.context_settings import ContextSettings
 
 _CORRECTIONS = 12
@@ -145,3 +165,95 @@ def _reason(bench: Workbench, layout: Layout) -> str:
         name_list=name_list(used),
         describe_runs=runs,
     )
+
+
+def initial_layout(
+    model: ModelFile | ModelMemory, rig: Rig, context: ContextSettings, side_files: SideFiles = NO_SIDE_FILES
+) -> Layout:
+    """Return the first layout of a model; when the host is too small too it is the best there is, not an error.
+
+    Where the context length is left open, the longest sensible one is planned with that the layout has room for.
+    """
+    memory = model if isinstance(model, ModelMemory) else ModelMemory(model)
+    found = None
+    for n_ctx in context_lengths(memory.model, rig, context):
+        settings = msgspec.structs.replace(context, n_ctx=n_ctx)
+        bench = Workbench(memory, rig, settings, Constraints(side_files=side_files))
+        found = choose(bench, fewest_candidates(bench), plain=True)
+        if found.fits:
+            break
+    assert found is not None  # There is at least one length.
+    return found.layout
+
+
+_PRECISION = 1e-6
+_MAX_STEPS = 64
+
+Placed = tuple[tuple[str, tuple[int, ...]], ...]
+"""Device ids with their ascending layers, ordered by first layer; devices without layers are left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A device to fill, with the bytes that it has for layers. `rank` 0 is a card with its own memory, 1 an integrated
+    one, 2 a remote one: a lower rank is filled before a higher one and gets the later layers."""
+
+    id: str
+    room_bytes: int
+    rank: int = 0
+
+
+def place_layers(layers: Sequence[int], places: Sequence[Place], *, spread: bool = False) -> Placed:
+    """Return which of `layers` (bytes each) go to which of `places`, as many as can; `spread` uses all of these.
+
+    Where not all layers go, the output layer goes nowhere: it would take the room of repeating ones.
+    """
+    ordered = sorted(places, key=lambda place: (place.rank, -place.room_bytes))
+    if spread:
+        ordered = [replace(place, rank=0) for place in ordered]
+    found: Placed = ()
+    for sizes in (layers, layers[:-1]):
+        for count in [len(ordered)] if spread else range(1, len(ordered) + 1):
+            found = _best_fit(sizes, ordered[:count])
+            if _count(found) == len(sizes):
+                return found
+    return found
+
+
+def _best_fit(layers: Sequence[int], places: Sequence[Place]) -> Placed:
+    """Fill rank after rank, each as evenly as its rooms allow; the first rank gets the last layers."""
+    found: Placed = ()
+    left = len(layers)
+    for kind in dict.fromkeys(place.rank for place in places):
+        group = [place for place in places if place.rank == kind]
+        best = _greedy(layers[:left], group, 1.0)
+        target, low, high = _count(best), 0.0, 1.0
+        for _ in range(_MAX_STEPS):
+            if high - low <= _PRECISION:
+                break
+            factor = (low + high) / 2
+            tried = _greedy(layers[:left], group, factor)
+            if _count(tried) == target:
+                best, high = tried, factor
+            else:
+                low = factor
+        left -= target
+        found = best + found
+    return found
+
+
+def _greedy(layers: Sequence[int], places: Sequence[Place], factor: float) -> Placed:
+    """Give layers out from the last to the first, to the places from the last to the first, none twice."""
+    taken: list[list[int]] = [[] for _ in places]
+    index = len(layers) - 1
+    for place, indices in zip(reversed(places), reversed(taken), strict=True):
+        room_bytes = int(place.room_bytes * factor)
+        while index >= 0 and layers[index] <= room_bytes:
+            indices.insert(0, index)
+            room_bytes -= layers[index]
+            index -= 1
+    return tuple((place.id, tuple(indices)) for place, indices in zip(places, taken, strict=True) if indices)
+
+
+def _count(placed: Placed) -> int:
+    return sum(len(indices) for _, indices in placed)

@@ -17,10 +17,9 @@ from engine.fit.strategies.filling import fill
 from engine.fit.strategies.workbench import Workbench
 from engine.language import tr
 from engine.memory.model_memory import ModelMemory
+from engine.plan.decisions.context_length import trained_length
 from engine.settings.context_settings import ContextSettings, KvType
-
-CONTEXT_STEP = 256
-"""The engine rounds contexts up to whole steps of this many tokens."""
+from engine.settings.table import CONTEXT_STEP
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +98,7 @@ def _longest(limit: int, holds: Callable[[int], bool]) -> int:
 
 
 def _limit(memory: ModelMemory, context: ContextSettings, constraints: Constraints) -> int:
-    trained = memory.model.hyper_parameter("context_length")
-    known = trained if isinstance(trained, int) and 0 < trained < 1 << 31 else context.n_ctx_each
+    known = trained_length(memory.model) or context.n_ctx_each
     return known if constraints.max_ctx is None else max(1, min(known, constraints.max_ctx))
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from engine.devices.device import CPU_ID, Rig
-from engine.fit.strategies.choosing import Candidate, choose
+from engine.fit.strategies.choosing import Candidate, all_on_cpu, choose, describe_rest, describe_runs, name_list
 from engine.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints
 from engine.fit.strategies.fewest import capacity_layout, whole_reason
 from engine.fit.strategies.filling import fill, whole_layouts
-from engine.fit.strategies.wording import all_on_cpu, describe_rest, describe_runs, name_list
 from engine.fit.strategies.workbench import Workbench
 from engine.language import tr
 from engine.layout.layout import Layout

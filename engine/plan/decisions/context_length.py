@@ -12,6 +12,7 @@ from engine.gguf.model_file import ModelFile
 from engine.language import tr
 from engine.plan.decisions.decision import Decision
 from engine.settings.context_settings import AUTO_CONTEXT, ContextSettings
+from engine.settings.table import CONTEXT_STEP
 from engine.units import GIB
 
 
@@ -48,8 +49,6 @@ def default_context(model: ModelFile, n_ctx: int | None = None) -> ContextSettin
 _SENSIBLE = ((47 * GIB, 262_144), (23 * GIB, 32_768))
 """By the memory of all cards: how much context people there have use for."""
 _SENSIBLE_ELSEWHERE = 4096
-SHORTEST = 256
-"""What the engine rounds contexts up to."""
 
 
 def context_lengths(model: ModelFile, rig: Rig, context: ContextSettings) -> tuple[int, ...]:
@@ -60,7 +59,7 @@ def context_lengths(model: ModelFile, rig: Rig, context: ContextSettings) -> tup
     if context.n_ctx != AUTO_CONTEXT:
         return (context.n_ctx,)
     lengths = [sensible_length(model, rig)]
-    while lengths[-1] // 2 >= SHORTEST:
+    while lengths[-1] // 2 >= CONTEXT_STEP:
         lengths.append(lengths[-1] // 2)
     return tuple(context.with_each(each).n_ctx for each in lengths)
 

@@ -156,7 +156,11 @@ def test_a_worker_is_judged_by_the_engines_checks_when_it_is_added_and_with_ever
         write_check_book(checks, CheckBook().with_results(found_rig, {}, found))
 
     def shown() -> list[tuple[bool, tuple[Fault, ...]]]:
-        return [(device.is_checked, device.faults) for device in parts.live.devices.rig.devices if device.is_rpc]
+        return [
+            (device.findings.is_checked, device.findings.faults)
+            for device in parts.live.devices.rig.devices
+            if device.is_rpc
+        ]
 
     with LabRig([16 * MIB]) as elsewhere:
         (worker,) = elsewhere.rig.devices

@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from engine.devices.device import CPU_ID, Device, Fault, Rig, make_host
+from engine.devices.device import CPU_ID, Device, Fault, Findings, Rig, make_host
 from engine.devices.rig_file import encode_rig, parse_rig
 from engine.fit.strategies.catalogue import STRATEGIES, auto_layout
 from engine.fit.strategies.constraints import Constraints
@@ -15,8 +15,7 @@ from engine.gguf.model_file import ModelFile, TensorInfo
 from engine.gguf.reader import read_model
 from engine.layout.layout import Layout, Run, single_device
 from engine.plan.edit import Edit
-from engine.plan.known_faults import known_words
-from engine.plan.plan import Plan, make_plan
+from engine.plan.plan import Plan, known_words, make_plan
 from engine.settings.context_settings import ContextSettings
 from engine.units import GIB
 from tests.support.models import write_tiny_llama
@@ -32,8 +31,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ModelFile:
 
 
 def rig_with(*faults: Fault, host: tuple[Fault, ...] = ()) -> Rig:
-    broken = replace(SOUND, id="CUDA0", total_bytes=2 * GIB, free_bytes=2 * GIB, faults=faults)
-    return Rig((broken, SOUND), replace(make_host("host", 8 * GIB, 8 * GIB), faults=host))
+    broken = replace(SOUND, id="CUDA0", total_bytes=2 * GIB, free_bytes=2 * GIB, findings=Findings(faults))
+    return Rig((broken, SOUND), replace(make_host("host", 8 * GIB, 8 * GIB), findings=Findings(host)))
 
 
 def plan_on(model: ModelFile, rig: Rig, device: str = "CUDA0", **settings: object) -> Plan:
@@ -147,8 +146,8 @@ def test_without_the_cpus_own_order_weights_stay_pages_of_the_file(model: ModelF
 def test_faults_travel_with_a_rig_file() -> None:
     rig = rig_with(Fault("weights", "It dies.", "Q4_0"), host=(Fault("extra_buffers", "It dies too."),))
     again = parse_rig(encode_rig(rig))
-    assert again.devices[0].faults == rig.devices[0].faults
-    assert again.host.faults == rig.host.faults
+    assert again.devices[0].findings == rig.devices[0].findings
+    assert again.host.findings == rig.host.findings
 
 
 def test_a_crash_names_what_is_known(model: ModelFile) -> None:
@@ -156,5 +155,5 @@ def test_a_crash_names_what_is_known(model: ModelFile) -> None:
     assert unchecked == "The engine has not been checked on CUDA0 yet."
     assert "Known of it: CUDA0: It dies." in known_words(plan_on(model, rig_with(Fault("weights", "It dies.", "Q5_0"))))
     rig = rig_with()
-    checked = Rig((replace(rig.devices[0], is_checked=True), SOUND), rig.host)
+    checked = Rig((replace(rig.devices[0], findings=Findings(is_checked=True)), SOUND), rig.host)
     assert "found nothing wrong with the engine on CUDA0" in known_words(plan_on(model, checked))

@@ -64,7 +64,12 @@ def test_within_the_limit_it_is_one_buffer(sizes: list[int]) -> None:
 def test_copies_of_a_pipeline_are_shared_out_over_the_parts_as_in_the_engine(name: str, case_name: str) -> None:
     case = next(each for each in truth_cases(name) if each.name == f"vulkan real {case_name}")
     assert case.pipeline
-    rig = replace(case.rig, devices=tuple(replace(each, largest_buffer_bytes=MOST_BYTES) for each in case.rig.devices))
+    rig = replace(
+        case.rig,
+        devices=tuple(
+            replace(each, buffers=replace(each.buffers, largest_buffer_bytes=MOST_BYTES)) for each in case.rig.devices
+        ),
+    )
     devices = ModelMemory(truth_model(name)).estimate(case.layout, case.context, rig).devices
     expected = PIPELINES[name, case_name]
     assert {device_id: devices[device_id].compute_bytes for device_id in expected} == expected

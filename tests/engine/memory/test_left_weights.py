@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.devices.device import CPU_ID, Fault
+from engine.devices.device import CPU_ID, Fault, Findings
 from engine.layout.layout import Layout, Override, Run
 from engine.memory.estimate import DeviceMemory
 from engine.memory.model_memory import ModelMemory
@@ -23,7 +23,7 @@ def _host(load_mode: LoadMode, *, overrides: tuple[Override, ...] = (), extra_bu
     model = truth_model("mixtral-8x7b")
     rig = stand_in_rig("vulkan")
     if not extra_buffers:
-        rig = replace(rig, host=replace(rig.host, faults=(Fault("extra_buffers", "they crash"),)))
+        rig = replace(rig, host=replace(rig.host, findings=Findings((Fault("extra_buffers", "they crash"),))))
     layout = Layout(model.n_layers, (Run("D0", 0, model.n_layers - 1),), "D0", overrides=overrides)
     return ModelMemory(model).estimate(layout, ContextSettings(load_mode=load_mode), rig).devices[CPU_ID]
 

@@ -17,9 +17,8 @@ import pytest
 
 from engine.devices.device import CPU_ID, Capabilities, Device, Fault, Rig, make_host
 from engine.rigs.check_book import CheckBook, book_key, read_check_book, write_check_book
-from engine.rigs.check_models import write_models
 from engine.rigs.discovery import host_device
-from engine.rigs.engine_checks import CONTEXT, Case, Checked, Checker, Trial, cases_of, shared_cases
+from engine.rigs.engine_checks import CONTEXT, Case, Checked, Checker, Trial, cases_of, shared_cases, write_models
 from engine.rigs.lab import LabRig
 from engine.units import GIB, MIB
 from tests.support.patience import DEADLINE_S
@@ -156,17 +155,17 @@ def test_the_book_keeps_what_was_found_and_lays_it_over_a_rig(tmp_path: Path) ->
     ]
     write_check_book(path, CheckBook().with_results(RIG, {}, results))
     judged = read_check_book(path).apply(RIG, {})
-    assert judged.host.faults == (Fault("extra_buffers", "It dies with extra_buffers."),)
+    assert judged.host.findings.faults == (Fault("extra_buffers", "It dies with extra_buffers."),)
     first, second = judged.devices
     assert first.fault("weights", "Q8_0") is not None
     assert first.fault("weights", "Q4_0") is None
     assert second.fault("flash_attention", "q4_0") is None
     assert (first.capabilities.tensor_split, second.capabilities.tensor_split) == (False, False)
     assert (first.capabilities.repeatable, second.capabilities.repeatable) == (True, False)
-    assert all(device.is_checked for device in judged.all_devices)
+    assert all(device.findings.is_checked for device in judged.all_devices)
 
     later = read_check_book(path).with_results(RIG, {}, [checked("extra_buffers", of="Q4_1", ok=True)])
-    assert later.apply(RIG, {}).host.faults == ()
+    assert later.apply(RIG, {}).host.findings.faults == ()
     assert later.apply(RIG, {}).devices == judged.devices
 
 
@@ -178,7 +177,7 @@ def test_what_was_found_of_a_split_is_taken_back_by_a_later_check() -> None:
     (again,) = shared_cases(judged, {"F16": Path("model")})
     assert again.devices == ("Vulkan0", "Vulkan1")
     sound = book(ok=True).apply(judged, {})
-    assert [(each.capabilities.tensor_split, each.faults) for each in sound.devices] == [(True, ())] * 2
+    assert [(each.capabilities.tensor_split, each.findings.faults) for each in sound.devices] == [(True, ())] * 2
     unable = Rig(tuple(replace(each, capabilities=Capabilities(tensor_split=False)) for each in CARDS), RIG.host)
     assert list(shared_cases(unable, {"F16": Path("model")})) == []
     assert book(ok=True).apply(unable, {}).devices[0].capabilities.tensor_split is False

@@ -20,7 +20,7 @@ import msgspec
 import psutil
 import pytest
 
-from engine.devices.device import CPU_ID, Fault, Rig, make_host
+from engine.devices.device import CPU_ID, Fault, Findings, Rig, make_host
 from engine.errors import ArgumentError
 from engine.gguf.model_file import ModelFile
 from engine.gguf.reader import read_model
@@ -204,7 +204,7 @@ def test_text_beyond_the_context_is_an_ending_and_the_model_stays(model: ModelFi
 def test_a_crash_names_what_is_known_and_offers_the_check(
     model: ModelFile, faults: tuple[Fault, ...], known: str
 ) -> None:
-    rig = Rig((), replace(RIG.host, faults=faults))
+    rig = Rig((), replace(RIG.host, findings=Findings(faults)))
     with SessionLog() as log:
         log.session.load(load_of(model, rig))
         log.wait_for_endings(1)

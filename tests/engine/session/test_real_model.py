@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.devices.device import Fault, Rig
+from engine.devices.device import Fault, Findings, Rig
 from engine.gguf.reader import read_model
 from engine.layout.layout import Layout, Run
 from engine.memory.model_memory import ModelMemory
@@ -62,7 +62,7 @@ class Outcome:
 )
 def test_each_type_is_forecast_to_the_byte_and_answers_alike(lab: LabRig, tmp_path: Path, file_type: str) -> None:
     memory = ModelMemory(read_model(quantised(tmp_path, file_type)))
-    plain = Rig(lab.rig.devices, replace(lab.rig.host, faults=(NO_COPIES,)))
+    plain = Rig(lab.rig.devices, replace(lab.rig.host, findings=Findings((NO_COPIES,))))
     with Conversation() as child:
         first, *others = [_load(child, memory, plain, layout) for layout in LAYOUTS]
         assert len(first.answer.split()) > 5, first.answer

@@ -105,10 +105,10 @@ def _answer(child: Conversation) -> str:
 
 def test_devices_tell_what_their_buffers_are_like(rig: Rig) -> None:
     for device in rig.devices:
-        assert device.alignment_bytes is not None
-        assert device.host_alignment_bytes is not None
-        assert device.largest_tensor_bytes is not None
-        assert device.largest_buffer_bytes is not None
+        assert device.buffers.alignment_bytes is not None
+        assert device.buffers.host_alignment_bytes is not None
+        assert device.buffers.largest_tensor_bytes is not None
+        assert device.buffers.largest_buffer_bytes is not None
         assert device.total_bytes > 0
         assert not device.capabilities.tensor_split
 
@@ -142,7 +142,12 @@ def test_buffers_above_the_largest_are_several(
     cases = [case for case in choose_cases(describe(path), tiny=True) if case["name"] in SEVERAL_BUFFERS]
     results = measure_cases(path, cases, ZooEngine(Path(sys.executable), card="vulkan"), real=True)
     assert len(results) == len(SEVERAL_BUFFERS)
-    narrow = Rig(tuple(replace(device, largest_buffer_bytes=most_bytes) for device in rig.devices), rig.host)
+    narrow = Rig(
+        tuple(
+            replace(device, buffers=replace(device.buffers, largest_buffer_bytes=most_bytes)) for device in rig.devices
+        ),
+        rig.host,
+    )
     found: list[str] = []
     for result in results:
         case = case_of(memory.model, {**DEFAULTS, **pack_case(result, "vulkan", "real")})
@@ -157,11 +162,7 @@ def _like(stand_ins: Rig, found: Rig) -> Rig:
     def told(device: Device) -> Device:
         return replace(
             device,
-            alignment_bytes=first.alignment_bytes,
-            host_alignment_bytes=first.host_alignment_bytes,
-            largest_tensor_bytes=first.largest_tensor_bytes,
-            largest_buffer_bytes=first.largest_buffer_bytes,
-            mixes_streams=first.mixes_streams,
+            buffers=first.buffers,
         )
 
     return Rig(tuple(map(told, stand_ins.devices)), stand_ins.host)

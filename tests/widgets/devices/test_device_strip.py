@@ -12,7 +12,7 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QMenu
 from pytestqt.qtbot import QtBot
 
-from engine.devices.device import Device, Fault, make_host
+from engine.devices.device import Device, Fault, Findings, make_host
 from engine.memory.estimate import DeviceMemory, Grade
 from engine.plan.report import make_row
 from engine.speed.speeds import Link
@@ -224,7 +224,7 @@ def test_rows_tell_what_the_layout_needs(qtbot: QtBot) -> None:
 def test_what_the_engine_cannot_do_on_a_device_is_told(qtbot: QtBot) -> None:
     strip = make_strip(qtbot)
     fault = Fault("flash_attention", "It dies (SIGSEGV) with flash attention with a q4_0 cache.", "q4_0")
-    card_of(strip, "CUDA0").set_device(replace(GPU, faults=(fault,)))
+    card_of(strip, "CUDA0").set_device(replace(GPU, findings=Findings((fault,))))
     assert "Not used here: It dies (SIGSEGV) with flash attention" in card_of(strip, "CUDA0").toolTip()
 
 

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.errors import ArgumentError
-from engine.fit.initial_layout import initial_layout
 from engine.fit.strategies.catalogue import STRATEGIES, auto_layout
 from engine.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints, Pin, check_constraints
+from engine.fit.strategies.fewest import initial_layout
 from engine.fit.strategies.proportional import memory_shares, proportional_counts
 from engine.fit.strategies.workbench import Workbench, moved_tensors
 from engine.gguf.reader import read_model
@@ -487,6 +487,15 @@ def test_constraints_are_refused_or_can_be_kept(constraints: Constraints, rig: R
     else:
         with pytest.raises(ArgumentError, match=r"\.$"):
             check_constraints(constraints, rig, n_layers)
+
+
+@pytest.mark.parametrize("strategy", ["experts", "proportional"])
+def test_no_other_strategy_always_finds_the_same(strategy: str) -> None:
+    others = {"fewest", "priority", "balanced", "fastest", "experts", "proportional"} - {strategy}
+    for rig in ("one large", "three equal", "mixed"):
+        own = found(strategy, "mixture", RIGS[rig]).layout
+        others = {other for other in others if found(other, "mixture", RIGS[rig]).layout == own}
+    assert not others
 
 
 def test_reasons_are_whole_sentences_that_can_be_translated() -> None:

@@ -1,16 +1,15 @@
-"""The layout that a model gets when it is opened."""
+"""Strategy fewest: its capacity search, and the layout that a model is opened with."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.devices.device import CPU_ID, Device, Rig, make_host
-from engine.fit.initial_layout import initial_layout
-from engine.fit.strategies.fewest import fewest
+from engine.fit.strategies.fewest import Place, Placed, fewest, initial_layout, place_layers
 from engine.layout.layout import Layout, check_cover
 from engine.layout.rules import violations
 from engine.memory.model_memory import ModelMemory
@@ -18,6 +17,63 @@ from engine.plan.preview import make_report
 from engine.settings.context_settings import ContextSettings
 from engine.units import GIB, MIB
 from tests.support.truth import truth_model
+
+
+def place(name: str, room_mib: int, rank: int = 0) -> Place:
+    return Place(name, room_mib * MIB, rank)
+
+
+G0_256 = (place("g0", 256),)
+G0_128_G1_256 = (place("g0", 128), place("g1", 256))
+G0_128_IGPU_256 = (place("g0", 128), place("g1", 256, rank=1))
+THREE = (place("g0", 300), place("g1", 200), place("g2", 100))
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    places: tuple[Place, ...]
+    layers_mib: tuple[int, ...]
+    expected: Placed
+    spread: bool = False
+
+
+CASES = (
+    Case("no device", (), (50,) * 3, ()),
+    Case("one device", G0_256, (50,) * 3, (("g0", (0, 1, 2)),)),
+    Case("too many layers", G0_256, (100,) * 4, (("g0", (1, 2)),)),
+    Case("the larger device alone", G0_128_G1_256, (50,) * 3, (("g1", (0, 1, 2)),)),
+    Case("one layer fills a device", G0_128_G1_256, (256, 50, 50), (("g1", (0,)), ("g0", (1, 2)))),
+    Case("two layers fill a device", G0_128_G1_256, (256, 256, 50), (("g1", (1,)),)),
+    Case("an integrated card", (place("g0", 256, rank=1),), (50,) * 3, (("g0", (0, 1, 2)),)),
+    Case("a card before an integrated one", G0_128_IGPU_256, (50,) * 3, (("g1", (0,)), ("g0", (1, 2)))),
+    Case("the card is enough", G0_128_IGPU_256, (50,) * 2, (("g0", (0, 1)),)),
+    Case("both are too small", G0_128_IGPU_256, (100,) * 4, (("g1", (0, 1)), ("g0", (2,)))),
+    Case("spread", (place("g0", 256), place("g1", 256)), (50,) * 4, (("g0", (0, 1)), ("g1", (2, 3))), spread=True),
+    Case("not spread", (place("g0", 256), place("g1", 256)), (50,) * 4, (("g0", (0, 1, 2, 3)),)),
+    Case("in proportion", G0_128_G1_256, (50,) * 6, (("g1", (0, 1, 2, 3)), ("g0", (4, 5)))),
+    Case("a large output layer", G0_256, (50, 50, 50, 300), (("g0", (0, 1, 2)),)),
+    Case("two of three", THREE, (50,) * 10, (("g0", (0, 1, 2, 3, 4, 5)), ("g1", (6, 7, 8, 9)))),
+    Case("all three", THREE, (50,) * 6, (("g0", (0, 1, 2)), ("g1", (3, 4)), ("g2", (5,))), spread=True),
+    Case("one holds no layer", (place("g0", 40), place("g1", 256)), (50,) * 6, (("g1", (0, 1, 2, 3, 4)),)),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_table(case: Case) -> None:
+    assert placed(case, case.places) == case.expected
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+def test_the_order_of_the_devices_does_not_matter(order: tuple[int, ...]) -> None:
+    places = [G0_128_IGPU_256[1], *THREE]
+    case = Case("", tuple(places[index] for index in (*order, 3)), (50,) * 12, ())
+    assert placed(case, case.places) == placed(case, tuple(reversed(case.places)))
+
+
+def placed(case: Case, places: tuple[Place, ...]) -> Placed:
+    return place_layers([size * MIB for size in case.layers_mib], places, spread=case.spread)
+
 
 CONTEXT = ContextSettings()
 HOST = make_host("host", 256 * GIB)

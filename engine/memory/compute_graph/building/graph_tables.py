@@ -40,7 +40,7 @@ from engine.memory.compute_graph.ggml.sections import (
 )
 from engine.memory.compute_graph.ggml.simulation import SectionName
 from engine.memory.hyper_parameters import HyperParameters, MissingNumberError, number
-from engine.memory.override_homes import OverrideHomes
+from engine.memory.tensors import OverrideHomes
 
 Sizes = Literal["none", "moved", "all"]
 """Whose bytes tell layers apart."""

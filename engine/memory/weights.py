@@ -77,7 +77,8 @@ class _Tally:
         self.repacked_bytes += other.repacked_bytes
         self.plain_bytes += other.plain_bytes
         self.pinned_bytes += other.pinned_bytes
-        self._join(other.spans)
+        if other.plain_bytes or other.pinned_bytes:
+            self._join(other.spans)
 
     def _join(self, spans: list[tuple[int, int]]) -> None:
         self.spans = [(min(a, c), max(b, d)) for (a, b), (c, d) in zip(self.spans, spans, strict=True)]

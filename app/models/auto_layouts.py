@@ -22,7 +22,7 @@ from engine.language import tr
 from engine.layout.layout import Layout
 from engine.plan.edit import Edit
 from engine.settings.context_settings import KvType
-from widgets.controls.values import AutoWishes
+from widgets.controls.values import AutoWishes, StrategyWords
 from widgets.layout_editor.pins import PinnedLayers, Pins, PinToggle
 
 STRATEGY_WORDS = (

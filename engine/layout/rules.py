@@ -67,7 +67,7 @@ def fault_violations(layout: Layout, model: ModelFile, rig: Rig, context: Contex
 def weight_fault(device: Device, model: ModelFile, *, with_output: bool) -> Fault | None:
     """Return why the device cannot have layers of `model`, and the output layer where it is `with_output`; None where
     nothing is known against it."""
-    if not device.faults:
+    if not device.findings.faults:
         return None
     types = {tensor.type_name for block in model.blocks for tensor in block.tensors}
     if with_output:

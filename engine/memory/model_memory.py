@@ -20,11 +20,10 @@ from engine.memory.effort import TooMuchWorkError, limited
 from engine.memory.estimate import DeviceMemory, Grade, MemoryEstimate, Part
 from engine.memory.hyper_parameters import HyperParameters, MissingNumberError, count_skipped_blocks, read_state
 from engine.memory.kv_cache import LayerState, context_shape, layer_states
-from engine.memory.member_weights import MemberTables, member_rules
-from engine.memory.override_homes import OverrideHomes
-from engine.memory.override_weights import OverriddenWeights
 from engine.memory.placement import Placement, place
-from engine.memory.weights import HostWeights, WeightTables
+from engine.memory.tensor_split import MemberTables, member_rules
+from engine.memory.tensors import OverrideHomes
+from engine.memory.weights import WeightTables
 from engine.settings.context_settings import ContextSettings
 from engine.settings.table import SETTINGS
 
@@ -69,15 +68,14 @@ class ModelMemory:
     def __init__(self, model: ModelFile, most_tables: int = MOST_TABLES) -> None:
         self.model = model
         self._most_tables = most_tables
-        self.weights = WeightTables(model, find_architecture(model.architecture), count_skipped_blocks(model))
+        homes = OverrideHomes(model)
+        self.weights = WeightTables(model, find_architecture(model.architecture), count_skipped_blocks(model), homes)
         self.probe_only: str | None = None
         self.unknown: tuple[Part, ...] = ()
         self._state: tuple[HyperParameters, Architecture] | None = None
         self._graphs: GraphTables | None = None
         self._last: tuple[ContextSettings, ContextMemory] | None = None
         self._tables: dict[tuple[object, ...], ContextMemory] = {}
-        homes = OverrideHomes(model)
-        self._overridden = OverriddenWeights(self.weights, homes)
         self._last_members: tuple[tuple[tuple[float, ...], tuple[SizeRule, ...]], MemberTables] | None = None
         try:
             self._state = read_state(model)
@@ -161,7 +159,7 @@ class ModelMemory:
         tables = self.for_context(context)
         try:
             members = self._member_tables(placement)
-            on_device, host = self._weights(placement, members)
+            on_device, host = self.weights.split(placement, members)
             kv, recurrent = tables.state_bytes(placement, members) if tables else ({}, {})
         except MissingNumberError as error:
             return _nothing_known(rig, tr("{error}; only a probe can tell its memory", error=error))
@@ -215,15 +213,6 @@ class ModelMemory:
             raise
         return None
 
-    def _weights(self, placement: Placement, members: MemberTables | None) -> tuple[dict[str, int], HostWeights]:
-        """Return the weights on each device that is not the CPU, and the host's."""
-        if placement.overrides:
-            return self._overridden.split(placement, members)
-        on_device = self.weights.device_bytes(placement)
-        if members is not None:
-            on_device = dict(zip(placement.entries, members.weight_bytes(placement.leading), strict=True))
-        return on_device, self.weights.host_weights(placement)
-
     def _member_tables(self, placement: Placement) -> MemberTables | None:
         """Return the cuts of mode tensor, None in other modes. The last ones are kept."""
         if not placement.shares or self._state is None:
@@ -233,7 +222,7 @@ class ModelMemory:
             raise MissingNumberError(tr("a device of the tensor split is not in the rig"))
         key = (placement.shares, rules)
         if self._last_members is None or self._last_members[0] != key:
-            tables = MemberTables(self.model, self._state[0], self.weights, placement.shares, rules)
+            tables = MemberTables(self.model, self._state[0], placement.shares, rules)
             self._last_members = (key, tables)
         return self._last_members[1]
 

@@ -16,9 +16,8 @@ from engine.gguf.quoting import clean, quote
 from engine.language import tr
 from engine.memory.backends import HOST_RULE, SizeRule
 from engine.memory.estimate import DeviceMemory, MemoryEstimate
-from engine.memory.override_homes import usable_rules
 from engine.memory.placement import Placement
-from engine.memory.weights import tensor_bytes
+from engine.memory.tensors import tensor_bytes, usable_rules
 
 _BLOCK = re.compile(r"blk\.(\d{1,6})\.")
 _OUTPUT = "output"

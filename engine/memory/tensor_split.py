@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal, NamedTuple
@@ -20,8 +20,9 @@ from engine.gguf.model_file import ModelFile, TensorInfo
 from engine.gguf.tensor_table import TYPES_BY_NAME
 from engine.memory.backends import SizeRule
 from engine.memory.hyper_parameters import HyperParameters, MissingNumberError, number
-from engine.memory.kv_cache import CacheTensor
-from engine.memory.weights import padded_bytes
+from engine.memory.kv_cache import CacheTensor, LayerState
+from engine.memory.placement import Placement
+from engine.memory.tensors import padded_bytes
 
 _FAST_MULTIPLE = 128
 """Slices are multiples of this where that leaves nobody without work: kernels are faster then."""
@@ -306,3 +307,48 @@ def _with(shape: tuple[int, ...], axis: int, extent: int) -> tuple[int, ...]:
 
 def _float32(value: float) -> float:
     return float(struct.unpack("f", struct.pack("f", value))[0])
+
+
+Members = tuple[int, ...]
+"""Bytes of each member, in the order of the shares."""
+
+
+class MemberTables:
+    """What each member of a tensor split holds: its slices of weights and state.
+
+    For one model and one list of members; make one per list and keep it while that is edited.
+    """
+
+    def __init__(
+        self, model: ModelFile, hyper: HyperParameters, shares: Sequence[float], rules: Sequence[SizeRule]
+    ) -> None:
+        self._split = TensorSplit(model, hyper, shares)
+        self._rules = tuple(rules)
+        self._last_state: tuple[Sequence[LayerState], int, tuple[Members, Members]] | None = None
+
+    def slices(self, tensor: TensorInfo) -> Members:
+        """Return what each member has of one weight."""
+        return tuple(self._split.weight_bytes(tensor, self._rules))
+
+    def state_bytes(self, states: Sequence[LayerState], leading: int) -> tuple[Members, Members]:
+        """Return KV cache and recurrent state of each member. The last answer is kept."""
+        last = self._last_state
+        if last is not None and last[0] is states and last[1] == leading:
+            return last[2]
+        layers = list(enumerate(states))[leading:]
+        kv = self._sum((layer, tensor) for layer, state in layers for tensor in state.cache)
+        recurrent = self._sum((layer, tensor) for layer, state in layers for tensor in state.recurrent)
+        self._last_state = (states, leading, (kv, recurrent))
+        return kv, recurrent
+
+    def _sum(self, tensors: Iterable[tuple[int, CacheTensor]]) -> Members:
+        """Return the slices of these tensors of layers added up."""
+        slices = (self._split.state_bytes(tensor, layer, self._rules) for layer, tensor in tensors)
+        return tuple(map(sum, zip((0,) * len(self._rules), *slices, strict=True)))
+
+
+def member_rules(placement: Placement) -> tuple[SizeRule, ...] | None:
+    """Return the members' rules, None where one of them is not in the rig."""
+    if any(entry not in placement.traits for entry in placement.entries):
+        return None
+    return tuple(placement.traits[entry].size_rule for entry in placement.entries)

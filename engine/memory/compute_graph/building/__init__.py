@@ -1,1 +1,1 @@
-"""What makes a model's graph: numbers, weights, the sketch that builders draw in, and what stands around layers."""
+"""Makes a model's graph as llama-graph.cpp does: numbers, weights, the graph context, attention, inputs and output."""

@@ -40,7 +40,7 @@ from engine.memory.compute_graph.ggml.sections import (
 )
 from engine.memory.compute_graph.ggml.simulation import SectionName
 from engine.memory.hyper_parameters import HyperParameters, MissingNumberError, number
-from engine.memory.override_homes import OverrideHomes
+from engine.memory.tensors import OverrideHomes
 
 Sizes = Literal["none", "moved", "all"]
 """Whose bytes tell layers apart."""
@@ -274,7 +274,7 @@ class SectionMaker:
             self.tables.variants[outer].moved,
             {memory: self.tables.left_out[sort] for memory, sort in zip(memories, left_out, strict=True)},
         )
-        ctx = self._sketch(home)
+        ctx = self._context(home)
         placed = [
             self._placed(variant.layer, memories[place], pin_at(place), is_last=is_last and place == len(variants) - 1)
             for place, variant in enumerate(variants)
@@ -310,7 +310,7 @@ class SectionMaker:
         home = homes(tables.moved(overrides), left_out)
         if tables.numbers.shares_blocks:
             home = in_their_blocks(home, memories)
-        ctx = self._sketch(home)
+        ctx = self._context(home)
         last = tables.n_trunk - 1
         placed = [
             self._placed(index, memories[index], pin_at(index), is_last=index == last, home=memories[source])
@@ -327,7 +327,7 @@ class SectionMaker:
         )
         return take_apart(ctx.graph, starts[1:], ctx.common)
 
-    def _sketch(self, home: HomeOf) -> GraphContext:
+    def _context(self, home: HomeOf) -> GraphContext:
         tables = self.tables
         style = tables.family.style
         return GraphContext(tables.numbers, style, self._batch, tables.outer, home, ON_CPU, has_cache=tables.has_cache)

@@ -12,7 +12,7 @@ from engine.devices.device import CPU_ID
 from engine.gguf.model_file import Block, ModelFile, TensorInfo
 from engine.memory.compute_graph.building.hparams import LayerNumbers
 from engine.memory.compute_graph.ggml.scheduler import HOST
-from engine.memory.weights import row_padding_bytes
+from engine.memory.tensors import row_padding_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -290,18 +290,25 @@ def number_tensors(
 
 
 def _number_node(node: Tensor, numbers: Mapping[Tensor, int], roots: Sequence[int]) -> Node:
-    sources = tuple([numbers[source] for source in node.src])
-    alike: tuple[int, ...] = ()
-    if node.root is None and node.op in INPLACE_OPS:
+    # One loop: half of what a first step takes is spent on numbering.
+    sources, source_roots, weights, alike = [], [], [], []
+    may_reuse = node.root is None and node.op in INPLACE_OPS
+    for source in node.src:
+        number = numbers[source]
+        sources.append(number)
+        source_roots.append(roots[number])
+        if source.is_weight:
+            weights.append(number)
         # Views do not qualify.
-        alike = tuple([numbers[source] for source in node.src if source.root is None and is_alike(source, node)])
+        if may_reuse and source.root is None and is_alike(source, node):
+            alike.append(number)
     return Node(
         numbers[node],
-        sources,
+        tuple(sources),
         node.op in VIEW_OPS,
-        tuple([roots[source] for source in sources]),
-        tuple([numbers[source] for source in node.src if source.is_weight]),
-        alike,
+        tuple(source_roots),
+        tuple(weights),
+        tuple(alike),
         node.root is None,
     )
 

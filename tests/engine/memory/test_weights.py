@@ -1,4 +1,4 @@
-"""Weights that a device leaves to the host because it cannot multiply with them: what they are there."""
+"""Weights and state against the engine's own numbers, and weights that a device leaves to the host."""
 
 from __future__ import annotations
 
@@ -11,7 +11,18 @@ from engine.layout.layout import Layout, Override, Run
 from engine.memory.estimate import DeviceMemory
 from engine.memory.model_memory import ModelMemory
 from engine.settings.context_settings import ContextSettings, LoadMode
-from tests.support.truth import stand_in_rig, truth_model
+from tests.support.selection import some
+from tests.support.truth import MODEL_NAMES, stand_in_rig, truth_cases, truth_model
+from tests.zoo.compare import compare_model
+
+
+@pytest.mark.parametrize("name", MODEL_NAMES)
+def test_weights_and_state_are_exact(name: str) -> None:
+    tally = compare_model(name, some(truth_cases(name)))
+    assert tally.n_cases > 0
+    assert [str(difference) for difference in tally.differences] == []
+    assert tally.unknown == []
+
 
 # What a dry run of Mixtral 8x7B on llvmpipe tells of the host, with all layers on one device.
 REPACKED_BYTES, PLAIN_BYTES, PINNED_BYTES = 21_139_292_160, 6_165_626_880, 73_728_000

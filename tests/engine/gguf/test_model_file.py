@@ -1,12 +1,14 @@
-"""What names in a file mean: types of files, parts and blocks of tensors."""
+"""Names of blocks, parts and quantisation mixes, and the identity of files."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from engine.gguf.model_file import block_index, file_type_name, part_of_tensor
+from engine.errors import ModelFileError
+from engine.gguf.model_file import block_index, file_type_name, identify, part_of_tensor
 from engine.gguf.reader import read_model
 from tests.support.gguf_bytes import GgufBytes, number_value
 
@@ -54,3 +56,26 @@ def test_block_of_a_tensor() -> None:
     assert block_index("output.weight") is None
     assert block_index("my_blk.3.attn_q.weight") is None
     assert block_index("blk.x.attn_q.weight") is None
+
+
+def test_another_name_of_the_same_file_is_the_same_model(tmp_path: Path) -> None:
+    path, link, twin = tmp_path / "a.gguf", tmp_path / "b.gguf", tmp_path / "c.gguf"
+    path.write_bytes(b"model")
+    link.symlink_to(path)
+    twin.write_bytes(b"model")
+    assert identify([path]) == identify([link])
+    assert identify([path]) != identify([twin])
+    assert identify([path]) != identify([path, twin])
+
+
+def test_a_file_written_anew_is_another_model(tmp_path: Path) -> None:
+    path = tmp_path / "a.gguf"
+    path.write_bytes(b"model")
+    before = identify([path])
+    os.utime(path, ns=(1, 1))
+    assert identify([path]) != before
+
+
+def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=r"gone\.gguf: No such file"):
+        identify([tmp_path / "gone.gguf"])

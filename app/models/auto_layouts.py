@@ -26,7 +26,7 @@ from engine.layout.layout import Layout
 from engine.plan.edit import Edit
 from engine.settings.context_settings import KvType
 from widgets.controls.values import AutoWishes
-from widgets.layout_editor.pins import PinnedLayers, Pins, PinToggle
+from widgets.layout_editor.placement import PinnedLayers, Pins, PinToggle
 
 _Value = TypeVar("_Value")
 

@@ -14,7 +14,7 @@ from widgets.common.roles import plain_label
 from widgets.common.tool_tips import plain_tool_tip
 from widgets.layout_editor.annotations import Legend, Notes
 from widgets.layout_editor.keyboard import Command, Selection
-from widgets.layout_editor.pins import Pins, PinToggle
+from widgets.layout_editor.placement import Pins, PinToggle
 from widgets.layout_editor.shown import Shown
 from widgets.layout_editor.texts import EditState, edit_state, note_lines, speed_text, speed_tool_tip, summary_text
 from widgets.layout_editor.view import EditorView

@@ -18,7 +18,7 @@ from widgets.layout_editor.keyboard import (
     next_stop,
     run_of,
 )
-from widgets.layout_editor.pins import PinToggle
+from widgets.layout_editor.placement import PinToggle
 from widgets.layout_editor.shown import EmptyTarget, HandleTarget, LayerTarget, OutputTarget, Shown, Target
 
 

@@ -17,7 +17,7 @@ from widgets.common.text import Fonts, text_width
 from widgets.layout_editor.drag import BoundaryDrag, Drag, LaneDrag
 from widgets.layout_editor.geometry import HandlePlace, Lanes, Track
 from widgets.layout_editor.keyboard import Focus, LayerFocus, OutputFocus
-from widgets.layout_editor.pins import NO_PINS, Pins
+from widgets.layout_editor.placement import NO_PINS, Pins
 from widgets.layout_editor.shown import BarTarget, EmptyTarget, HandleTarget, LayerTarget, OutputTarget, Shown, Target
 from widgets.layout_editor.texts import (
     boundary_text,

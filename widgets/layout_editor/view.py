@@ -26,7 +26,7 @@ from widgets.layout_editor.drag import BoundaryDrag
 from widgets.layout_editor.interaction import Interaction
 from widgets.layout_editor.keyboard import BoundaryFocus, command_of
 from widgets.layout_editor.marks import cursor_of, marks_of, pill_text, tooltip_of
-from widgets.layout_editor.pins import NO_PINS, Pins
+from widgets.layout_editor.placement import NO_PINS, Pins
 from widgets.layout_editor.scene import EditorScene
 from widgets.layout_editor.shown import HandleTarget, Shown
 from widgets.layout_editor.texts import accessible_summary, focus_text

@@ -128,12 +128,12 @@ class DeviceCard(QFrame):
         self._show_total()
 
     def set_row(self, row: DeviceRow | None) -> None:
-        """Tell in the tooltip what the layout needs here."""
+        """Show in the tooltip how much the layout needs on this device."""
         self._row = row
         self._show_tool_tip()
 
     def set_link(self, link: Link | None) -> None:
-        """Show how far away a worker is; None where that was not measured."""
+        """Show round trip and throughput of a worker; None: not measured."""
         if link != self._link:
             self._link = link
             self._show_status()

@@ -85,7 +85,7 @@ class EditorView(QGraphicsView):
         return self._scene.shown
 
     def set_preview(self, preview: Preview | None) -> None:
-        """Show `preview`. A drag goes on, unless the model or the devices are others now: then it is over."""
+        """Show `preview`. A drag continues, unless the model or the devices have changed."""
         before = self._scene.shown
         if preview is None:
             self._scene.shown = None
@@ -111,7 +111,7 @@ class EditorView(QGraphicsView):
         return "" if shown is None else accessible_summary(shown.preview, shown.contents, shown.state)
 
     def set_pins(self, pins: Pins) -> None:
-        """Mark what automatic layouts leave where it is."""
+        """Mark the pinned layers and the pinned output."""
         self._pins = pins
         self._update_marks()
 

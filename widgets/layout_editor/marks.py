@@ -272,7 +272,7 @@ def cursor_of(drag: Drag | None, hover: Target | None) -> Qt.CursorShape:
 
 
 def tooltip_of(shown: Shown, target: Target | None, pins: Pins = NO_PINS) -> str:
-    """Return the tooltip of the target under the pointer, in lines of plain text: its numbers and whether it is pinned."""
+    """Return the tooltip of the target under the pointer: its numbers and whether it is pinned, in plain lines."""
     return "\n".join(filter(None, (_numbers_of(shown, target), pin_text(pins, target))))
 
 

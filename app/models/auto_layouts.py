@@ -23,7 +23,7 @@ from engine.layout.layout import Layout
 from engine.plan.edit import Edit
 from engine.settings.context_settings import KvType
 from widgets.controls.values import AutoWishes, StrategyWords
-from widgets.layout_editor.pins import PinnedLayers, Pins, PinToggle
+from widgets.layout_editor.placement import PinnedLayers, Pins, PinToggle
 
 STRATEGY_WORDS = (
     StrategyWords("fewest", tr("&Fewest Devices"), tr("Use as few devices as hold the model")),

@@ -1,9 +1,12 @@
 """The layout being edited: model, rig, layout and context with undo, and the preview that all bars read.
 
-Each model that is open has its sheet: a model that is put aside keeps its edit and its undo.
+Each open model has its sheet: edit and undo stack. One sheet is current; the others are put aside.
 
-What takes long is forecast beside the GUI thread (`forecaster`). Until its numbers are here, `plan` and `preview` are
-those of before, and `is_behind`; a layout that was changed at one go is drawn at once, with the numbers to follow.
+The document owns the drag: the first `move` starts it, each move is previewed, and `finish_move` or `cancel_move` ends
+it. Undo, another edit or other devices end it too; `drag_ended` tells the editor.
+
+Forecasts that take long are computed in the background (`forecaster`). Until they arrive, `plan` and `preview` are the
+previous ones and `is_behind` is true; a layout that was changed in one step is drawn at once, without its numbers.
 """
 
 from __future__ import annotations
@@ -35,11 +38,11 @@ FRAME_MS = 16
 
 
 UNDO_STEPS = 200
-"""As many can be undone: each keeps what was edited before and after."""
+"""Each step keeps the edit before and after it."""
 
 
 class Sheet:
-    """One model's edit, with its undo and what its previews share."""
+    """One model's edit, its undo stack, and the tables that its previews share."""
 
     def __init__(self, tables: PreviewTables, edit: Edit, undo_stack: QUndoStack, pace: Pace) -> None:
         self.model = tables.memory.model
@@ -48,12 +51,12 @@ class Sheet:
         self.undo_stack = undo_stack
         self.pace = pace
         self.answer: Answer | None = None
-        """What was drawn of it last."""
+        """The plan and preview of it that were drawn last."""
 
 
 class LayoutDocument(QObject):
-    """Owns the sheet on the table and its plan. No process is involved: a plan is arithmetic, and what `probes` keeps
-    of it is laid over. Without `background` everything is computed at once."""
+    """Owns the current sheet, its drag and its plan. No process is involved: a plan is arithmetic, and probed numbers
+    from `probes` replace estimated ones. Without `background` everything is computed at once."""
 
     preview_changed = Signal(object)  # Preview | None
     drag_ended = Signal()  # finished, cancelled, or overtaken by undo, a change of the edit or other devices
@@ -62,18 +65,18 @@ class LayoutDocument(QObject):
     def __init__(self, background: Background | None = None, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.undo_group = QUndoGroup(self)
-        """Undo and redo of whichever sheet is on the table."""
+        """Undo and redo of the current sheet."""
         self._sheet: Sheet | None = None
         self._rig: Rig | None = None
         self._speeds = NO_MEASUREMENTS
         self._answered: Mapping[tuple[Path, Edit], float] = {}
         self._drag_start: Edit | None = None
         self.probes = ProbeCache()
-        """What the engine told of plans; it holds for as long as their key does, whatever memory is free."""
+        """Probed numbers of plans, valid for the key of a plan whatever memory is free."""
         self.plan: Plan | None = None
-        """What is edited, on the devices as they are now; what was edited before while `is_behind`."""
+        """The plan of the edit on the devices as they are now; the previous one while `is_behind`."""
         self.preview: Preview | None = None
-        """The plan as it is drawn."""
+        """The plan as drawn."""
         self._forecaster = Forecaster(self.probes, self._on_answer, background)
         self._then: list[Callable[[], None]] = []
         self._frame = QTimer(self)
@@ -100,20 +103,20 @@ class LayoutDocument(QObject):
 
     @property
     def is_behind(self) -> bool:
-        """Whether the numbers of what is edited are still being computed."""
+        """Whether the numbers of the edit are still being computed."""
         return self._forecaster.is_behind
 
     def when_forecast(self, do: Callable[[], None]) -> None:
-        """Call `do` as soon as `plan` is that of what is edited: now, unless it `is_behind`."""
+        """Call `do` as soon as `plan` is the plan of the edit: now, unless it `is_behind`."""
         if self.is_behind:
             self._then.append(do)
         else:
             do()
 
     def open(self, model: ModelFile | PreviewTables, rig: Rig, edit: Edit, pace: Pace | None = None) -> None:
-        """Begin with `edit` of a model in place of the sheet on the table; undo starts anew.
+        """Replace the current sheet by a new one with `edit` of a model; undo starts empty.
 
-        Tables that have seen the first preview spare this thread its longest computation; `pace`: how long that took.
+        Tables that have computed the first preview save this thread its longest computation; `pace`: the time it took.
         """
         old = self.put_aside()
         if old is not None:
@@ -126,19 +129,19 @@ class LayoutDocument(QObject):
         self.show(Sheet(tables, edit, stack, pace or Pace()), rig)
 
     def restart(self, rig: Rig, edit: Edit) -> None:
-        """Begin anew with `edit` of the model on the table."""
+        """Start again with `edit` of the current model; undo starts empty."""
         if self._sheet is not None:
             self.open(self._sheet.tables, rig, edit, self._sheet.pace)
 
     def put_aside(self) -> Sheet | None:
-        """Take the sheet off the table, for `show` later; None where there is none. A drag is given up."""
+        """Return the current sheet for a later `show`, None if there is none; then none is current. Cancels a drag."""
         self.cancel_move()
         self._then.clear()
         sheet, self._sheet = self._sheet, None
         return sheet
 
     def show(self, sheet: Sheet, rig: Rig) -> None:
-        """Go on with a sheet that was put aside; one that is on the table is lost."""
+        """Make a sheet current that was put aside; the sheet that was current is lost."""
         self._sheet, self._rig = sheet, rig
         self._end_drag()
         self.undo_group.setActiveStack(sheet.undo_stack)
@@ -165,7 +168,7 @@ class LayoutDocument(QObject):
             self._recompute()
 
     def show_probed(self) -> None:
-        """Show what `probes` has got, where it is of what is edited now."""
+        """Show probed numbers, if `probes` has some of the current plan."""
         if self.plan is not None and self.probes.over(self.plan) is not self.plan:
             self._recompute()
 
@@ -216,12 +219,12 @@ class LayoutDocument(QObject):
             self.replace(replace(self.edit, context=context), tr("change settings"))
 
     def set_edit(self, layout: Layout, context: ContextSettings, text: str) -> None:
-        """Replace layout and settings as one step of undo; what is loaded beside the model stays."""
+        """Replace layout and settings as one step of undo; side files stay."""
         if self.edit is not None:
             self.replace(replace(self.edit, layout=layout, context=context), text)
 
     def set_side_files(self, side_files: SideFiles, text: str) -> None:
-        """Replace what is loaded beside the model as one step of undo."""
+        """Replace the side files as one step of undo."""
         if self.edit is not None:
             self.replace(replace(self.edit, side_files=side_files), text)
 
@@ -233,7 +236,7 @@ class LayoutDocument(QObject):
 
     def _push(self, sheet: Sheet, before: Edit, after: Edit, text: str) -> None:
         def restore(edit: Edit) -> None:
-            # Only the sheet on the table is undone. A drag would go on from a layout that is no longer there.
+            # Only the current sheet is undone. A drag would continue from a layout that no longer exists.
             self._end_drag()
             sheet.edit = edit
             self._recompute()
@@ -260,10 +263,10 @@ class LayoutDocument(QObject):
             self._draw_meanwhile(sheet)
 
     def _draw_meanwhile(self, sheet: Sheet) -> None:
-        """Draw what can be drawn before the numbers are here."""
+        """Draw what can be drawn before the numbers arrive."""
         drawn = self.preview
         if sheet.answer is not None and (self.plan is None or self.plan.memory is not sheet.tables.memory):
-            # Another model was shown: this one as it was, not that one.
+            # Another model was shown before: draw the last preview of this one, not of that one.
             self._draw(sheet.answer.plan, sheet.answer.preview)
         elif (
             drawn is not None
@@ -272,7 +275,7 @@ class LayoutDocument(QObject):
             and not self.is_dragging
             and _differ_in_cuts(drawn.edit, sheet.edit)
         ):
-            # The next key goes on from what is drawn.
+            # The next key starts from the layout as drawn.
             self._draw(self.plan, replace(drawn, edit=sheet.edit, answered_per_second=None))
 
     def _on_answer(self, answer: Answer) -> None:
@@ -294,7 +297,7 @@ class LayoutDocument(QObject):
 
 
 def _differ_in_cuts(drawn: Edit, edit: Edit) -> bool:
-    """Return whether `edit` only has the layers of `drawn` elsewhere, so that its numbers alone are missing."""
+    """Return whether `edit` differs from `drawn` only in where layers are, so that only numbers are missing."""
     if drawn == edit or drawn.layout.split_mode != edit.layout.split_mode:
         return False
     return replace(drawn, layout=edit.layout) == edit

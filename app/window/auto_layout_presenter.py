@@ -14,7 +14,7 @@ from engine.fit.strategies.constraints import AutoLayout
 from engine.language import tr
 from widgets.controls.auto_layout_dialog import AutoLayoutDialog
 from widgets.layout_editor.editor import LayoutEditor
-from widgets.layout_editor.pins import Pins
+from widgets.layout_editor.placement import Pins
 
 
 class AutoLayoutPresenter(QObject):

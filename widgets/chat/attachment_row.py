@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QToolButton, QVBoxLay
 from engine.language import tr
 from widgets.chat.images import Gallery
 from widgets.common.elided_label import ElidedLabel
-from widgets.common.roles import plain_label, set_role
+from widgets.common.roles import plain_label, set_role, tool_button
 from widgets.common.wrap_layout import WrapLayout
 
 CHIP_WIDTH_PX = 260
@@ -91,11 +91,7 @@ class AttachmentRow(QWidget):
         detail = plain_label(file.detail, "dim")
         if file.is_bad:
             set_role(detail, "error")
-        button = QToolButton()
-        button.setText("×")
-        button.setProperty("role", "quiet")
-        button.setToolTip(tr("Leave this file out"))
-        button.setAccessibleName(tr("Leave {name} out", name=file.name))
+        button = tool_button("×", tr("Leave {name} out", name=file.name), tip=tr("Leave this file out"))
         button.clicked.connect(partial(self.removed.emit, file.id))
         self.remove_buttons[file.id] = button
         row = QHBoxLayout(chip)

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 from PySide6.QtCore import QRectF, QSize, Qt
 from PySide6.QtGui import QBrush, QColor, QPainter, QPaintEvent, QResizeEvent
-from PySide6.QtWidgets import QHBoxLayout, QLayout, QSizePolicy, QToolButton, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QLayout, QSizePolicy, QWidget
 
 from engine.language import tr
 from widgets.common.counts import format_count
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import DARK, Palette
+from widgets.common.roles import tool_button
 from widgets.common.text import elide, text_width, ui_font
 from widgets.common.tool_tips import plain_tool_tip
 
@@ -135,15 +136,15 @@ class ChatHeading(QWidget):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.list_button = flat_button("☰", tr("Show or hide the list of conversations"))
+        self.list_button = tool_button("☰", tr("Show or hide the list of conversations"), "compact")
         self.title_label = ElidedLabel(UNTITLED, "strong")
         self.title_label.setMinimumWidth(MIN_TITLE_PX)
         self.context_meter = ContextMeter()
-        self.settings_button = flat_button(
-            SETTINGS_WORDS, tr("System prompt, preset and samplers of this conversation")
+        self.settings_button = tool_button(
+            SETTINGS_WORDS, tr("System prompt, preset and samplers of this conversation"), "compact"
         )
         self.settings_button.setCheckable(True)
-        self.new_button = flat_button(NEW_WORDS, tr("Begin a new conversation"))
+        self.new_button = tool_button(NEW_WORDS, tr("Begin a new conversation"), "compact")
         row = QHBoxLayout(self)
         row.setContentsMargins(0, 0, 0, 0)
         row.setSpacing(4)
@@ -175,13 +176,3 @@ class ChatHeading(QWidget):
     def _show_words(self, is_roomy: bool) -> None:
         self.settings_button.setText(SETTINGS_WORDS if is_roomy else SETTINGS_SIGN)
         self.new_button.setText(NEW_WORDS if is_roomy else NEW_SIGN)
-
-
-def flat_button(text: str, name: str) -> QToolButton:
-    """Return a small button; `name` says what it does."""
-    button = QToolButton()
-    button.setText(text)
-    button.setToolTip(name)
-    button.setAccessibleName(name)
-    button.setProperty("role", "compact")
-    return button

@@ -22,14 +22,14 @@ from engine.language import tr
 from engine.session.status import ModelStatus, Phase
 from widgets.chat.attachment_row import AttachedFile, AttachmentRow
 from widgets.chat.banners import Banner, OverflowBanner, ReadingRow
-from widgets.chat.chat_heading import ChatHeading, ContextPart, flat_button
+from widgets.chat.chat_heading import ChatHeading, ContextPart
 from widgets.chat.empty_chat import ChatStart, EmptyChat
 from widgets.chat.message_list import MessageList
 from widgets.chat.prompt_edit import PromptEdit, files_of
 from widgets.chat.settings_panel import SettingsPanel
 from widgets.chat.shown import MessageAction, ShownMessage
 from widgets.common.palette import Palette
-from widgets.common.roles import plain_label
+from widgets.common.roles import plain_label, tool_button
 from widgets.markdown.typesetter import Typesetter
 
 CONTEXT_FULL = tr("The context is full. Begin a new conversation, or load with a larger context.")
@@ -104,7 +104,9 @@ class ChatPane(QWidget):
         self.prompt_edit = PromptEdit()
         self.attachments = AttachmentRow(self.message_list.gallery)
         self.sample_questions = self.empty.sample_questions
-        self.attach_button = flat_button(tr("Attach…"), tr("Let files go with the question: text, code, PDF, images"))
+        self.attach_button = tool_button(
+            tr("Attach…"), tr("Let files go with the question: text, code, PDF, images"), "compact"
+        )
         self.send_button = QPushButton(tr("Send"))
         self.stop_button = QPushButton(tr("Stop"))
         self.heading = ChatHeading()

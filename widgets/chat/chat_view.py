@@ -10,7 +10,6 @@ from PySide6.QtWidgets import (
     QHBoxLayout,
     QSplitter,
     QStackedWidget,
-    QToolButton,
     QVBoxLayout,
     QWidget,
 )
@@ -18,6 +17,7 @@ from PySide6.QtWidgets import (
 from engine.language import tr
 from widgets.chat.conversation_list import ConversationList
 from widgets.common.elided_label import ElidedLabel
+from widgets.common.roles import tool_button
 
 LIST_WIDTH_PX = 240
 
@@ -39,11 +39,7 @@ class ChatView(QWidget):
         self._left_label = ElidedLabel("", "strong")
         self.beside_box = QComboBox()
         self.beside_box.setAccessibleName(tr("Model at the right"))
-        self.close_button = QToolButton()
-        self.close_button.setText("×")
-        self.close_button.setProperty("role", "quiet")
-        self.close_button.setToolTip(tr("Show one conversation only"))
-        self.close_button.setAccessibleName(tr("Show one conversation only"))
+        self.close_button = tool_button("×", tr("Show one conversation only"))
         self._left = _column((self._left_label,), self.panes)
         self._right = _column((self.beside_box, self.close_button), self.beside)
         self._splitter = QSplitter(Qt.Orientation.Horizontal)

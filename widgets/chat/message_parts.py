@@ -20,7 +20,7 @@ from PySide6.QtWidgets import QHBoxLayout, QMenu, QPushButton, QToolButton, QVBo
 from engine.language import tr
 from widgets.chat.prompt_edit import PromptEdit
 from widgets.chat.shown import ShownMessage
-from widgets.common.roles import plain_label
+from widgets.common.roles import plain_label, tool_button
 from widgets.markdown.typesetter import Typesetter
 from widgets.markdown.view import MarkdownView
 
@@ -170,11 +170,7 @@ def copy_text(text: str) -> None:
 
 
 def _button(text: str, name: str) -> QToolButton:
-    button = QToolButton()
-    button.setText(text)
-    button.setAccessibleName(name)
-    button.setToolTip(name)
-    button.setProperty("role", "quiet")
+    button = tool_button(text, name)
     button.hide()
     return button
 

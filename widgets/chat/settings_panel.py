@@ -24,7 +24,7 @@ from engine.language import tr
 from engine.settings.kinds import Choice, Text, Texts
 from engine.settings.sampling_table import SAMPLING, SAMPLING_GROUPS, SamplingGroup, SamplingSetting
 from widgets.common.elided_label import ElidedLabel
-from widgets.common.roles import plain_label
+from widgets.common.roles import plain_label, tool_button
 from widgets.common.tool_tips import plain_tool_tip
 from widgets.common.wrap_layout import WrapLayout
 
@@ -344,11 +344,8 @@ class SettingsPanel(QScrollArea):
         key = setting.key
         field = self.fields[key] = SamplingField(setting)
         source = self._sources[key] = ElidedLabel("", "dim")
-        reset = self._resets[key] = QToolButton()
-        reset.setText("×")
-        reset.setProperty("role", "quiet")
-        reset.setToolTip(tr("Leave this to preset and model"))
-        reset.setAccessibleName(tr("Leave {label} to preset and model", label=setting.label))
+        name = tr("Leave {label} to preset and model", label=setting.label)
+        reset = self._resets[key] = tool_button("×", name, tip=tr("Leave this to preset and model"))
         keep = reset.sizePolicy()
         keep.setRetainSizeWhenHidden(True)
         reset.setSizePolicy(keep)

@@ -1,4 +1,4 @@
-"""A label that gives way: text too long for its place ends in an ellipsis and is whole in the tooltip."""
+"""A label that may be narrower than its text, which then ends in an ellipsis and is whole in the tooltip."""
 
 from __future__ import annotations
 

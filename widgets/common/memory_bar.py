@@ -38,7 +38,7 @@ class BarPart:
 class MemoryBar:
     """What a bar shows. The bar is `span_bytes` long; beyond `line_bytes` (limit less margin) is too much.
 
-    `other_bytes` None: nobody knows what other programs hold. `mapped_bytes` is reclaimable and never too much.
+    `other_bytes` None: the memory held by other programs is unknown. `mapped_bytes` is reclaimable and never too much.
     """
 
     span_bytes: int

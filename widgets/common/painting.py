@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QWidget
 
 
 def keep_left_to_right(widget: QWidget) -> None:
-    """Leave what `widget` paints as it is where windows are laid out from right to left.
+    """Paint `widget` from left to right even in languages that are written from right to left.
 
     Layers in their order, bars, graphs and names of models with figures are read like numbers and axes everywhere.
     """

@@ -1,9 +1,9 @@
-"""Dynamic properties that the application's stylesheet selects on."""
+"""Labels and small buttons with a role: the dynamic property that the application's stylesheet selects on."""
 
 from __future__ import annotations
 
 from PySide6.QtCore import QCoreApplication, QEvent, Qt
-from PySide6.QtWidgets import QLabel, QWidget
+from PySide6.QtWidgets import QLabel, QToolButton, QWidget
 
 
 def set_role(widget: QWidget, role: str) -> None:
@@ -28,3 +28,13 @@ def plain_label(text: str = "", role: str = "", *, wrap: bool = False) -> QLabel
     if role:
         label.setProperty("role", role)
     return label
+
+
+def tool_button(text: str, name: str, role: str = "quiet", *, tip: str = "") -> QToolButton:
+    """Return a small button. `name` says what it does: to screen readers, and as tool tip unless there is a `tip`."""
+    button = QToolButton()
+    button.setText(text)
+    button.setAccessibleName(name)
+    button.setToolTip(tip or name)
+    button.setProperty("role", role)
+    return button

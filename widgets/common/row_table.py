@@ -39,7 +39,7 @@ class RowTable(QTableWidget):
     def show_rows(
         self, rows: Sequence[Sequence[str]], tips: Sequence[Sequence[str]] | None = None, *, chosen: int | None = None
     ) -> None:
-        """Show these rows in place of what was there; `tips`: what is said of each cell, else its own text.
+        """Replace the rows. `tips`: the tooltip of each cell; None: the cell's own text.
 
         Nothing is emitted for `chosen`: it is the row that was chosen before, where it is now.
         """

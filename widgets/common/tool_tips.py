@@ -1,4 +1,4 @@
-"""Tooltips with words that are not ours: Qt takes text for markup when it looks like it."""
+"""Tooltips with text from elsewhere: Qt takes text for markup when it looks like it."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import cast
 
 import msgspec
-from PySide6.QtCore import QObject, Qt, Signal
+from PySide6.QtCore import QObject, Signal
 from PySide6.QtWidgets import QComboBox, QHBoxLayout, QLabel, QMenu, QToolButton, QWidget
 
 from engine.language import tr
@@ -20,7 +20,7 @@ from engine.settings.context_settings import (
     KvType,
 )
 from widgets.common.counts import format_count
-from widgets.common.roles import plain_label
+from widgets.common.roles import plain_label, tool_button
 from widgets.common.tool_tips import plain_tool_tip
 from widgets.controls.decided import decided_text
 from widgets.controls.setting_controls import TokenSpinBox, is_typed_in, show_number
@@ -47,13 +47,13 @@ class ContextEditor(QObject):
         self._shown_n_ctx = 0
         self.n_ctx_box = TokenSpinBox()
         self.n_ctx_box.setAccessibleName(tr("Context length in tokens"))
-        self.presets_button = _compact_button("▾", tr("Context length presets"))
+        self.presets_button = tool_button("▾", tr("Context length presets"), "compact")
         self.presets_button.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
         self.presets_button.setMenu(QMenu(self.presets_button))
         self.type_k_box = _choices(tr("Type of the K cache"), KV_TYPES)
         self.type_v_box = _choices(tr("Type of the V cache"), KV_TYPES)
         self.flash_box = _choices(tr("Flash attention"), FLASH_ATTENTION_MODES)
-        self.all_button = _compact_button("⋯", tr("All settings of the next load"))
+        self.all_button = tool_button("⋯", tr("All settings of the next load"), "compact")
         self.all_button.setToolTip(tr("All settings of the next load, and what was decided"))
         self.context_label = plain_label(tr("Context"), "dim")
         self.groups = (
@@ -179,15 +179,6 @@ class ContextEditor(QObject):
     def _tell(self, widget: QWidget, setting: str, hint: str) -> None:
         decided = self._decisions.get(setting)
         widget.setToolTip(plain_tool_tip(hint if decided is None else f"{hint}\n{decided_text(decided)}"))
-
-
-def _compact_button(text: str, name: str) -> QToolButton:
-    button = QToolButton()
-    button.setText(text)
-    button.setProperty("role", "compact")
-    button.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextOnly)
-    button.setAccessibleName(name)
-    return button
 
 
 def _choices(name: str, values: tuple[str, ...]) -> QComboBox:

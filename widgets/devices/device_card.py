@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import QPoint, Qt, Signal
 from PySide6.QtGui import QAction
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QMenu, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QMenu, QVBoxLayout, QWidget
 
 from engine.devices.device import Device, is_on_this_machine, margin_words
 from engine.language import tr
@@ -16,7 +16,7 @@ from widgets.common.elided_label import ElidedLabel
 from widgets.common.memory_bar import holdings_text
 from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import Palette
-from widgets.common.roles import plain_label, set_role
+from widgets.common.roles import plain_label, set_role, tool_button
 from widgets.common.tool_tips import plain_tool_tip
 from widgets.devices.memory_plot import MemoryPlot
 from widgets.devices.readings import (
@@ -54,7 +54,7 @@ class DeviceCard(QFrame):
         self._total_label = ElidedLabel("", "dim")
         self._status_label = ElidedLabel(status_line(None), "dim")
         self.plot = MemoryPlot(self)
-        self.menu_button = QToolButton()
+        self.menu_button = tool_button("⋯", tr("Device options"), tip=tr("Cap and margin"))
         self._build()
         self._device = device
         self._last: Sample | None = None
@@ -127,12 +127,12 @@ class DeviceCard(QFrame):
         self._show_total()
 
     def set_row(self, row: DeviceRow | None) -> None:
-        """Tell in the tooltip what the layout needs here."""
+        """Show in the tooltip how much the layout needs on this device."""
         self._row = row
         self._show_tool_tip()
 
     def set_link(self, link: Link | None) -> None:
-        """Show how far away a worker is; None where that was not measured."""
+        """Show round trip and throughput of a worker; None: not measured."""
         if link != self._link:
             self._link = link
             self._show_status()
@@ -178,10 +178,6 @@ class DeviceCard(QFrame):
         layout.addWidget(self._status_label)
         self.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         self.customContextMenuRequested.connect(self._on_context_menu)
-        self.menu_button.setText("⋯")
-        self.menu_button.setProperty("role", "quiet")
-        self.menu_button.setToolTip(tr("Cap and margin"))
-        self.menu_button.setAccessibleName(tr("Device options"))
         self.menu_button.clicked.connect(self._on_menu_button)
 
     def _show_status(self) -> None:

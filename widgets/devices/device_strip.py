@@ -133,7 +133,7 @@ class DeviceStrip(QWidget):
         self.line.show_cards(self.cards())
 
     def set_rows(self, rows: Sequence[DeviceRow]) -> None:
-        """Tell in each card's tooltip what the current layout needs there."""
+        """Show in each card's tooltip how much the layout needs on its device."""
         by_id = {row.id: row for row in rows}
         for device_id, card in self._cards.items():
             card.set_row(by_id.get(device_id))
@@ -151,7 +151,7 @@ class DeviceStrip(QWidget):
         self.line.show_cards(self.cards())
 
     def set_compact(self, compact: bool) -> None:
-        """Leave the graphs away where the room is needed below; they go on all the same."""
+        """Hide the graphs if the room is needed below; they keep recording."""
         self._is_compact = compact
         for card in self._cards.values():
             card.plot.setVisible(not compact)

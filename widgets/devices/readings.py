@@ -34,7 +34,7 @@ def device_total_bytes(device: Device, sample: Sample | None) -> int:
 
 
 def device_subtitle(device: Device) -> str:
-    """Return the dim words beside the id."""
+    """Return the subtitle of a device, next to its id."""
     if device.endpoint is None:
         return device.name
     name = "" if device.name in ("", device.endpoint) else device.name

@@ -1,4 +1,4 @@
-"""The editor as screen readers find it: lanes with their layers, the output and the boundaries, over what is painted.
+"""The accessibility tree of the editor: lanes with their layers, the output and the boundaries.
 
 Qt asks for an interface by the class of an object. So everything that is painted has an `EditorPart`, made when it is
 first asked for; `EditorInterface` and `PartInterface` read what the view shows at that moment, so that a drag costs
@@ -42,7 +42,7 @@ Place = tuple[Kind, int]
 
 
 class EditorPart(QObject):
-    """Stands for something that is painted, for as long as the view is there; what it is now says its interface."""
+    """A painted object in the accessibility tree. It lives as long as the view; its interface reads the state."""
 
     def __init__(self, view: EditorView, place: Place) -> None:
         super().__init__(view)
@@ -51,7 +51,7 @@ class EditorPart(QObject):
 
 
 class Parts:
-    """The parts of one view that somebody has asked for."""
+    """The parts of one view, made when a screen reader first asks for them."""
 
     def __init__(self, view: EditorView) -> None:
         self._view = view
@@ -64,12 +64,12 @@ class Parts:
         return part
 
     def tell_focus(self, focus: Focus | None) -> None:
-        """Tell screen readers what has the keyboard now."""
+        """Notify screen readers of the new focus."""
         if focus is not None and QAccessible.isActive():
             QAccessible.updateAccessibility(QAccessibleEvent(self[place_of(focus)], QAccessible.Event.Focus))
 
     def tell_change(self, before: Shown | None, after: Shown | None) -> None:
-        """Tell screen readers to look again, where another layout is shown."""
+        """Notify screen readers that the description or the tree has changed."""
         if not QAccessible.isActive() or after is None:
             return
         if before is None or before.preview != after.preview or before.state is not after.state:
@@ -79,7 +79,7 @@ class Parts:
 
 
 def place_of(focus: Focus) -> Place:
-    """Return which part has the keyboard."""
+    """Return the part that has the keyboard focus."""
     match focus:
         case BoundaryFocus(index):
             return Kind.BOUNDARY, index
@@ -98,14 +98,14 @@ def children_of_view(shown: Shown | None) -> list[Place]:
 
 
 def children_of_lane(shown: Shown, lane: int) -> list[Place]:
-    """Return the layers of a lane, and the output where it is there."""
+    """Return the layers of a lane, then the output if the lane has it."""
     content = shown.contents[lane]
     layers = [(Kind.LAYER, layer) for first, last in content.ranges for layer in range(first, last + 1)]
     return layers + ([(Kind.OUTPUT, 0)] if content.has_output else [])
 
 
 def is_shown(shown: Shown | None, place: Place) -> bool:
-    """Return whether there is such a part now."""
+    """Return whether the current layout has this part."""
     if shown is None:
         return False
     kind, index = place
@@ -212,7 +212,7 @@ class EditorInterface(QAccessibleObject):
 
 
 class PartInterface(QAccessibleObject):
-    """Something painted, as it is at this moment."""
+    """The accessibility interface of a part; reads the current state of the view."""
 
     def __init__(self, part: EditorPart) -> None:
         super().__init__(part)
@@ -300,7 +300,7 @@ def _index(places: list[Place], child: QAccessibleInterface) -> int:
 
 
 def _interface_of(name: str, thing: QObject) -> QAccessibleInterface | None:
-    """Return the interface of an object of ours; Qt asks with the names of its class and of those above it."""
+    """Return the interface of a view or a part. Qt asks by the name of its class, then by those of its bases."""
     if name == "EditorPart" and isinstance(thing, EditorPart):
         return PartInterface(thing)
     return EditorInterface(cast("EditorView", thing)) if name == "EditorView" else None
@@ -308,5 +308,5 @@ def _interface_of(name: str, thing: QObject) -> QAccessibleInterface | None:
 
 @cache
 def install() -> None:
-    """Give Qt our interfaces, once for the process."""
+    """Register the factory of the interfaces with Qt, once for the process."""
     QAccessible.installFactory(_interface_of)

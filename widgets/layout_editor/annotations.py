@@ -110,7 +110,11 @@ _GAP = 20.0
 
 @dataclass(frozen=True, slots=True)
 class LegendEntry:
-    """`colour_name` is a field of the palette; `dashed` entries are a line, others a block."""
+    """An entry of the legend.
+
+    colour_name: the name of a field of the palette.
+    dashed: the swatch is a dashed line, not a block.
+    """
 
     text: str
     colour_name: str
@@ -143,7 +147,7 @@ class Legend(QWidget):
         self.setFixedHeight(_LEGEND_LINE)
 
     def set_parts(self, *, experts: bool, pipeline: bool) -> None:
-        """Name experts and the copies for a pipeline, or leave them out."""
+        """Include or leave out the entries for experts and for copies of a pipeline."""
         entries = legend_entries(experts=experts, pipeline=pipeline)
         if entries != self._entries:
             self._entries = entries
@@ -160,7 +164,7 @@ class Legend(QWidget):
         return QSize(320, self.height())
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Wrap anew."""
+        """Wrap the entries to the new width."""
         self._fit_height()
 
     def _places(self) -> list[tuple[LegendEntry, float, float]]:

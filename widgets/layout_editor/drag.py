@@ -1,4 +1,4 @@
-"""What the mouse is moving: turns pointer positions into moves, one only where the value changes. No Qt in here."""
+"""Drags with the mouse: they turn pointer positions into moves, one for each change of the value. Without Qt."""
 
 from __future__ import annotations
 
@@ -11,13 +11,18 @@ from widgets.layout_editor.geometry import Lanes, Track
 
 
 def boundary_limits(layout: Layout, index: int) -> tuple[int, int]:
-    """Return the first and last layer that boundary `index` can be before: each of its runs keeps a layer."""
+    """Return the first and last layer before which boundary `index` can be put: each of its runs keeps a layer."""
     return layout.runs[index].first + 1, layout.runs[index + 1].last
 
 
 @dataclass(slots=True)
 class BoundaryDrag:
-    """A boundary of the layout at the start; `grab` is how far right of the boundary the pointer took it."""
+    """A drag of boundary `index`.
+
+    layout: the layout at the start of the drag.
+    grab: distance in pixels from the boundary to the pointer at the start.
+    layer: the layer before which the boundary is now.
+    """
 
     layout: Layout
     index: int
@@ -28,7 +33,7 @@ class BoundaryDrag:
         self.layer = self.layout.runs[self.index + 1].first
 
     def move_to(self, x: float, track: Track) -> BoundaryMove | None:
-        """Return the move to the layer edge nearest to `x`, None where that is no change."""
+        """Return the move to the layer edge nearest to `x`, or None if the boundary is there already."""
         low, high = boundary_limits(self.layout, self.index)
         layer = max(low, min(track.boundary_at(x - self.grab), high))
         if layer == self.layer:
@@ -39,7 +44,7 @@ class BoundaryDrag:
 
 @dataclass(slots=True)
 class LaneDrag:
-    """Layers (`span`), or the output where it is None, on their way from `lane` to another one.
+    """A drag of layers (`span`; None: the output) from `lane` to another lane.
 
     It begins once the pointer is `threshold` pixels from where it was pressed, so that a click moves nothing.
     """
@@ -52,7 +57,7 @@ class LaneDrag:
     begun: bool = False
 
     def move_to(self, x: float, y: float, lanes: Lanes) -> RangeMove | OutputMove | None:
-        """Return the move to the lane at `y`, None where that is no change or no device is."""
+        """Return the move to the lane at `y`, or None if nothing would change or the device is not in the rig."""
         if not self.begun:
             distance = abs(x - self.start[0]) + abs(y - self.start[1])
             self.begun = distance >= self.threshold

@@ -1,4 +1,4 @@
-"""The layout editor: a score with a stave per device, layers as wide as their bytes, and the memory that takes."""
+"""The layout editor: a lane per device, layers as wide as their bytes, and the memory that each device needs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from widgets.common.roles import plain_label
 from widgets.common.tool_tips import plain_tool_tip
 from widgets.layout_editor.annotations import Legend, Notes
 from widgets.layout_editor.keyboard import Command, Selection
-from widgets.layout_editor.pins import Pins, PinToggle
+from widgets.layout_editor.placement import Pins, PinToggle
 from widgets.layout_editor.shown import Shown
 from widgets.layout_editor.texts import loaded_words, note_lines, speed_text, speed_tool_tip, summary_text
 from widgets.layout_editor.view import EditorView
@@ -92,7 +92,7 @@ class LayoutEditor(QFrame):
 
     @property
     def speed_text(self) -> str:
-        """What the header says of speed."""
+        """The speed in the header."""
         return self._speed.text()
 
     @property
@@ -106,7 +106,7 @@ class LayoutEditor(QFrame):
         return self._view
 
     def set_preview(self, preview: Preview | None) -> None:
-        """Show `preview`, or the invitation to open a model where it is None."""
+        """Show `preview`; None: show the invitation to open a model."""
         self._preview = preview
         self._view.set_preview(preview)
         self._pages.setCurrentWidget(self._empty if preview is None else self._view)
@@ -129,7 +129,7 @@ class LayoutEditor(QFrame):
             self._pages.setCurrentWidget(widget)
 
     def set_loaded(self, loaded: LoadedLayout | None) -> None:
-        """Say whether the preview is what is loaded; measured bytes are shown beside the forecast where it is."""
+        """Set what is loaded. If it is the layout of the preview, measured bytes are shown next to the forecast."""
         self._loaded = loaded
         self._view.set_loaded(loaded)
         self._update_header()
@@ -139,11 +139,11 @@ class LayoutEditor(QFrame):
         self._view.end_drag()
 
     def set_pins(self, pins: Pins) -> None:
-        """Mark what automatic layouts leave where it is."""
+        """Mark the pinned layers and the pinned output."""
         self._view.set_pins(pins)
 
     def toggle_pin(self) -> None:
-        """Do what the key for pins does: report the selected layers, or the output; nothing where neither is chosen."""
+        """Report the selected layers or the output as `pin_toggled`, as the key does; nothing without a selection."""
         if self._view.interaction.wants(Command.PIN):
             self._view.interaction.perform(Command.PIN)
 

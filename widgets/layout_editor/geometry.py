@@ -1,4 +1,4 @@
-"""Where things are: layers as wide as their bytes, lanes, columns, and what is under a point. No Qt in here."""
+"""Geometry of the editor: layers as wide as their bytes, lanes, columns, and the handle at a point. Without Qt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the user is doing in the editor: the focus, the selection, the drag. Works in scene coordinates."""
+"""The state of mouse and keyboard in the editor: focus, selection and drag. Works in scene coordinates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from widgets.layout_editor.keyboard import (
     next_stop,
     run_of,
 )
-from widgets.layout_editor.pins import PinToggle
+from widgets.layout_editor.placement import PinToggle
 from widgets.layout_editor.shown import EmptyTarget, HandleTarget, LayerTarget, OutputTarget, Shown, Target
 
 
@@ -52,7 +52,7 @@ class Interaction(QObject):
         return Selection(self.focus.span if isinstance(self.focus, LayerFocus) else None)
 
     def set_shown(self, shown: Shown | None, *, same_ground: bool) -> None:
-        """Take note of what is shown now. `same_ground` False: another model or other devices, which ends a drag."""
+        """Follow the view. `same_ground` False: the model or the devices have changed, which ends a drag."""
         self._shown = shown
         if shown is None or not same_ground:
             self.end_drag()
@@ -62,7 +62,7 @@ class Interaction(QObject):
             self.set_focus(kept_focus(shown.preview.layout, self.focus))
 
     def set_focus(self, focus: Focus | None) -> None:
-        """Give the keyboard (and with a layer the selection) to `focus`."""
+        """Set the focus; a focus on layers is the selection."""
         if focus == self.focus:
             return
         before = self.selection
@@ -73,7 +73,7 @@ class Interaction(QObject):
     # The mouse
 
     def press(self, x: float, y: float, *, extend: bool) -> None:
-        """Begin what a press of the left button at a point begins."""
+        """Start a drag or set the focus, for a press of the left button at a point."""
         shown = self._shown
         if shown is None:
             return
@@ -111,7 +111,7 @@ class Interaction(QObject):
         self.drag = LaneDrag(span, lane, at, shown.drop_devices(), self._threshold)
 
     def pointer_moved(self, x: float, y: float) -> None:
-        """Follow the pointer with the drag, or with the hover mark where there is none."""
+        """Move the drag to the pointer; without a drag, set the target under the pointer."""
         shown = self._shown
         if shown is None:
             return
@@ -135,7 +135,7 @@ class Interaction(QObject):
         self._send(move)
 
     def release(self) -> None:
-        """End the drag; what it moved stays."""
+        """Finish the drag."""
         drag, self.drag = self.drag, None
         if drag is None:
             return
@@ -144,7 +144,7 @@ class Interaction(QObject):
         self.move_finished.emit()
 
     def cancel_drag(self) -> bool:
-        """End the drag and take back what it moved; return whether there was one."""
+        """Cancel the drag and return whether there was one."""
         if self.drag is None:
             return False
         self.end_drag()
@@ -180,7 +180,7 @@ class Interaction(QObject):
         return self._shown is not None and self.drag is None
 
     def perform(self, command: Command) -> None:
-        """Do what a key asks for."""
+        """Perform the command of a key."""
         shown = self._shown
         if command is Command.CLEAR:
             if not self.cancel_drag():

@@ -15,7 +15,7 @@ from engine.layout.layout import Layout
 
 
 class Command(StrEnum):
-    """What a key asks for."""
+    """A command of the keyboard."""
 
     PREVIOUS_LAYER = "previous layer"
     NEXT_LAYER = "next layer"
@@ -65,7 +65,7 @@ _MOVE = {
 
 
 def command_of(key: int, modifiers: Qt.KeyboardModifier) -> Command | None:
-    """Return what `key` asks for with `modifiers`, None if nothing."""
+    """Return the command of `key` with `modifiers`, None if there is none."""
     held = modifiers & ~Qt.KeyboardModifier.KeypadModifier
     table = {
         Qt.KeyboardModifier.NoModifier: _PLAIN,
@@ -85,7 +85,7 @@ class BoundaryFocus:
 
 @dataclass(frozen=True, slots=True)
 class LayerFocus:
-    """A layer; `anchor` is where a selection that ends at it began."""
+    """A layer; the selection reaches from `anchor` to it."""
 
     layer: int
     anchor: int

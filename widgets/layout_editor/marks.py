@@ -17,7 +17,7 @@ from widgets.common.text import Fonts, text_width
 from widgets.layout_editor.drag import BoundaryDrag, Drag, LaneDrag
 from widgets.layout_editor.geometry import HandlePlace, Lanes, Track
 from widgets.layout_editor.keyboard import Focus, LayerFocus, OutputFocus
-from widgets.layout_editor.pins import NO_PINS, Pins
+from widgets.layout_editor.placement import NO_PINS, Pins
 from widgets.layout_editor.shown import BarTarget, EmptyTarget, HandleTarget, LayerTarget, OutputTarget, Shown, Target
 from widgets.layout_editor.texts import (
     boundary_text,
@@ -125,7 +125,7 @@ class PillItem(QGraphicsItem):
         return self._rect.adjusted(-1, -1, 1, 1)
 
     def paint(self, painter: QPainter, option: QStyleOptionGraphicsItem, widget: QWidget | None = None) -> None:
-        """Paint the pill in the colours of text, turned round."""
+        """Paint the pill with the colours of text inverted."""
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         painter.setPen(Qt.PenStyle.NoPen)
         painter.setBrush(colour(self._palette.text))
@@ -220,7 +220,7 @@ def marks_of(
     *,
     has_keyboard: bool,
 ) -> Marks:
-    """Return what is marked; the focus ring only while the editor has the keyboard."""
+    """Return the marks for focus, drag, hover and pins; the focus ring only if the editor has the keyboard."""
     ring: QRectF | None = None
     if has_keyboard and drag is None:
         if isinstance(focus, OutputFocus):
@@ -243,7 +243,7 @@ def _hovered_rect(shown: Shown, hover: Target | None) -> QRectF | None:
 
 
 def pill_text(drag: Drag | None) -> str:
-    """Return what a drag would do as it is now, "" where there is nothing to say."""
+    """Return the effect of the drag if it ended now, "" without a drag."""
     if isinstance(drag, BoundaryDrag):
         left, right = drag.layout.runs[drag.index], drag.layout.runs[drag.index + 1]
         texts = [
@@ -272,7 +272,7 @@ def cursor_of(drag: Drag | None, hover: Target | None) -> Qt.CursorShape:
 
 
 def tooltip_of(shown: Shown, target: Target | None, pins: Pins = NO_PINS) -> str:
-    """Return the numbers of what is under the pointer, in lines of plain text, and whether it is pinned."""
+    """Return the tooltip of the target under the pointer: its numbers and whether it is pinned, in plain lines."""
     return "\n".join(filter(None, (_numbers_of(shown, target), pin_text(pins, target))))
 
 
@@ -311,7 +311,7 @@ def pin_rects(shown: Shown, pins: Pins) -> tuple[QRectF, ...]:
 
 
 def pin_text(pins: Pins, target: Target | None) -> str:
-    """Return what is said of a pin under the pointer, "" where there is none."""
+    """Return a sentence on the pin under the pointer, "" if there is none."""
     match target:
         case LayerTarget(layer, _):
             device = pins.device_of(layer)

@@ -1,4 +1,4 @@
-"""What each lane holds: which parts of which layers are drawn where, from a layout and its overrides."""
+"""What each lane holds: which parts of which layers are drawn where, from a layout and its overrides; and pins."""
 
 from __future__ import annotations
 
@@ -119,3 +119,34 @@ def lane_contents(preview: Preview) -> tuple[LaneContent, ...]:
         )
         for device in lane_devices(preview.rig, layout)
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedLayers:
+    """Layers `first` to `last`, both included, that stay on `device`."""
+
+    device: str
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pins:
+    """What is pinned: ranges of layers, and the device of the output layer if that is."""
+
+    layers: tuple[PinnedLayers, ...] = ()
+    output: str | None = None
+
+    def device_of(self, layer: int) -> str | None:
+        """Return where a layer is pinned to, None where it is free."""
+        return next((pin.device for pin in self.layers if pin.first <= layer <= pin.last), None)
+
+
+NO_PINS = Pins()
+
+
+@dataclass(frozen=True, slots=True)
+class PinToggle:
+    """Pin or unpin layers `(first, last)`, both included; None: the output layer."""
+
+    layers: tuple[int, int] | None

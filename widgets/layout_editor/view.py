@@ -26,7 +26,7 @@ from widgets.layout_editor.drag import BoundaryDrag
 from widgets.layout_editor.interaction import Interaction
 from widgets.layout_editor.keyboard import BoundaryFocus, command_of
 from widgets.layout_editor.marks import cursor_of, marks_of, pill_text, tooltip_of
-from widgets.layout_editor.pins import NO_PINS, Pins
+from widgets.layout_editor.placement import NO_PINS, Pins
 from widgets.layout_editor.scene import EditorScene
 from widgets.layout_editor.shown import HandleTarget, Shown
 from widgets.layout_editor.texts import accessible_summary, focus_text
@@ -85,7 +85,7 @@ class EditorView(QGraphicsView):
         return self._scene.shown
 
     def set_preview(self, preview: Preview | None) -> None:
-        """Show `preview`. A drag goes on, unless the model or the devices are others now: then it is over."""
+        """Show `preview`. A drag continues, unless the model or the devices have changed."""
         before = self._scene.shown
         if preview is None:
             self._scene.shown = None
@@ -111,7 +111,7 @@ class EditorView(QGraphicsView):
         return "" if shown is None else accessible_summary(shown.preview, shown.contents, shown.state)
 
     def set_pins(self, pins: Pins) -> None:
-        """Mark what automatic layouts leave where it is."""
+        """Mark the pinned layers and the pinned output."""
         self._pins = pins
         self._update_marks()
 

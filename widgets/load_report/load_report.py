@@ -15,7 +15,6 @@ from PySide6.QtWidgets import (
     QProgressBar,
     QPushButton,
     QScrollArea,
-    QToolButton,
     QVBoxLayout,
     QWidget,
 )
@@ -23,7 +22,7 @@ from PySide6.QtWidgets import (
 from engine.language import tr
 from engine.session.events import Attempt, Cancelled, Crashed, Failed, Loaded, OutOfMemory, Stage
 from widgets.common.palette import DARK, Palette
-from widgets.common.roles import plain_label, set_role
+from widgets.common.roles import plain_label, set_role, tool_button
 from widgets.load_report.outcome import (
     Outcome,
     ProposalWords,
@@ -65,7 +64,7 @@ class LoadReport(QWidget):
         self._progress = QProgressBar()
         self._progress.setTextVisible(False)
         self._progress.setAccessibleName(tr("Load progress"))
-        self.copy_button = QToolButton()
+        self.copy_button = tool_button(tr("Copy"), tr("Copy the report as text"))
         self.check_button = QPushButton(tr("Check This Machine…"))
         self._scroll = QScrollArea()
         self._column = QVBoxLayout()
@@ -214,9 +213,6 @@ class LoadReport(QWidget):
         self._attempts_label.hide()
         for label in (self._sentence, self._detail, self._attempts_label):
             label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-        self.copy_button.setText(tr("Copy"))
-        self.copy_button.setProperty("role", "quiet")
-        self.copy_button.setToolTip(tr("Copy the report as text"))
         self.copy_button.clicked.connect(self.copy)
         self.check_button.clicked.connect(self.check_requested)
         heading = QHBoxLayout()

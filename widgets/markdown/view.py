@@ -16,10 +16,10 @@ from PySide6.QtGui import (
     QTextOption,
     QWheelEvent,
 )
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QMenu, QTextEdit, QToolButton, QWidget
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QMenu, QTextEdit, QWidget
 
 from engine.language import tr
-from widgets.common.roles import plain_label
+from widgets.common.roles import plain_label, tool_button
 from widgets.markdown.document import CodePlace, Decorations
 from widgets.markdown.live import LiveMarkdown
 from widgets.markdown.parse import is_safe_link
@@ -221,8 +221,8 @@ class CodeHead(QWidget):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._language = plain_label("", "dim")
-        self.copy_button = _quiet_button(tr("Copy"), tr("Copy this code"))
-        self.save_button = _quiet_button(tr("Save…"), tr("Save this code as a file"))
+        self.copy_button = tool_button(tr("Copy"), tr("Copy this code"))
+        self.save_button = tool_button(tr("Save…"), tr("Save this code as a file"))
         row = QHBoxLayout(self)
         row.setContentsMargins(10, 3, 6, 0)
         row.setSpacing(2)
@@ -246,12 +246,3 @@ class CodeHead(QWidget):
         self.copy_requested.emit()
         self.copy_button.setText(tr("Copied"))
         self._timer.start()
-
-
-def _quiet_button(text: str, name: str) -> QToolButton:
-    button = QToolButton()
-    button.setText(text)
-    button.setAccessibleName(name)
-    button.setToolTip(name)
-    button.setProperty("role", "quiet")
-    return button

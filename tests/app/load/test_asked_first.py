@@ -19,7 +19,7 @@ from engine.session.status import Phase
 from engine.settings.context_settings import ContextSettings
 from engine.units import MIB
 from tests.support.models import write_tiny_llama
-from widgets.layout_editor.pins import PinToggle
+from widgets.layout_editor.placement import PinToggle
 from widgets.library.load_question import LoadQuestionBar
 
 DEADLINE_MS = 60_000

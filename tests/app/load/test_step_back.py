@@ -23,7 +23,7 @@ from engine.settings.context_settings import ContextSettings
 from engine.units import MIB
 from tests.support.models import write_tiny_llama
 from tests.support.side_models import write_tiny_lora
-from widgets.layout_editor.pins import PinToggle
+from widgets.layout_editor.placement import PinToggle
 
 DEADLINE_MS = 60_000
 N_LAYERS = 8

@@ -31,7 +31,7 @@ from tests.support.models import write_header_only
 from tests.support.previews import make_gpu, make_rig
 from widgets.controls.values import AutoWishes
 from widgets.devices.limits import DeviceLimits
-from widgets.layout_editor.pins import NO_PINS, PinnedLayers, Pins, PinToggle
+from widgets.layout_editor.placement import NO_PINS, PinnedLayers, Pins, PinToggle
 
 OpenWindow = Callable[[], WindowParts]
 

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from engine.errors import LayoutError
 from engine.layout.layout import Layout, Override, Run, make_layout, single_device, split_evenly
+from engine.layout.moves import BoundaryMove, OutputMove, RangeMove, SharesMove
+from engine.layout.split_modes import with_shares
 from tests.support.strategies import DEVICE_IDS, layouts
 
 FOUR = make_layout(10, ["A"] * 3 + ["CPU"] * 2 + ["B"] * 3 + ["A"] * 2)
@@ -164,3 +166,13 @@ def test_asking_for_what_is_not_there_is_refused() -> None:
         make_layout(4, ["A"] * 3)
     with pytest.raises(LayoutError, match="no devices"):
         split_evenly(4, [])
+
+
+def test_moves_apply_themselves() -> None:
+    rows = Layout(4, (Run("A", 0, 1), Run("B", 2, 3)), "B", split_mode="row", tensor_split=(("A", 1.0), ("B", 1.0)))
+    assert BoundaryMove(0, 1).apply(FOUR) == FOUR.move_boundary(0, 1)
+    assert RangeMove(2, 4, "B").apply(FOUR) == FOUR.move_range(2, 4, "B")
+    assert OutputMove("CPU").apply(FOUR) == FOUR.move_output("CPU")
+    assert SharesMove((("A", 75.0), ("B", 25.0))).apply(rows) == with_shares(rows, (("A", 75.0), ("B", 25.0)))
+    with pytest.raises(LayoutError, match="no boundary 0 among 1 runs"):
+        BoundaryMove(0, 1).apply(single_device(4, "A"))

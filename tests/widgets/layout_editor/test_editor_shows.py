@@ -43,7 +43,7 @@ from widgets.common.palette import DARK, LIGHT, Palette
 from widgets.layout_editor.annotations import Notes
 from widgets.layout_editor.editor import EMPTY_TEXT, LayoutEditor
 from widgets.layout_editor.marks import marks_of, pin_rects, tooltip_of
-from widgets.layout_editor.pins import NO_PINS, PinnedLayers, Pins, PinToggle
+from widgets.layout_editor.placement import NO_PINS, PinnedLayers, Pins, PinToggle
 from widgets.layout_editor.shown import BarTarget, LayerTarget, OutputTarget
 from widgets.layout_editor.texts import note_lines
 

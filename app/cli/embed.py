@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from app.cli import exit_codes
 from app.cli.follow import Follower
-from app.cli.orders import order_of
+from app.cli.inputs import order_of
 from app.cli.output import print_compact, print_document, print_line
 from app.cli.printers import TextPrinter
 from app.cli.prompts import check_text

@@ -6,7 +6,7 @@ import queue
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from app.cli.interrupts import on_interrupt
+from app.cli.entry import on_interrupt
 from engine.session.driver import News
 from engine.session.load_order import LoadOrder
 from engine.session.session import ModelSession

@@ -10,10 +10,9 @@ import msgspec
 
 from app.cli import exit_codes
 from app.cli.follow import Follower
-from app.cli.orders import order_of
+from app.cli.inputs import learn_speed, order_of
 from app.cli.printers import JsonPrinter, Printer, TextPrinter
 from app.cli.prompts import AnswerEnding, Answers, Ending, prompts_of
-from app.cli.speeds import learn_speed
 from engine.errors import ArgumentError
 from engine.plan.plan import Plan
 from engine.protocol.messages import ChatMessage, Generate

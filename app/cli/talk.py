@@ -10,9 +10,9 @@ import msgspec
 
 from app.cli import exit_codes
 from app.cli.chat_printers import ChatPrinter
-from app.cli.interrupts import on_interrupt
+from app.cli.entry import on_interrupt
+from app.cli.inputs import learn_speed
 from app.cli.lines import LineReader
-from app.cli.speeds import learn_speed
 from app.cli.talk_answer import AnswerWriter
 from app.cli.talk_session import POLL_S, Over, TalkSession
 from engine.chats.asking import (

@@ -1,4 +1,4 @@
-"""What is installed: the engine and its build, drivers, toolkits, the system, and cards that are not used, with reasons."""
+"""What is installed: the engine and its build, drivers, toolkits, the system, and cards that are not used."""
 
 from __future__ import annotations
 

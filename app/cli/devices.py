@@ -18,7 +18,7 @@ from engine.fit.speed_book import read_speed_book, write_speed_book
 from engine.packs.store import NO_PACKS, PACKS_VARIABLE, ListedPack
 from engine.rigs.discovery import Peer
 from engine.rigs.pack_keeper import PackKeeper
-from engine.rigs.speed_test import measured_book, speed_lines
+from engine.rigs.speeds import measured_book, speed_lines
 
 
 def find_machine(rpc_endpoints: Sequence[str] = (), peers: Sequence[Peer] = ()) -> Rig:

@@ -24,15 +24,14 @@ from engine.fit.calibration import read_calibration
 from engine.fit.initial_layout import initial_layout
 from engine.fit.speed_book import read_speed_book, write_speed_book
 from engine.fit.strategies.catalogue import auto_layout, find_strategy
-from engine.fit.strategies.watch import Watch
+from engine.fit.strategies.constraints import Watch
 from engine.gguf.reader import read_model
 from engine.layout.layout_file import read_layout
 from engine.memory.model_memory import ModelMemory
 from engine.plan.edit import Edit
 from engine.plan.plan import Plan
 from engine.probing.probe import probe
-from engine.rigs.speed_learning import bare_speed, learnt
-from engine.rigs.speed_test import known_speeds
+from engine.rigs.speeds import bare_speed, known_speeds, learnt
 from engine.session.events import Done
 from engine.session.load_order import LoadOrder, RetryPolicy
 

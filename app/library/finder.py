@@ -25,12 +25,11 @@ from app.paths import downloads_path, remote_headers_path
 from app.rig.live_rig import LiveRig
 from engine.cancellation import CancelToken
 from engine.errors import EngineError
-from engine.fit.strategies.constraints import Constraints
-from engine.fit.strategies.watch import Watch
+from engine.fit.strategies.constraints import Constraints, Watch
 from engine.hub.settings import HubError
 from engine.language import tr
 from engine.library.settled import settled_rig
-from engine.plan.decisions.defaults import default_context
+from engine.plan.decisions.context_length import default_context
 from widgets.library.find_values import DownloadWish, FoundRepo, SearchWish, ShownCard, ShownRepo
 
 if TYPE_CHECKING:

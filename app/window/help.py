@@ -15,7 +15,7 @@ from app.window.keys_dialog import KeysDialog
 from app.window.main_window import MainWindow
 from engine.devices.device import Rig
 from engine.language import tr
-from widgets.layout_editor.keys import KEYS
+from widgets.layout_editor.keyboard import KEYS
 
 
 def show_keys(parent: QWidget, shortcuts: dict[str, str]) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from PySide6.QtCore import QObject
 from PySide6.QtWidgets import QWidget
 
-from app.chats.state_vault import StateVault, VaultUse
+from app.chats.saved_kv_states import KvStateRepository, SavedKvUse
 from widgets.chat.kept_caches_dialog import KeptCachesDialog
 
 
 class KeptCachesPresenter(QObject):
     """Keeps one dialog, made when it is first asked for."""
 
-    def __init__(self, vault: StateVault, window: QWidget) -> None:
+    def __init__(self, vault: KvStateRepository, window: QWidget) -> None:
         super().__init__(window)
         self._vault = vault
         self._window = window
@@ -35,7 +35,7 @@ class KeptCachesPresenter(QObject):
     def _measure(self) -> None:
         self._vault.measure(self._show_use)
 
-    def _show_use(self, use: VaultUse) -> None:
+    def _show_use(self, use: SavedKvUse) -> None:
         if self.dialog is not None:
             self.dialog.show_use(use.size_bytes, use.n_conversations)
             self.dialog.show_limit(use.quota_bytes)

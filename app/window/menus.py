@@ -190,9 +190,9 @@ def chat_menu(
         ),
         Command(
             "kept_caches",
-            tr("&Kept Caches…"),
+            tr("Saved &KV States…"),
             show_kept,
-            tip=tr("What models hold of conversations is kept on disk, so that nothing is read again"),
+            tip=tr("KV states of conversations are saved on disk, so that models need not read them again"),
         ),
         SEPARATOR,
         Command("show_prompt", tr("Show What the &Model Reads…"), show_prompt, "Ctrl+Shift+P"),

@@ -12,22 +12,21 @@ from PySide6.QtCore import QObject
 from app.background import Background
 from app.chats.archive import ChatArchive
 from app.chats.preset_book import PresetBook
+from app.chats.saved_kv_states import KvStateRepository, ModelKvStates
 from app.chats.shelf import ChatShelf
-from app.chats.state_saver import StateSaver
-from app.chats.state_vault import StateVault
+from app.library.catalogue import LibraryCatalogue
 from app.library.downloads import DownloadKeeper
 from app.library.finder import HubFinder
 from app.library.hub_access import HubAccess
-from app.library.library import Library, make_library
+from app.library.library import Library
+from app.library.planner import ForecastPlanner
 from app.load.loader import Loader
 from app.load.prober import Prober
-from app.load.reloader import Reloader
 from app.models.auto_layouts import AutoLayouts
 from app.models.document import LayoutDocument
-from app.models.edited import is_edited
 from app.models.held_memory import HeldMemory
 from app.models.layouts import Layouts
-from app.models.loading import Loading, ModelState
+from app.models.loading import Loading
 from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
 from app.models.opener import ModelOpener
@@ -43,6 +42,9 @@ from app.rig.watchman import Watchman
 from app.settings import Settings
 from app.wiring.rig import RigParts, make_rig
 from app.worker import Worker
+from engine.images.formula import FormulaProcess
+from engine.session.status import Phase
+from widgets.markdown.formulas import Formula, FormulaKey
 from widgets.markdown.typesetter import Typesetter
 
 
@@ -58,7 +60,6 @@ class Desk:
     models: OpenModels
     calibrator: Calibrator
     loader: Loader
-    reloader: Reloader
     prober: Prober
     watchman: Watchman
     held_memory: HeldMemory
@@ -74,9 +75,10 @@ class Desk:
     finder: HubFinder
     archive: ChatArchive
     shelf: ChatShelf
-    states: StateVault
+    states: KvStateRepository
     presets: PresetBook
     typesetter: Typesetter
+    formulas: FormulaProcess
 
     @property
     def loading(self) -> Loading:
@@ -86,11 +88,12 @@ class Desk:
     @property
     def is_edited(self) -> bool:
         """Whether what is edited is not what is loaded of the current model."""
-        return is_edited(self.document, self.loading.loaded)
+        return self.models.current.status.is_edited
 
     def close(self) -> None:
         """End every process and thread of ours. Bounded; called once, when the window closes."""
         self.background.close()
+        self.formulas.close()
         self.library.close()
         self.examiner.close()
         self.finder.close()
@@ -112,6 +115,8 @@ def make_desk(
     live = rig.live
     calibrator = Calibrator(live, background, parent=parent)
     models = OpenModels(calibrator, clock=clock, parent=parent)
+    # Before others who follow the document: they look at the status of the model that is edited.
+    document.preview_changed.connect(lambda: models.current.show_edit(document.edit))
     watchman = Watchman(live, parent)
     # First of all who follow the models: the loader asks what is free on devices that know of them.
     held_memory = HeldMemory(models, live, watchman, parent)
@@ -124,7 +129,10 @@ def make_desk(
     examiner.learnt.connect(lambda learnt: speeds.learn(learnt.speeds))
     access = HubAccess(settings, notices)
     opener = ModelOpener(models, document, live, rig.lab, settings, background, notices, parent)
+    library = Library(LibraryCatalogue(library_path()), models, background, notices, parent)
+    ForecastPlanner(library, models=models, live=live, auto_layouts=auto_layouts, speeds=speeds)
     archive = ChatArchive(chats_path(), background, notices, parent)
+    formulas = FormulaProcess()
     desk = Desk(
         settings=settings,
         background=background,
@@ -134,7 +142,6 @@ def make_desk(
         models=models,
         calibrator=calibrator,
         loader=loader,
-        reloader=Reloader(models, loader, settings, parent),
         prober=Prober(document, background, lambda: held_memory.may_probe(document), parent),
         watchman=watchman,
         held_memory=held_memory,
@@ -145,16 +152,7 @@ def make_desk(
         speeds=speeds,
         unloader=unloader,
         other_layouts=OtherLayouts(document, models, unloader, live, notices, parent),
-        library=make_library(
-            library_path(),
-            models=models,
-            live=live,
-            auto_layouts=auto_layouts,
-            speeds=speeds,
-            background=background,
-            notices=notices,
-            parent=parent,
-        ),
+        library=library,
         examiner=examiner,
         finder=HubFinder(
             live=live,
@@ -169,9 +167,15 @@ def make_desk(
         ),
         archive=archive,
         shelf=ChatShelf(archive, models, settings, opener.show, parent),
-        states=StateVault(kept_states_path(), settings, background, notices, parent),
+        states=KvStateRepository(kept_states_path(), settings, background, notices, parent),
         presets=PresetBook(presets_path(), models, background, notices, parent),
-        typesetter=Typesetter(Worker("parse").submit, Worker("draw formulas").submit, parent),
+        typesetter=Typesetter(
+            Worker("parse").submit,
+            Worker("draw formulas").submit,
+            parent,
+            draw_formula=partial(_draw_formula, formulas),
+        ),
+        formulas=formulas,
     )
     _connect_notices(desk)
     _connect_chats(desk)
@@ -192,6 +196,13 @@ def _connect_chats(desk: Desk) -> None:
     desk.archive.is_open_now.connect(desk.states.start)
 
 
+def _draw_formula(formulas: FormulaProcess, key: FormulaKey) -> Formula | None:
+    drawn = formulas.draw(key.source, is_display=key.is_display, colour=key.colour)
+    if drawn is None:
+        return None
+    return Formula(drawn.svg.encode(), drawn.width_px, drawn.height_px, drawn.depth_px)
+
+
 def _connect_notices(desk: Desk) -> None:
     """Pass on what is said by those who are not given the notices."""
     notices = desk.notices
@@ -202,15 +213,15 @@ def _connect_notices(desk: Desk) -> None:
 def _connect_model(desk: Desk, model: OpenModel) -> None:
     prober = desk.prober
 
-    def on_state_changed(state: ModelState) -> None:
-        if state is ModelState.LOADING:
+    def on_phase_changed(phase: Phase) -> None:
+        if phase is Phase.LOADING:
             # A probe under way holds workers that the load is about to ask for.
             prober.cancel()
 
     desk.speeds.follow(model)
-    desk.library.usage.follow(model)
-    model.loading.state_changed.connect(on_state_changed)
+    desk.library.follow(model)
+    model.loading.phase_changed.connect(on_phase_changed)
     model.loading.released.connect(prober.restart)
     desk.held_memory.follow(model)
     desk.other_layouts.follow(model)
-    StateSaver(model, desk.states, model)
+    ModelKvStates(model, desk.states, model)

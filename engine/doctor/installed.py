@@ -1,4 +1,4 @@
-"""What is installed: the engine and its build, drivers, toolkits, the system, and cards that are not used."""
+"""What is installed: the engine and its build, drivers, toolkits, the system, and cards that are not used and why."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.doctor.report import Check
 from engine.engine_build import engine_build
 from engine.packs.store import ListedPack
 from engine.pci import PciId, parse_pci_id
-from engine.programs import ask_once
+from engine.process.system import output_of
 from engine.telemetry.drivers import nvidia_driver
 from engine.telemetry.nvml import Nvml
 
@@ -180,7 +180,7 @@ def _version(tool: str, option: str) -> str | None:
     if path is None:
         return None
     try:
-        said = ask_once([path, option], b"", timeout_s=_TIMEOUT_S, max_bytes=_MAX_WORDS_BYTES)
+        said = output_of([path, option], timeout_s=_TIMEOUT_S, max_bytes=_MAX_WORDS_BYTES)
     except OSError:
         return None
     match = re.search(r"\d{1,9}(?:\.\d{1,9}){1,5}", said.decode("utf-8", "replace"))

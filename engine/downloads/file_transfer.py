@@ -33,7 +33,7 @@ from engine.downloads.part_file import (
 )
 from engine.downloads.placing import lead_to, write_refs
 from engine.errors import EngineError
-from engine.gguf.foreign_files import describe_foreign_file
+from engine.gguf.header import describe_foreign_file
 from engine.hub.addresses import is_sha256
 from engine.hub.settings import HubError
 from engine.hub.web import Head, open_url

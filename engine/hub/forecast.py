@@ -15,8 +15,7 @@ from engine.devices.device import CPU_ID, Rig
 from engine.fit.strategies.catalogue import auto_layout
 from engine.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints
 from engine.fit.strategies.fastest import predict_layout
-from engine.gguf.blocks import group_blocks
-from engine.gguf.model_file import ModelFile, TensorInfo
+from engine.gguf.model_file import ModelFile, TensorInfo, group_blocks
 from engine.hub.addresses import HubAddress
 from engine.hub.client import list_repo
 from engine.hub.fit import FitVerdict, HeaderGrade, QuantisationFit, RepoFit

@@ -23,7 +23,7 @@ from engine.errors import ArgumentError, BusyError, EngineError, UnreachableErro
 from engine.gguf.quoting import clean
 from engine.language import tr
 from engine.pci import parse_pci_name
-from engine.process.one_shot import DEFAULT_TIMEOUT_S, ask_child, blaming, raise_if_cancelled
+from engine.process.questions import DEFAULT_TIMEOUT_S, ask_child, blaming, raise_if_cancelled
 from engine.protocol.messages import DeviceList, GgmlDevice, ListDevices
 from engine.rigs.check_book import read_check_book
 from engine.rigs.self_test import read_verdicts, with_verdicts

@@ -27,7 +27,7 @@ from engine.packs.store import (
     read_book,
     write_book,
 )
-from engine.process.one_shot import Questions, raise_if_cancelled
+from engine.process.questions import Questions, raise_if_cancelled
 from engine.protocol.messages import DeviceList, ListDevices, PackLoad
 from engine.rigs.check_models import write_source
 from engine.rigs.discovery import devices_of, host_device

@@ -15,7 +15,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from app.cli.prompts import prompts_of
+from app.cli.load import prompts_of
 from app.run_marks import VERSION, OpenedModel, RunMark, RunMarks
 from app.settings import KeptSideFiles, Settings
 from engine.devices.rig_file import encode_rig, parse_rig
@@ -30,7 +30,7 @@ from engine.protocol.messages import TransferFile
 from engine.rigs.self_test import read_verdicts
 from engine.texts import MAX_SENTENCE
 from engine.tunnel.pairings import PairingBook
-from engine.worker.sequence_file import MAGIC, TOKEN_BYTES, VERSIONS, SequenceFileError, SequenceReader
+from engine.worker.saved_kv_state import MAGIC, TOKEN_BYTES, VERSIONS, SequenceFileError, SequenceReader
 from tests.support.mutation import mutate_json
 from tests.support.selection import examples
 

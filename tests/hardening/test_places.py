@@ -19,7 +19,7 @@ from engine.library.scan import scan
 from engine.library.stores import Store
 from engine.packs.manifest import unpack
 from tests.support.stores import model_bytes, put
-from widgets.library.recent_model import RecentModel
+from widgets.library.recent_models import RecentModel
 
 
 def _file(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """Files of ours and of other people: writing that loses nothing, reading that never waits for long.
 
-Every file that we write goes through `replacing`: a full disk, a crash or a kill leaves the old file as it was.
+Every file that we write goes through `replacing`: a full disk, a crash or a kill leaves the old file as it was. Locks
+and the folders of the Hugging Face hub, which other programs use as well, are here too.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import secrets
 import select
 import shutil
 import stat
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
@@ -87,7 +89,7 @@ def read_at_most(path: Path, max_bytes: int, *, timeout_s: float = READ_TIMEOUT_
         parts: list[bytes] = []
         left = max_bytes
         while left > 0:
-            if limit_s is not None and not select.select([file], [], [], max(0.0, limit_s - time.monotonic()))[0]:
+            if limit_s is not None and not _is_readable(file, max(0.0, limit_s - time.monotonic())):
                 raise TimeoutError(errno.ETIMEDOUT, tr("it gives no end; write it to a file first"))
             part = file.read(min(left, _READ_BYTES))
             if not part:
@@ -95,6 +97,16 @@ def read_at_most(path: Path, max_bytes: int, *, timeout_s: float = READ_TIMEOUT_
             parts.append(part)
             left -= len(part)
         return b"".join(parts)
+
+
+def _is_readable(file: FileIO, timeout_s: float) -> bool:
+    """Return whether there is something to read, or an end, within `timeout_s`."""
+    if sys.platform == "win32":
+        return bool(select.select([file], [], [], timeout_s)[0])
+    # Not `select`: it takes no descriptors from 1024 on.
+    poll = select.poll()
+    poll.register(file, select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000))
 
 
 def open_regular(path: Path) -> FileIO:
@@ -127,3 +139,44 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def lock_file(descriptor: int, *, wait: bool) -> bool:
+    """Take the lock of an open file, which ends with the descriptor; return False if another process has it.
+
+    Waits for the other process with `wait`. Windows has no such locks: everybody gets it there.
+    """
+    if sys.platform == "win32":
+        return True
+    import fcntl
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def hugging_face_home(environment: Mapping[str, str], home: Path | None = None) -> Path:
+    """Return the folder of the Hugging Face hub's own tools; `home` is the user's folder, None: as the system says.
+
+    The variables are those of huggingface_hub's constants.py.
+    """
+    named = _named_folder(environment, "HF_HOME", home)
+    cache = _named_folder(environment, "XDG_CACHE_HOME", home)
+    return named or (cache or (home or Path.home()) / ".cache") / "huggingface"
+
+
+def hugging_face_cache(environment: Mapping[str, str], home: Path | None = None) -> Path:
+    """Return the Hugging Face cache: where the hub's own tools and llama.cpp look for models."""
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if named := _named_folder(environment, name, home):
+            return named
+    return hugging_face_home(environment, home) / "hub"
+
+
+def _named_folder(environment: Mapping[str, str], name: str, home: Path | None) -> Path | None:
+    text = environment.get(name, "")
+    if not text or "\0" in text:
+        return None
+    return home / text[2:] if home and text.startswith("~/") else Path(text).expanduser().absolute()

@@ -1,16 +1,93 @@
-"""The `devices` command."""
+"""The commands `devices` and `packs`, and the devices of this machine for every command that needs them."""
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
+from collections.abc import Iterable, Sequence
 
 from app.cli import exit_codes
-from app.cli.machine import find_machine
-from app.cli.output import print_text, say
-from app.paths import speeds_path
+from app.cli.output import print_document, print_line, print_text, say
+from app.packs import find_all_devices, pack_keeper
+from app.paths import engine_checks_path, self_test_path, speeds_path
+from engine.devices.device import Rig
 from engine.devices.rig_file import encode_rig
+from engine.engine_build import engine_version
+from engine.errors import EngineError
 from engine.fit.speed_book import read_speed_book, write_speed_book
+from engine.packs.store import NO_PACKS, PACKS_VARIABLE, ListedPack
+from engine.rigs.discovery import Peer
+from engine.rigs.pack_keeper import PackKeeper
 from engine.rigs.speeds import measured_book, speed_lines
+
+
+def find_machine(rpc_endpoints: Sequence[str] = (), peers: Sequence[Peer] = ()) -> Rig:
+    """Return this machine's devices, those of the endpoints and of paired machines; packs are checked where they are
+    new. Blocks, and raises as `find_all_devices`."""
+    _check_new_packs()
+    return find_all_devices(self_test_path(), rpc_endpoints, checks=engine_checks_path(), peers=peers)
+
+
+def _check_new_packs() -> None:
+    """Check packs that nobody has checked with this engine, which else no child would load; the window does it too."""
+    if os.environ.get(PACKS_VARIABLE) == NO_PACKS:
+        return
+    keeper = pack_keeper()
+    names = [pack.name for pack in keeper.listed() if pack.state == "unchecked"]
+    if not names:
+        return
+    say(f"Checking engine packs that are new to this engine: {', '.join(names)}")
+    try:
+        verdicts = keeper.check_new()
+    except EngineError as error:
+        say(error.summary())
+        return
+    for verdict in verdicts:
+        if not verdict.ok:
+            say(f"{verdict.name} is not used. {verdict.reason}")
+
+
+DOCUMENT_VERSION = 1
+
+
+def run_packs(options: Namespace) -> int:
+    """Do what is asked and print what there is then; a pack that its check found not to work is exit code 5."""
+    keeper = pack_keeper()
+    checked = _change(keeper, options)
+    listed = keeper.listed()
+    if options.json:
+        packs = [each.document() for each in listed]
+        print_document({"version": DOCUMENT_VERSION, "engine": engine_version(), "packs": packs})
+    else:
+        _print(listed)
+    broken = any(each.name in checked and each.state == "broken" for each in listed)
+    return exit_codes.exit_code("crashed") if broken else exit_codes.OK
+
+
+def _change(keeper: PackKeeper, options: Namespace) -> set[str]:
+    """Do it; return the names of packs that were checked."""
+    match options.packs_command:
+        case "install":
+            say(f"Installing {options.file.name} and checking it")
+            return {keeper.install(options.file).name}
+        case "remove":
+            keeper.remove(options.name)
+        case "on" | "off":
+            keeper.switch(options.name, on=options.packs_command == "on")
+        case "check" if options.name is not None:
+            return {keeper.check(keeper.store.pack(options.name)).name}
+        case "check":
+            return {verdict.name for verdict in keeper.check_all(lambda pack: say(f"Checking {pack.name}"))}
+    return set()
+
+
+def _print(listed: Iterable[ListedPack]) -> None:
+    rows = [(each.name, each.backend, each.words) for each in listed]
+    if not rows:
+        print_line("No engine packs are installed. `layerdeck-cli packs install FILE` installs one.")
+    widths = [max((len(row[column]) for row in rows), default=0) for column in range(2)]
+    for *cells, words in rows:
+        print_line("  ".join([*(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)), words]))
 
 
 def run_devices(options: Namespace) -> int:

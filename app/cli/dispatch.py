@@ -11,18 +11,80 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from app.cli import exit_codes
 from app.cli.arguments import make_parser
-from app.cli.command_tunnels import CommandTunnels
 from app.cli.output import OutputError, prepare_streams, print_document, report_error, say, silence_stdout
 from app.surroundings import settle_places
 from engine.errors import EngineError
+
+if TYPE_CHECKING:
+    from engine.devices.device import Rig
+    from engine.rigs.discovery import Peer
+    from engine.tunnel.tunnels import Tunnels
+
+
+class CommandTunnels:
+    """Used as a context. What it needs is imported when it is needed: most commands reach nobody."""
+
+    def __init__(self) -> None:
+        self._tunnels: Tunnels | None = None
+
+    def __enter__(self) -> CommandTunnels:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._tunnels is not None:
+            self._tunnels.close()
+
+    def reach(self, rig: Rig) -> Rig:
+        """Return `rig` with tunnels to the paired machines in it. Raises as `Tunnels.reach`."""
+        if all(device.fingerprint is None for device in rig.devices):
+            return rig
+        return self._made().reach(rig)
+
+    def peers(self, names: Sequence[str]) -> tuple[Peer, ...]:
+        """Return the paired machines that people call so, each with a tunnel.
+
+        Raises:
+            EngineError: where one is not paired, or no tunnel can begin.
+        """
+        if not names:
+            return ()
+        from app.paths import pairings_path
+        from engine.rigs.discovery import Peer
+        from engine.tunnel.pairings import PairingBook
+
+        found = {each.fingerprint: each for each in map(PairingBook(pairings_path()).server, names)}
+        return tuple(
+            Peer(each.endpoint, each.fingerprint, each.name, self._made().route(each.endpoint, each.fingerprint))
+            for each in found.values()
+        )
+
+    def known_names(self) -> tuple[str, ...]:
+        """Return the names and addresses of all paired machines."""
+        from app.paths import pairings_path
+        from engine.tunnel.pairings import PairingBook
+
+        return tuple(text for each in PairingBook(pairings_path()).all("server") for text in (each.name, each.endpoint))
+
+    def _made(self) -> Tunnels:
+        if self._tunnels is None:
+            from app.paths import identity_path, pairings_path
+            from engine.tunnel.pairings import PairingBook
+            from engine.tunnel.tunnels import Tunnels
+
+            self._tunnels = Tunnels(identity_path(), PairingBook(pairings_path()))
+        return self._tunnels
+
 
 WITHOUT_CHILDREN = frozenset({"inspect"})
 """Commands that start no child of the engine, and are to cost next to nothing."""
 
 
+_FAMILY = {"search": "hub", "download": "hub", "packs": "devices"}
+"""Modules with more than one command."""
 LOGGED = frozenset({"load", "chat", "embed"})
 """Commands of which the log says how their children ended."""
 
@@ -77,13 +139,14 @@ def _quieten_logs() -> None:
 
 
 def _run_command(options: Namespace) -> int:
-    """Run the command that the parser let through: each has a module of its name, with `run_NAME`."""
+    """Run the command that the parser let through: `run_NAME` in the module of its name or its family."""
     name = options.command
     if name not in WITHOUT_CHILDREN:
         from app.packs import use_packs
 
         use_packs()
-    run_command: Callable[[Namespace], int] = getattr(import_module(f"app.cli.{name}"), f"run_{name}")
+    module = import_module(f"app.cli.{_FAMILY.get(name, name)}")
+    run_command: Callable[[Namespace], int] = getattr(module, f"run_{name}")
     with _log(name), CommandTunnels() as options.tunnels:
         return run_command(options)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 from app.cli import exit_codes
-from app.cli.machine import find_machine
+from app.cli.devices import find_machine
 from app.cli.output import print_document, print_line, say
 from app.demo import find_demo
 from app.packs import pack_keeper

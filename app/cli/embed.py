@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from app.cli import exit_codes
 from app.cli.follow import BadEnding, Ended, Follower, exit_code_of
-from app.cli.orders import order_of
+from app.cli.inputs import order_of
 from app.cli.output import check_text, print_compact, print_document, print_line
 from app.cli.printers import TextPrinter
 from engine.protocol.messages import Embed, Embedded

@@ -1,11 +1,53 @@
-"""The entry point: signals first, because reading the rest of the program takes a moment in which they may come."""
+"""The entry point, and signals that end a command: interrupt, terminate and hang-up, if the system has them.
+
+Signals come first, because reading the rest of the program takes a moment in which they may come.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
 
 from app.cli import exit_codes
-from app.cli.interrupts import raise_on_interrupt
+
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
+
+
+def raise_on_interrupt() -> None:
+    """From now on these signals raise `KeyboardInterrupt`, so that what owns a child ends it on the way out."""
+    _install(_raise)
+
+
+@contextmanager
+def on_interrupt(call: Callable[[], None]) -> Iterator[None]:
+    """Inside, these signals only `call`; afterwards they do what they did before."""
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        call()
+
+    before = [(number, signal.getsignal(number)) for number in _numbers()]
+    _install(handle)
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+
+
+def _raise(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _install(handler: Callable[[int, FrameType | None], None]) -> None:
+    for number in _numbers():
+        signal.signal(number, handler)
+
+
+def _numbers() -> list[signal.Signals]:
+    return [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

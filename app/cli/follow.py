@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from app.cli import exit_codes
-from app.cli.interrupts import on_interrupt
+from app.cli.entry import on_interrupt
 from app.cli.printers import Printer
 from engine.errors import ArgumentError
 from engine.plan.plan import Plan

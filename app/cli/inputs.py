@@ -1,7 +1,11 @@
-"""What `plan` and `load` have in common: from arguments to model, rig, layout and context settings."""
+"""From the options of `plan`, `load` and `embed` to model, rig, layout and settings, and to what is to be loaded.
+
+Speeds that an answer shows are kept for the next command.
+"""
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from argparse import Namespace
@@ -9,14 +13,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from app.cli.auto_options import check_auto_options, constraints_of, with_margins
-from app.cli.machine import find_machine
+from app.cli.devices import find_machine
 from app.cli.settings_options import context_of, side_files_of
 from app.paths import calibration_path, speeds_path
+from app.timed_answer import timed_answer
 from engine.devices.device import Rig
 from engine.devices.rig_file import read_rig
-from engine.errors import ArgumentError
+from engine.errors import ArgumentError, EngineError, RuleViolationError
 from engine.fit.calibration import read_calibration
-from engine.fit.speed_book import read_speed_book
+from engine.fit.speed_book import read_speed_book, write_speed_book
 from engine.fit.strategies.catalogue import auto_layout, find_strategy
 from engine.fit.strategies.constraints import Watch
 from engine.fit.strategies.fewest import initial_layout
@@ -25,7 +30,52 @@ from engine.layout.layout_file import read_layout
 from engine.memory.model_memory import ModelMemory
 from engine.plan.edit import Edit
 from engine.plan.plan import Plan
-from engine.rigs.speeds import known_speeds
+from engine.probing.probe import probe
+from engine.rigs.speeds import bare_speed, known_speeds, learnt
+from engine.session.events import Done
+from engine.session.load_order import LoadOrder, RetryPolicy
+
+
+def order_of(options: Namespace, explain: Callable[[str], None]) -> LoadOrder:
+    """Return the load that `options` ask for; `explain` is told why an automatic layout is so.
+
+    Raises:
+        EngineError: for what cannot be read or must not be loaded.
+    """
+    asked = read_inputs(options)
+    if asked.explanation is not None:
+        explain(asked.explanation)
+    plan = asked.plan
+    if plan.violations:
+        raise RuleViolationError(tuple((v.rule, v.message, v.remedy) for v in plan.violations))
+    if plan.report.probe_only is not None:
+        plan = _probed(plan)
+    return LoadOrder(plan, RetryPolicy(options.retry, constraints_of(options, plan.rig, plan.model.n_layers)))
+
+
+def _probed(plan: Plan) -> Plan:
+    """Return a plan that only a probe can forecast with its numbers; as it is where that fails: the load says why."""
+    try:
+        return probe(plan)
+    except EngineError:
+        return plan
+
+
+_log = logging.getLogger("layerdeck.speeds")
+
+
+def learn_speed(plan: Plan, done: Done) -> None:
+    """Keep what an answer on `plan` taught. A book that cannot be written loses that, and the command nothing."""
+    answer = timed_answer(done)
+    book = read_speed_book(speeds_path())
+    predicted = bare_speed(plan, book, answer)
+    if predicted is None:
+        return
+    try:
+        write_speed_book(speeds_path(), learnt(book, plan, predicted, answer))
+    except EngineError as error:
+        _log.info("speeds: %s", error.summary())
+
 
 _PATIENCE_S = 2.0
 

@@ -12,10 +12,9 @@ import msgspec
 
 from app.cli import exit_codes
 from app.cli.follow import BadEnding, Follower, exit_code_of
-from app.cli.orders import order_of
+from app.cli.inputs import learn_speed, order_of
 from app.cli.output import check_text
 from app.cli.printers import JsonPrinter, Printer, TextPrinter
-from app.cli.speeds import learn_speed
 from engine.errors import ArgumentError
 from engine.files import read_at_most
 from engine.json_file import UNREADABLE

@@ -7,7 +7,7 @@ import threading
 from argparse import Namespace
 
 from app.cli import exit_codes
-from app.cli.interrupts import on_interrupt
+from app.cli.entry import on_interrupt
 from app.cli.output import print_document, print_line, print_text
 from app.cli.serving import kept_weights, tell, tell_serving
 from app.paths import kept_weights_path
@@ -28,7 +28,7 @@ def run_rig(options: Namespace) -> int:
     if options.rig_command == "kept":
         return _run_kept(options)
     if options.rig_command in ("pair", "peers"):
-        from app.cli.peers import run_pair, run_peers
+        from app.cli.secure import run_pair, run_peers
 
         return run_pair(options) if options.rig_command == "pair" else run_peers(options)
     ended = threading.Event()

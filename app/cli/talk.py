@@ -15,7 +15,7 @@ import msgspec
 from app.cli import exit_codes
 from app.cli.chat_printers import ChatPrinter
 from app.cli.follow import INTERRUPT_POLL_S, BadEnding, Ended, Follower, exit_code_of
-from app.cli.speeds import learn_speed
+from app.cli.inputs import learn_speed
 from engine.chats import answer as core
 from engine.chats.answer import AnswerOptions, AnswerRun, Append, Finish, loss_words, new_answer, new_question
 from engine.chats.attachments import ReadFile

@@ -22,9 +22,8 @@ from engine.errors import ArgumentError, EngineError, RigError
 from engine.language import tr
 from engine.protocol.network import NearbyMachine
 from engine.rigs.discovery import Peer, find_peer
-from engine.tunnel.nearby import NearbySearch
 from engine.tunnel.pairings import Pairing, PairingBook
-from engine.tunnel.tunnels import Tunnels
+from engine.tunnel.tunnels import NearbySearch, Tunnels
 
 INTERFACES_VARIABLE = "LAYERDECK_INTERFACES"
 """Addresses of this machine, separated by commas, on which others are looked for; without it, all."""

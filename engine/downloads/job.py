@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -9,7 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from engine.downloads.placing import cache_folder, from_web, in_cache, in_folder
+from engine.downloads.placing import from_web, in_cache, in_folder
+from engine.files import hugging_face_cache
 from engine.hub.addresses import WebAddress
 from engine.hub.listing import HubFile, Quantisation, RepoListing
 from engine.hub.settings import HubSettings
@@ -133,5 +135,5 @@ def _placed(
     listing: RepoListing, files: Sequence[HubFile], hub: HubSettings, folder: Path | None
 ) -> tuple[tuple[TransferFile, ...], tuple[tuple[str, str], ...]]:
     if folder is None:
-        return in_cache(listing, files, hub, cache_folder())
+        return in_cache(listing, files, hub, hugging_face_cache(os.environ))
     return in_folder(listing, files, hub, folder), ()

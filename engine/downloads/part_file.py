@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from engine.errors import EngineError
-from engine.files import read_at_most, sync_folder, write_whole
+from engine.files import lock_file, read_at_most, sync_folder, write_whole
 from engine.gguf.quoting import quote
 
 PART_ENDING = ".part"
@@ -254,14 +254,8 @@ def _is_same(known: Origin, origin: Origin) -> bool:
 
 def _lock_whole(descriptor: int, target: Path) -> None:
     """Keep a second process from writing the same file; the system lets go when this one ends, however it ends."""
-    try:
-        import fcntl
-    except ImportError:
-        return
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise OccupiedError(f"{target.name} is being downloaded by another program; wait for it to end.") from None
+    if not lock_file(descriptor, wait=False):
+        raise OccupiedError(f"{target.name} is being downloaded by another program; wait for it to end.")
 
 
 class StorageError(EngineError):

@@ -6,7 +6,7 @@ Names come from a server. Nothing is placed outside of its folder, and nothing t
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from engine.downloads.part_file import storage_error
@@ -17,17 +17,7 @@ from engine.hub.addresses import WebAddress, is_safe_name, is_safe_path
 from engine.hub.client import file_url
 from engine.hub.listing import HubFile, RepoListing
 from engine.hub.settings import HubSettings
-from engine.hub.tokens import hub_home
 from engine.protocol.network import TransferFile
-
-
-def cache_folder(environment: Mapping[str, str] | None = None) -> Path:
-    """Return the Hugging Face cache: where the hub's own tools and llama.cpp look for models."""
-    found = os.environ if environment is None else environment
-    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
-        if named := found.get(name):
-            return Path(named).expanduser()
-    return hub_home(found) / "hub"
 
 
 def in_folder(

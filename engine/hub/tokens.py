@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from engine.errors import ArgumentError
-from engine.files import read_at_most
+from engine.files import hugging_face_home, read_at_most
 from engine.hub.settings import HubSettings
 from engine.language import tr
 
@@ -88,15 +88,7 @@ def token_file(environment: Mapping[str, str]) -> Path:
     """Return where the hub's own tools keep the token of the one who logged in with them."""
     if named := environment.get("HF_TOKEN_PATH"):
         return Path(named).expanduser()
-    return hub_home(environment) / "token"
-
-
-def hub_home(environment: Mapping[str, str]) -> Path:
-    """Return the folder of the hub's own tools."""
-    if named := environment.get("HF_HOME"):
-        return Path(named).expanduser()
-    cache = environment.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "huggingface"
+    return hugging_face_home(environment) / "token"
 
 
 def _from_keyring(endpoint: str) -> str | None:

@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from engine.files import hugging_face_cache
 from engine.language import tr
 
 StoreKind = Literal["folder", "huggingface", "llama_cpp", "lm_studio", "ollama", "opened"]
@@ -70,7 +71,7 @@ def _candidates(environment: Mapping[str, str], home: Path) -> Iterator[Store]:
     llama_cache = _path(environment.get("LLAMA_CACHE"), home)
     if llama_cache is not None:
         yield Store("llama_cpp", llama_cache, "llama.cpp")
-    yield Store("huggingface", hub_cache(environment, home), tr("Hugging Face cache"))
+    yield Store("huggingface", hugging_face_cache(environment, home), tr("Hugging Face cache"))
     yield Store("llama_cpp", cache / "llama.cpp", "llama.cpp")
     for folder in (".lmstudio/models", ".cache/lm-studio/models"):
         yield Store("lm_studio", home / folder, "LM Studio")
@@ -79,18 +80,6 @@ def _candidates(environment: Mapping[str, str], home: Path) -> Iterator[Store]:
         yield Store("ollama", named, "Ollama")
     yield Store("ollama", home / ".ollama/models", "Ollama")
     yield Store("ollama", _OLLAMA_SERVICE, tr("Ollama service"))
-
-
-def hub_cache(environment: Mapping[str, str], home: Path) -> Path:
-    """Return the folder of the Hugging Face cache."""
-    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
-        named = _path(environment.get(name), home)
-        if named is not None:
-            return named
-    hub_home = _path(environment.get("HF_HOME"), home)
-    if hub_home is not None:
-        return hub_home / "hub"
-    return (_path(environment.get("XDG_CACHE_HOME"), home) or home / ".cache") / "huggingface" / "hub"
 
 
 def _path(text: str | None, home: Path) -> Path | None:

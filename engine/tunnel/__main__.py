@@ -62,7 +62,7 @@ def _begin(request: TunnelRequest, pipe: Pipe) -> None:
             threading.Thread(target=lambda: asyncio.run(forwarder.run()), name="forwarder", daemon=True).start()
             pipe.send(TunnelOpened(port=forwarder.port))
         case Browse():
-            from engine.tunnel.browsing import browse
+            from engine.tunnel.local_network import browse
 
             browse(request.interfaces, pipe.send)
         case _:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import binascii
 import os
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from engine.errors import EngineError, PlacedError
+from engine.files import lock_file
 from engine.json_file import read_kept, write_kept
 from engine.texts import show
 from engine.tunnel.identity import fingerprint_of, shown_fingerprint
@@ -123,12 +123,7 @@ class PairingBook:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep other processes from changing the list meanwhile, where the system has locks of files."""
-        if sys.platform == "win32":
-            yield
-            return
-        import fcntl
-
+        """Keep other processes from changing the list meanwhile, if the system has locks of files."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
@@ -136,8 +131,7 @@ class PairingBook:
             reason = f"the folder of the list of pairings cannot be written ({error.strerror})"
             raise PlacedError(reason, source=self._path.name) from error
         try:
-            # Held for the moment of one change.
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            lock_file(descriptor, wait=True)
             yield
         finally:
             os.close(descriptor)

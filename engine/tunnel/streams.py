@@ -47,7 +47,7 @@ class BrokenTalkError(Exception):
     """The other side did not say what belongs here, or ended in the middle."""
 
 
-class Stream(asyncio.Protocol):
+class Stream(asyncio.BufferedProtocol):
     """Both directions of one connection. Bytes wait here for `receive`, or go on to another stream while `relay` runs.
 
     A protocol of asyncio and not its `StreamReader`: bytes that are passed on need no task to wake up, which is most of
@@ -61,6 +61,7 @@ class Stream(asyncio.Protocol):
     transport: asyncio.Transport
 
     def __init__(self) -> None:
+        self._read = memoryview(bytearray(BUFFER_BYTES))
         self._buffer = bytearray()
         self._sink: Stream | None = None
         self._ended = self._lost = False
@@ -76,10 +77,16 @@ class Stream(asyncio.Protocol):
         self.transport = transport
         transport.set_write_buffer_limits(high=BUFFER_BYTES)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        # Without a buffer of ours each read would make one of 256 KiB, which the system has to map and to clear.
+        return self._read
+
+    def buffer_updated(self, nbytes: int) -> None:
+        data = self._read[:nbytes]
         if self._sink is not None:
             if not self._sink._lost:
-                self._sink.transport.write(data)
+                # A copy: a transport keeps what it cannot send at once.
+                self._sink.transport.write(bytes(data))
             return
         self._buffer += data
         if len(self._buffer) >= BUFFER_BYTES:

@@ -1,11 +1,14 @@
-"""The tunnels of this process: one child for each machine, started when it is needed, ended with us."""
+"""Children of this process that reach other machines: a tunnel for each paired one, and the search for machines nearby.
+
+A tunnel is started when it is needed, and ends with this process.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -15,17 +18,18 @@ import msgspec
 from engine.devices.device import Device, Rig
 from engine.errors import EngineError, WorkerStalledError
 from engine.process.child import ChildProcess
-from engine.process.outcome import ProcessOutcome
+from engine.process.outcome import EndReason, ProcessOutcome
 from engine.programs import child_argv
-from engine.protocol.messages import Failure, Message
+from engine.protocol.messages import AnyMessage, Failure, Message
 from engine.protocol.network import OpenTunnel, TunnelMessage, TunnelOpened
 from engine.tunnel.pairings import PairingBook
 
+_ASK_NEARBY_S = 0.2
+_END_S = 5.0
 START_TIMEOUT_S = 30.0
 MAX_RESTARTS = 3
 _HOST = "127.0.0.1"
 _ASK_S = 0.5
-_END_S = 5.0
 _log = logging.getLogger("layerdeck.engine")
 
 
@@ -190,3 +194,50 @@ def _with_via(device: Device, vias: dict[tuple[str, str], str]) -> Device:
     if device.endpoint is None or device.fingerprint is None:
         return device
     return replace(device, via=vias.get((device.endpoint, device.fingerprint)))
+
+
+class NearbySearch:
+    """Calls `on_found` with all machines whenever there are others, and `on_problem` with a sentence where it ends.
+
+    Both in threads of the child.
+    """
+
+    def __init__(
+        self,
+        on_found: Callable[[tuple[NearbyMachine, ...]], None],
+        on_problem: Callable[[str], None],
+        *,
+        interfaces: Sequence[str] = (),
+        argv: Sequence[str] | None = None,
+    ) -> None:
+        self._on_found, self._on_problem = on_found, on_problem
+        self._request = Browse(interfaces=tuple(interfaces))
+        argv = child_argv("tunnel") if argv is None else argv
+        self._child = ChildProcess(self._take, self._take_end, argv=argv, name="nearby")
+        self._child.watch(False)
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def start(self) -> None:
+        """Begin, once; not where it was closed before."""
+        with self._lock:
+            if not self._closed:
+                self._child.start()
+                self._child.send(self._request)
+
+    def close(self) -> None:
+        """End it, waiting a bounded time. In every state, any number of times, from any thread."""
+        with self._lock:
+            self._closed = True
+        self._child.stop(ask_s=_ASK_NEARBY_S)
+        self._child.wait(_END_S)
+
+    def _take(self, message: AnyMessage) -> None:
+        if isinstance(message, NearbyMachines):
+            self._on_found(message.machines)
+        elif isinstance(message, Failure):
+            self._on_problem(message.message)
+
+    def _take_end(self, outcome: ProcessOutcome) -> None:
+        if outcome.reason is not EndReason.STOPPED:
+            self._on_problem(f"The search in the network ended. {outcome.sentence}")

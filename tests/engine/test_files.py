@@ -15,6 +15,8 @@ from engine.files import read_at_most, replacing, write_whole
 
 if sys.platform != "win32":
     import resource  # Windows has none.
+from tests.support.descriptors import many_files
+from tests.support.patience import DEADLINE_S
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="pipes, links and limits here are those of POSIX")
 
@@ -147,3 +149,13 @@ def test_a_pipe_that_stays_open_runs_into_the_limit(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="/dev/zero is a device of Linux")
 def test_a_device_without_an_end_is_read_to_the_limit() -> None:
     assert len(read_at_most(Path("/dev/zero"), 5000)) == 5000
+
+
+def test_a_pipe_is_read_with_many_files_open(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writing = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+    os.write(writing, b"said")
+    with many_files():
+        assert read_at_most(pipe, 4, timeout_s=DEADLINE_S) == b"said"
+    os.close(writing)

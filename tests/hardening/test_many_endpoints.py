@@ -22,9 +22,8 @@ from engine.rigs import speeds
 from engine.rigs.discovery import MAX_NAMED, discover
 from engine.rigs.engine_checks import Checker, cases_of
 from engine.rigs.speeds import MAX_SILENT, measure_speeds
-from engine.tunnel import browsing
-from engine.tunnel.announcing import SERVICE, VERSION
-from engine.tunnel.browsing import _Nearby
+from engine.tunnel import local_network
+from engine.tunnel.local_network import SERVICE, VERSION, _Nearby
 from engine.units import GIB, MIB
 from tests.support.patience import DEADLINE_S
 from tests.support.rpc_peers import rpc_server
@@ -145,7 +144,7 @@ def test_names_that_are_looked_up_for_long_hold_up_nobody(monkeypatch: pytest.Mo
 
 def test_names_that_are_announced_and_never_explained_hold_up_no_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each was waited for in the thread that takes announcements: a thousand of them hid every machine for an hour."""
-    monkeypatch.setattr(browsing, "RESOLVE_MS", 500)
+    monkeypatch.setattr(local_network, "RESOLVE_MS", 500)
     told: list[NearbyMachines] = []
     nearby = _Nearby(lambda message: told.append(message) if isinstance(message, NearbyMachines) else None)
     properties = {"v": VERSION, "fingerprint": "0" * 64, "name": "attic", "memory": "1"}
@@ -174,7 +173,7 @@ def test_names_that_are_announced_and_never_explained_hold_up_no_machine(monkeyp
         asking = [thread for thread in threading.enumerate() if thread.name == "resolve"]
         nearby.add_service(zeroconf, SERVICE, info.name)
         assert [machine.name for machine in told[-1].machines] == ["attic"]
-        assert 0 < len(asking) <= browsing.MAX_ASKED
+        assert 0 < len(asking) <= local_network.MAX_ASKED
         for thread in asking:
             thread.join(DEADLINE_S)
     finally:

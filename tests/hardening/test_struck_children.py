@@ -40,7 +40,7 @@ from engine.rigs.lab import LabRig
 from engine.session.events import AnyEvent, Crashed, Done, Failed, Loaded, Token
 from engine.settings.context_settings import ContextSettings
 from engine.sounds import recordings
-from engine.tunnel.nearby import NearbySearch
+from engine.tunnel.tunnels import NearbySearch
 from engine.units import MIB
 from engine.worker import chat_template
 from engine.worker.chat_template import TemplateError, TemplateProcess

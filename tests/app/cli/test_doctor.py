@@ -89,7 +89,7 @@ def test_a_worker_that_does_not_answer_is_told_and_the_rest_examined(
 ) -> None:
     monkeypatch.setattr(Machine, "_devices", ())
     monkeypatch.setattr(Machine, "_speeds", lambda _machine: [])
-    monkeypatch.setattr("app.cli.machine.find_all_devices", find_card)
+    monkeypatch.setattr("app.cli.devices.find_all_devices", find_card)
     answer = run_here(capsys, "doctor", "--rpc", "127.0.0.1:1", "--json")
     checks = answer.document["checks"]
     (wrong,) = [check for check in checks if check["name"] == "devices"]

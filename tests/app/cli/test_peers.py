@@ -14,7 +14,7 @@ from app.paths import pairings_path
 from tests.support.command_line import RunningCommand, all_gone, run_here, start_cli
 from tests.support.models import write_tiny_llama
 
-CODE = re.compile(r"Pairing code: (\w{4}-\w{4})")
+CODE = re.compile(r"Pairing code: (\w{4}(?:-\w{4}){3})")
 
 
 @pytest.fixture(autouse=True)

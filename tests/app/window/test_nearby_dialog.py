@@ -23,7 +23,7 @@ from app.window.nearby_presenter import NearbyPresenter
 from engine.devices.endpoint import parse_endpoint
 from engine.protocol.network import NearbyMachine
 from engine.rigs.lab import LabRig
-from engine.tunnel.announcing import Announcement
+from engine.tunnel.local_network import Announcement
 from engine.tunnel.pairings import make_pairing
 from engine.units import MIB
 from tests.support.patience import DEADLINE_MS

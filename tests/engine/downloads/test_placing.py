@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from engine.downloads.job import hub_job, web_job
-from engine.downloads.placing import cache_folder, in_cache, in_folder
+from engine.downloads.placing import in_cache, in_folder
 from engine.errors import ArgumentError
+from engine.files import hugging_face_cache
 from engine.hub.addresses import WebAddress
 from engine.hub.client import list_repo
 from engine.hub.listing import HubFile, make_listing
@@ -73,6 +74,6 @@ def test_two_files_of_one_name_do_not_share_a_place(tmp_path: Path) -> None:
 
 
 def test_where_the_cache_is() -> None:
-    assert cache_folder({"HF_HUB_CACHE": "/a", "HF_HOME": "/b"}) == Path("/a")
-    assert cache_folder({"HF_HOME": "/b"}) == Path("/b/hub")
-    assert cache_folder({"XDG_CACHE_HOME": "/c"}) == Path("/c/huggingface/hub")
+    assert hugging_face_cache({"HF_HUB_CACHE": "/a", "HF_HOME": "/b"}) == Path("/a")
+    assert hugging_face_cache({"HF_HOME": "/b"}) == Path("/b/hub")
+    assert hugging_face_cache({"XDG_CACHE_HOME": "/c"}) == Path("/c/huggingface/hub")

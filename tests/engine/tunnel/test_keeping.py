@@ -171,5 +171,5 @@ def test_a_proof_is_about_the_code_both_nonces_both_certificates_and_its_side() 
     fingerprints = hashlib.sha256(parts[4]).hexdigest() + hashlib.sha256(parts[5]).hexdigest()
     expected = hmac.new(b"CODE", b"client" + b"c" * 16 + b"s" * 16 + fingerprints.encode(), "sha256").digest()
     assert _proof(*parts) == expected
-    changed = [_proof(*parts[:at], parts[at][:-1] + b"?", *parts[at + 1 :]) for at in range(len(parts))]
-    assert len({expected, *changed}) == 1 + len(parts)
+    changed = [[*parts[:at], parts[at][:-1] + b"?", *parts[at + 1 :]] for at in range(len(parts))]
+    assert len({expected, *(_proof(*each) for each in changed)}) == 1 + len(parts)

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from engine.devices.endpoint import MAX_DEVICE_BYTES, parse_endpoint
 from engine.errors import EngineError
 from engine.protocol.network import NearbyMachine
-from engine.tunnel.announcing import Announcement
-from engine.tunnel.browsing import MAX_DEVICE, read_machine
-from engine.tunnel.nearby import NearbySearch
+from engine.tunnel.local_network import MAX_DEVICE, Announcement, read_machine
 from engine.tunnel.pairings import MAX_NAME
+from engine.tunnel.tunnels import NearbySearch
 from engine.units import GIB
 from tests.support.patience import DEADLINE_S
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -16,11 +15,10 @@ from engine.tunnel.calling import CALL_TIMEOUT_S, TunnelError, pair_with
 from engine.tunnel.pairing import MAX_GUESSES
 from engine.tunnel.pairings import PairingError
 from engine.tunnel.streams import BrokenTalkError
+from tests.support.descriptors import many_files
 from tests.support.patience import DEADLINE_S
 from tests.support.tunnels import Attic, Home, Session, attic, echoing, relaying_middle
 
-SELECT_LIMIT = 1024
-"""`FD_SETSIZE` of every system that has one."""
 WRONG = "AAAA-AAAA-AAAA-AAAA"
 
 
@@ -152,24 +150,8 @@ def test_a_greeting_has_time_for_a_call_that_finds_the_place_taken() -> None:
     assert listener.BUSY_S < CALL_TIMEOUT_S < 2.0
 
 
-@pytest.fixture
-def many_files() -> Iterator[None]:
-    """So many open files that all further ones have numbers that `select` does not take."""
-    resource = pytest.importorskip("resource", reason="Windows has no such limit, and other numbers")
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4096)), hard))
-    with ExitStack() as stack:
-        first = stack.enter_context(open(os.devnull, "rb"))  # noqa: PTH123 - its number is what matters
-        while (number := os.dup(first.fileno())) < SELECT_LIMIT:
-            stack.callback(os.close, number)
-        stack.callback(os.close, number)
-        yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-@pytest.mark.usefixtures("many_files")
 def test_a_process_with_many_open_files_pairs_and_talks(laptop: Home, tmp_path: Path) -> None:
-    with echoing() as reach, attic(tmp_path / "attic", reach) as served:
+    with many_files(), echoing() as reach, attic(tmp_path / "attic", reach) as served:
         served.pair(laptop)
         session = served.open(laptop)
         assert ask(session, b"hello") == b"hello"

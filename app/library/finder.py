@@ -29,7 +29,7 @@ from engine.fit.strategies.constraints import Constraints
 from engine.fit.strategies.watch import Watch
 from engine.hub.errors import HubError
 from engine.language import tr
-from engine.library.settled import settled_rig
+from engine.library.planning import settled_rig
 from engine.plan.decisions.defaults import default_context
 from widgets.library.find_values import DownloadWish, FoundRepo, SearchWish, ShownCard, ShownRepo
 

@@ -26,7 +26,7 @@ from engine.cancellation import CancelToken
 from engine.errors import EngineError
 from engine.gguf.model_file import ModelFile
 from engine.language import tr, tr_count
-from engine.library.changes import Changes
+from engine.library.census import Changes
 from engine.library.entry import Copy, Entry, Quantisation
 from engine.library.looking import check_folder
 from engine.library.notes import KeptDocument, Notes

@@ -13,7 +13,7 @@ from app.rig.calibrator import Calibrator
 from engine.fit.loaded_models import UNTIL_UNLOADED_S, HeldModel, held_bytes
 from engine.gguf.identity import FileIdentity
 from engine.gguf.model_file import ModelFile
-from engine.telemetry.rpc_worker import is_local
+from engine.telemetry.processes import is_local
 
 
 class OpenModel(QObject):

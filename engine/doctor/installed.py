@@ -12,8 +12,7 @@ from engine.doctor.report import Check
 from engine.engine_build import engine_build
 from engine.packs.listing import ListedPack
 from engine.programs import ask_once
-from engine.telemetry.drivers import nvidia_driver
-from engine.telemetry.nvml import Nvml
+from engine.telemetry.cards import Nvml, nvidia_driver
 
 _NAMES = {"cuda": "CUDA", "vulkan": "Vulkan", "hip": "HIP", "metal": "Metal", "rpc": "RPC", "sycl": "SYCL",
           "blas": "BLAS", "cpu": "CPU"}  # fmt: skip

@@ -17,9 +17,9 @@ import psutil
 
 from engine.cancellation import CancelToken
 from engine.devices.device import Rig
+from engine.errors import LibraryError
 from engine.fit.strategies.constraints import Constraints
 from engine.json_file import UNREADABLE
-from engine.library.errors import LibraryError
 from engine.library.facts import Facts, fingerprint
 from engine.library.fit import Fit
 from engine.library.names import role_of

@@ -10,8 +10,7 @@ from engine.devices.device import Device, Rig
 from engine.rigs.check_book import read_check_book
 from engine.rigs.discovery import discover
 from engine.rigs.self_test import read_verdicts, with_verdicts
-from engine.telemetry.cards import read_card_facts, with_display_margins
-from engine.telemetry.drivers import read_drivers
+from engine.telemetry.cards import read_card_facts, read_drivers, with_display_margins
 
 
 @dataclass(frozen=True, slots=True)

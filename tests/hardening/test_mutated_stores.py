@@ -22,13 +22,12 @@ from engine.chats.store import ChatStore
 from engine.chats.tree import MessageTree, tree_of
 from engine.downloads.journal import Journal, Origin, read_journal
 from engine.downloads.ranges import count_bytes
-from engine.errors import ChatError, EngineError
+from engine.errors import ChatError, EngineError, LibraryError
 from engine.hub.client import list_repo, search_models
 from engine.hub.errors import HubError
 from engine.hub.found import SearchQuery
 from engine.hub.names import is_repo_id, is_safe_path
 from engine.hub.settings import HubSettings, hub_settings
-from engine.library.errors import LibraryError
 from engine.library.facts import Facts
 from engine.library.index import LibraryIndex
 from engine.library.notes import Notes

@@ -14,7 +14,7 @@ import msgspec
 from PySide6.QtCore import QObject, Qt, Signal
 
 from app.background import Background
-from app.models.chat_keeper import Then
+from app.models.answering import ChatStorage, Then
 from app.notices import Notices
 from engine.chats.conversation import Conversation as Chat
 from engine.chats.conversation import Hit
@@ -35,8 +35,8 @@ def _nothing() -> None:
     """What follows a change that nobody waits for."""
 
 
-class ChatArchive(QObject):
-    """Keeps what `ChatKeeper` is told. Where nothing can be kept it says so once, goes on, and says when it is kept."""
+class ChatArchive(QObject, ChatStorage):
+    """Stores conversations. Where nothing can be kept it says so once, goes on, and says when it is kept."""
 
     changed = Signal()
     """Other conversations are there, or one has another title, folder or pin."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from PySide6.QtCore import QObject, QTimer
 
 from app.background import Background
+from app.models.answering import StateStorage
 from app.models.conversation import Restored
 from app.models.loading import AnswerLost
 from app.models.open_model import OpenModel
@@ -180,7 +181,7 @@ class _Restoring:
     request: int | None = None
 
 
-class ModelKvStates(QObject):
+class ModelKvStates(QObject, StateStorage):
     """Saves and restores the KV cache of one model. After a failure the model reads the conversation again."""
 
     def __init__(self, model: OpenModel, repository: KvStateRepository, parent: QObject | None = None) -> None:

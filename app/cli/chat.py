@@ -11,8 +11,7 @@ from app.cli import exit_codes
 from app.cli.chat_options import chosen_settings
 from app.cli.chat_printers import ChatPrinter, JsonChat, TextChat
 from app.cli.orders import order_of
-from app.cli.output import print_document, print_line, say
-from app.cli.prompts import check_text
+from app.cli.output import check_text, print_document, print_line, say
 from app.cli.talk import Talk, TalkOptions
 from app.paths import chats_path, kept_states_path, presets_path
 from engine.chats.attachments import read_attachment

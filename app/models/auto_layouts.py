@@ -17,17 +17,14 @@ from app.rig.live_rig import LiveRig
 from app.settings import MAX_RECENT, Settings
 from engine.cancellation import CancelToken
 from engine.errors import EngineError, LayoutError
-from engine.fit.strategies.constraint_rules import check_constraints
-from engine.fit.strategies.constraints import AutoLayout, Constraints, Pin
-from engine.fit.strategies.watch import Watch
+from engine.fit.strategies.constraints import AutoLayout, Constraints, Pin, Watch, check_constraints
 from engine.gguf.model_file import ModelFile
 from engine.language import tr
 from engine.layout.layout import Layout
 from engine.plan.edit import Edit
 from engine.settings.context_settings import KvType
-from widgets.controls.auto_wishes import AutoWishes
-from widgets.layout_editor.moves import PinToggle
-from widgets.layout_editor.pins import PinnedLayers, Pins
+from widgets.controls.values import AutoWishes
+from widgets.layout_editor.pins import PinnedLayers, Pins, PinToggle
 
 _Value = TypeVar("_Value")
 
@@ -95,7 +92,9 @@ class AutoLayouts(QObject):
     @property
     def pins(self) -> Pins:
         """What is pinned of the current model."""
-        path = self._path
+        return self._pins_of(self._path)
+
+    def _pins_of(self, path: str) -> Pins:
         layers = (PinnedLayers(*pin) for pin in self._pins.layers.get(path, ()))
         return Pins(tuple(layers), self._pins.outputs.get(path))
 
@@ -219,8 +218,8 @@ class AutoLayouts(QObject):
         return ""
 
     def constraints(self, model: ModelFile) -> Constraints:
-        """Return what is asked for, less what is about devices and layers that are not here."""
-        ids, wishes, pins = set(self._live.rig.ids), self.wishes, self.pins
+        """Return what is asked for of `model`, less what is about devices and layers that are not here."""
+        ids, wishes, pins = set(self._live.rig.ids), self.wishes, self._pins_of(str(model.paths[0]))
         return Constraints(
             order=tuple(device_id for device_id in wishes.order if device_id in ids),
             off=wishes.off & ids,

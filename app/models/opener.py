@@ -10,7 +10,7 @@ from time import thread_time
 
 from PySide6.QtCore import QObject, Signal
 
-from app.background import Background
+from app.background import Background, Task
 from app.demo import Demo, find_demo
 from app.models.document import LayoutDocument
 from app.models.forecaster import Pace
@@ -24,10 +24,10 @@ from app.settings import KeptSideFiles, Settings
 from engine.devices.device import Rig
 from engine.errors import EngineError
 from engine.fit.initial_layout import initial_layout
-from engine.gguf.file_type import file_type_name
+from engine.gguf.model_file import file_type_name
 from engine.language import tr
 from engine.memory.effort import limited
-from engine.plan.decisions.defaults import default_context
+from engine.plan.decisions.context_length import default_context
 from engine.plan.edit import Edit
 from engine.plan.plan import Plan
 from engine.plan.preview import PreviewTables, make_preview
@@ -38,16 +38,25 @@ OPENING_SECONDS = 10.0
 """Of the processor for the first layout of a model; what is not known then is left to the engine."""
 
 
+def _nothing() -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
-class _Wish:
-    """A file that is to be opened. `beside`: what is open stays open; `then`: what is done after, however it ends;
-    `opened`: what is done before that where it was opened."""
+class _Request:
+    """A file to open.
+
+    `beside`: the models that are open stay open.
+    `opened`: called once the model of this file is shown; not called if opening fails.
+    `then`: called afterwards, whether opening failed or not.
+    Neither is called if another file was requested meanwhile.
+    """
 
     path: Path
     read: Callable[[], OpenedFile]
     beside: bool = False
-    then: Callable[[], None] = lambda: None
-    opened: Callable[[], None] = lambda: None
+    opened: Callable[[], None] = _nothing
+    then: Callable[[], None] = _nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,58 +91,56 @@ class ModelOpener(QObject):
         self._live = live
         self._lab = lab
         self._settings = settings
-        self._background = background
+        self._opening = background.latest()
+        """Of files that are requested in quick succession only the last one is opened."""
         self._notices = notices
-        self._asked = 0
-        """How often a model was asked for: an answer with an older number is not wanted any more."""
 
-    def open(self, path: Path) -> None:
-        """Read `path` and begin with its initial layout, or go on with it where it is open."""
-        self._open(self._wish(path))
+    def open(
+        self,
+        path: Path,
+        *,
+        beside: bool = False,
+        opened: Callable[[], None] = _nothing,
+        then: Callable[[], None] = _nothing,
+    ) -> None:
+        """Read `path` and begin with its initial layout, or show its model if it is open. See `_Request`."""
+        read = partial(open_file, path, self._settings.side_files(path))
+        self._open(_Request(path, read, beside, opened, then))
 
-    def _wish(self, path: Path) -> _Wish:
-        return _Wish(path, partial(open_file, path, self._settings.side_files(path)))
-
-    def open_all(self, paths: Sequence[Path]) -> None:
-        """Open several, one after another, each beside what is open; the last one is shown."""
-        self._open_in_turn(paths, beside=False)
-
-    def _open_in_turn(self, paths: Sequence[Path], *, beside: bool) -> None:
+    def open_all(self, paths: Sequence[Path], *, beside: bool = False) -> None:
+        """Open several files, one after another, each beside what is open; the last one is shown."""
         if paths:
-            path, *rest = paths
-            read = partial(open_file, path, self._settings.side_files(path))
-            self._open(_Wish(path, read, beside, lambda: self._open_in_turn(rest, beside=True)))
+            first, *rest = paths
+            self.open(first, beside=beside, then=lambda: self.open_all(rest, beside=True))
 
-    def open_again(self, path: Path | None = None) -> None:
-        """Open a file that is open once more, for another layout beside the first; None: the current model's."""
+    def open_copy(
+        self, path: Path, *, opened: Callable[[], None] = _nothing, then: Callable[[], None] = _nothing
+    ) -> None:
+        """Open a file once more, for another layout beside the first. See `_Request`."""
+        read = partial(_open_copy, path, self._settings.side_files(path), self._models.copies(path))
+        self._open(_Request(path, read, True, opened, then))
+
+    def open_again(self) -> None:
+        """Open the file of the current model once more."""
         file = self._models.current.file
-        path = path or (None if file is None else file.paths[0])
-        if path is not None:
-            read = partial(_open_copy, path, self._settings.side_files(path), self._models.copies(path))
-            self._open(_Wish(path, read, beside=True))
+        if file is not None:
+            self.open_copy(file.paths[0])
 
     def open_demo(self) -> None:
         """Open the demo model."""
         self._find_demo(lambda demo: self.open(demo.path))
 
-    def try_demo(self, opened: Callable[[], None] = lambda: None) -> None:
-        """A lab rig and the demo model, in one click; `opened` is called when that model is, and for no other."""
+    def try_demo(self, opened: Callable[[], None] = _nothing) -> None:
+        """Start a lab rig and open the demo model; `opened` is called when that model is shown."""
 
         def open_it(demo: Demo) -> None:
-            self._open(replace(self._wish(demo.path), opened=opened))
+            self.open(demo.path, opened=opened)
 
         self._find_demo(lambda demo: self._lab.start(demo.caps_bytes, then=lambda: open_it(demo)))
 
     def _find_demo(self, then: Callable[[Demo], None]) -> None:
         """Look which demo there is beside the GUI thread: the made-up one may have to be written first."""
-        self._asked += 1
-        number = self._asked
-
-        def show(demo: Demo) -> None:
-            if number == self._asked:
-                then(demo)
-
-        self._background.run(tr("Preparing the demo model"), find_demo, show, self._notices.tell)
+        self._opening.run(tr("Preparing the demo model"), lambda _task: find_demo(), then, self._notices.tell)
 
     def show(self, model: OpenModel) -> None:
         """Make an open model current, with its edit and its conversation as they were left."""
@@ -145,38 +152,34 @@ class ModelOpener(QObject):
             self._document.show(sheet, self._live.rig)
         self.model_changed.emit(model.file)
 
-    def _open(self, wish: _Wish) -> None:
+    def _open(self, request: _Request) -> None:
         """Read a model and find its first layout beside the GUI thread; of several asked for in quick succession the
         last one counts."""
-        self._asked += 1
         # What is loaded of the model on the table is no room for another one: that stays beside it.
-        number, rig = self._asked, self._live.rig_without(())
+        rig = self._live.rig_without(())
 
-        def read_and_plan() -> tuple[OpenedFile, _FirstPlan]:
-            opened = wish.read()
+        def read_and_plan(_task: Task[None]) -> tuple[OpenedFile, _FirstPlan]:
+            opened = request.read()
             return opened, _first_plan(opened, rig)
 
         def show(found: tuple[OpenedFile, _FirstPlan]) -> None:
-            if number != self._asked:
-                return
             opened, first = found
             if self._live.rig.ids == rig.ids:
-                self._on_read(opened, first, beside=wish.beside)
-                wish.opened()
-                wish.then()
+                self._on_read(opened, first, beside=request.beside)
+                request.opened()
+                request.then()
             else:
                 # Devices came or went meanwhile: what is to be planned for are those that are there now.
-                self._open(replace(wish, read=lambda: opened))
+                self._open(replace(request, read=lambda: opened))
 
         def failed(error: EngineError) -> None:
-            if number == self._asked:
-                if not wish.path.exists():
-                    self._settings.forget_recent_model(wish.path)
-                    self.recent_changed.emit()
-                self._notices.tell(error)
-                wish.then()
+            if not request.path.exists():
+                self._settings.forget_recent_model(request.path)
+                self.recent_changed.emit()
+            self._notices.tell(error)
+            request.then()
 
-        self._background.run(tr("Reading {name}", name=wish.path.name), read_and_plan, show, failed)
+        self._opening.run(tr("Reading {name}", name=request.path.name), read_and_plan, show, failed)
 
     def _on_read(self, opened: OpenedFile, first: _FirstPlan, *, beside: bool) -> None:
         file = opened.model

@@ -17,7 +17,7 @@ from engine.devices.endpoint import parse_endpoint
 from engine.errors import RigError
 from engine.language import tr
 from engine.rigs.check_book import CheckBook, read_check_book
-from engine.rigs.search import find_workers
+from engine.rigs.discovery import find_workers
 
 
 class DeviceSearch(QObject):

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from engine.devices.device import CPU_ID, Device, Rig
-from engine.fit.beside import rig_beside
-from engine.fit.loaded_models import HeldModel
-from engine.gguf.identity import FileIdentity
+from engine.fit.loaded_models import HeldModel, rig_beside
+from engine.gguf.model_file import FileIdentity
 from engine.protocol.messages import DeviceMemoryReading
 from engine.telemetry.sample import Sample
 from engine.units import MIB

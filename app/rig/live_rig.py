@@ -14,7 +14,7 @@ from engine.fit.calibration import NO_CALIBRATION, Calibration
 from engine.fit.loaded_models import HeldModel
 from engine.language import tr
 from engine.protocol.messages import DeviceMemoryReading
-from engine.rigs.host import host_device
+from engine.rigs.discovery import host_device
 from engine.telemetry.sample import Sample
 
 NOT_HERE = tr("from the rig file")

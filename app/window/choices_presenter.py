@@ -12,10 +12,9 @@ from app.theme import Theme
 from engine.chats.message import MAX_CHOICES
 from engine.language import tr
 from engine.protocol.messages import TokenChoice
-from widgets.chat.alternatives import ShownChoice
 from widgets.chat.chat_pane import ChatPane
-from widgets.chat.choices_dialog import ChoicesDialog
 from widgets.chat.shown import MessageAction
+from widgets.chat.token_dialogs import ChoicesDialog, ShownChoice
 from widgets.common.counts import format_count
 
 

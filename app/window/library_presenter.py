@@ -19,7 +19,6 @@ from app.rig.live_rig import LiveRig
 from app.settings import KeptSideFiles, Settings
 from app.window.library_page import LibraryPage
 from app.window.main_window import MainWindow
-from engine.gguf.model_file import ModelFile
 from engine.language import tr
 from engine.library.duplicates import Duplicates
 from engine.library.listed import Listed, marks_of
@@ -52,8 +51,6 @@ class LibraryPresenter(QObject):
         self.page = LibraryPage(main)
         self._library, self._opener, self._document = library, opener, document
         self._layouts, self._live, self._settings, self._main = layouts, live, settings, main
-        self._awaited: KeptDocument | None = None
-        """A layout that the model is to have which is being opened."""
         self._removing = ""
         view = self._view = self.page.view
         library.contents_changed.connect(self._on_contents_changed)
@@ -61,7 +58,7 @@ class LibraryPresenter(QObject):
         library.removal_planned.connect(self._ask_removal)
         library.documents_found.connect(view.details.show_layouts)
         library.duplicates_found.connect(self._show_duplicates)
-        opener.model_changed.connect(self._on_model_opened)
+        opener.model_changed.connect(library.note_opened)
         self.page.shown_changed.connect(self._on_shown_changed)
         view.add_folder_requested.connect(self.add_folder)
         view.folders_requested.connect(self._show_folders)
@@ -106,13 +103,18 @@ class LibraryPresenter(QObject):
 
     # ------------------------------------------------------------------ opening
 
-    def _open(self, wish: OpenWish) -> None:
+    def _open(self, wish: OpenWish, document: KeptDocument | None = None) -> None:
+        """Open a file of the library; `document` is a layout to apply once that file is open."""
+
+        def apply() -> None:
+            if document is not None:
+                self._layouts.use(document.name, document.text)
+
         if wish.projector is not None:
             kept = self._settings.side_files(wish.path)
             self._settings.keep_side_files(wish.path, KeptSideFiles(str(wish.projector), kept.device, kept.adapters))
-        self._awaited = None
         self.page.hide()
-        self._opener.open(wish.path)
+        self._opener.open(wish.path, opened=apply)
 
     def _open_with(self, document: KeptDocument) -> None:
         wish, current = self._view.details.wish, self._document.model
@@ -122,14 +124,7 @@ class LibraryPresenter(QObject):
             self.page.hide()
             self._layouts.use(document.name, document.text)
         else:
-            self._open(wish)
-            self._awaited = document
-
-    def _on_model_opened(self, file: ModelFile | None) -> None:
-        self._library.note_opened(file)
-        document, self._awaited = self._awaited, None
-        if document is not None and file is not None:
-            self._layouts.use(document.name, document.text)
+            self._open(wish, document)
 
     def _try_demo(self) -> None:
         self.page.hide()

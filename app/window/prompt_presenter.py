@@ -10,13 +10,13 @@ from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
 from app.theme import Theme
 from app.window.choices_presenter import shown_choice
+from engine.chats.asking import choices_in_prompt
 from engine.chats.message import Message
-from engine.chats.prompt_choices import choices_in_prompt
 from engine.errors import EngineError
 from engine.language import tr
 from engine.protocol.messages import Rendered, RenderTemplate
 from engine.session.events import Answered
-from widgets.chat.prompt_dialog import PromptDialog, ShownPrompt
+from widgets.chat.token_dialogs import PromptDialog, ShownPrompt
 
 
 class PromptPresenter(QObject):

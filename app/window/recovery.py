@@ -52,9 +52,6 @@ class Recovery(QObject):
         self._window, self._marks = window, marks
         self._opener, self._layouts, self._models, self._document = opener, layouts, models, document
         self._background, self._notices = background, notices
-        self._waiting: list[OpenedModel] = []
-        self._reopened: set[Path] = set()
-        """What is to be opened again, the next one first."""
         self._restores = False
         self._writer = Worker("run mark")
         self._timer = QTimer(self)
@@ -64,7 +61,6 @@ class Recovery(QObject):
         models.changed.connect(self._timer.start)
         models.current_changed.connect(self._timer.start)
         document.edit_settled.connect(self._timer.start)
-        opener.model_changed.connect(self._on_model_changed)
         self.box: QMessageBox | None = None
 
     def begin(self) -> None:
@@ -87,8 +83,7 @@ class Recovery(QObject):
         again = bool(last.mark.models) and not last.mark.restored
         if again:
             self._restores = True
-            self._waiting = list(last.mark.models)
-            self._open_next()
+            self._reopen(last.mark.models, frozenset())
         self._tell(last.report, OPENED if again else NOT_OPENED if last.mark.models else "")
 
     def _tell(self, report: str, what: str) -> None:
@@ -121,20 +116,27 @@ class Recovery(QObject):
 
     # ------------------------------------------------------------------ opening again
 
-    def _open_next(self) -> None:
-        if self._waiting:
-            path = Path(self._waiting[0].path)
-            # a file may have been open with several layouts
-            (self._opener.open_again if path in self._reopened else self._opener.open)(path)
+    def _reopen(self, models: Sequence[OpenedModel], reopened: frozenset[Path]) -> None:
+        """Open `models` one after another, each with its layout; a file that cannot be opened is left out.
 
-    def _on_model_changed(self, file: ModelFile | None) -> None:
-        if file is None or not self._waiting or str(file.paths[0]) != self._waiting[0].path:
+        `reopened`: the files that were asked for before. A file may have been open several times.
+        """
+        if not models:
             return
-        opened = self._waiting.pop(0)
-        self._reopened.add(Path(opened.path))
-        if opened.layout:
-            self._layouts.use("what was open", opened.layout)
-        QTimer.singleShot(0, self._open_next)
+        model, *rest = models
+        path = Path(model.path)
+
+        def apply() -> None:
+            if model.layout:
+                self._layouts.use("what was open", model.layout)
+
+        def go_on() -> None:
+            self._reopen(rest, reopened | {path})
+
+        if path in reopened:
+            self._opener.open_copy(path, opened=apply, then=go_on)
+        else:
+            self._opener.open(path, beside=True, opened=apply, then=go_on)
 
     # ------------------------------------------------------------------ the mark of this window
 

@@ -12,9 +12,9 @@ from app.chats.archive import ChatArchive
 from app.chats.shelf import ChatShelf
 from engine.chats.conversation import Hit
 from engine.language import tr
+from widgets.chat.chat_list_model import ChatChange, ChatPlace, ListedChat, ListedHit
 from widgets.chat.chat_pane import ChatPane
 from widgets.chat.conversation_list import ConversationList
-from widgets.chat.listed_chats import ChatChange, ChatPlace, ListedChat, ListedHit
 
 
 class ShelfPresenter(QObject):

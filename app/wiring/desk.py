@@ -22,13 +22,11 @@ from app.library.library import Library
 from app.library.planner import ForecastPlanner
 from app.load.loader import Loader
 from app.load.prober import Prober
-from app.load.reloader import Reloader
 from app.models.auto_layouts import AutoLayouts
 from app.models.document import LayoutDocument
-from app.models.edited import is_edited
 from app.models.held_memory import HeldMemory
 from app.models.layouts import Layouts
-from app.models.loading import Loading, ModelState
+from app.models.loading import Loading
 from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
 from app.models.opener import ModelOpener
@@ -38,13 +36,15 @@ from app.models.speeds import SpeedKeeper
 from app.models.unloader import Unloader
 from app.notices import Notices
 from app.paths import chats_path, kept_states_path, library_path, presets_path
-from app.releases import ReleaseKeeper
 from app.rig.calibrator import Calibrator
 from app.rig.examiner import Examiner
 from app.rig.watchman import Watchman
 from app.settings import Settings
 from app.wiring.rig import RigParts, make_rig
 from app.worker import Worker
+from engine.images.formula import FormulaProcess
+from engine.session.status import Phase
+from widgets.markdown.formulas import Formula, FormulaKey
 from widgets.markdown.typesetter import Typesetter
 
 
@@ -60,7 +60,6 @@ class Desk:
     models: OpenModels
     calibrator: Calibrator
     loader: Loader
-    reloader: Reloader
     prober: Prober
     watchman: Watchman
     held_memory: HeldMemory
@@ -78,8 +77,8 @@ class Desk:
     shelf: ChatShelf
     states: KvStateRepository
     presets: PresetBook
-    releases: ReleaseKeeper
     typesetter: Typesetter
+    formulas: FormulaProcess
 
     @property
     def loading(self) -> Loading:
@@ -89,11 +88,12 @@ class Desk:
     @property
     def is_edited(self) -> bool:
         """Whether what is edited is not what is loaded of the current model."""
-        return is_edited(self.document, self.loading.loaded)
+        return self.models.current.status.is_edited
 
     def close(self) -> None:
         """End every process and thread of ours. Bounded; called once, when the window closes."""
         self.background.close()
+        self.formulas.close()
         self.library.close()
         self.examiner.close()
         self.finder.close()
@@ -115,6 +115,8 @@ def make_desk(
     live = rig.live
     calibrator = Calibrator(live, background, parent=parent)
     models = OpenModels(calibrator, clock=clock, parent=parent)
+    # Before others who follow the document: they look at the status of the model that is edited.
+    document.preview_changed.connect(lambda: models.current.show_edit(document.edit))
     watchman = Watchman(live, parent)
     # First of all who follow the models: the loader asks what is free on devices that know of them.
     held_memory = HeldMemory(models, live, watchman, parent)
@@ -130,6 +132,7 @@ def make_desk(
     library = Library(LibraryCatalogue(library_path()), lambda: models.current, background, notices, parent)
     ForecastPlanner(library, models=models, live=live, auto_layouts=auto_layouts, speeds=speeds)
     archive = ChatArchive(chats_path(), background, notices, parent)
+    formulas = FormulaProcess()
     desk = Desk(
         settings=settings,
         background=background,
@@ -139,7 +142,6 @@ def make_desk(
         models=models,
         calibrator=calibrator,
         loader=loader,
-        reloader=Reloader(models, loader, settings, parent),
         prober=Prober(document, background, lambda: held_memory.may_probe(document), parent),
         watchman=watchman,
         held_memory=held_memory,
@@ -167,8 +169,13 @@ def make_desk(
         shelf=ChatShelf(archive, models, settings, opener.show, parent),
         states=KvStateRepository(kept_states_path(), settings, background, notices, parent),
         presets=PresetBook(presets_path(), models, background, notices, parent),
-        releases=ReleaseKeeper(settings, background, notices, parent=parent),
-        typesetter=Typesetter(Worker("parse").submit, Worker("draw formulas").submit, parent),
+        typesetter=Typesetter(
+            Worker("parse").submit,
+            Worker("draw formulas").submit,
+            parent,
+            draw_formula=partial(_draw_formula, formulas),
+        ),
+        formulas=formulas,
     )
     _connect_notices(desk)
     _connect_chats(desk)
@@ -189,6 +196,13 @@ def _connect_chats(desk: Desk) -> None:
     desk.archive.is_open_now.connect(desk.states.start)
 
 
+def _draw_formula(formulas: FormulaProcess, key: FormulaKey) -> Formula | None:
+    drawn = formulas.draw(key.source, is_display=key.is_display, colour=key.colour)
+    if drawn is None:
+        return None
+    return Formula(drawn.svg.encode(), drawn.width_px, drawn.height_px, drawn.depth_px)
+
+
 def _connect_notices(desk: Desk) -> None:
     """Pass on what is said by those who are not given the notices."""
     notices = desk.notices
@@ -199,14 +213,14 @@ def _connect_notices(desk: Desk) -> None:
 def _connect_model(desk: Desk, model: OpenModel) -> None:
     prober = desk.prober
 
-    def on_state_changed(state: ModelState) -> None:
-        if state is ModelState.LOADING:
+    def on_phase_changed(phase: Phase) -> None:
+        if phase is Phase.LOADING:
             # A probe under way holds workers that the load is about to ask for.
             prober.cancel()
 
     desk.speeds.follow(model)
     desk.library.follow(model)
-    model.loading.state_changed.connect(on_state_changed)
+    model.loading.phase_changed.connect(on_phase_changed)
     model.loading.released.connect(prober.restart)
     desk.held_memory.follow(model)
     desk.other_layouts.follow(model)

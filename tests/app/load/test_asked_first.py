@@ -9,17 +9,17 @@ import pytest
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.models.loading import ModelState
 from app.settings import Settings
 from app.theme import Theme
 from app.wiring import WindowParts, make_window
 from engine.layout.layout import make_layout, single_device
 from engine.plan.edit import Edit
 from engine.session.events import OutOfMemory
+from engine.session.status import Phase
 from engine.settings.context_settings import ContextSettings
 from engine.units import MIB
 from tests.support.models import write_tiny_llama
-from widgets.layout_editor.moves import PinToggle
+from widgets.layout_editor.pins import PinToggle
 from widgets.library.load_question import LoadQuestionBar
 
 DEADLINE_MS = 60_000
@@ -45,7 +45,7 @@ def window(qtbot: QtBot, qapp: QApplication, tmp_path: Path) -> Iterator[WindowP
     wait(qtbot, lambda: desk.document.model is not None)
     desk.document.replace(SMALL, "test")
     desk.loader.load()
-    wait(qtbot, lambda: desk.loading.state is ModelState.READY)
+    wait(qtbot, lambda: desk.loading.phase is Phase.READY)
     desk.document.replace(LARGE, "test")
     yield opened
     opened.main.close()
@@ -78,7 +78,7 @@ def test_cancel_leaves_everything_as_it_is(window: WindowParts, qtbot: QtBot) ->
     assert not bar.remember_box.isVisible()
     assert loaded_edit(window) == SMALL
     window.desk.models.current.conversation.send("hello")
-    assert window.desk.loading.state is ModelState.GENERATING  # The loaded model answers meanwhile.
+    assert window.desk.loading.phase is Phase.ANSWERING  # The loaded model answers meanwhile.
     bar.cancel_button.click()
     assert not bar.isVisible()
     assert loaded_edit(window) == SMALL
@@ -93,7 +93,7 @@ def test_the_best_proposal_is_loaded_and_can_be_undone(window: WindowParts, qtbo
     assert proposed is not None
     assert proposed.context == CONTEXT
     assert proposed.layout not in (SMALL.layout, LARGE.layout)
-    wait(qtbot, lambda: loaded_edit(window) == proposed and window.desk.loading.state is ModelState.READY)
+    wait(qtbot, lambda: loaded_edit(window) == proposed and window.desk.loading.phase is Phase.READY)
     window.desk.document.undo_group.undo()
     assert window.desk.document.edit == LARGE
 
@@ -127,4 +127,4 @@ def test_another_edit_takes_the_question_back_and_where_steps_back_are_allowed_n
     window.desk.settings.step_back(True)
     window.desk.loader.load()
     assert not bar.isVisible()
-    wait(qtbot, lambda: window.desk.loading.state is ModelState.READY and loaded_edit(window) != SMALL)
+    wait(qtbot, lambda: window.desk.loading.phase is Phase.READY and loaded_edit(window) != SMALL)

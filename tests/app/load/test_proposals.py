@@ -10,7 +10,6 @@ import pytest
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.models.loading import ModelState
 from app.settings import Settings
 from app.theme import Theme
 from app.wiring import WindowParts, make_window
@@ -23,6 +22,7 @@ from engine.plan.edit import Edit
 from engine.plan.plan import make_plan
 from engine.session.events import OutOfMemory
 from engine.session.load_order import LoadOrder
+from engine.session.status import Phase
 from engine.settings.context_settings import ContextSettings
 from engine.units import MIB
 from tests.support.models import write_header_only
@@ -71,7 +71,7 @@ def test_each_button_applies_its_proposal_as_one_step(window: WindowParts, propo
         button.click()
         assert document.edit == proposal.edit
         assert document.undo_group.undoText() == proposal.text
-        assert window.desk.loading.state is ModelState.EMPTY
+        assert window.desk.loading.phase is Phase.STOPPED
         document.undo_group.undo()
         assert document.edit == EDIT
     assert window.views.current.report.plain_text().count("estimated") == len(proposals)

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.models.loading import ModelState
 from app.notices import Notice
 from app.settings import Settings
 from app.wiring import Desk, make_desk
@@ -18,11 +17,13 @@ from engine.layout.layout import single_device
 from engine.memory.side_files import SideFiles, read_adapter
 from engine.plan.edit import Edit
 from engine.session.events import Attempt, OutOfMemory
+from engine.session.load_order import LoadOrder
+from engine.session.status import Phase
 from engine.settings.context_settings import ContextSettings
 from engine.units import MIB
 from tests.support.models import write_tiny_llama
 from tests.support.side_models import write_tiny_lora
-from widgets.layout_editor.moves import PinToggle
+from widgets.layout_editor.pins import PinToggle
 
 DEADLINE_MS = 60_000
 N_LAYERS = 8
@@ -55,7 +56,7 @@ def test_what_was_loaded_instead_is_in_the_editor_and_undo_goes_back(desk: Desk,
     attempts: list[Attempt] = []
     desk.loading.bridge.attempt.connect(attempts.append)
     desk.loader.load()
-    wait(qtbot, lambda: desk.loading.state is ModelState.READY and not desk.is_edited)
+    wait(qtbot, lambda: desk.loading.phase is Phase.READY and not desk.is_edited)
     loaded, edit = desk.loading.loaded, desk.document.edit
     assert loaded is not None
     assert edit is not None
@@ -76,7 +77,7 @@ def test_what_is_loaded_beside_the_model_stays(desk: Desk, qtbot: QtBot, tmp_pat
     desk.document.replace(asked, "test")
     desk.settings.step_back(True)
     desk.loader.load()
-    wait(qtbot, lambda: desk.loading.state is ModelState.READY and not desk.is_edited)
+    wait(qtbot, lambda: desk.loading.phase is Phase.READY and not desk.is_edited)
     loaded = desk.loading.loaded
     assert loaded is not None
     assert loaded.edit.layout != asked.layout
@@ -93,12 +94,29 @@ def test_what_is_pinned_stays_where_it_is(desk: Desk, qtbot: QtBot) -> None:
     # Moved by hand since: that one is released.
     desk.document.replace(replace(ASKED, layout=ASKED.layout.assign(7, "CPU")), "test")
     desk.loader.load()
-    wait(qtbot, lambda: desk.loading.state is ModelState.READY)
+    wait(qtbot, lambda: desk.loading.phase is Phase.READY)
     loaded = desk.loading.loaded
     assert loaded is not None
     places = loaded.edit.layout.assignment()
     assert [places[layer] for layer in (0, 1, 6, 7)] == ["RPC0", "RPC0", "RPC0", "CPU"]
     assert "CPU" in places[2:6]
+
+
+def test_pins_are_those_of_the_model_that_is_loaded_when_another_one_is_shown_meanwhile(
+    desk: Desk, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.settings.step_back(True)
+    desk.auto_layouts.toggle_pin(PinToggle((0, 1)))
+    first = desk.models.current
+    begins: list[Callable[[], None]] = []
+    orders: list[LoadOrder] = []
+    monkeypatch.setattr(desk.loader.memory_return, "then", lambda _model, begin: begins.append(begin))
+    monkeypatch.setattr(first.loading, "load", lambda order, **_: orders.append(order))
+    desk.loader.load()
+    desk.opener.open(write_tiny_llama(tmp_path / "other.gguf", n_layers=4), beside=True)
+    wait(qtbot, lambda: desk.models.current is not first)
+    begins[0]()
+    assert [(pin.device, pin.first) for pin in orders[0].retry.constraints.pins] == [("RPC0", 0), ("RPC0", 1)]
 
 
 def test_nothing_else_is_tried_where_that_is_not_allowed(desk: Desk, qtbot: QtBot) -> None:
@@ -119,7 +137,7 @@ def test_an_edit_made_meanwhile_is_kept(desk: Desk, qtbot: QtBot) -> None:
     later = Edit(ASKED.layout.move_range(0, 3, "CPU"), CONTEXT)
     desk.loader.load()
     desk.document.replace(later, "meanwhile")
-    wait(qtbot, lambda: desk.loading.state is ModelState.READY)
+    wait(qtbot, lambda: desk.loading.phase is Phase.READY)
     assert desk.document.edit == later
 
 
@@ -127,7 +145,7 @@ def test_a_load_that_steps_back_is_cancelled(desk: Desk, qtbot: QtBot) -> None:
     desk.settings.step_back(True)
     desk.loading.bridge.attempt.connect(lambda event: desk.loader.cancel() if event.number == 2 else None)
     desk.loader.load()
-    wait(qtbot, lambda: desk.loading.state is ModelState.EMPTY)
+    wait(qtbot, lambda: desk.loading.phase is Phase.STOPPED)
     assert desk.document.edit == ASKED
 
 
@@ -137,12 +155,12 @@ def test_unloading_another_model_is_one_click_and_changes_no_layout(
     desk.document.replace(Edit(single_device(N_LAYERS, "CPU"), CONTEXT), "test")
     first = desk.models.current
     desk.loader.load()
-    wait(qtbot, lambda: first.loading.state is ModelState.READY)
+    wait(qtbot, lambda: first.loading.phase is Phase.READY)
     desk.opener.open(write_tiny_llama(tmp_path / "other.gguf", n_layers=4))
     wait(qtbot, lambda: desk.models.current is not first)
     edit = desk.document.edit
     assert edit is not None
-    proposal = Proposal("Unload wide", edit, "CPU 1 MiB less", "unload", unload="wide")
+    proposal = Proposal("Unload wide", edit, "CPU 1 MiB less", "unload", unload=first.key)
     notices: list[Notice] = []
     desk.notices.given.connect(notices.append)
     with monkeypatch.context() as patch:
@@ -150,7 +168,7 @@ def test_unloading_another_model_is_one_click_and_changes_no_layout(
         patch.setattr(desk.loading, "proposals_model", desk.document.model)
         desk.other_layouts.apply_proposal(0)
         assert notices[-1].text == "Unloaded wide"
-        wait(qtbot, lambda: first.loading.state is ModelState.EMPTY)
+        wait(qtbot, lambda: first.loading.phase is Phase.STOPPED)
         desk.other_layouts.apply_proposal(0)
         assert "not loaded any more" in notices[-1].text
     assert desk.document.edit == edit

@@ -17,7 +17,7 @@ from engine.chats.conversation import Conversation as Chat
 from engine.chats.message import Message
 from engine.chats.store import ChatStore
 from engine.chats.tree import MessageTree, add
-from widgets.chat.template_field import OTHER
+from widgets.chat.settings_panel import OTHER
 
 
 @pytest.fixture

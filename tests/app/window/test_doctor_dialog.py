@@ -21,9 +21,8 @@ from app.rig.limit_book import LimitBook
 from app.rig.live_rig import LiveRig
 from app.window.doctor_dialog import DoctorDialog
 from app.window.doctor_presenter import DoctorPresenter
-from engine.doctor.examination import Step
 from engine.doctor.machine import Machine
-from engine.doctor.report import Check
+from engine.doctor.report import Check, Step
 from tests.support.patience import DEADLINE_S
 
 FIRST = Check(name="device", device="CPU", detail="a processor")

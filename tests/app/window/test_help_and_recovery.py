@@ -151,11 +151,13 @@ def test_f1_opens_the_page_about_what_has_the_keyboard(window: WindowParts, qtbo
     assert not book.isVisible()
 
 
-def leave_mark(folder: Path, *, restored: bool = False) -> Layout:
-    """Leave what a window leaves that was killed with the model open, split over both cards; return its layout."""
+def leave_mark(folder: Path, *before: Path, restored: bool = False) -> Layout:
+    """Leave the mark of a window that was killed with files open: `before`, and the model split over both cards, whose
+    layout is returned."""
     layout = split_evenly(N_LAYERS, ("CUDA0", "CUDA1"))
     text = encode_layout(LayoutFile(model_name="m", layout=layout, context=ContextSettings(n_ctx=512))).decode()
-    mark = RunMark(1, "1:1.00", (OpenedModel(str(folder / "m.gguf"), text),), restored)
+    models = (*(OpenedModel(str(path), "") for path in before), OpenedModel(str(folder / "m.gguf"), text))
+    mark = RunMark(1, "1:1.00", models, restored)
     runs_path().mkdir(parents=True)
     (runs_path() / "1.json").write_bytes(msgspec.json.encode(mark))
     return layout
@@ -203,6 +205,21 @@ def test_what_was_open_is_opened_again_and_told(window: WindowParts, folder: Pat
     qtbot.waitUntil(noted, timeout=LONG_MS)
     marks.end()
     assert list(runs_path().iterdir()) == []
+
+
+@pytest.mark.usefixtures("faults_stay")
+def test_a_file_that_does_not_open_leaves_the_others_to_be_opened(
+    window: WindowParts, folder: Path, qtbot: QtBot
+) -> None:
+    other = write_tiny_llama(folder / "other.gguf", n_layers=N_LAYERS)
+    layout = leave_mark(folder, folder / "gone.gguf", other)
+    marks, recovery = follow(window, qtbot)
+    document, models = window.desk.document, window.desk.models
+    qtbot.waitUntil(lambda: document.edit is not None and document.edit.layout == layout)
+    assert [model.file.paths[0].name for model in models.all if model.file is not None] == ["other.gguf", "m.gguf"]
+    assert recovery.box is not None
+    recovery.box.close()
+    marks.end()
 
 
 @pytest.mark.usefixtures("faults_stay")

@@ -20,6 +20,7 @@ from app.wiring import WindowParts, make_window
 from engine.chats.presets import Preset
 from engine.fit.speed_book import KeptDevice
 from engine.library.listed import Listed
+from engine.library.notes import KeptDocument
 from tests.support.models import write_tiny_llama
 from tests.support.stores import projector_bytes, put
 from widgets.library.library_view import LibraryView
@@ -257,6 +258,31 @@ def test_a_layout_is_kept_under_a_name_and_used_again(window: WindowParts, model
     qtbot.waitUntil(lambda: bool(use_buttons()))
     use_buttons()[0].click()
     qtbot.waitUntil(lambda: document.edit == kept)
+
+
+def test_a_layout_is_not_given_to_another_model_when_its_own_did_not_open(
+    window: WindowParts, models: Path, qtbot: QtBot
+) -> None:
+    view = show_library(window, qtbot)
+    view.details.open()
+    qtbot.waitUntil(lambda: window.desk.document.model is not None)
+    window.actions["library"].trigger()
+    edit = window.desk.document.edit
+    assert edit is not None
+    window.desk.document.set_context(msgspec.structs.replace(edit.context, n_ctx=1024))
+    text = window.desk.layouts.text()
+    assert text is not None
+    view.list_view.select(1)
+    bob = models / "Bob/Bob-F16.gguf"
+    away = bob.rename(bob.with_name("away"))
+    with qtbot.waitSignal(window.desk.notices.given, check_params_cb=lambda notice: notice.bad):
+        view.details.layouts.use_requested.emit(KeptDocument("layout", "both", text))
+    away.rename(bob)
+    window.desk.opener.open(bob)
+    qtbot.waitUntil(lambda: window.desk.document.model is not None and window.desk.document.model.paths == (bob,))
+    assert window.desk.document.edit is not None
+    assert window.desk.document.edit.context.n_ctx != 1024
+    assert window.desk.document.is_untouched
 
 
 def test_duplicates_are_told(window: WindowParts, models: Path, qtbot: QtBot) -> None:

@@ -9,15 +9,15 @@ import pytest
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.models.loading import ModelState
 from app.settings import Settings
 from app.theme import Theme
 from app.wiring import WindowParts, make_window
 from engine.devices.device import Rig, make_host
-from engine.gguf.identity import identify
+from engine.gguf.model_file import identify
 from engine.gguf.reader import read_model
 from engine.layout.layout import single_device
 from engine.plan.edit import Edit
+from engine.session.status import Phase
 from engine.settings.context_settings import ContextSettings
 from engine.units import GIB
 from tests.support.models import write_tiny_llama
@@ -39,7 +39,7 @@ def window(qtbot: QtBot, qapp: QApplication, tmp_path: Path) -> Iterator[WindowP
     rig = Rig((), make_host("host", 16 * GIB, 8 * GIB))
     opened.desk.document.open(model, rig, Edit(single_device(model.n_layers, "CPU"), CONTEXT))
     opened.desk.loader.load()
-    qtbot.waitUntil(lambda: place.loading.state is ModelState.READY, timeout=DEADLINE_MS)
+    qtbot.waitUntil(lambda: place.loading.phase is Phase.READY, timeout=DEADLINE_MS)
     yield opened
     opened.main.close()
     qapp.setStyleSheet("")
@@ -68,7 +68,7 @@ def test_it_is_told_until_the_first_word(window: WindowParts, qtbot: QtBot, monk
     for texts in (seen, in_chat):
         assert any(" s left" in text for text in texts)
     model.loading.stop_answer()
-    qtbot.waitUntil(lambda: model.loading.state is ModelState.READY, timeout=DEADLINE_MS)
+    qtbot.waitUntil(lambda: model.loading.phase is Phase.READY, timeout=DEADLINE_MS)
 
 
 def test_one_that_is_stopped_is_told_of_no_more(window: WindowParts, qtbot: QtBot) -> None:
@@ -76,5 +76,5 @@ def test_one_that_is_stopped_is_told_of_no_more(window: WindowParts, qtbot: QtBo
     model.conversation.send(QUESTION)
     qtbot.waitUntil(shown(window), timeout=DEADLINE_MS)
     model.loading.stop_answer()
-    qtbot.waitUntil(lambda: model.loading.state is ModelState.READY, timeout=DEADLINE_MS)
+    qtbot.waitUntil(lambda: model.loading.phase is Phase.READY, timeout=DEADLINE_MS)
     assert not shown(window)()

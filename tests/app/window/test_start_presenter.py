@@ -8,19 +8,10 @@ import pytest
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.models.loading import ModelState
 from app.settings import Settings
 from app.theme import Theme
-from app.window.start_presenter import start_words
 from app.wiring import make_window
-
-
-@pytest.mark.parametrize("state", list(ModelState))
-def test_a_button_is_there_only_where_there_is_something_to_do(state: ModelState) -> None:
-    start = start_words("Demo", state)
-    assert start.title == "Demo"
-    assert bool(start.button) == (state is ModelState.EMPTY)
-    assert bool(start.sentence) == bool(start.button)
+from engine.session.status import ModelStatus, Phase
 
 
 def test_without_a_model_the_button_opens_one_and_a_remark_goes_with_its_conversation(
@@ -38,7 +29,7 @@ def test_without_a_model_the_button_opens_one_and_a_remark_goes_with_its_convers
     assert asked
     pane.show_remark("927 tokens restored: they are not read again.")
     window.views.left.conversation.begin()
-    pane.set_ready(True)
+    pane.set_status(ModelStatus("Demo", Phase.READY))
     assert pane.status_text == ""
     window.main.close()
     qapp.setStyleSheet("")

@@ -16,8 +16,7 @@ import gguf
 import msgspec
 import numpy as np
 
-from engine.demo.llama_writer import LlamaShape, write_llama
-from engine.demo.vocabulary import byte_vocabulary
+from engine.demo.llama_writer import LlamaShape, byte_vocabulary, write_llama
 from engine.layout.engine_parameters import MAX_DEVICES, EngineParameters
 from engine.protocol.messages import AnyMessage, AnyRequest, Load
 from engine.settings.context_settings import ContextSettings

@@ -3,8 +3,9 @@
     python -m benchmarks.chat_store [--conversations N]
 
 `open`: the store opened, all conversations listed and the long one read; `search`: the slowest of several texts, short
-ones among them; `append`: a piece of an answer kept, from the call until it is on disk. Times are milliseconds; the
-median of several runs where no other word is said. The last line is one JSON object.
+ones among them; `append`: a piece of an answer kept, from the call until it is on disk; `copy`: a copy made as in the
+background, and the slowest piece kept meanwhile. Times are milliseconds; the median of several runs where no other word
+is said. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from engine.chats.conversation import Conversation
+from engine.chats.copies import DatabaseCopies
 from engine.chats.message import Message, Role
 from engine.chats.store import ChatStore
 from engine.chats.tree import MessageTree, add, tree_of
@@ -40,11 +43,12 @@ def main() -> None:
         path = Path(folder) / "chats.sqlite"
         _fill(path, options.conversations)
         opened = _median(lambda: _open(path))
-        store = ChatStore(path)
+        store = ChatStore(path, makes_copies=False)
         searches = {text: _median(lambda text=text: store.search(text)) for text in TEXTS}  # type: ignore[misc]
         for text, milliseconds in searches.items():
             print(f"search {text!r}: {milliseconds:.1f} ms, {len(store.search(text))} found", flush=True)
         appended, calls = _append(store)
+        copied, beside_copy = _copy(store)
         size_bytes = path.stat().st_size
         store.close()
     result = {
@@ -56,6 +60,8 @@ def main() -> None:
         "append_ms": round(statistics.median(appended), 2),
         "append_slowest_ms": round(max(appended), 2),
         "append_call_ms": round(statistics.median(calls), 4),
+        "copy_ms": round(copied, 1),
+        "append_slowest_during_copy_ms": round(max(beside_copy), 2),
     }
     print(json.dumps(result))
 
@@ -106,6 +112,21 @@ def _append(store: ChatStore) -> tuple[list[float], list[float]]:
         time.sleep(1 / PIECES_PER_SECOND)
     store.finish("c1", answer).result()
     return kept, calls
+
+
+def _copy(store: ChatStore) -> tuple[float, list[float]]:
+    """Return how long a copy takes, and how long each piece that is kept meanwhile."""
+    copies = DatabaseCopies(store.path)
+    kept: list[float] = []
+    begun = time.perf_counter()
+    with ThreadPoolExecutor(1) as pool:
+        copying = pool.submit(copies.make)
+        while not copying.done() or not kept:
+            asked = time.perf_counter()
+            store.append("new", content="piece ").result()
+            kept.append(1000 * (time.perf_counter() - asked))
+        copying.result()
+    return 1000 * (time.perf_counter() - begun), kept
 
 
 def _median(work: Callable[[], object]) -> float:

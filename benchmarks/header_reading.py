@@ -19,8 +19,7 @@ from time import perf_counter
 
 import gguf
 
-from engine.demo.llama_writer import LlamaShape, write_llama
-from engine.demo.vocabulary import byte_vocabulary
+from engine.demo.llama_writer import LlamaShape, byte_vocabulary, write_llama
 from engine.gguf.reader import read_model
 from engine.units import MIB
 

@@ -19,13 +19,11 @@ from pathlib import Path
 from time import perf_counter
 
 from engine.cancellation import CancelToken
-from engine.demo.llama_writer import LlamaShape, write_llama
-from engine.demo.vocabulary import byte_vocabulary
-from engine.library.arranging import Wanted, arrange
+from engine.demo.llama_writer import LlamaShape, byte_vocabulary, write_llama
 from engine.library.facts import Facts
 from engine.library.grouping import group
 from engine.library.index import LibraryIndex
-from engine.library.listed import Listed, listed
+from engine.library.listed import Listed, Wanted, arrange, listed
 from engine.library.looking import current_facts, list_models, look, read_facts_of, unread
 from engine.library.stores import Store
 

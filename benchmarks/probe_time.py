@@ -20,8 +20,7 @@ from pathlib import Path
 import gguf
 
 from benchmarks._children import run_bare, usable_processors
-from engine.demo.llama_writer import LlamaShape, write_llama
-from engine.demo.vocabulary import byte_vocabulary
+from engine.demo.llama_writer import LlamaShape, byte_vocabulary, write_llama
 from engine.devices.device import CPU_ID, Rig
 from engine.gguf.reader import read_model
 from engine.layout.layout import single_device

@@ -35,8 +35,7 @@ import numpy as np
 import psutil
 
 from benchmarks._children import OurChild, our_child
-from engine.demo.llama_writer import LlamaShape, write_llama
-from engine.demo.vocabulary import byte_vocabulary
+from engine.demo.llama_writer import LlamaShape, byte_vocabulary, write_llama
 from engine.devices.device import CPU_ID, Rig
 from engine.fit.speed_book import EMPTY_BOOK, SpeedBook, read_speed_book, write_speed_book
 from engine.gguf.reader import read_model

@@ -6,6 +6,7 @@
     |   +-- LayoutError         a layout (file)
     |   +-- RigError            a rig (file)
     +-- ChatError               kept conversations, or a file of them, that cannot be read or written
+    +-- LibraryError            something of the model library that cannot be read, saved or removed
     +-- PackError               an engine pack that cannot be read, installed or removed
     +-- ModelFileError          a file that is not a readable model: path, offset, reason
     +-- RuleViolationError      a layout that breaks rules of the engine; carries the violations
@@ -81,6 +82,10 @@ class ChatError(EngineError):
     """Kept conversations, presets, or a file of them, that cannot be read or written."""
 
     kind = "argument"
+
+
+class LibraryError(EngineError):
+    """Something of the model library cannot be read, saved or removed; the message names it and the remedy."""
 
 
 class PackError(EngineError):

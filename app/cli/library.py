@@ -11,10 +11,9 @@ from app.cli import exit_codes
 from app.cli.output import print_document, print_line, say
 from app.paths import library_path
 from engine.cancellation import CancelToken
-from engine.errors import ArgumentError
+from engine.errors import ArgumentError, LibraryError
 from engine.library.census import Census
 from engine.library.document import library_document, library_text
-from engine.library.errors import LibraryError
 from engine.library.facts import Facts
 from engine.library.fit import Fit
 from engine.library.index import LibraryIndex
@@ -70,8 +69,7 @@ def _fits(index: LibraryIndex, models: tuple[Listed, ...], options: Namespace) -
     from engine.fit.speed_book import read_speed_book
     from engine.fit.strategies.constraints import Constraints
     from engine.library.children import plan_models
-    from engine.library.planning import jobs
-    from engine.library.settled import rig_key, settled_rig
+    from engine.library.planning import jobs, rig_key, settled_rig
     from engine.rigs.speeds import known_speeds
 
     rig = settled_rig(read_rig(options.rig) if options.rig is not None else this_machine())

@@ -13,22 +13,20 @@ import msgspec
 
 from engine.cancellation import CancelToken
 from engine.devices.device import Rig
+from engine.errors import LibraryError
 from engine.fit.strategies.constraints import Constraints
 from engine.language import tr
-from engine.library.census import Census
-from engine.library.changes import Changes
+from engine.library.census import Census, Changes
 from engine.library.children import plan_models
 from engine.library.duplicates import Duplicates, find_duplicates, sha256_of, suspects
-from engine.library.errors import LibraryError
 from engine.library.facts import Facts, fingerprint
 from engine.library.fit import Fit
 from engine.library.index import LibraryIndex
 from engine.library.listed import Listed
 from engine.library.looking import current_facts, list_models, look, read_facts_of, unread
 from engine.library.notes import NO_NOTES, KeptDocument, Notes
-from engine.library.planning import jobs
+from engine.library.planning import jobs, rig_key
 from engine.library.scan import is_stale
-from engine.library.settled import rig_key
 from engine.library.stores import Store, folder_stores, known_stores, opened_stores
 from engine.library.walking import is_text
 

@@ -28,7 +28,7 @@ from engine.errors import EngineError
 from engine.fit.strategies.constraints import Constraints, Watch
 from engine.hub.settings import HubError
 from engine.language import tr
-from engine.library.settled import settled_rig
+from engine.library.planning import settled_rig
 from engine.plan.decisions.context_length import default_context
 from widgets.library.find_values import DownloadWish, FoundRepo, SearchWish, ShownCard, ShownRepo
 

@@ -20,13 +20,12 @@ from PySide6.QtCore import QObject, Qt, QTimer, Signal
 from app.background import Background
 from app.library.catalogue import LibraryCatalogue, LibraryContents
 from app.models.open_model import OpenModel
-from app.models.open_models import OpenModels
 from app.notices import Notices
 from engine.cancellation import CancelToken
 from engine.errors import EngineError
 from engine.gguf.model_file import ModelFile
 from engine.language import tr, tr_count
-from engine.library.changes import Changes
+from engine.library.census import Changes
 from engine.library.entry import Copy, Entry, Quantisation
 from engine.library.looking import check_folder
 from engine.library.notes import KeptDocument, Notes
@@ -107,7 +106,7 @@ class Library(QObject):
     def __init__(
         self,
         catalogue: LibraryCatalogue,
-        models: OpenModels,
+        current_model: Callable[[], OpenModel],
         background: Background,
         notices: Notices,
         parent: QObject | None = None,
@@ -118,7 +117,7 @@ class Library(QObject):
         self.is_awake = False
         """Whether the library was opened: before that nothing is scanned, read or planned."""
         self.is_scanning = False
-        self._models, self._background, self._notices = models, background, notices
+        self._current_model, self._background, self._notices = current_model, background, notices
         self._scan, self._comparison = LibraryTask(self), LibraryTask(self)
         self._watch = QTimer(self)
         self._watch.setInterval(WATCH_EVERY_MS)
@@ -338,7 +337,7 @@ class Library(QObject):
         """Note that the current model was opened just now; a new conversation begins with its preset."""
         if file is None:
             return
-        model, path, now = self._models.current, file.paths[0].absolute(), time.time()
+        model, path, now = self._current_model(), file.paths[0].absolute(), time.time()
         noted: list[Notes] = []
 
         def begin() -> None:

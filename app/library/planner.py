@@ -16,7 +16,7 @@ from engine.cancellation import CancelToken
 from engine.devices.device import Rig
 from engine.fit.strategies.constraints import Constraints
 from engine.language import tr
-from engine.library.settled import settled_rig, settled_speeds
+from engine.library.planning import settled_rig, settled_speeds
 from engine.speed.speeds import Speeds
 
 RIG_SETTLES_MS = 1_500

@@ -14,7 +14,7 @@ from engine.fit.loaded_models import UNTIL_UNLOADED_S, HeldModel, held_bytes
 from engine.gguf.model_file import FileIdentity, ModelFile
 from engine.plan.edit import Edit
 from engine.session.status import ModelStatus, Phase
-from engine.telemetry.rpc_worker import is_local
+from engine.telemetry.processes import is_local
 
 
 class OpenModel(QObject):

@@ -14,7 +14,7 @@ from engine.devices.device import Rig
 from engine.errors import EngineError
 from engine.language import tr
 from engine.rigs.lab import LabRig
-from engine.telemetry.rpc_worker import WorkerProcess
+from engine.telemetry.processes import WorkerProcess
 
 _log = logging.getLogger("layerdeck.rig")
 

@@ -6,9 +6,8 @@ from PySide6.QtCore import QObject, Qt, Signal
 
 from app.rig.lab import Lab
 from app.rig.live_rig import LiveRig
-from engine.telemetry.readings import DeviceReadings
 from engine.telemetry.sample import Sample
-from engine.telemetry.sampler import Sampler
+from engine.telemetry.sampler import DeviceReadings, Sampler
 
 STOP_S = 0.5
 

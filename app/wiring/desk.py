@@ -129,7 +129,7 @@ def make_desk(
     examiner.learnt.connect(lambda learnt: speeds.learn(learnt.speeds))
     access = HubAccess(settings, notices)
     opener = ModelOpener(models, document, live, rig.lab, settings, background, notices, parent)
-    library = Library(LibraryCatalogue(library_path()), models, background, notices, parent)
+    library = Library(LibraryCatalogue(library_path()), lambda: models.current, background, notices, parent)
     ForecastPlanner(library, models=models, live=live, auto_layouts=auto_layouts, speeds=speeds)
     archive = ChatArchive(chats_path(), background, notices, parent)
     formulas = FormulaProcess()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import get_args
 
 from engine.chats.message import ROLES, MessageState
-from engine.chats.rows import details_of, settings_of
+from engine.chats.schema import details_of, settings_of
 from engine.json_file import UNREADABLE
 from engine.language import tr
 from engine.sqlite_file import FAULTS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 
 from engine.chats.conversation import Hit
-from engine.chats.rows import text as readable
+from engine.chats.schema import text as readable
 
 DEFAULT_HITS = 100
 TRIGRAM = 3

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from engine.chats import rows
+from engine.chats import schema
 from engine.chats.conversation import Conversation, Hit
 from engine.chats.copies import BackgroundCopies, DamageFound, DatabaseCopies
 from engine.chats.database import is_alive, open_database, our_name
@@ -97,18 +97,18 @@ class ChatStore:
         """Return all conversations, pinned ones first, then those that changed last; or those that were deleted."""
         with self._reading() as connection:
             found = connection.execute(
-                f"SELECT {rows.CONVERSATION_COLUMNS} FROM conversation"
+                f"SELECT {schema.CONVERSATION_COLUMNS} FROM conversation"
                 f" WHERE deleted_ms IS {'NOT NULL' if deleted else 'NULL'} ORDER BY pinned DESC, updated_ms DESC"
             )
-            return tuple(map(rows.read_conversation, found))
+            return tuple(map(schema.read_conversation, found))
 
     def conversation(self, conversation: str) -> Conversation | None:
         """Return one conversation, deleted or not; None where it is not there."""
         with self._reading() as connection:
             row = connection.execute(
-                f"SELECT {rows.CONVERSATION_COLUMNS} FROM conversation WHERE id = ?", (conversation,)
+                f"SELECT {schema.CONVERSATION_COLUMNS} FROM conversation WHERE id = ?", (conversation,)
             ).fetchone()
-            return None if row is None else rows.read_conversation(row)
+            return None if row is None else schema.read_conversation(row)
 
     def tree(self, conversation: str) -> MessageTree:
         """Return the messages of a conversation, an empty tree where it has none."""
@@ -136,10 +136,10 @@ class ChatStore:
         """Keep a conversation: new where `before` is None, else what differs from that (rename, pin, folder, draft)."""
         fields = tuple(
             field
-            for field in rows.CONVERSATION_FIELDS
+            for field in schema.CONVERSATION_FIELDS
             if before is None or getattr(before, field) != getattr(conversation, field)
         )
-        values = [rows.conversation_value(field, getattr(conversation, field)) for field in fields]
+        values = [schema.conversation_value(field, getattr(conversation, field)) for field in fields]
         if before is None:
             places = ", ".join("?" * len(fields))
             statement = f"INSERT INTO conversation ({', '.join(fields)}) VALUES ({places})"
@@ -180,7 +180,7 @@ class ChatStore:
             lambda connection: _execute(
                 connection,
                 "INSERT INTO piece (message, content, reasoning) VALUES (?, ?, ?)",
-                [message, rows.text(content), rows.text(reasoning)],
+                [message, schema.text(content), schema.text(reasoning)],
             ),
             comes_again=True,
         )
@@ -238,7 +238,7 @@ class ChatStore:
     # ------------------------------------------------------------------ parts
 
     def _put(self, connection: sqlite3.Connection, conversation: str, message: Message) -> None:
-        values = rows.message_values(message, conversation, self._me)
+        values = schema.message_values(message, conversation, self._me)
         updates = ", ".join(f"{column} = excluded.{column}" for column in values if column != "id")
         connection.execute(
             f"INSERT INTO message ({', '.join(values)}, place) VALUES ({', '.join('?' * len(values))},"
@@ -251,9 +251,9 @@ class ChatStore:
         for attachment in message.attachments:
             _execute(
                 connection,
-                f"INSERT INTO attachment (message, {rows.ATTACHMENT_COLUMNS})"
-                f" VALUES (?, {', '.join('?' * len(rows.ATTACHMENT_FIELDS))})",
-                [message.id, *(getattr(attachment, field) for field in rows.ATTACHMENT_FIELDS)],
+                f"INSERT INTO attachment (message, {schema.ATTACHMENT_COLUMNS})"
+                f" VALUES (?, {', '.join('?' * len(schema.ATTACHMENT_FIELDS))})",
+                [message.id, *(getattr(attachment, field) for field in schema.ATTACHMENT_FIELDS)],
             )
 
     def _read_tree(self, connection: sqlite3.Connection, conversation: str) -> MessageTree:
@@ -265,19 +265,19 @@ class ChatStore:
         ):
             pieces.setdefault(message, []).append((content, reasoning))
         attachments: dict[str, list[Attachment]] = {}
-        columns = ", ".join(f"attachment.{field}" for field in rows.ATTACHMENT_FIELDS)
+        columns = ", ".join(f"attachment.{field}" for field in schema.ATTACHMENT_FIELDS)
         for row in connection.execute(
             f"SELECT attachment.message, {columns} FROM message JOIN attachment ON attachment.message = message.id"
             " WHERE message.conversation = ? ORDER BY attachment.number",
             (conversation,),
         ):
-            attachments.setdefault(row[0], []).append(rows.read_attachment(row[1:]))
+            attachments.setdefault(row[0], []).append(schema.read_attachment(row[1:]))
         messages = [
-            rows.read_message(
+            schema.read_message(
                 row, pieces.get(row[0], ()), attachments.get(row[0], ()), row[-1] is not None and is_alive(row[-1])
             )
             for row in connection.execute(
-                f"SELECT {rows.MESSAGE_COLUMNS} FROM message WHERE conversation = ? ORDER BY place, number",
+                f"SELECT {schema.MESSAGE_COLUMNS} FROM message WHERE conversation = ? ORDER BY place, number",
                 (conversation,),
             )
         ]
@@ -316,7 +316,7 @@ class ChatStore:
 
 
 def _execute(connection: sqlite3.Connection, statement: str, values: list[object]) -> None:
-    connection.execute(statement, [rows.text(value) if isinstance(value, str) else value for value in values])
+    connection.execute(statement, [schema.text(value) if isinstance(value, str) else value for value in values])
 
 
 def _data_version(connection: sqlite3.Connection) -> int:

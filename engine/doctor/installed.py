@@ -15,8 +15,7 @@ from engine.engine_build import engine_build
 from engine.packs.store import ListedPack
 from engine.pci import PciId, parse_pci_id
 from engine.process.system import output_of
-from engine.telemetry.drivers import nvidia_driver
-from engine.telemetry.nvml import Nvml
+from engine.telemetry.cards import Nvml, nvidia_driver
 
 PCI_ROOT = Path("/sys/bus/pci/devices")
 MAKERS = {0x10DE: "NVIDIA", 0x1002: "AMD", 0x8086: "Intel"}

@@ -28,8 +28,7 @@ from engine.rigs.engine_checks import FELL_SILENT, Case, Checked, Checker, Trial
 from engine.rigs.self_test import keep_verdict, try_repeated
 from engine.rigs.speeds import known_speeds, measured_book
 from engine.speed.speeds import Link
-from engine.telemetry.drivers import read_drivers
-from engine.telemetry.nvml import Nvml, NvmlReader
+from engine.telemetry.cards import Nvml, NvmlReader, read_drivers
 from engine.telemetry.sample import Sample
 from engine.units import format_bytes
 

@@ -17,9 +17,8 @@ from typing import Any, TypeVar
 
 from engine.cancellation import CancelToken
 from engine.devices.device import Rig
-from engine.errors import EngineError
+from engine.errors import EngineError, LibraryError
 from engine.fit.strategies.constraints import Constraints
-from engine.library.errors import LibraryError
 from engine.library.facts import Facts, fingerprint
 from engine.library.fit import Fit
 from engine.library.names import role_of

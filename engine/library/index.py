@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from engine.errors import LibraryError
 from engine.json_file import UNREADABLE
 from engine.language import tr
 from engine.library.census import Census
-from engine.library.errors import LibraryError
 from engine.library.facts import Facts
 from engine.library.fit import Fit
 from engine.library.notes import NO_NOTES, KeptDocument, Notes

@@ -6,17 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from engine.cancellation import CancelToken
+from engine.errors import LibraryError
 from engine.language import tr
-from engine.library.arranging import by_name
-from engine.library.census import Census, FoundFile
-from engine.library.changes import Changes, compare, with_missing
+from engine.library.census import Census, Changes, FoundFile, compare, with_missing
 from engine.library.children import read_headers
-from engine.library.errors import LibraryError
 from engine.library.facts import Facts, fingerprint
 from engine.library.fit import Fit
 from engine.library.grouping import FactsOf, group, join_parts
 from engine.library.index import LibraryIndex, State
-from engine.library.listed import Listed, listed
+from engine.library.listed import Listed, by_name, listed
 from engine.library.notes import Notes
 from engine.library.scan import scan
 from engine.library.stores import Store

@@ -1,12 +1,106 @@
-"""What of a library is to be forecast, the wanted ones first; what is known is not asked again."""
+"""What is to be forecast of a library, on which rig, and the key under which forecasts are saved."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from hashlib import blake2b
 from pathlib import Path
 
+import msgspec
+
+from engine.devices.device import Device, Rig
+from engine.fit.strategies.constraints import Constraints
 from engine.library.entry import Entry
 from engine.library.fit import Fit
+from engine.speed.speeds import Speeds
+from engine.units import MIB
+
+FIT_VERSION = 2
+"""Goes up where a forecast of the same model on the same rig would be another one: kept results are then not used."""
+_STEP_BYTES = 256 * MIB
+_STEPS = 64
+_HOST_STEPS = 16
+"""The computer's own memory goes up and down by the hour: forecasts of hundreds of models are to outlast that."""
+_SPEED_STEP = 1.2
+"""Each answer teaches a little: forecasts are made again where a speed has changed by more than this factor."""
+
+
+def settled_rig(rig: Rig, before: Rig | None = None) -> Rig:
+    """Return `rig` with free memory in coarse steps, so that forecasts outlast the ups and downs of a second.
+
+    Where nothing differs from `before` by more than a step, it is `before`.
+    """
+    first, *others = (
+        replace(device, free_bytes=device.available_bytes // _step(device) * _step(device), holdings=())
+        for device in (rig.host, *rig.devices)
+    )
+    settled = Rig(tuple(others), first)
+    return before if before is not None and _is_near(rig, before) else settled
+
+
+def _step(device: Device) -> int:
+    return max(_STEP_BYTES, device.total_bytes // (_HOST_STEPS if device.is_host else _STEPS))
+
+
+def _is_near(rig: Rig, before: Rig) -> bool:
+    if rig.ids != before.ids:
+        return False
+    return all(
+        replace(now, free_bytes=0, holdings=()) == replace(then, free_bytes=0, holdings=())
+        # What is planned with is rounded down: up to a step less is there, and one more may come and go.
+        and -_step(now) // 2 <= now.available_bytes - then.available_bytes <= 2 * _step(now)
+        for now, then in zip(rig.all_devices, before.all_devices, strict=True)
+    )
+
+
+def settled_speeds(speeds: Speeds, before: Speeds | None) -> Speeds:
+    """Return `before` where nothing in `speeds` differs from it by more than a step, else `speeds`."""
+    if before is None:
+        return speeds
+    now, then = dict(_figures(speeds)), dict(_figures(before))
+    # What nothing was learnt of is as if it had been right.
+    is_near = all(abs(_steps(now.get(name, 1.0) / then.get(name, 1.0))) <= 1 for name in now.keys() | then.keys())
+    return before if is_near else speeds
+
+
+def _steps(factor: float) -> float:
+    return math.log(factor, _SPEED_STEP)
+
+
+def _figures(speeds: Speeds) -> Iterator[tuple[str, float]]:
+    """Yield what predictions are made of; all of it is above 0."""
+    for kind in ("bandwidths", "op_seconds", "factors", "ratios"):
+        yield from ((f"{kind} {name}", value) for name, value in getattr(speeds, kind).items())
+    for device_id, types in speeds.by_type.items():
+        yield from ((f"{device_id} {name}", value) for name, value in types.items())
+    for device_id, link in speeds.links.items():
+        yield f"{device_id} latency", link.latency_s
+        yield f"{device_id} rate", link.bytes_per_second
+
+
+def rig_key(rig: Rig, constraints: Constraints, strategy: str) -> str:
+    """Return what forecasts of a rig are kept under: another rig, other wishes or other speeds have another key."""
+    speeds = constraints.speeds
+    said: Mapping[str, object] = {
+        "version": FIT_VERSION,
+        "strategy": strategy,
+        "order": constraints.order,
+        "off": sorted(constraints.off),
+        "kv_types": constraints.kv_types,
+        "split": constraints.split,
+        "devices": [
+            (
+                device.id, device.name, device.backend, device.kind, device.total_bytes, device.available_bytes,
+                device.margin_bytes, device.endpoint or "", device.overhead_bytes or 0,
+            )
+            for device in rig.all_devices
+        ],
+        "speeds": sorted((name, step) for name, value in _figures(speeds) if (step := round(_steps(value)))),
+    }  # fmt: skip
+    return blake2b(msgspec.json.encode(said), digest_size=12).hexdigest()
+
 
 Job = tuple[str, Path]
 """A model's fingerprint, and where it is."""

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.errors import LibraryError
 from engine.json_file import UNREADABLE
 from engine.language import tr
 from engine.library.census import FoundFile
 from engine.library.entry import Copy, Entry, Quantisation
-from engine.library.errors import LibraryError
 from engine.library.ollama import blobs_of, manifest_paths
 from engine.library.walking import Walk
 from engine.units import format_bytes

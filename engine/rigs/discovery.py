@@ -26,8 +26,7 @@ from engine.process.questions import DEFAULT_TIMEOUT_S, ask_child, blaming, rais
 from engine.protocol.messages import DeviceList, GgmlDevice, ListDevices
 from engine.rigs.check_book import read_check_book
 from engine.rigs.self_test import read_verdicts, with_verdicts
-from engine.telemetry.cards import read_card_facts, with_display_margins
-from engine.telemetry.drivers import read_drivers
+from engine.telemetry.cards import read_card_facts, read_drivers, with_display_margins
 from engine.units import MIB
 
 _PROCESSORS = Path("/proc/cpuinfo")

@@ -39,8 +39,7 @@ def write_source(path: Path) -> None:
     import gguf
     import numpy as np
 
-    from engine.demo.llama_writer import LlamaShape, Matrix, write_llama
-    from engine.demo.vocabulary import byte_vocabulary
+    from engine.demo.llama_writer import LlamaShape, Matrix, byte_vocabulary, write_llama
 
     generator = np.random.default_rng(_SEED)
 

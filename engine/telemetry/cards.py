@@ -1,16 +1,196 @@
-"""What driver and kernel tell of a card besides its memory: whether a screen hangs on it, how it is connected."""
+"""Cards, through NVML and the kernel's files: live readings, drivers, screens and links."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import os
+import platform
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from engine.devices.device import Device, Rig
+from engine.language import tr
 from engine.pci import PciId, parse_pci_id
-from engine.telemetry.amd import DRM_ROOT
-from engine.telemetry.nvml import Nvml, ask
+from engine.telemetry.processes import descendants
+from engine.telemetry.sample import Sample, gap
 from engine.units import GIB
+
+DRM_ROOT = Path("/sys/class/drm")
+
+
+def find_amd_card(pci: PciId, drm_root: Path = DRM_ROOT) -> Path | None:
+    """Return the folder of the card in this slot if its driver tells memory, else None."""
+    for folder in sorted(drm_root.glob("card*/device")):
+        card = folder.resolve()
+        if parse_pci_id(card.name) == pci and (card / "mem_info_vram_used").is_file():
+            return card
+    return None
+
+
+class AmdReader:
+    """Reads one card; sensors that a card lacks are None."""
+
+    def __init__(self, device: str, folder: Path) -> None:
+        self._device = device
+        self._folder = folder
+
+    def read(self, time_s: float) -> Sample:
+        used_bytes = _number(self._folder / "mem_info_vram_used")
+        total_bytes = _number(self._folder / "mem_info_vram_total")
+        if used_bytes is None or total_bytes is None:
+            return gap(self._device, time_s, tr("no reading: the card is gone"))
+        busy_percent = _number(self._folder / "gpu_busy_percent")
+        millidegrees = self._sensor("temp1_input")
+        microwatts = self._sensor("power1_average")
+        return Sample(
+            self._device,
+            time_s,
+            used_bytes=used_bytes,
+            total_bytes=total_bytes,
+            spilled_bytes=_number(self._folder / "mem_info_gtt_used"),
+            utilization_percent=None if busy_percent is None else float(busy_percent),
+            temperature_c=None if millidegrees is None else millidegrees / 1000,
+            power_w=None if microwatts is None else microwatts / 1_000_000,
+        )
+
+    def _sensor(self, name: str) -> int | None:
+        for path in sorted(self._folder.glob(f"hwmon/hwmon*/{name}")):
+            return _number(path)
+        return None
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+
+
+class Nvml:
+    """The library, opened at the first question, used by one thread. Without a driver there are no cards, no error."""
+
+    def __init__(self) -> None:
+        self._library: ModuleType | None = None
+        self._handles: dict[PciId, Any] | None = None
+        self.problem = ""
+
+    @property
+    def library(self) -> ModuleType | None:
+        return self._library
+
+    def handle(self, pci: PciId) -> Any | None:
+        """Return NVML's handle of the card in this slot, None if it knows none."""
+        self.open()
+        return (self._handles or {}).get(pci)
+
+    def open(self) -> None:
+        """Open the library where it is not open yet; `library` and `problem` tell what came of it."""
+        if self._handles is None:
+            self._handles = self._open()
+
+    def close(self) -> None:
+        """Let go of the library; the next question opens it again."""
+        library, self._library, self._handles = self._library, None, None
+        if library is not None:
+            ask(library, library.nvmlShutdown)
+
+    def _open(self) -> dict[PciId, Any]:
+        # Not at the top: it takes as long as the rest of the telemetry, for machines that mostly have no such card.
+        import pynvml
+
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            self.problem = str(error)
+            return {}
+        self._library = pynvml
+        handles: dict[PciId, Any] = {}
+        for index in range(ask(pynvml, pynvml.nvmlDeviceGetCount) or 0):
+            handle = ask(pynvml, pynvml.nvmlDeviceGetHandleByIndex, index)
+            info = None if handle is None else ask(pynvml, pynvml.nvmlDeviceGetPciInfo, handle)
+            if info is not None:
+                handles[PciId(info.domain, info.bus, info.device)] = handle
+        return handles
+
+
+def ask(library: ModuleType, function: Callable[..., Any], *arguments: object) -> Any | None:
+    """Return what NVML answers, None when the card or the driver cannot tell."""
+    try:
+        return function(*arguments)
+    except library.NVMLError:
+        return None
+
+
+class NvmlReader:
+    """Reads one card. `own_bytes` counts our children, where the driver tells memory by process."""
+
+    def __init__(self, device: str, pci: PciId, nvml: Nvml) -> None:
+        self._device = device
+        self._pci = pci
+        self._nvml = nvml
+
+    def read(self, time_s: float) -> Sample:
+        handle = self._nvml.handle(self._pci)
+        library = self._nvml.library
+        if handle is None or library is None:
+            return gap(
+                self._device,
+                time_s,
+                tr("no reading: {problem}", problem=self._nvml.problem or tr("unknown to the NVIDIA driver")),
+            )
+        try:
+            memory = library.nvmlDeviceGetMemoryInfo(handle)
+        except library.NVMLError as error:
+            return gap(self._device, time_s, tr("no reading: {error}", error=error))
+        rates = ask(library, library.nvmlDeviceGetUtilizationRates, handle)
+        temperature = ask(library, library.nvmlDeviceGetTemperature, handle, library.NVML_TEMPERATURE_GPU)
+        milliwatts = ask(library, library.nvmlDeviceGetPowerUsage, handle)
+        return Sample(
+            self._device,
+            time_s,
+            used_bytes=int(memory.used),
+            total_bytes=int(memory.total),
+            own_bytes=_own_bytes(library, handle),
+            utilization_percent=None if rates is None else float(rates.gpu),
+            temperature_c=None if temperature is None else float(temperature),
+            power_w=None if milliwatts is None else milliwatts / 1000,
+        )
+
+
+def _own_bytes(library: ModuleType, handle: Any) -> int | None:
+    processes = ask(library, library.nvmlDeviceGetComputeRunningProcesses, handle)
+    if processes is None:
+        return None
+    children = set(descendants(os.getpid()))
+    sizes = [process.usedGpuMemory for process in processes if process.pid in children]
+    return None if None in sizes else sum(sizes)
+
+
+def read_drivers(devices: Iterable[Device]) -> dict[str, str]:
+    """Return the driver of each local card by device id; none for the host and for workers. Takes a moment."""
+    cards = {device.id: parse_pci_id(device.pci_bus_id or "") for device in devices if not device.is_rpc}
+    nvml = Nvml()
+    try:
+        kernel = f"{platform.system()} {platform.release()}"
+        found = {}
+        for device_id, pci in cards.items():
+            if pci is None:
+                continue
+            known = nvml.handle(pci) is not None and nvml.library is not None
+            found[device_id] = f"NVIDIA {nvidia_driver(nvml)}" if known else kernel
+        return found
+    finally:
+        nvml.close()
+
+
+def nvidia_driver(nvml: Nvml) -> str | None:
+    """Return the version of NVIDIA's driver, None where it cannot be asked."""
+    library = nvml.library
+    version = None if library is None else ask(library, library.nvmlSystemGetDriverVersion)
+    return None if version is None else str(version)
+
 
 DISPLAY_MARGIN_BYTES = GIB
 """Kept free by default on a card that draws a desktop: what is open there grows and shrinks."""

@@ -14,8 +14,8 @@ from engine.devices.device import Device
 from engine.devices.holder import MemoryHolder
 from engine.language import tr
 from engine.pci import parse_pci_id
-from engine.telemetry.nvml import Nvml, ask
-from engine.telemetry.process_memory import descendants, resident_bytes
+from engine.telemetry.cards import Nvml, ask
+from engine.telemetry.processes import descendants, resident_bytes
 
 MAX_HOLDERS = 5
 MIN_SHARE = 64

@@ -21,12 +21,11 @@ from engine.chats.presets import parse_presets
 from engine.chats.store import ChatStore
 from engine.chats.tree import MessageTree, tree_of
 from engine.downloads.part_file import Journal, Origin, count_bytes, read_journal
-from engine.errors import ChatError, EngineError
+from engine.errors import ChatError, EngineError, LibraryError
 from engine.hub.addresses import is_repo_id, is_safe_path
 from engine.hub.client import list_repo, search_models
 from engine.hub.listing import SearchQuery
 from engine.hub.settings import HubError, HubSettings, hub_settings
-from engine.library.errors import LibraryError
 from engine.library.facts import Facts
 from engine.library.index import LibraryIndex
 from engine.library.notes import Notes

@@ -7,8 +7,15 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from engine.demo.llama_writer import ExtraMetadata, LlamaShape, Matrix, WeightSource, write_llama
-from engine.demo.vocabulary import Vocabulary, byte_vocabulary
+from engine.demo.llama_writer import (
+    ExtraMetadata,
+    LlamaShape,
+    Matrix,
+    Vocabulary,
+    WeightSource,
+    byte_vocabulary,
+    write_llama,
+)
 from tests.support.vocabularies import control_ids
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gguf
 
-from engine.demo.vocabulary import Vocabulary
+from engine.demo.llama_writer import Vocabulary
 
 _MUTE = (int(gguf.TokenType.CONTROL), int(gguf.TokenType.UNKNOWN))
 

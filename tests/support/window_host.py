@@ -25,7 +25,7 @@ from app.paths import log_path
 from app.settings import Settings
 from app.theme import Theme
 from app.wiring import WindowParts
-from engine.demo import babble
+from engine.demo import writer as demo_writer
 from engine.layout.layout import make_layout
 from widgets.layout_editor.shown import Shown
 
@@ -153,7 +153,7 @@ def main() -> None:
     theme, model, rig = (*sys.argv[1:], "", "")[:3]
     # The made-up demo model ends after one sentence in five. A test that wants to meet an answer in progress must not
     # depend on its length: here an answer goes on until it is stopped or the context is full.
-    babble._END_AFTER_STOP = 1e-12
+    demo_writer._END_AFTER_STOP = 1e-12
     start_logging(log_path())
     application = QApplication(sys.argv[:1])
     BugReporter(application).install()

@@ -20,8 +20,7 @@ from PySide6.QtWidgets import (
 )
 
 from engine.language import tr, tr_count
-from engine.library.arranging import arrange
-from engine.library.listed import Listed
+from engine.library.listed import Listed, arrange
 from engine.library.starters import Starter
 from engine.units import format_bytes
 from widgets.common.elided_label import ElidedLabel

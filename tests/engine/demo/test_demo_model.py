@@ -8,8 +8,7 @@ import gguf
 import numpy as np
 import pytest
 
-from engine.demo.llama_writer import LlamaShape, llama_tensors
-from engine.demo.vocabulary import CHAT_TEMPLATE, byte_vocabulary
+from engine.demo.llama_writer import CHAT_TEMPLATE, LlamaShape, byte_vocabulary, llama_tensors
 from engine.demo.writer import DEMO_SHAPE, is_current_demo, write_demo_model
 from engine.errors import ArgumentError
 from engine.gguf.reader import read_model

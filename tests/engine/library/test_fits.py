@@ -14,17 +14,15 @@ from engine.devices.device import Device, Rig, make_host
 from engine.fit.strategies.constraints import NO_CONSTRAINTS
 from engine.gguf.model_file import ModelFile
 from engine.gguf.reader import read_model
-from engine.library.arranging import ALL, ORDERS, Order, Wanted, arrange
 from engine.library.children import plan_models
 from engine.library.facts import read_facts
 from engine.library.fit import Fit, fit_words, place_words, speed_words
 from engine.library.fitting import find_fit
 from engine.library.grouping import group, join_parts
-from engine.library.listed import Listed, listed, marks_of
+from engine.library.listed import ALL, ORDERS, Listed, Order, Wanted, arrange, listed, marks_of
 from engine.library.notes import Notes
-from engine.library.planning import jobs
+from engine.library.planning import jobs, rig_key, settled_rig, settled_speeds
 from engine.library.scan import scan
-from engine.library.settled import rig_key, settled_rig, settled_speeds
 from engine.library.starters import STARTERS, starters_for
 from engine.library.stores import Store
 from engine.speed.speeds import Link, Speeds

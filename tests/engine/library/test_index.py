@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from engine.cancellation import CancelToken
+from engine.errors import LibraryError
 from engine.library.census import Census
-from engine.library.errors import LibraryError
 from engine.library.facts import Facts
 from engine.library.fit import Fit
 from engine.library.index import MAX_OPENED, SCHEMA_VERSION, LibraryIndex

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from engine.cancellation import CancelToken
+from engine.errors import LibraryError
 from engine.library.duplicates import find_duplicates, sha256_of, suspects
 from engine.library.entry import Entry
-from engine.library.errors import LibraryError
 from engine.library.facts import read_facts
 from engine.library.grouping import group, join_parts
 from engine.library.removal import Removal, plan_removal, to_trash

@@ -18,7 +18,7 @@ from engine.devices.endpoint import GreetingStatus, greet, parse_endpoint
 from engine.errors import ArgumentError, EngineError, WorkerCrashedError
 from engine.rigs.discovery import discover
 from engine.rigs.lab import LabRig, serve
-from engine.telemetry.process_memory import listening_pid
+from engine.telemetry.processes import listening_pid
 from engine.units import MIB
 from tests.support.fake_worker import fake_worker_argv
 from tests.support.patience import DEADLINE_S

@@ -27,7 +27,7 @@ from engine.session.events import Cancelled, Done, Failed, Loaded, OutOfMemory, 
 from engine.session.load_order import LoadOrder
 from engine.session.status import Phase
 from engine.settings.context_settings import ContextSettings
-from engine.telemetry.process_memory import data_bytes
+from engine.telemetry.processes import data_bytes
 from engine.units import MIB
 from tests.support.models import write_tiny_llama
 from tests.support.orders import order_of

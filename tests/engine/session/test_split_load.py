@@ -19,7 +19,7 @@ from engine.protocol.messages import Generate
 from engine.rigs.lab import LabRig
 from engine.session.events import Done, Loaded, OutOfMemory
 from engine.settings.context_settings import ContextSettings
-from engine.telemetry.process_memory import data_bytes
+from engine.telemetry.processes import data_bytes
 from engine.units import MIB
 from tests.support.models import write_tiny_llama
 from tests.support.orders import order_of

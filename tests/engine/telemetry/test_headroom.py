@@ -9,9 +9,8 @@ import pytest
 
 from engine.devices.device import CPU_ID, Device
 from engine.telemetry.headroom import Alert, HeadroomWatch
-from engine.telemetry.host import HostReader
-from engine.telemetry.process_memory import major_faults as read_major_faults
-from engine.telemetry.process_memory import swapped_bytes, total_of
+from engine.telemetry.processes import HostReader, swapped_bytes, total_of
+from engine.telemetry.processes import major_faults as read_major_faults
 from engine.telemetry.sample import Sample
 from engine.units import GIB, MIB
 

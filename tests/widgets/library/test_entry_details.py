@@ -38,7 +38,7 @@ def test_the_chosen_quantisation_is_opened_with_the_projector_if_wanted(details:
     opened: list[OpenWish] = []
     details.open_requested.connect(opened.append)
     details.open_button.click()
-    details.quantisations.setCurrentItem(details.quantisations.topLevelItem(1))
+    details.quantisations.setCurrentIndex(details.quantisations.model().index(1, 0))
     details.projector_box.click()
     QTest.keyClick(details.quantisations, Qt.Key.Key_Return)
     assert opened == [
@@ -48,7 +48,7 @@ def test_the_chosen_quantisation_is_opened_with_the_projector_if_wanted(details:
 
 
 def test_a_choice_stays_while_more_is_learnt_of_the_model(details: EntryDetails) -> None:
-    details.quantisations.setCurrentItem(details.quantisations.topLevelItem(1))
+    details.quantisations.setCurrentIndex(details.quantisations.model().index(1, 0))
     details.show_model(model("ada", "Q4_K_M", "Q8_0", fit=TOO_LARGE))
     assert details.quantisation is not None
     assert details.quantisation.label == "Q8_0"

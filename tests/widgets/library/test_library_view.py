@@ -11,8 +11,7 @@ from PySide6.QtTest import QTest
 from pytestqt.modeltest import ModelTester
 from pytestqt.qtbot import QtBot
 
-from engine.library.arranging import ALL, Wanted
-from engine.library.listed import Listed
+from engine.library.listed import ALL, Listed, Wanted
 from engine.library.notes import Notes
 from engine.library.starters import STARTERS
 from tests.widgets.library.listed_models import ON_CARD, TOO_LARGE, model

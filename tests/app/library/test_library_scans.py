@@ -1,0 +1,95 @@
+"""The library without a window: scans, what becomes of one that fails, and work that a later call replaces."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pytestqt.qtbot import QtBot
+
+from app.background import Background
+from app.library.catalogue import LibraryCatalogue
+from app.library.library import Library, LibraryTask, Report
+from app.models.open_model import OpenModel
+from app.notices import Notice, Notices
+from engine.cancellation import CancelToken
+from engine.errors import LibraryError
+from engine.library.census import Changes
+from engine.library.stores import Store
+from tests.support.patience import DEADLINE_S
+from tests.support.stores import model_bytes, put
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def library(qtbot: QtBot, tmp_path: Path, said: list[str]) -> Iterator[Library]:
+    put(tmp_path / "models" / "ada-Q4_K_M.gguf", model_bytes())
+    catalogue = LibraryCatalogue(tmp_path / "library.sqlite", lambda: [Store("folder", tmp_path / "models")])
+    notices = Notices()
+    background = Background()
+
+    def note(notice: Notice) -> None:
+        said.append(notice.text)
+
+    notices.given.connect(note)
+    library = Library(catalogue, _no_model, background, notices)
+    yield library
+    library.close()
+    background.close()
+
+
+def _no_model() -> OpenModel:
+    raise AssertionError("no model is opened here")
+
+
+def test_nothing_is_scanned_before_the_library_is_opened(library: Library, qtbot: QtBot) -> None:
+    assert (library.contents.models, library.is_scanning) == ((), False)
+    with qtbot.waitSignal(library.scan_finished):
+        library.wake()
+    assert [model.entry.title for model in library.contents.models] == ["ada"]
+    assert library.contents.is_scanned
+    assert not library.is_scanning
+
+
+def test_a_scan_that_fails_is_over(
+    library: Library, qtbot: QtBot, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counted as running for good: folders were watched no more, and forecasts never made."""
+
+    def fail(_catalogue: LibraryCatalogue) -> Changes:
+        raise LibraryError("The index cannot be written.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LibraryCatalogue, "scan", fail)
+        library.scan()
+        qtbot.waitUntil(lambda: bool(said))
+    assert said == ["The index cannot be written."]
+    assert not library.is_scanning
+    with qtbot.waitSignal(library.scan_finished):
+        library.scan()
+
+
+def test_only_the_latest_work_is_delivered(library: Library, qtbot: QtBot) -> None:
+    task, go_on, tokens, done = LibraryTask(library), threading.Event(), list[CancelToken](), list[int]()
+
+    def work(number: int) -> Callable[[Report, CancelToken], int]:
+        def wait(_report: Report, token: CancelToken) -> int:
+            tokens.append(token)
+            assert go_on.wait(DEADLINE_S)
+            return number
+
+        return wait
+
+    task.run("first", "", work(1), done.append)
+    qtbot.waitUntil(lambda: len(tokens) == 1)
+    task.run("second", "", work(2), done.append)
+    assert tokens[0].cancelled
+    go_on.set()
+    qtbot.waitUntil(lambda: bool(done))
+    assert done == [2]

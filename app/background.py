@@ -1,18 +1,25 @@
-"""Work that may wait (files, sockets, children), done beside the GUI thread with the answer delivered in it."""
+"""Work that may wait for files, sockets or children: done in background threads, with results in the GUI thread.
+
+`Background.run` is for work whose result is always wanted. `Background.latest` is for work that a newer request
+replaces: it cancels what runs, and drops its result, its error and its progress.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from PySide6.QtCore import QObject, Qt, Signal
 
+from engine.cancellation import CancelToken
 from engine.errors import EngineError
 
 _T = TypeVar("_T")
+_Progress = TypeVar("_Progress")
 _OnError = Callable[[EngineError], None]
 _log = logging.getLogger("layerdeck.background")
 
@@ -21,6 +28,18 @@ _log = logging.getLogger("layerdeck.background")
 class _Answer:
     work: object
     deliver: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Task(Generic[_Progress]):
+    """What work knows of its request, in its own thread.
+
+    `token`: cancelled as soon as nobody waits for the result.
+    `tell`: reports progress, which is delivered in the GUI thread while the request is the last one.
+    """
+
+    token: CancelToken
+    tell: Callable[[_Progress], None]
 
 
 class Background(QObject):
@@ -57,6 +76,14 @@ class Background(QObject):
             self._shown[work] = what
             self._tell_busy()
         threading.Thread(target=self._work, args=(work, function, on_result, on_error), name=what, daemon=True).start()
+
+    def latest(self) -> Latest:
+        """Return a line of work of which only the last request counts."""
+        return Latest(self)
+
+    def deliver(self, call: Callable[[], None]) -> None:
+        """Call `call` in the GUI thread; for any thread."""
+        self._answer(None, call)
 
     def close(self) -> None:
         """Deliver nothing any more."""
@@ -98,3 +125,100 @@ class Background(QObject):
 
     def _tell_busy(self) -> None:
         self.busy_changed.emit(next(reversed(self._shown.values()), ""))
+
+
+class Latest:
+    """Requests that replace each other: a new one cancels the one before, of which nothing is delivered any more.
+
+    Called in the GUI thread only, and delivers there.
+    """
+
+    def __init__(self, background: Background) -> None:
+        self._background = background
+        self._token: CancelToken | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a result is on its way."""
+        return self._token is not None
+
+    def run(
+        self,
+        what: str,
+        work: Callable[[Task[_Progress]], _T],
+        on_result: Callable[[_T], None],
+        on_error: _OnError,
+        on_progress: Callable[[_Progress], None] | None = None,
+        *,
+        quiet: bool = False,
+    ) -> None:
+        """Run `work` in a background thread, then `on_result` or `on_error`, unless another request comes before.
+
+        `what` and `quiet` are as in `Background.run`.
+        """
+        self.cancel()
+        token = self._token = CancelToken()
+
+        def tell(progress: _Progress) -> None:
+            def deliver() -> None:
+                if on_progress is not None and token is self._token:
+                    on_progress(progress)
+
+            self._background.deliver(deliver)
+
+        def done(result: _T) -> None:
+            if token is self._token:
+                self._token = None
+                on_result(result)
+
+        def failed(error: EngineError) -> None:
+            if token is self._token:
+                self._token = None
+                on_error(error)
+
+        self._background.run(what, lambda: work(Task(token, tell)), done, failed, quiet=quiet)
+
+    def cancel(self) -> None:
+        """Cancel the request that runs, if there is one; nothing of it is delivered."""
+        token, self._token = self._token, None
+        if token is not None:
+            token.cancel()
+
+
+_log = logging.getLogger("layerdeck.background")
+
+
+class Worker:
+    """Its thread ends when nothing is left to do, and begins anew with the next piece."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._runs = False
+
+    def submit(self, work: Callable[[], None]) -> None:
+        """Do `work` after what was given before."""
+        with self._lock:
+            self._waiting.append(work)
+            if self._runs:
+                return
+            self._runs = True
+        threading.Thread(target=self._run, name=self._name, daemon=True).start()
+
+    def close(self) -> None:
+        """Leave what has not begun."""
+        with self._lock:
+            self._waiting.clear()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._runs = False
+                    return
+                work = self._waiting.popleft()
+            try:
+                work()
+            except Exception:
+                _log.exception("bug in %s", self._name)

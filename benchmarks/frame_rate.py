@@ -104,7 +104,7 @@ def measure(path: Path | None, seconds: float, answers: int) -> dict[str, object
 
 def load(window: WindowParts, path: Path, answers: int) -> None:
     """Load the model with room for so many requests at a time."""
-    from app.models.loading import ModelState
+    from engine.session.status import Phase
     from engine.settings.context_settings import ContextSettings
 
     desk = window.desk
@@ -114,7 +114,7 @@ def load(window: WindowParts, path: Path, answers: int) -> None:
     context = ContextSettings(n_ctx=N_CTX, threads=1, threads_batch=1)
     desk.document.set_context(context.with_requests(answers))
     desk.loader.load()
-    wait_for(lambda: desk.loading.state is ModelState.READY)
+    wait_for(lambda: desk.loading.phase is Phase.READY)
 
 
 def ask(window: WindowParts, answers: int) -> list[object]:

@@ -223,10 +223,10 @@ class Soak:
     def _ask(self) -> None:
         self._desk.models.current.conversation.send(f"Tell me about {self._numbers.random()}")
         self._pump(2 * self._numbers.random())
-        if self._is("GENERATING"):
+        if self._is("ANSWERING"):
             self._desk.loading.stop_answer()
             self.done["stopped"] += 1
-        self._wait("the answer has ended", lambda: not self._is("GENERATING"))
+        self._wait("the answer has ended", lambda: not self._is("ANSWERING"))
         self.done["answers"] += 1
 
     def _delete_chat(self) -> None:
@@ -255,7 +255,7 @@ class Soak:
             self._wait("the loss was seen", lambda: not self._desk.loading.has_child)
 
     def _is(self, state: str) -> bool:
-        return self._desk.loading.state.name == state
+        return self._desk.loading.phase.name == state
 
     def _probing_children(self) -> list[psutil.Process]:
         """Return the children that ask the engine something, or hold a model; one that waits is the window's own."""
@@ -266,7 +266,7 @@ class Soak:
         end_s = time.monotonic() + STEP_TIMEOUT_S
         while not condition():
             if time.monotonic() > end_s:
-                state, line = self._desk.loading.state.name, self._window.main.status_line.text()
+                state, line = self._desk.loading.phase.name, self._window.main.status_line.text()
                 raise TimeoutError(f"{what}: not within {STEP_TIMEOUT_S:g} s; {state}, {line}")
             self._pump(0.02)
 

@@ -11,7 +11,7 @@ import msgspec
 from PySide6.QtCore import QObject, Signal
 
 from app.background import Background
-from app.models.loading import Loading, ModelState
+from app.models.loading import Loading
 from app.models.open_model import OpenModel
 from engine.chats.asking import attachment_text, media_file
 from engine.chats.attachments import ReadFile, as_attachment, read_attachment
@@ -21,6 +21,7 @@ from engine.images.pictures import Picture
 from engine.language import tr
 from engine.protocol.messages import Counted, CountTokens
 from engine.session.events import Answered
+from engine.session.status import Phase
 from engine.texts import show
 
 MAX_FILES = 16
@@ -162,7 +163,7 @@ class Attacher(QObject):
     # ------------------------------------------------------------------ tokens
 
     def _count(self, file: Attached) -> None:
-        if file.attachment is None or self._loading.state not in (ModelState.READY, ModelState.GENERATING):
+        if file.attachment is None or self._loading.phase not in (Phase.READY, Phase.ANSWERING):
             return
         try:
             number = self._loading.ask(_count_request(file.attachment))

@@ -31,7 +31,8 @@ from engine.session.events import (
     Token,
 )
 from engine.session.load_order import LoadOrder
-from engine.session.snapshot import Phase, Snapshot
+from engine.session.snapshot import Snapshot
+from engine.session.status import Phase
 
 _E = TypeVar("_E", Token, Done | OutOfMemory | Failed | Crashed | Cancelled)
 

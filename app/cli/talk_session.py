@@ -29,7 +29,8 @@ from engine.session.events import (
 )
 from engine.session.load_order import LoadOrder
 from engine.session.session import ModelSession
-from engine.session.snapshot import Phase, Snapshot
+from engine.session.snapshot import Snapshot
+from engine.session.status import Phase
 from engine.telemetry.memory_holders import memory_holders
 
 POLL_S = 0.2

@@ -1,17 +1,18 @@
-"""Loads the current model: alone, beside others, or in the place of one that has to go, which is asked first.
+"""Loads the current model: alone, beside others, or in the place of one that has to be unloaded.
 
-So is a layout that is forecast not to fit, where something is loaded that it would end for nothing.
+People are asked before another model is unloaded, and before what is loaded of a model is replaced by a layout that is
+forecast not to fit. A model that was lost is loaded again by itself, if people chose that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
-from PySide6.QtCore import QObject, Signal
+from PySide6.QtCore import QObject, QTimer, Signal
 
-from app.background import Background
-from app.load.best_proposal import BestProposal
+from app.background import Background, Task
 from app.load.memory_return import MemoryReturn
 from app.load.room import Room, find_room, fit_question, load_question, with_proposal
 from app.models.document import LayoutDocument
@@ -20,7 +21,8 @@ from app.models.open_models import OpenModels
 from app.notices import Notice
 from app.rig.live_rig import LiveRig
 from app.settings import Settings
-from engine.fit.proposal import Proposal
+from engine.cancellation import CancelToken
+from engine.fit.proposal import ALL_KINDS, Proposal
 from engine.fit.strategies.constraints import Constraints
 from engine.gguf.model_file import ModelFile
 from engine.language import tr
@@ -50,7 +52,7 @@ class Loader(QObject):
         self,
         models: OpenModels,
         document: LayoutDocument,
-        keeper: LiveRig,
+        live: LiveRig,
         settings: Settings,
         background: Background,
         constraints_of: Callable[[ModelFile], Constraints],
@@ -59,18 +61,24 @@ class Loader(QObject):
         super().__init__(parent)
         self._models = models
         self._document = document
-        self._keeper = keeper
+        self._live = live
         self._settings = settings
         self._constraints_of = constraints_of
-        self._best_proposal = BestProposal(background)
+        self._proposing = background.latest()
+        """The search for what would fit instead of what is asked about."""
+        self._reloaded: set[OpenModel] = set()
+        """Lost models that were loaded again by themselves and have not answered since."""
         self._asked: _Wanted | None = None
         self._proposal: Proposal | None = None
         """What would fit instead of what is asked about, where that is known."""
-        self.memory_return = MemoryReturn(models, keeper, self)
+        self.memory_return = MemoryReturn(models, live, self)
         models.current_changed.connect(self._on_current_changed)
         models.changed.connect(self._on_models_changed)
         document.preview_changed.connect(self._on_edited)
         document.edit_settled.connect(self._on_edited)
+        models.added.connect(self._follow)
+        for model in models.all:
+            self._follow(model)
 
     @property
     def is_waiting(self) -> bool:
@@ -86,9 +94,9 @@ class Loader(QObject):
 
     def _load(self) -> None:
         current, plan = self._models.current, self._document.plan
-        if plan is None or self.is_waiting:
+        if plan is None:
             return
-        busy = self._models.loading
+        busy = self.memory_return.waiting or self._models.loading
         if busy is not None:
             if busy is not current:
                 self._say(
@@ -100,7 +108,7 @@ class Loader(QObject):
                 )
             return
         loaded = current.loading.loaded
-        if loaded is not None and loaded.edit == plan.edit:
+        if loaded is not None and not loaded.differs_from(plan.edit):
             return
         obstacle = self._obstacle(plan)
         if obstacle:
@@ -148,7 +156,18 @@ class Loader(QObject):
     def close(self) -> None:
         """Look for nothing and begin nothing any more."""
         self.memory_return.cancel()
-        self._best_proposal.cancel()
+        self._proposing.cancel()
+
+    def _follow(self, model: OpenModel) -> None:
+        model.loading.lost_changed.connect(partial(self._on_lost_changed, model))
+        model.loading.answered.connect(lambda _event: self._reloaded.discard(model))
+
+    def _on_lost_changed(self, model: OpenModel, lost: bool) -> None:
+        """Load a lost model again by itself: once, until it has answered again."""
+        if lost and self._settings.reload_lost and model not in self._reloaded:
+            self._reloaded.add(model)
+            # Not in the middle of the signals that report the loss.
+            QTimer.singleShot(0, self, partial(self.reload, model))
 
     # ------------------------------------------------------------------ deciding
 
@@ -165,7 +184,7 @@ class Loader(QObject):
         """Return the load of `plan` with what it asks of the models that are loaded now."""
         replaced = () if model.held is None else (model.held,)
         others = [held for held in self._models.held if held not in replaced]
-        room = find_room(plan.forecast, others, lambda leaving: self._keeper.rig_without((*replaced, *leaving)))
+        room = find_room(plan.forecast, others, lambda leaving: self._live.rig_without((*replaced, *leaving)))
         return _Wanted(model, plan, room)
 
     def _would_end_for_nothing(self, wanted: _Wanted) -> bool:
@@ -179,7 +198,7 @@ class Loader(QObject):
     def _ask(self, wanted: _Wanted) -> None:
         self._asked, self._proposal = wanted, None
         name = wanted.plan.model.name
-        self._best_proposal.cancel()
+        self._proposing.cancel()
         if wanted.room.victims:
             # Its buttons stay where they are: nothing is looked for meanwhile.
             self.question_changed.emit(load_question(wanted.room, name, self._models.now_s()))
@@ -192,7 +211,11 @@ class Loader(QObject):
             self.question_changed.emit(with_proposal(question, found))
 
         constraints = self._constraints_of(wanted.plan.model).kept_by(wanted.plan.edit.layout)
-        self._best_proposal.find(wanted.plan, constraints, propose)
+
+        def search(task: Task[None]) -> Proposal | None:
+            return _best_proposal(wanted.plan, constraints, task.token)
+
+        self._proposing.run("Finding what fits", search, propose, lambda _error: propose(None), quiet=True)
 
     def _go_on(self, wanted: _Wanted, answer: LoadAnswer) -> None:
         if answer is LoadAnswer.CANCEL:
@@ -202,7 +225,7 @@ class Loader(QObject):
                 model = self._models.find(victim.key)
                 if model is not None:
                     model.loading.unload()
-        self.memory_return.then(lambda: self._begin(wanted))
+        self.memory_return.then(wanted.model, lambda: self._begin(wanted))
 
     def _begin(self, wanted: _Wanted) -> None:
         plan, now = wanted.plan, self._document.plan
@@ -222,7 +245,7 @@ class Loader(QObject):
             first = plan.violations[0]
             return f"{first.message} {first.remedy}"
         used = used_devices(plan.edit.layout)
-        missing = [device for device in self._keeper.missing_devices if device in used]
+        missing = [device for device in self._live.missing_devices if device in used]
         if not missing:
             return ""
         return tr(
@@ -255,11 +278,21 @@ class Loader(QObject):
     def _withdraw(self) -> None:
         if self._asked is not None:
             self._asked = self._proposal = None
-            self._best_proposal.cancel()
+            self._proposing.cancel()
             self.question_changed.emit(None)
 
     def _say(self, text: str) -> None:
         self.notice.emit(Notice(text))
+
+
+def _best_proposal(plan: Plan, constraints: Constraints, token: CancelToken) -> Proposal | None:
+    """Return the proposal for `plan` that keeps most of it; unloading other models is a question of its own."""
+    # The searches need much that the window's start can do without.
+    from engine.fit.proposals import best_by_forecast
+    from engine.fit.strategies.watch import Watch
+
+    kinds = tuple(kind for kind in ALL_KINDS if kind != "unload")
+    return best_by_forecast(plan.with_own_tables(), replace(constraints, watch=Watch(token)), kinds)
 
 
 def _may_go_unasked(room: Room, answer: LoadAnswer) -> bool:

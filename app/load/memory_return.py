@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from PySide6.QtCore import QObject, QTimer, Signal
+from PySide6.QtCore import QObject, QTimer
 
-from app.models.loading import ModelState
 from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
 from app.rig.live_rig import LiveRig
 from engine.fit.loaded_models import HeldModel
 from engine.fit.recovery import Recovery, begin_recovery
 from engine.language import tr
+from engine.session.status import Phase
 
 POLL_MS = 100
 
@@ -27,15 +27,15 @@ class _Leaving:
 class MemoryReturn(QObject):
     """Follows every unload; a load that comes meanwhile waits here, a bounded time."""
 
-    waiting_changed = Signal(str)  # what is waited for, for people; empty: nothing any more
-
-    def __init__(self, models: OpenModels, keeper: LiveRig, parent: QObject | None = None) -> None:
+    def __init__(self, models: OpenModels, live: LiveRig, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._models = models
-        self._keeper = keeper
+        self._live = live
         self._held: dict[OpenModel, HeldModel] = {}
         self._leaving: list[_Leaving] = []
         self._then: Callable[[], None] | None = None
+        self.waiting: OpenModel | None = None
+        """The model whose load waits."""
         self._poll = QTimer(self)
         self._poll.setInterval(POLL_MS)
         self._poll.timeout.connect(self._on_poll)
@@ -46,13 +46,13 @@ class MemoryReturn(QObject):
         """Whether a load waits."""
         return self._then is not None
 
-    def then(self, begin: Callable[[], None]) -> None:
-        """Call `begin` when nothing is on its way out any more, at once where nothing is."""
-        self._then = begin
+    def then(self, model: OpenModel, begin: Callable[[], None]) -> None:
+        """Call `begin`, which loads `model`, once all memory is back. Until then its status says what it waits for."""
+        self._then, self.waiting = begin, model
         self._on_poll()
         if self.is_waiting:
             self._poll.start()
-            self.waiting_changed.emit(self._text())
+            model.show_wait(self._text())
 
     def cancel(self) -> None:
         """Forget the load that waits."""
@@ -67,8 +67,8 @@ class MemoryReturn(QObject):
         self._held = held
 
     def _recovery(self, gone: HeldModel) -> Recovery | None:
-        free_bytes = self._keeper.memory.free_bytes
-        return begin_recovery(self._keeper.rig, free_bytes, gone.held_bytes, self._models.now_s())
+        free_bytes = self._live.memory.free_bytes
+        return begin_recovery(self._live.rig, free_bytes, gone.held_bytes, self._models.now_s())
 
     def _on_poll(self) -> None:
         self._leaving = [each for each in self._leaving if not self._is_over(each)]
@@ -78,19 +78,18 @@ class MemoryReturn(QObject):
             begin()
 
     def _is_over(self, leaving: _Leaving) -> bool:
-        if leaving.model.loading.state is not ModelState.EMPTY:
+        if leaving.model.loading.phase is not Phase.STOPPED:
             return True  # It is loaded again: its own child's end comes first anyhow.
         if leaving.model.loading.has_child:
             return False
         recovery = leaving.recovery
-        return recovery is None or recovery.is_over(self._keeper.memory.free_bytes, self._models.now_s())
+        return recovery is None or recovery.is_over(self._live.memory.free_bytes, self._models.now_s())
 
     def _stop(self) -> None:
-        was_polling = self._poll.isActive()
         self._poll.stop()
-        self._then = None
-        if was_polling:
-            self.waiting_changed.emit("")
+        model, self._then, self.waiting = self.waiting, None, None
+        if model is not None:
+            model.show_wait("")
 
     def _text(self) -> str:
         devices = {device for each in self._leaving if each.recovery is not None for device in each.recovery.devices}

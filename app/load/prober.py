@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from PySide6.QtCore import QObject, QTimer
 
-from app.background import Background
+from app.background import Background, Task
 from app.models.document import LayoutDocument
 from engine.errors import EngineError
 from engine.plan.plan import Plan
@@ -34,7 +34,7 @@ class Prober(QObject):
         self._document = document
         self._background = background
         self._may_probe = may_probe
-        self._run: ProbeRun | None = None
+        self._probing = background.latest()
         self._closed = False
         self._spare = SpareChild(timeout_s=DEFAULT_TIMEOUT_S)
         self._pause = QTimer(self)
@@ -56,9 +56,7 @@ class Prober(QObject):
 
     def cancel(self) -> None:
         """End the probe that runs."""
-        run, self._run = self._run, None
-        if run is not None:
-            run.cancel()
+        self._probing.cancel()
 
     def close(self) -> None:
         """Begin nothing any more and end what runs."""
@@ -83,20 +81,13 @@ class Prober(QObject):
         plan = document.plan
         if plan is None or plan.probed is not None or plan.violations or document.is_dragging or not self._may_probe():
             return
-        self.cancel()
-        run = self._run = ProbeRun(plan, document.probes, self._spare)
+        run = ProbeRun(plan, document.probes, self._spare)
 
-        def show(_probed: Plan) -> None:
-            if self._run is run:
-                self._run = None
-                document.show_probed()
+        def probe(task: Task[None]) -> Plan:
+            with task.token.waking(run.cancel):
+                return run.run()
 
-        def skip(error: EngineError) -> None:
-            if self._run is run:
-                self._run = None
-                self._skip(error)
-
-        self._background.run("probe", run.run, show, skip, quiet=True)
+        self._probing.run("probe", probe, lambda _probed: document.show_probed(), self._skip, quiet=True)
 
 
 def _nothing(_result: None) -> None:

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from app.models.loading import AnswerLost, Loading, ModelState
+from app.models.loading import AnswerLost, Loading
 from engine.chats.context import ContextUse, answer_reserve, use_of
 from engine.errors import EngineError
 from engine.protocol.messages import ChatMessage, Counted, CountTokens, MediaFile
 from engine.session.events import Answered
+from engine.session.status import Phase
 
 MOST_CONVERSATIONS = 32
 """Whose counts are kept; texts are kept until another model is there."""
@@ -86,7 +87,7 @@ class ContextCounter(QObject):
             self.counted.emit(use_of(used, system, files, answer_reserve(n_ctx, chat.max_tokens), n_ctx))
 
     def _ask(self, chat: CountedChat, request: CountTokens) -> None:
-        if self._loading.state is not ModelState.READY:
+        if self._loading.phase is not Phase.READY:
             return  # the next answer, or load, asks again
         try:
             number = self._loading.ask(request)

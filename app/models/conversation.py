@@ -17,7 +17,7 @@ from app.models.chat_keeper import ChatKeeper, NoKeeper
 from app.models.chat_words import layout_words, title_of_message
 from app.models.context_counter import CountedChat
 from app.models.context_fit import shown_path
-from app.models.loading import Loading, ModelState
+from app.models.loading import Loading
 from engine.chats.asking import chat_messages, media_of, texts_of
 from engine.chats.conversation import Conversation as Chat
 from engine.chats.cuts import cut_of_answer, cut_of_path, left_out_of
@@ -30,6 +30,7 @@ from engine.language import tr
 from engine.plan.preview import LoadedLayout
 from engine.protocol.messages import ChatMessage
 from engine.session.events import Done
+from engine.session.status import Phase
 from engine.settings.sampling_sources import Sampling, changed_settings, model_sampling, sampling_of
 
 
@@ -315,7 +316,7 @@ class Conversation(QObject):
     def can_ask(self) -> bool:
         """Whether a question would be answered now."""
         loading = self._loading
-        return loading.state is ModelState.READY and loading.model is not None and not self.is_answering
+        return loading.phase is Phase.READY and loading.model is not None and not self.is_answering
 
     def _parent_of_next(self) -> str | None:
         returned = self.tree.messages.get(self._returned or "")
@@ -407,7 +408,7 @@ class Conversation(QObject):
     def _show(self) -> None:
         self.chat_changed.emit()
         self.shown_changed.emit()
-        if self._loading.state is ModelState.READY:
+        if self._loading.phase is Phase.READY:
             self.context_use_changed.emit(ContextUse(None if self.tree.messages else 0, self._context_size))
 
     def _apply(self, tree: MessageTree) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from PySide6.QtCore import QObject
 
 from app.models.document import LayoutDocument
-from app.models.loading import ModelState
 from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
 from app.rig.live_rig import LiveRig
-from app.rig.watchman import Watchman
+from app.rig.sampling import Watchman
 from engine.layout.engine_parameters import used_devices
+from engine.session.status import Phase
 
 
 class HeldMemory(QObject):
@@ -38,7 +38,7 @@ class HeldMemory(QObject):
         if (
             plan is None
             or edit is None
-            or self._models.current.loading.state is not ModelState.EMPTY
+            or self._models.current.loading.phase is not Phase.STOPPED
             or not self._live.is_real
         ):
             return False
@@ -52,5 +52,5 @@ class HeldMemory(QObject):
 
     def _on_samples(self) -> None:
         for model in self._models.all:
-            if model.loading.state is ModelState.READY and model.holds_remote:
+            if model.loading.phase is Phase.READY and model.holds_remote:
                 model.loading.bridge.session.query_device_memory()

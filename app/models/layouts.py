@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PySide6.QtCore import QObject
 
-from app.background import Background
+from app.background import Background, Task
 from app.models.document import LayoutDocument
 from app.models.open_models import OpenModels
 from app.notices import Notices
@@ -40,8 +40,7 @@ class Layouts(QObject):
         self._live = live
         self._background = background
         self._notices = notices
-        self._asked = 0
-        """How often a proposal was asked for: an answer with an older number is not wanted any more."""
+        self._proposing = background.latest()
         live.rig_changed.connect(self._on_rig_changed)
 
     def open(self, path: Path) -> None:
@@ -107,12 +106,8 @@ class Layouts(QObject):
         if self._document.plan is None:
             return
         plan = self._document.plan.on(self._live.rig)
-        self._asked += 1
-        number = self._asked
 
         def apply(layout: Layout) -> None:
-            if number != self._asked:
-                return
             obstacle = self._obstacle(plan)
             if obstacle:
                 self._notices.tell(
@@ -155,10 +150,10 @@ class Layouts(QObject):
     def _find(self, plan: Plan, apply: Callable[[Layout], None]) -> None:
         """Find the layout that is proposed for what `plan` asks for, beside the GUI thread."""
 
-        def find() -> Layout:
+        def find(_task: Task[None]) -> Layout:
             return initial_layout(plan.model, plan.rig, plan.edit.context, plan.edit.side_files)
 
-        self._background.run(tr("Proposing a layout"), find, apply, self._notices.tell)
+        self._proposing.run(tr("Proposing a layout"), find, apply, self._notices.tell)
 
     def _obstacle(self, asked: Plan) -> str:
         """Return why what was proposed for `asked` is of no use now; empty where it is. Free memory may have moved."""

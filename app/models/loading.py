@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum, auto
 
 from PySide6.QtCore import QObject, Signal
 
@@ -27,22 +26,13 @@ from engine.session.events import Cancelled, Crashed, Done, Failed, Loaded, OutO
 from engine.session.load_order import LoadOrder
 from engine.session.snapshot import Snapshot
 from engine.session.state import LoadedInfo
+from engine.session.status import Fault, Phase
 
 ENGINE_ENDED = tr("The engine ended in the middle of this answer: Last load says how.")
 """The report has all of it; beside an answer it would push the words away."""
 
 _BESIDE = (CountTokens, RenderTemplate, RestoreSequence, SaveSequence, Tokenise)
 """Requests of ours that take a moment, and beside which a model may be asked."""
-
-
-class ModelState(Enum):
-    """What the child of a model does."""
-
-    EMPTY = auto()
-    LOADING = auto()
-    READY = auto()
-    GENERATING = auto()
-    STOPPING = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +54,10 @@ class AnswerLost:
 class Loading(QObject):
     """Shows the session of one model. Calls return at once; what becomes of them arrives as signals.
 
-    State and what is loaded follow the session's snapshots, and are up to date when a call returns.
+    Phase and what is loaded follow the session's snapshots, and are up to date when a call returns.
     """
 
-    state_changed = Signal(ModelState)
+    phase_changed = Signal(Phase)
     loaded_changed = Signal(object)  # LoadedLayout | None
     ended = Signal(object)  # OutOfMemory | Failed | Crashed | Cancelled: a load, or the child that was loaded
     held_changed = Signal()
@@ -87,7 +77,8 @@ class Loading(QObject):
         self.bridge = EngineBridge(self)
         self.snapshot = Snapshot()
         """The latest that is shown."""
-        self.state = ModelState.EMPTY
+        self.phase = Phase.STOPPED
+        """As `ModelStatus.phase`."""
         self.loaded: LoadedLayout | None = None
         self.model: ModelFile | None = None
         """The model that is loaded."""
@@ -102,6 +93,8 @@ class Loading(QObject):
         self._held: LoadOrder | None = None
         """What was loaded last, for as long as nobody has replaced or unloaded it."""
         self._lost: LoadOrder | None = None
+        self._has_crashed = False
+        """Whether the last load, or the child that was loaded, ended by a crash of the engine."""
         self._connect()
 
     def _connect(self) -> None:
@@ -125,7 +118,14 @@ class Loading(QObject):
     @property
     def is_busy(self) -> bool:
         """Whether a load runs, waits or is being cancelled."""
-        return self.state in (ModelState.LOADING, ModelState.STOPPING)
+        return self.phase in (Phase.LOADING, Phase.STOPPING)
+
+    @property
+    def fault(self) -> Fault:
+        """Why the model is gone that `reload` brings back; empty if there is none."""
+        if self._lost is None:
+            return ""
+        return "crashed" if self._has_crashed else "lost"
 
     @property
     def endpoints(self) -> frozenset[str]:
@@ -161,13 +161,13 @@ class Loading(QObject):
 
     def cancel(self) -> None:
         """End the load that runs or waits."""
-        if self.state is ModelState.LOADING:
+        if self.phase is Phase.LOADING:
             self.bridge.session.stop()
             self._show_now()
 
     def unload(self) -> bool:
         """Free the loaded model; return whether there was one."""
-        if self.state not in (ModelState.READY, ModelState.GENERATING):
+        if self.phase not in (Phase.READY, Phase.ANSWERING):
             return False
         self._leave()
         requests = self.snapshot.requests
@@ -194,13 +194,13 @@ class Loading(QObject):
 
     def stop_answer(self) -> None:
         """End the answers that are being written; what is there stays."""
-        if self.state is ModelState.GENERATING:
+        if self.phase is Phase.ANSWERING:
             self.bridge.session.stop()
 
     # ------------------------------------------------------------------ what becomes of it
 
     def _leave(self) -> None:
-        if self.state in (ModelState.READY, ModelState.GENERATING):
+        if self.phase in (Phase.READY, Phase.ANSWERING):
             self.leaving.emit()
 
     def _show_now(self) -> None:
@@ -211,16 +211,16 @@ class Loading(QObject):
         if snapshot.number < self.snapshot.number:
             return
         before, self.snapshot = self.snapshot, snapshot
-        # Changed before anybody is told: nobody is to meet a ready model that holds nothing.
-        state_before, self.state = self.state, _state_of(snapshot)
+        # Changed before any signal: no slot may see a model that is ready and holds nothing.
+        phase_before, self.phase = self.phase, _phase_of(snapshot)
         if _loaded_of(snapshot) is not _loaded_of(before):
             self._show_loaded(_loaded_of(snapshot))
-        if self.state is state_before:
+        if self.phase is phase_before:
             return
-        if self.state is ModelState.EMPTY:
+        if self.phase is Phase.STOPPED:
             self._calibrator.forget()
-        self.state_changed.emit(self.state)
-        if self.state is ModelState.EMPTY:
+        self.phase_changed.emit(self.phase)
+        if self.phase is Phase.STOPPED:
             self.released.emit()
 
     def _on_done(self, event: Done) -> None:
@@ -262,6 +262,7 @@ class Loading(QObject):
 
     def _tell_end(self, event: OutOfMemory | Failed | Crashed | Cancelled) -> None:
         asked = None
+        self._has_crashed = isinstance(event, Crashed)
         if event.request is None:
             asked, self._asked = self._asked, None
         self.proposals = self.snapshot.proposals
@@ -287,11 +288,11 @@ def _loaded_of(snapshot: Snapshot) -> LoadedInfo | None:
     return None if snapshot.is_unloading else snapshot.loaded
 
 
-def _state_of(snapshot: Snapshot) -> ModelState:
+def _phase_of(snapshot: Snapshot) -> Phase:
     if snapshot.pending is not None:
-        return ModelState.STOPPING if snapshot.pending.cancelled else ModelState.LOADING
+        return Phase.STOPPING if snapshot.pending.cancelled else Phase.LOADING
     if snapshot.is_unloading:
-        return ModelState.EMPTY
+        return Phase.STOPPED
     if not all(isinstance(run.request, _BESIDE) for run in snapshot.requests):
-        return ModelState.GENERATING
-    return ModelState.READY if snapshot.loaded is not None else ModelState.EMPTY
+        return Phase.ANSWERING
+    return Phase.READY if snapshot.loaded is not None else Phase.STOPPED

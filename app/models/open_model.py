@@ -8,19 +8,25 @@ from PySide6.QtCore import QObject, Signal
 
 from app.models.conversation import Conversation
 from app.models.document import Sheet
-from app.models.loading import Loading, ModelState
+from app.models.loading import Loading
 from app.rig.calibrator import Calibrator
 from engine.fit.loaded_models import UNTIL_UNLOADED_S, HeldModel, held_bytes
 from engine.gguf.identity import FileIdentity
 from engine.gguf.model_file import ModelFile
+from engine.plan.edit import Edit
+from engine.session.status import ModelStatus, Phase
 from engine.telemetry.rpc_worker import is_local
 
 
 class OpenModel(QObject):
-    """One of several; before the first is opened there is one without a file."""
+    """One of several; before the first is opened there is one without a file.
+
+    `status` sums up what is shown of it. `status_changed` comes whenever that value is another one.
+    """
 
     changed = Signal()
     """What `held` tells is not what it was."""
+    status_changed = Signal(ModelStatus)
 
     def __init__(
         self, number: int, calibrator: Calibrator, clock: Callable[[], float], parent: QObject | None = None
@@ -38,10 +44,15 @@ class OpenModel(QObject):
         """What it holds of the devices; None where it is neither loaded nor being loaded."""
         self._keep_alive_s = UNTIL_UNLOADED_S
         self._clock = clock
-        self._state = ModelState.EMPTY
-        self.loading.state_changed.connect(self._on_changed)
+        self._phase = Phase.STOPPED
+        self.status = ModelStatus()
+        self._edit: Edit | None = None
+        """What is edited of it, or was when another model became current."""
+        self._waits = ""
+        self.loading.phase_changed.connect(self._on_changed)
         self.loading.loaded_changed.connect(self._on_changed)
         self.loading.held_changed.connect(self._on_changed)
+        self.loading.lost_changed.connect(self._refresh_status)
 
     @property
     def name(self) -> str:
@@ -55,7 +66,22 @@ class OpenModel(QObject):
         """
         loading = self.loading
         nothing_said = self.file is None or self.conversation.is_empty
-        return loading.state is ModelState.EMPTY and nothing_said and not loading.proposals
+        return loading.phase is Phase.STOPPED and nothing_said and not loading.proposals
+
+    def begin(self, file: ModelFile, key: FileIdentity) -> None:
+        """Be the model of `file` from now on, with nothing edited yet."""
+        self.file, self.key, self.sheet, self._edit = file, key, None, None
+        self._refresh_status()
+
+    def show_edit(self, edit: Edit | None) -> None:
+        """Note what is edited of this model."""
+        self._edit = edit
+        self._refresh_status()
+
+    def show_wait(self, waits: str) -> None:
+        """Note what its load waits for, as a sentence; empty: it does not wait."""
+        self._waits = waits
+        self._refresh_status()
 
     @property
     def holds_remote(self) -> bool:
@@ -74,22 +100,31 @@ class OpenModel(QObject):
 
     def _on_changed(self) -> None:
         self._set_held(self._held_now())
+        self._refresh_status()
+
+    def _refresh_status(self) -> None:
+        loading, edit = self.loading, self._edit
+        is_edited = loading.loaded is not None and edit is not None and loading.loaded.differs_from(edit)
+        status = ModelStatus(self.name, loading.phase, is_edited, self._waits, loading.fault)
+        if status != self.status:
+            self.status = status
+            self.status_changed.emit(status)
 
     def _held_now(self) -> HeldModel | None:
         loading, before = self.loading, self.held
-        if self.key is None or loading.state is ModelState.EMPTY:
-            self._state = ModelState.EMPTY
+        if self.key is None or loading.phase is Phase.STOPPED:
+            self._phase = Phase.STOPPED
             return None
         if before is None:
             before = HeldModel(self.key, self.name, keep_alive_s=self._keep_alive_s)
         held_now = {} if loading.loaded is None else held_bytes(loading.loaded, loading.checkpoint_bytes)
         held = before.holding(held_now, loading.endpoints)
-        before_state, self._state = self._state, loading.state
-        if loading.state is not ModelState.READY:
+        phase_before, self._phase = self._phase, loading.phase
+        if loading.phase is not Phase.READY:
             return held.busy()
-        if before_state is ModelState.READY:
+        if phase_before is Phase.READY:
             return held
-        return held.idle(self._clock(), answered=before_state is ModelState.GENERATING)
+        return held.idle(self._clock(), answered=phase_before is Phase.ANSWERING)
 
     def _set_held(self, held: HeldModel | None) -> None:
         if held != self.held:

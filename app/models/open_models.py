@@ -9,12 +9,12 @@ from pathlib import Path
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from app.models.loading import ModelState
 from app.models.open_model import OpenModel
 from app.rig.calibrator import Calibrator
 from engine.fit.loaded_models import HeldModel, expired, next_expiry_s
 from engine.gguf.identity import FileIdentity
 from engine.gguf.model_file import ModelFile
+from engine.session.status import Phase
 
 _LONGEST_WAIT_MS = 3_600_000
 """A timer's milliseconds are 32 bits; a later expiry is looked at again."""
@@ -75,7 +75,7 @@ class OpenModels(QObject):
         """
         is_free = self.current.file is None if beside else self.current.is_blank
         model = self.current if is_free else self._add()
-        model.file, model.key, model.sheet = file, key, None
+        model.begin(file, key)
         return model
 
     def make_current(self, model: OpenModel) -> None:
@@ -88,7 +88,7 @@ class OpenModels(QObject):
         """Unload what has been idle for longer than its keep-alive."""
         over = {held.key for held in expired(self.held, self._clock())}
         for model in self._all:
-            if model.key in over and model.loading.state is ModelState.READY:
+            if model.key in over and model.loading.phase is Phase.READY:
                 model.loading.unload()
                 self.expired.emit(model)
         self._wait_for_next()

@@ -10,7 +10,7 @@ from time import thread_time
 
 from PySide6.QtCore import QObject, Signal
 
-from app.background import Background
+from app.background import Background, Task
 from app.demo import Demo, find_demo
 from app.models.document import LayoutDocument
 from app.models.forecaster import Pace
@@ -91,10 +91,9 @@ class ModelOpener(QObject):
         self._live = live
         self._lab = lab
         self._settings = settings
-        self._background = background
+        self._opening = background.latest()
+        """Of files that are requested in quick succession only the last one is opened."""
         self._notices = notices
-        self._asked = 0
-        """How often a model was asked for: an answer with an older number is not wanted any more."""
 
     def open(
         self,
@@ -141,14 +140,7 @@ class ModelOpener(QObject):
 
     def _find_demo(self, then: Callable[[Demo], None]) -> None:
         """Look which demo there is beside the GUI thread: the made-up one may have to be written first."""
-        self._asked += 1
-        number = self._asked
-
-        def show(demo: Demo) -> None:
-            if number == self._asked:
-                then(demo)
-
-        self._background.run(tr("Preparing the demo model"), find_demo, show, self._notices.tell)
+        self._opening.run(tr("Preparing the demo model"), lambda _task: find_demo(), then, self._notices.tell)
 
     def show(self, model: OpenModel) -> None:
         """Make an open model current, with its edit and its conversation as they were left."""
@@ -163,17 +155,14 @@ class ModelOpener(QObject):
     def _open(self, request: _Request) -> None:
         """Read a model and find its first layout beside the GUI thread; of several asked for in quick succession the
         last one counts."""
-        self._asked += 1
         # What is loaded of the model on the table is no room for another one: that stays beside it.
-        number, rig = self._asked, self._live.rig_without(())
+        rig = self._live.rig_without(())
 
-        def read_and_plan() -> tuple[OpenedFile, _FirstPlan]:
+        def read_and_plan(_task: Task[None]) -> tuple[OpenedFile, _FirstPlan]:
             opened = request.read()
             return opened, _first_plan(opened, rig)
 
         def show(found: tuple[OpenedFile, _FirstPlan]) -> None:
-            if number != self._asked:
-                return
             opened, first = found
             if self._live.rig.ids == rig.ids:
                 self._on_read(opened, first, beside=request.beside)
@@ -184,14 +173,13 @@ class ModelOpener(QObject):
                 self._open(replace(request, read=lambda: opened))
 
         def failed(error: EngineError) -> None:
-            if number == self._asked:
-                if not request.path.exists():
-                    self._settings.forget_recent_model(request.path)
-                    self.recent_changed.emit()
-                self._notices.tell(error)
-                request.then()
+            if not request.path.exists():
+                self._settings.forget_recent_model(request.path)
+                self.recent_changed.emit()
+            self._notices.tell(error)
+            request.then()
 
-        self._background.run(tr("Reading {name}", name=request.path.name), read_and_plan, show, failed)
+        self._opening.run(tr("Reading {name}", name=request.path.name), read_and_plan, show, failed)
 
     def _on_read(self, opened: OpenedFile, first: _FirstPlan, *, beside: bool) -> None:
         file = opened.model

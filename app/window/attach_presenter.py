@@ -1,4 +1,4 @@
-"""Carries files between a model's chat pane and what goes with its next question."""
+"""Files that go with the next question in a model's chat: added, shown as chips, removed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from app.chats.attachment_words import attachment_size
 from app.chats.thumbnails import Thumbnails
 from app.models.chat_keeper import ChatKeeper
 from app.models.open_model import OpenModel
-from engine.chats.message import Message
 from engine.language import tr
 from widgets.chat.attachment_row import AttachedFile
 from widgets.chat.chat_pane import ChatPane
@@ -24,13 +23,12 @@ ATTACH_FILTER = tr("Text, code, PDF, images and sound (*)")
 
 
 class AttachPresenter(QObject):
-    """One model's. A question goes with the files that were there when it was sent."""
+    """Shows the files that `attacher` has for the next question of one model, and adds and removes some."""
 
     def __init__(
         self, model: OpenModel, keeper: ChatKeeper, background: Background, pane: ChatPane, window: QWidget
     ) -> None:
         super().__init__(window)
-        self._conversation = model.conversation
         self._loading = model.loading
         self._pane = pane
         self._window = window
@@ -40,20 +38,10 @@ class AttachPresenter(QObject):
         self.attacher.changed.connect(self._show)
         self.attacher.refused.connect(pane.attachments.show_fault)
         model.conversation.chat_changed.connect(self._show)
-        model.conversation.question_returned.connect(self._on_returned)
         pane.files_given.connect(self._on_files)
         pane.image_given.connect(self.attacher.add_image)
         pane.attach_requested.connect(self._on_attach)
         pane.file_removed.connect(self.attacher.remove)
-        pane.send_requested.connect(self._on_send)
-
-    def _on_send(self, text: str) -> None:
-        if self._conversation.can_ask:
-            self._conversation.send(text, self.attacher.take())
-
-    def _on_returned(self, question: Message) -> None:
-        self._pane.return_question(question.content)
-        self.attacher.give_back(question.attachments)
 
     def _on_files(self, files: Sequence[Path]) -> None:
         self.attacher.add(files)

@@ -1,24 +1,37 @@
-"""Carries values between one model's conversation and its chat pane."""
+"""The chat of one model: messages, questions, what is read of them, and what is missing before it can answer."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import msgspec
 from PySide6.QtCore import QObject, QUrl
 from PySide6.QtGui import QDesktopServices
+from PySide6.QtWidgets import QWidget
 
+from app.background import Background
+from app.chats.archive import ChatArchive
 from app.chats.shown_messages import shown_message, shown_messages
+from app.load.loader import Loader
 from app.models.answer import Piece
 from app.models.context_counter import ContextCounter
 from app.models.conversation import ContextUse, Restored
-from app.models.loading import ModelState
 from app.models.open_model import OpenModel
+from app.models.open_models import OpenModels
+from app.models.opener import ModelOpener
 from app.models.reading_pace import ReadingPace, left_words
+from app.window.attach_presenter import AttachPresenter
+from app.window.status_line import StatusLine
 from engine.chats.context import ContextUse as PartsOfUse
+from engine.chats.message import Message
 from engine.chats.tree import MessageTree
+from engine.demo.speaking import sample_questions
+from engine.gguf.model_file import ModelFile
 from engine.language import tr
-from engine.session.events import Cancelled, Crashed, Done, Failed, OutOfMemory, Reading
+from engine.session.events import Done, Reading
+from engine.session.state import RequestState
+from engine.session.status import ModelStatus, Phase
 from widgets.chat.chat_pane import ChatPane
 from widgets.chat.context_meter import ContextPart
 from widgets.chat.shown import MessageAction
@@ -28,12 +41,33 @@ _log = logging.getLogger("layerdeck.chat")
 
 
 class ChatPresenter(QObject):
-    """Goes on while another model is current: an answer streams into its own pane."""
+    """Carries values between a model's conversation and its chat pane.
 
-    def __init__(self, model: OpenModel, pane: ChatPane, parent: QObject | None = None) -> None:
-        super().__init__(parent)
-        self._model = model
-        self._pane = pane
+    It goes on while another model is current: an answer streams into its own pane. Send goes from the pane to the
+    conversation here, with the files that were attached when it was pressed.
+    """
+
+    def __init__(
+        self,
+        model: OpenModel,
+        pane: ChatPane,
+        *,
+        models: OpenModels,
+        opener: ModelOpener,
+        loader: Loader,
+        archive: ChatArchive,
+        background: Background,
+        open_file: Callable[[], None],
+        status_line: StatusLine,
+        window: QWidget,
+    ) -> None:
+        super().__init__(window)
+        self._model, self._models, self._pane = model, models, pane
+        self._opener, self._loader, self._open_file = opener, loader, open_file
+        self._status_line = status_line
+        self._files = AttachPresenter(model, archive, background, pane, window)
+        self._file: ModelFile | None = None
+        """The file that sample questions are shown for."""
         self._shown_chat = ""
         self._read: int | None = None
         """The request whose prompt was read and is in the meter."""
@@ -45,10 +79,9 @@ class ChatPresenter(QObject):
         self._after_delete = MessageTree()
         loading, conversation = model.loading, model.conversation
         self._conversation = conversation
-        loading.state_changed.connect(self._on_state_changed)
+        model.status_changed.connect(self._on_status_changed)
         loading.bridge.reading.connect(self._on_reading)
-        loading.ended.connect(self._on_ended)
-        loading.lost_changed.connect(pane.set_lost)
+        loading.bridge.snapshot.connect(self._on_snapshot)
         conversation.shown_changed.connect(self._show_messages)
         conversation.chat_changed.connect(self._show_chat)
         conversation.message_changed.connect(self._show_message)
@@ -56,10 +89,14 @@ class ChatPresenter(QObject):
         conversation.answer_finished.connect(self._on_answer_finished)
         conversation.context_use_changed.connect(self._on_context_use)
         conversation.restored.connect(self._on_restored)
+        conversation.question_returned.connect(self._on_returned)
         self._counter = ContextCounter(loading, self)
         self._counter.counted.connect(self._on_counted)
         conversation.overflow_asked.connect(pane.overflow_banner.ask)
         pane.overflow_banner.answered.connect(conversation.answering.answer_overflow)
+        pane.send_requested.connect(self._on_send)
+        pane.start_requested.connect(self._on_start)
+        pane.reload_requested.connect(lambda: loader.reload(model))
         pane.stop_requested.connect(conversation.answering.stop)
         pane.draft_changed.connect(self._on_draft)
         pane.acted.connect(self._on_action)
@@ -67,6 +104,7 @@ class ChatPresenter(QObject):
         pane.link_opened.connect(lambda address: QDesktopServices.openUrl(QUrl(address)))
         self._show_chat()
         self._show_messages()
+        self._on_status_changed(model.status)
 
     # ------------------------------------------------------------------ to the pane
 
@@ -97,21 +135,25 @@ class ChatPresenter(QObject):
     def _on_piece(self, piece: Piece) -> None:
         self._pane.message_list.append(piece.message, piece.text, piece.thinking)
 
-    def _on_state_changed(self, state: ModelState) -> None:
-        pane = self._pane
-        if state is ModelState.READY:
-            pane.set_ready(True)
-        elif state is ModelState.LOADING:
-            pane.set_ready(False, tr("Loading…"))
+    def _on_status_changed(self, status: ModelStatus) -> None:
+        pane, file = self._pane, self._model.file
+        pane.set_status(status)
+        if status.phase is Phase.LOADING:
             pane.set_context_full(False)
-        elif state is not ModelState.GENERATING:
-            pane.set_ready(False)
         pane.set_answering(self._conversation.is_answering)
-
-    def _on_ended(self, event: OutOfMemory | Failed | Crashed | Cancelled) -> None:
-        self._pane.set_crashed(isinstance(event, Crashed))
+        if file is not self._file:
+            self._file = file
+            pane.set_sample_questions(() if file is None else sample_questions(file))
 
     def _on_reading(self, event: Reading) -> None:
+        """Show how much of a question is read, and how long the rest takes, in the pane and on the status line."""
+        left = left_words(self._pace.left_s(event))
+        # What is said of a request that was stopped or lost meanwhile comes too late.
+        if event.prompt_tokens and event.request in self._being_read():
+            read, whole = format_count(event.read_tokens), format_count(event.prompt_tokens)
+            text = tr("Reading the question: {read} of {whole} tokens", read=read, whole=whole) + left
+            is_current = self._models.current is self._model
+            self._set_busy(text if is_current else f"{self._model.name}: {text}")
         if event.request != self._conversation.asked_request or not self._conversation.is_answering:
             return
         if event.prompt_tokens <= event.read_tokens:
@@ -125,8 +167,17 @@ class ChatPresenter(QObject):
             read_tokens=format_count(event.read_tokens),
             prompt_tokens=format_count(event.prompt_tokens),
         )
-        left = left_words(self._pace.left_s(event))
         self._pane.show_reading(event.read_tokens / event.prompt_tokens, f"{words}{left}")
+
+    def _on_snapshot(self) -> None:
+        if not self._being_read():
+            self._set_busy("")
+
+    def _being_read(self) -> list[int]:
+        return [run.id for run in self._model.loading.snapshot.requests if run.state is RequestState.READING]
+
+    def _set_busy(self, text: str) -> None:
+        self._status_line.set_busy(f"reading {self._model.number}", text)
 
     def _on_answer_finished(self, event: Done) -> None:
         self._pane.set_answering(False)
@@ -158,6 +209,23 @@ class ChatPresenter(QObject):
         self._pane.show_context([*parts, _history(use.history)], use.n_ctx, reserve=use.reserve)
 
     # ------------------------------------------------------------------ from the pane
+
+    def _on_send(self, text: str) -> None:
+        if self._conversation.can_ask:
+            self._conversation.send(text, self._files.attacher.take())
+
+    def _on_returned(self, question: Message) -> None:
+        self._pane.return_question(question.content)
+        self._files.attacher.give_back(question.attachments)
+
+    def _on_start(self) -> None:
+        """Open a model, or load the one that this is the chat of."""
+        if self._model.file is None:
+            self._open_file()
+            return
+        # A chat beside another one may belong to a model that is not the current one.
+        self._opener.show(self._model)
+        self._loader.load()
 
     def _on_draft(self, text: str) -> None:
         chat = self._conversation.chat

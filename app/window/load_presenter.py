@@ -1,26 +1,138 @@
-"""Tells what becomes of one model's loads: in its report, on the status line, and on the bar while it is current."""
+"""Loads of models: Load, Cancel and Unload, the question before a load, the list of loaded models, and what becomes of
+each load."""
 
 from __future__ import annotations
 
 from PySide6.QtCore import QObject
-from PySide6.QtWidgets import QDockWidget
 
-from app.models.loading import ModelState
+from app.load.loader import Loader
+from app.load.room import idle_text
 from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
+from app.models.opener import ModelOpener
 from app.models.other_layouts import OtherLayouts
+from app.models.unloader import Unloader
 from app.notices import Notices
 from app.rig.live_rig import LiveRig
-from app.window.status_line import StatusLine
+from app.window.actions import Actions
+from app.window.main_window import MainWindow
 from engine.language import tr
 from engine.session.events import Cancelled, Crashed, Failed, Loaded, OutOfMemory, Progress
-from widgets.controls.settings_bar import SettingsBar
+from engine.session.status import ModelStatus, Phase
+from engine.units import format_bytes
+from widgets.library.load_question import LoadQuestion
+from widgets.library.loaded_entry import KeepAliveChoice, LoadedEntry
 from widgets.load_report.load_report import LoadReport
 from widgets.load_report.outcome import ProposalWords, progress_words
 
+LOW_WINDOW_PX = 860
+"""Below this height a question and the devices' graphs do not both fit above the lanes."""
+
 
 class LoadPresenter(QObject):
-    """Names the model wherever another one is current."""
+    """Shows the status of the current model, and connects Load, Cancel and Unload.
+
+    The list of loaded models is shown anew with every sample, since it tells for how long each has been idle.
+    """
+
+    def __init__(
+        self,
+        models: OpenModels,
+        loader: Loader,
+        live: LiveRig,
+        *,
+        opener: ModelOpener,
+        unloader: Unloader,
+        actions: Actions,
+        main: MainWindow,
+    ) -> None:
+        super().__init__(main)
+        self._models, self._opener, self._unloader = models, opener, unloader
+        self._actions, self._main = actions, main
+        bar, loaded_list = main.settings_bar, main.model_panel.loaded_list
+        bar.load_requested.connect(loader.load)
+        bar.cancel_requested.connect(loader.cancel)
+        bar.unload_requested.connect(unloader.unload_current)
+        loader.question_changed.connect(self._show_question)
+        main.load_question.answered.connect(loader.answer)
+        models.current_changed.connect(self._show_current)
+        models.added.connect(self._follow)
+        for model in models.all:
+            self._follow(model)
+        models.changed.connect(self._show_entries)
+        models.current_changed.connect(self._show_entries)
+        live.samples_arrived.connect(self._show_entries)
+        loaded_list.chosen.connect(lambda number: opener.show(self._model(number)))
+        loaded_list.end_requested.connect(self._on_end)
+        loaded_list.keep_alive_chosen.connect(self._on_keep_alive)
+        self._show_current()
+
+    def _follow(self, model: OpenModel) -> None:
+        model.status_changed.connect(lambda _status: self._show_current())
+        model.loading.loaded_changed.connect(lambda _loaded: self._show_current())
+
+    def _show_current(self) -> None:
+        model = self._models.current
+        loaded, status = model.loading.loaded, model.status
+        self._main.editor.set_loaded(loaded)
+        self._main.device_strip.set_rows(loaded.measured if loaded is not None else ())
+        self._main.settings_bar.set_status(status)
+        self._actions.enable(
+            load=status.can_load,
+            cancel=status.is_loading,
+            unload=status.is_loaded,
+            stop_answer=status.phase is Phase.ANSWERING,
+        )
+
+    def _show_question(self, question: LoadQuestion | None) -> None:
+        # Before the question takes its place: the lanes that it is about are to stay in sight on a low window.
+        self._main.device_strip.set_compact(question is not None and self._main.height() < LOW_WINDOW_PX)
+        self._main.load_question.set_question(question)
+
+    # ------------------------------------------------------------------ the list of loaded models
+
+    def _show_entries(self) -> None:
+        entries = [self._entry(model) for model in self._models.all if model.held is not None]
+        self._main.model_panel.loaded_list.set_entries(entries)
+
+    def _entry(self, model: OpenModel) -> LoadedEntry:
+        held, phase = model.held, model.loading.phase
+        assert held is not None
+        held_bytes, checkpoint_bytes = held.held_bytes, model.loading.checkpoint_bytes
+        detail = f"{format_bytes(sum(held_bytes.values()))} · {', '.join(held_bytes)}" if held_bytes else "…"
+        words = {Phase.LOADING: tr("loading"), Phase.STOPPING: tr("cancelling")}
+        tool_tip = [held.name, *(f"{device}: {format_bytes(size_bytes)}" for device, size_bytes in held_bytes.items())]
+        if checkpoint_bytes:
+            tool_tip.append(tr("of which checkpoints of conversations: {size}", size=format_bytes(checkpoint_bytes)))
+        return LoadedEntry(
+            number=model.number,
+            title=held.name,
+            detail=detail,
+            state=words.get(phase) or idle_text(held, self._models.now_s()),
+            keep_alive_s=held.keep_alive_s,
+            is_current=model is self._models.current,
+            end_text=tr("Cancel") if model.loading.is_busy else tr("Unload"),
+            may_end=phase is not Phase.STOPPING,
+            tool_tip="\n".join(tool_tip),
+        )
+
+    def _on_end(self, number: int) -> None:
+        model = self._model(number)
+        if model.loading.is_busy:
+            model.loading.cancel()
+        else:
+            self._unloader.unload(model)
+
+    def _on_keep_alive(self, choice: KeepAliveChoice) -> None:
+        self._model(choice.number).keep_alive(choice.keep_alive_s)
+
+    def _model(self, number: int) -> OpenModel:
+        return next(model for model in self._models.all if model.number == number)
+
+
+class LoadReportPresenter(QObject):
+    """Tells what becomes of the loads of one model: in its report, on the status line, and on the bar while that model
+    is current. Where another model is current, this one is named."""
 
     def __init__(
         self,
@@ -30,23 +142,15 @@ class LoadPresenter(QObject):
         *,
         other_layouts: OtherLayouts,
         report: LoadReport,
-        dock: QDockWidget,
-        bar: SettingsBar,
-        status_line: StatusLine,
         notices: Notices,
-        parent: QObject | None = None,
+        main: MainWindow,
     ) -> None:
-        super().__init__(parent)
-        self._model = model
-        self._models = models
-        self._live = live
-        self._report = report
-        self._dock = dock
-        self._bar = bar
-        self._status_line = status_line
-        self._notices = notices
+        super().__init__(main)
+        self._model, self._models, self._live = model, models, live
+        self._report, self._notices, self._main = report, notices, main
         loading = model.loading
-        loading.state_changed.connect(self._on_state_changed)
+        loading.phase_changed.connect(main.open_report)
+        model.status_changed.connect(self._on_status_changed)
         loading.bridge.progress.connect(self._on_progress)
         loading.bridge.attempt.connect(report.show_attempt)
         loading.bridge.loaded.connect(self._on_loaded)
@@ -57,18 +161,20 @@ class LoadPresenter(QObject):
     def _is_current(self) -> bool:
         return self._models.current is self._model
 
-    def _on_state_changed(self, state: ModelState) -> None:
-        if state is ModelState.STOPPING:
+    def _on_status_changed(self, status: ModelStatus) -> None:
+        if status.waits:
+            self._set_busy(status.waits)
+        elif status.phase is Phase.STOPPING:
             self._set_busy(tr("Cancelling"))
-        elif state is not ModelState.LOADING:
-            self._status_line.set_busy(self._busy_key, "")
+        elif status.phase is not Phase.LOADING:
+            self._set_busy("")
 
     def _on_progress(self, event: Progress) -> None:
         words = progress_words(event.stage, event.device)
         self._report.show_progress(event.stage, event.fraction, event.device)
         if self._is_current:
-            self._bar.set_progress(event.fraction, words)
-        if self._model.loading.state is ModelState.LOADING:
+            self._main.settings_bar.set_progress(event.fraction, words)
+        if self._model.loading.phase is Phase.LOADING:
             self._set_busy(words)
 
     def _on_loaded(self, event: Loaded) -> None:
@@ -96,20 +202,13 @@ class LoadPresenter(QObject):
 
     def _tell_ending(self, short: str, whole: str) -> None:
         """Point to the report; where it is closed, or another model's is shown, say all of it."""
-        points_there = self._dock.isVisible() and self._is_current
-        text = (
-            tr("{short}: see {panel}", short=short, panel=self._dock.windowTitle())
-            if points_there
-            else self._named(whole)
-        )
+        dock = self._main.docks["report"]
+        points_there = dock.isVisible() and self._is_current
+        text = tr("{short}: see {panel}", short=short, panel=dock.windowTitle()) if points_there else self._named(whole)
         self._notices.say(text, bad=True)
 
     def _named(self, text: str) -> str:
         return text if self._is_current else f"{self._model.name}: {text}"
 
-    @property
-    def _busy_key(self) -> str:
-        return f"load {self._model.number}"
-
     def _set_busy(self, text: str) -> None:
-        self._status_line.set_busy(self._busy_key, self._named(text))
+        self._main.status_line.set_busy(f"load {self._model.number}", self._named(text) if text else "")

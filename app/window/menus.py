@@ -27,7 +27,7 @@ from app.theme import THEME_NAMES, Theme, ThemeName
 from app.window.actions import SEPARATOR, Actions, Command, MenuEntries, Switch
 from app.window.arrangement import Arrangement
 from app.window.questions import Questions
-from app.window.transfer_presenter import TransferPresenter
+from app.window.shelf_presenter import TransferPresenter
 from engine.language import LANGUAGES, tr
 
 _Key = QKeySequence.StandardKey
@@ -142,14 +142,14 @@ def model_menu(models: OpenModels, loader: Loader, unloader: Unloader, settings:
             "step_back",
             tr("Step &Back and Retry When Memory Runs Out"),
             settings.steps_back,
-            settings.step_back,
+            partial(setattr, settings, "steps_back"),
             tip=tr("Try other layouts until one loads; the report says which"),
         ),
         Switch(
             "reload_lost",
             tr("&Reload a Lost Model by Itself"),
             settings.reload_lost,
-            settings.reload_by_itself,
+            partial(setattr, settings, "reload_lost"),
         ),
         Command("ask_unload", tr("&Ask before Unloading a Model"), loader.ask_again),
     )

@@ -9,7 +9,7 @@ from functools import partial
 
 from PySide6.QtCore import QObject
 
-from app.background import Background
+from app.background import Background, Worker
 from app.chats.archive import ChatArchive
 from app.chats.preset_book import PresetBook
 from app.chats.shelf import ChatShelf
@@ -21,13 +21,11 @@ from app.library.hub_access import HubAccess
 from app.library.library import Library, make_library
 from app.load.loader import Loader
 from app.load.prober import Prober
-from app.load.reloader import Reloader
 from app.models.auto_layouts import AutoLayouts
 from app.models.document import LayoutDocument
-from app.models.edited import is_edited
 from app.models.held_memory import HeldMemory
 from app.models.layouts import Layouts
-from app.models.loading import Loading, ModelState
+from app.models.loading import Loading
 from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
 from app.models.opener import ModelOpener
@@ -40,10 +38,10 @@ from app.paths import chats_path, kept_states_path, library_path, presets_path
 from app.releases import ReleaseKeeper
 from app.rig.calibrator import Calibrator
 from app.rig.examiner import Examiner
-from app.rig.watchman import Watchman
+from app.rig.sampling import Watchman
 from app.settings import Settings
 from app.wiring.rig import RigParts, make_rig
-from app.worker import Worker
+from engine.session.status import Phase
 from widgets.markdown.typesetter import Typesetter
 
 
@@ -59,7 +57,6 @@ class Desk:
     models: OpenModels
     calibrator: Calibrator
     loader: Loader
-    reloader: Reloader
     prober: Prober
     watchman: Watchman
     held_memory: HeldMemory
@@ -88,7 +85,7 @@ class Desk:
     @property
     def is_edited(self) -> bool:
         """Whether what is edited is not what is loaded of the current model."""
-        return is_edited(self.document, self.loading.loaded)
+        return self.models.current.status.is_edited
 
     def close(self) -> None:
         """End every process and thread of ours. Bounded; called once, when the window closes."""
@@ -114,6 +111,8 @@ def make_desk(
     live = rig.live
     calibrator = Calibrator(live, background, parent=parent)
     models = OpenModels(calibrator, clock=clock, parent=parent)
+    # Before others who follow the document: they look at the status of the model that is edited.
+    document.preview_changed.connect(lambda: models.current.show_edit(document.edit))
     watchman = Watchman(live, parent)
     # First of all who follow the models: the loader asks what is free on devices that know of them.
     held_memory = HeldMemory(models, live, watchman, parent)
@@ -136,7 +135,6 @@ def make_desk(
         models=models,
         calibrator=calibrator,
         loader=loader,
-        reloader=Reloader(models, loader, settings, parent),
         prober=Prober(document, background, lambda: held_memory.may_probe(document), parent),
         watchman=watchman,
         held_memory=held_memory,
@@ -205,14 +203,14 @@ def _connect_notices(desk: Desk) -> None:
 def _connect_model(desk: Desk, model: OpenModel) -> None:
     prober = desk.prober
 
-    def on_state_changed(state: ModelState) -> None:
-        if state is ModelState.LOADING:
+    def on_phase_changed(phase: Phase) -> None:
+        if phase is Phase.LOADING:
             # A probe under way holds workers that the load is about to ask for.
             prober.cancel()
 
     desk.speeds.follow(model)
     desk.library.usage.follow(model)
-    model.loading.state_changed.connect(on_state_changed)
+    model.loading.phase_changed.connect(on_phase_changed)
     model.loading.released.connect(prober.restart)
     desk.held_memory.follow(model)
     desk.other_layouts.follow(model)

@@ -10,27 +10,22 @@ from app.run_marks import RunMarks
 from app.theme import Theme
 from app.window.actions import Actions
 from app.window.arrangement import Arrangement, Arranger
-from app.window.attach_presenter import AttachPresenter
 from app.window.auto_layout_presenter import AutoLayoutPresenter
 from app.window.chat_presenter import ChatPresenter
 from app.window.chat_settings_presenter import ChatSettingsPresenter
-from app.window.choices_presenter import ChoicesPresenter
 from app.window.code_saver import CodeSaver
 from app.window.find_presenter import FindPresenter
 from app.window.layout_presenter import LayoutPresenter
 from app.window.library_presenter import LibraryPresenter
-from app.window.load_presenter import LoadPresenter
-from app.window.loaded_presenter import LoadedPresenter
+from app.window.load_presenter import LoadPresenter, LoadReportPresenter
 from app.window.main_window import MainWindow
 from app.window.model_presenter import ModelPresenter
 from app.window.model_views import ModelView, ModelViews
+from app.window.prompt_presenter import ChoicesPresenter
 from app.window.questions import Questions
-from app.window.reading_presenter import ReadingPresenter
 from app.window.rig_presenter import RigPresenter
 from app.window.settings_presenter import SettingsPresenter
 from app.window.shelf_presenter import ShelfPresenter
-from app.window.start_presenter import StartPresenter
-from app.window.state_presenter import StatePresenter
 from app.wiring.desk import Desk
 from widgets.chat.chat_pane import ChatPane
 
@@ -55,32 +50,28 @@ def make_views(main: MainWindow, desk: Desk, theme: Theme, questions: Questions)
     choices = ChoicesPresenter(theme, main)
 
     def present(model: OpenModel, view: ModelView) -> None:
-        ChatPresenter(model, view.chat, main)
-        StartPresenter(
+        ChatPresenter(
             model,
             view.chat,
+            models=desk.models,
             opener=desk.opener,
             loader=desk.loader,
+            archive=desk.archive,
+            background=desk.background,
             open_file=questions.open_model,
-            parent=main,
+            status_line=main.status_line,
+            window=main,
         )
         choices.follow(model, view.chat)
-        AttachPresenter(model, desk.archive, desk.background, view.chat, main)
         ChatSettingsPresenter(model, desk.presets, view.chat, main)
-        ReadingPresenter(model, desk.models, main.status_line, main)
-        model.loading.state_changed.connect(main.open_report)
-        view.chat.reload_requested.connect(lambda: desk.loader.reload(model))
-        LoadPresenter(
+        LoadReportPresenter(
             model,
             desk.models,
             desk.rig.live,
             other_layouts=desk.other_layouts,
             report=view.report,
-            dock=main.docks["report"],
-            bar=main.settings_bar,
-            status_line=main.status_line,
             notices=desk.notices,
-            parent=main,
+            main=main,
         )
 
     return ModelViews(desk.models, main.chats, main.reports, present, desk.typesetter, main)
@@ -232,35 +223,16 @@ def make_model_presenter(main: MainWindow, desk: Desk, actions: Actions) -> Mode
     )
 
 
-def present_state(main: MainWindow, desk: Desk, actions: Actions) -> None:
-    """Show how the current model stands."""
-    StatePresenter(
-        desk.models,
-        desk.document,
-        desk.loader,
-        opener=desk.opener,
-        unloader=desk.unloader,
-        bar=main.settings_bar,
-        editor=main.editor,
-        strip=main.device_strip,
-        status_line=main.status_line,
-        actions=actions,
-        parent=main,
-    )
-
-
-def present_loaded(main: MainWindow, desk: Desk) -> None:
-    """List the loaded models, and ask when one is in the way of another."""
-    LoadedPresenter(
+def present_loads(main: MainWindow, desk: Desk, actions: Actions) -> None:
+    """Connect Load, Cancel and Unload, and list the loaded models."""
+    LoadPresenter(
         desk.models,
         desk.loader,
         desk.rig.live,
         opener=desk.opener,
         unloader=desk.unloader,
-        window=main,
-        panel=main.model_panel,
-        question=main.load_question,
-        strip=main.device_strip,
+        actions=actions,
+        main=main,
     )
 
 

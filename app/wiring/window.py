@@ -13,16 +13,14 @@ from app.run_marks import RunMarks
 from app.settings import Settings
 from app.theme import Theme
 from app.window.actions import Actions
+from app.window.arrangement import FirstPicture, make_first_picture
 from app.window.auto_layout_presenter import AutoLayoutPresenter
-from app.window.doctor_presenter import DoctorPresenter
-from app.window.first_picture import FirstPicture, make_first_picture
-from app.window.library_page import LibraryPage
-from app.window.library_presenter import LibraryPresenter
+from app.window.doctor_dialog import DoctorPresenter
+from app.window.library_presenter import LibraryPage, LibraryPresenter
 from app.window.main_window import MainWindow
 from app.window.model_presenter import ModelPresenter
 from app.window.model_views import ModelViews
 from app.window.questions import Questions
-from app.window.sample_questions import SampleQuestionPresenter
 from app.window.settings_presenter import SettingsPresenter
 from app.wiring.desk import Desk, make_desk
 from app.wiring.menu_bar import make_actions
@@ -37,10 +35,9 @@ from app.wiring.presenters import (
     present_chats,
     present_finder,
     present_layout,
-    present_loaded,
+    present_loads,
     present_rig,
     present_searches,
-    present_state,
     present_welcome,
 )
 
@@ -96,7 +93,6 @@ def make_window(settings: Settings, theme: Theme, picture: FirstPicture | None =
     _connect_status_line(main, desk)
     questions = make_questions(main, desk)
     views = make_views(main, desk, theme, questions)
-    SampleQuestionPresenter(desk.opener, views, main)
     auto_layout_presenter = make_auto_layout_presenter(main, desk)
     library_presenter = make_library_presenter(main, desk, questions)
     doctor = DoctorPresenter(desk.examiner, main)
@@ -120,8 +116,7 @@ def make_window(settings: Settings, theme: Theme, picture: FirstPicture | None =
     present_rig(main, desk, actions)
     present_layout(main, desk, actions)
     model_presenter = make_model_presenter(main, desk, actions)
-    present_state(main, desk, actions)
-    present_loaded(main, desk)
+    present_loads(main, desk, actions)
     settings_presenter = make_settings_presenter(main, desk)
     _connect_window(main, desk, questions)
     _connect_theme(views, library_presenter.page, theme)

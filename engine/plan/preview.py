@@ -82,6 +82,10 @@ class LoadedLayout:
     used: ContextSettings | None = None
     flash_attention: bool | None = None
 
+    def differs_from(self, edit: Edit) -> bool:
+        """Return whether `edit` is not what is loaded: another layout, other settings or other side files."""
+        return self.edit != edit
+
 
 class PreviewTables:
     """What previews of one model share. Make one per opened model and keep it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum, auto
 
 from engine.fit.proposal import Proposal
 from engine.language import tr
@@ -11,18 +10,7 @@ from engine.session.attempts import LoadAttempt
 from engine.session.events import LoadEnding, Stage
 from engine.session.load_order import LoadOrder
 from engine.session.state import LoadedInfo, LoadRun, RequestRun, State, Step
-
-
-class Phase(Enum):
-    """What happens with the model. FAILED: nothing is loaded, because the last load failed or its child was lost."""
-
-    STOPPED = auto()
-    STARTING = auto()
-    LOADING = auto()
-    READY = auto()
-    ANSWERING = auto()
-    STOPPING = auto()
-    FAILED = auto()
+from engine.session.status import Phase
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import pytest
 from PySide6.QtWidgets import QApplication, QWidget
 from pytestqt.qtbot import QtBot
 
-from app.background import Background
+from app.background import Background, Task
 from app.bug_report import BugDialog, describe_bug, scrub
 from app.notices import Notice
 from app.settings import MAX_RECENT, Settings
@@ -126,6 +126,48 @@ def test_bad_news_outlives_what_is_waited_for_and_good_news_do_not_stay(qtbot: Q
     line.show_notice(Notice("good", bad=False))
     assert line.text() == "good"
     qtbot.waitUntil(lambda: line.text() == "")
+
+
+def test_of_requests_that_replace_each_other_only_the_last_one_is_delivered(qtbot: QtBot) -> None:
+    background = Background()
+    latest, started = background.latest(), threading.Event()
+    told: list[str] = []
+
+    def wait_for_the_end(task: Task[str]) -> str:
+        ended = threading.Event()
+        started.set()
+        with task.token.waking(ended.set):
+            ended.wait()
+        task.tell("late progress")
+        return "first"
+
+    def work(task: Task[str]) -> str:
+        task.tell("half")
+        return "second"
+
+    def fail(error: EngineError) -> None:
+        told.append(error.summary())
+
+    latest.run("first", wait_for_the_end, told.append, fail, told.append)
+    started.wait()
+    assert latest.is_running
+    latest.run("second", work, told.append, fail, told.append)
+    qtbot.waitUntil(lambda: not latest.is_running)
+    assert told == ["half", "second"]
+
+    def refuse(_task: Task[None]) -> str:
+        raise EngineError("no")
+
+    latest.run("third", refuse, told.append, fail)
+    qtbot.waitUntil(lambda: told[-1] == "no")
+    latest.run("fourth", lambda _task: "fourth", told.append, fail)
+    latest.cancel()
+    assert not latest.is_running
+    # What comes after it in the same queue shows that its result was dropped.
+    with qtbot.waitSignal(background.busy_changed, check_params_cb=lambda what: not what):
+        pass
+    assert told == ["half", "second", "no"]
+    background.close()
 
 
 def test_closed_background_work_tells_nobody(qtbot: QtBot) -> None:

@@ -52,7 +52,7 @@ def test_a_context_too_large_for_a_worker_names_it_and_the_next_load_works(windo
     sentence = window.ask("text", "load_report.sentence")
     assert "RPC" in sentence
     assert "MiB" in sentence
-    assert window.ask("state") == "EMPTY"
+    assert window.ask("state") == "STOPPED"
     assert window.ask("layout") == SPREAD
     window.desktop.key("ctrl+z")
     window.wait_for("undo", lambda: window.ask("text", "desk.document.edit.context.n_ctx") == "8192")
@@ -66,7 +66,7 @@ def test_a_child_killed_in_an_answer_costs_the_answer_only(window: Window) -> No
     window.wait_for("an answer", lambda: len(window.ask("text", "chat.messages")) > 60)
     (worker,) = engines(window)
     worker.kill()
-    window.wait_for("the loss", lambda: window.ask("state") == "EMPTY")
+    window.wait_for("the loss", lambda: window.ask("state") == "STOPPED")
     assert window.ask("text", "load_report.badge_text") == "CRASHED"
     assert window.ask("text", "chat.prompt_edit.toPlainText") == "tell me"
     assert window.ask("last_answer")
@@ -91,13 +91,13 @@ def test_a_lost_model_comes_back_by_itself_once_where_that_is_wanted(window: Win
     (second,) = set(engines(window)) - {first}
     second.kill()
     window.wait_for("the offer", lambda: bool(window.ask("visible", "chat.lost_banner.button")))
-    assert window.ask("state") == "EMPTY"
+    assert window.ask("state") == "STOPPED"
 
 
 def test_quitting_while_an_answer_is_written_leaves_no_process(window: Window) -> None:
     load(window)
     ask_model(window, "go on")
-    window.wait_for("an answer", lambda: window.ask("state") == "GENERATING")
+    window.wait_for("an answer", lambda: window.ask("state") == "ANSWERING")
     children = children_of(window)
     assert len(children) >= 4
     window.desktop.key("ctrl+q")

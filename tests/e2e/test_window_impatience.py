@@ -43,7 +43,7 @@ def test_a_load_that_hangs_can_be_cancelled_and_two_asked_for_are_one(window: Wi
     child.suspend()
     window.wait_for("progress", lambda: status(window).endswith("…"))
     window.click("settings_bar.load_buttons.cancel_button")
-    wait_for_state(window, "EMPTY")
+    wait_for_state(window, "STOPPED")
     assert window.ask("text", BADGE) == "CANCELLED"
     assert not child.is_running()
     window.desktop.key("ctrl+Return", "ctrl+Return")
@@ -54,15 +54,15 @@ def test_a_load_that_hangs_can_be_cancelled_and_two_asked_for_are_one(window: Wi
 def test_unloading_or_replacing_a_model_in_the_middle_of_an_answer(window: Window) -> None:
     load(window)
     ask_model(window, "one")
-    wait_for_state(window, "GENERATING")
+    wait_for_state(window, "ANSWERING")
     window.desktop.key("ctrl+u")
-    wait_for_state(window, "EMPTY")
+    wait_for_state(window, "STOPPED")
     assert window.ask("text", "chat.prompt_edit.toPlainText") == "one"
     window.desktop.key("ctrl+Return")
     wait_for_state(window, "READY")
     assert window.ask("text", BADGE) == "LOADED"
     ask_model(window, "")
-    wait_for_state(window, "GENERATING")
+    wait_for_state(window, "ANSWERING")
     move_range(window, 0, 3, "RPC2", "RPC0")
     window.desktop.key("ctrl+Return")
     window.wait_for("the other layout", lambda: window.ask("text", "desk.is_edited") == "False")
@@ -78,12 +78,12 @@ def test_another_model_opened_while_one_loads_has_a_place_of_its_own(window: Win
     window.click("chat.prompt_edit")
     window.desktop.type_text("keep this")
     window.desktop.key("ctrl+Return", "Return")
-    window.wait_for("the load", lambda: window.ask("state") != "EMPTY")
+    window.wait_for("the load", lambda: window.ask("state") != "STOPPED")
     window.ask("drop", str(first))
     window.ask("drop", str(second))
     # The worker of the model that is being loaded is taken.
     window.wait_for("the last one", lambda: window.ask("layout") == [["RPC0", 0, 4]])
-    assert window.ask("state") == "EMPTY"
+    assert window.ask("state") == "STOPPED"
     assert window.ask("text", "chat.prompt_edit.toPlainText") == ""
     assert window.ask("text", "settings_bar.load_buttons.load_button.text") == "Load"
     window.ask("text", "desk.open_demo")
@@ -107,10 +107,10 @@ def test_a_conversation_too_long_for_the_context_leaves_the_report_alone(window:
 def test_the_lab_can_go_under_a_loaded_model_and_comes_once(window: Window) -> None:
     load(window)
     ask_model(window, "go on")
-    wait_for_state(window, "GENERATING")
+    wait_for_state(window, "ANSWERING")
     window.ask("text", "desk.stop_lab")
     window.wait_for("an empty room", lambda: not lab_workers(window) and not engines(window))
-    assert window.ask("state") == "EMPTY"
+    assert window.ask("state") == "STOPPED"
     assert window.ask("text", BADGE) == "LOADED"
     window.wait_for("what is left", lambda: window.ask("layout") == [["CPU", 0, 15]])
     window.ask("text", "desk.try_demo")

@@ -57,7 +57,7 @@ def test_two_models_side_by_side_and_in_each_others_way(window: Window, tmp_path
     assert window.ask("text", "load_report.badge_text") == "LOADED"
     window.desktop.key("ctrl+a")
     ask_model(window, "go on")
-    window.wait_for("the answer", lambda: window.ask("state") == "GENERATING")
+    window.wait_for("the answer", lambda: window.ask("state") == "ANSWERING")
 
     window.click(f"{ROWS}.1")
     window.wait_for("the other model again", lambda: window.ask("layout") == [["RPC0", 0, 4]])
@@ -93,7 +93,7 @@ def test_a_crash_of_one_is_told_by_name_and_closing_ends_the_other(window: Windo
     assert window.ask("state") == "READY"
     assert window.ask("text", "load_report.badge_text") == "LOADED"
     ask_model(window, "hello")
-    window.wait_for("an answer", lambda: window.ask("state") == "GENERATING")
+    window.wait_for("an answer", lambda: window.ask("state") == "ANSWERING")
     children = children_of(window)
     window.desktop.key("ctrl+q")
     assert window.process.wait(30) == 0

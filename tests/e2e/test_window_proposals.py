@@ -24,7 +24,7 @@ def test_the_first_proposal_is_applied_loaded_and_undone(tmp_path: Path, theme: 
         desktop.picture(tmp_path / "proposals.png")
         window.click(FIRST_BUTTON)
         window.wait_for("the change", lambda: window.ask("text", "desk.document.edit") != before)
-        assert window.ask("state") == "EMPTY"
+        assert window.ask("state") == "STOPPED"
         load(window)
         assert window.ask("text", "load_report.badge_text") == "LOADED"
         assert window.ask("text", "load_report.proposal_list") == "None"

@@ -20,12 +20,12 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QDialog, QWidget
 
 from app.demo import fetched_demo
-from app.models.loading import ModelState
 from app.settings import Settings
 from app.theme import Theme
 from app.wiring import WindowParts, make_window
 from engine.layout.layout import single_device
 from engine.memory.estimate import Grade
+from engine.session.status import Phase
 from resources.loader import handbook
 
 SIZE = QSize(1280, 860)
@@ -100,11 +100,11 @@ def take_pictures(window: WindowParts) -> None:
     save(main, "devices", part_of(main, main.device_strip))
     save(main, "settings", part_of(main, main.settings_bar))
     desk.loader.load()
-    wait_for("the load", lambda: desk.loading.state is ModelState.READY)
+    wait_for("the load", lambda: desk.loading.phase is Phase.READY)
     chat = window.views.current.chat
     chat.sample_questions.buttons[0].click()
-    wait_for("the answer", lambda: desk.loading.state is not ModelState.READY)
-    wait_for("its end", lambda: desk.loading.state is ModelState.READY)
+    wait_for("the answer", lambda: desk.loading.phase is not Phase.READY)
+    wait_for("its end", lambda: desk.loading.phase is Phase.READY)
     save(main, "window")
     window.actions["arrange_chat"].trigger()
     save(main, "chat")

@@ -25,7 +25,7 @@ from engine.process.outcome import EndReason, ProcessOutcome
 from engine.programs import LOG_MARK
 from engine.protocol.messages import ChatMessage
 from engine.rigs.host import host_device
-from engine.session.snapshot import Phase
+from engine.session.status import Phase
 from engine.settings.context_settings import ContextSettings
 from engine.worker.chat_template import TemplateError
 from engine.worker.template_process import TemplateProcess

@@ -15,7 +15,7 @@ from engine.gguf.reader import read_model
 from engine.memory.model_memory import ModelMemory
 from engine.rigs.lab import LabRig
 from engine.session.events import AnyEvent, Loaded
-from engine.session.snapshot import Phase
+from engine.session.status import Phase
 from engine.settings.context_settings import ContextSettings
 from engine.units import MIB
 from tests.support.models import write_tiny_llama, write_tiny_moe

@@ -11,7 +11,8 @@ from engine.protocol.messages import DeviceMemoryReadings
 from engine.session.driver import News
 from engine.session.events import AnyEvent, Attempt, Progress, Reading, Token
 from engine.session.session import ModelSession
-from engine.session.snapshot import Phase, Snapshot
+from engine.session.snapshot import Snapshot
+from engine.session.status import Phase
 from tests.support.patience import DEADLINE_S
 
 LOOK_S = 0.05

@@ -108,7 +108,7 @@ class Answers(QObject):
         return bool(self._find(path).isVisible())
 
     def _state(self, _path: str) -> str:
-        return self._window.desk.loading.state.name
+        return self._window.desk.loading.phase.name
 
     def _layout(self, _path: str) -> list[list[object]] | None:
         edit = self._window.desk.document.edit

@@ -19,6 +19,7 @@ from PySide6.QtWidgets import (
 
 from engine.chats.templates import TEMPLATES
 from engine.language import tr
+from engine.session.status import ModelStatus, Phase
 from widgets.chat.attachment_row import AttachedFile, AttachmentRow
 from widgets.chat.banner import Banner
 from widgets.chat.chat_heading import ChatHeading, flat_button
@@ -35,11 +36,29 @@ from widgets.common.roles import plain_label
 from widgets.markdown.typesetter import Typesetter
 
 CONTEXT_FULL = tr("The context is full. Begin a new conversation, or load with a larger context.")
+LOADING = tr("Loading…")
 MODEL_LOST = tr("The model's engine ended. What was said stays here.")
 DRAFT_INTERVAL_MS = 600
 MAX_WIDTH_PX = 868
 MARGIN_PX = 8
 _NEXT_IS_TYPED = ("edit", "regenerate", "continue", "delete", "answer_now")
+
+
+def chat_start(status: ModelStatus) -> ChatStart:
+    """Return what a chat says of its model before it can answer."""
+    name = status.name
+    if not name:
+        return ChatStart(
+            tr("No model is open"), tr("Open a model to chat."), tr("Open a model…"), tr("No model is open.")
+        )
+    if status.is_loading:
+        return ChatStart(name, status.waits or LOADING)
+    if status.is_loaded:
+        return ChatStart(name)
+    if status.phase is Phase.STOPPING:
+        return ChatStart(name, tr("One moment"))
+    sentence = tr("{name} is not loaded.", name=name)
+    return ChatStart(name, tr("It answers once it is loaded."), tr("Load"), sentence)
 
 
 class ChatPane(QWidget):
@@ -67,11 +86,8 @@ class ChatPane(QWidget):
 
     def __init__(self, typesetter: Typesetter, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._ready = False
-        self._reason = ""
+        self._status = ModelStatus()
         self._context_full = False
-        self._lost = False
-        self._crashed = False
         self._is_answering = False
         self._is_settling = False
         self._is_reading_files = False
@@ -88,7 +104,6 @@ class ChatPane(QWidget):
         self._middle.addWidget(self.message_list)
         self.empty = EmptyChat()
         self._middle.addWidget(self.empty)
-        self._start = ChatStart()
         self.prompt_edit = PromptEdit()
         self.attachments = AttachmentRow(self.message_list.gallery)
         self.sample_questions = self.empty.sample_questions
@@ -166,15 +181,10 @@ class ChatPane(QWidget):
         self._remark = text
         self._refresh()
 
-    def set_ready(self, ready: bool, reason: str = "") -> None:
-        """Say whether a model can answer; `reason` is shown while it cannot."""
-        self._ready = ready
-        self._reason = reason
-        self._refresh()
-
-    def show_start(self, start: ChatStart) -> None:
-        """Say who answers here, or what is to be done before somebody does."""
-        self._start = start
+    def set_status(self, status: ModelStatus) -> None:
+        """Show who answers here, or what has to be done first: open a model, load it, or load it again."""
+        self._status = status
+        start = chat_start(status)
         self.empty.show_start(start)
         self.start_banner.show_words(start.sentence, start.button)
         self._refresh()
@@ -198,16 +208,6 @@ class ChatPane(QWidget):
     def set_context_full(self, full: bool) -> None:
         """Show or hide the words for a full context; nothing can be sent while it is full."""
         self._context_full = full
-        self._refresh()
-
-    def set_lost(self, lost: bool) -> None:
-        """Show or hide the offer to load a model again that went away by itself."""
-        self._lost = lost
-        self._refresh()
-
-    def set_crashed(self, crashed: bool) -> None:
-        """Say whether the engine crashed: then finding out what of it works here is offered before another try."""
-        self._crashed = crashed
         self._refresh()
 
     def offer_undo(self, offered: bool) -> None:
@@ -325,26 +325,30 @@ class ChatPane(QWidget):
     # ------------------------------------------------------------------ inside
 
     def _can_send(self) -> bool:
-        return self._ready and not self._context_full and not self._is_answering and not self._is_reading_files
+        return (
+            self._status.is_loaded and not self._context_full and not self._is_answering and not self._is_reading_files
+        )
 
     def _has_words(self) -> bool:
         return bool(self.prompt_edit.toPlainText().strip() or self.attachments.files)
 
     def _refresh(self) -> None:
-        answering = self._is_answering
+        status, answering = self._status, self._is_answering
         self.stop_button.setVisible(answering)
         self.send_button.setVisible(not answering)
         self.send_button.setEnabled(self._can_send() and self._has_words())
         self.full_banner.setVisible(self._context_full and not answering)
-        self.lost_banner.setVisible(self._lost and not self._ready)
-        self.check_button.setVisible(self._crashed)
-        self.lost_banner.button.setEnabled(not self._reason.endswith("…"))
+        self.lost_banner.setVisible(bool(status.fault) and not status.is_loaded)
+        self.lost_banner.button.setEnabled(not status.is_loading)
+        # After a crash people may want to know what of the engine works here before they try again.
+        self.check_button.setVisible(status.fault == "crashed")
         is_empty = not answering and not self.message_list.has_messages
-        self.start_banner.setVisible(not is_empty and not self._ready and not self._lost and bool(self._start.button))
+        can_start = bool(chat_start(status).button)
+        self.start_banner.setVisible(can_start and not is_empty and not status.fault)
         self.sample_questions.show_while(is_empty)
-        # What is said in the middle of an empty chat is not said twice.
-        reason = "" if is_empty and self._start.title else self._reason
-        self._status_label.setText(self._remark if self._ready else reason)
+        # An empty chat says in its middle that the model is being loaded.
+        loading = LOADING if status.is_loading and not is_empty else ""
+        self._status_label.setText(self._remark if status.is_loaded else loading)
         self._status_label.setVisible(bool(self._status_label.text()))
         self._show_middle()
 

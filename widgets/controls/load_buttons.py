@@ -2,40 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QHBoxLayout, QProgressBar, QPushButton, QVBoxLayout, QWidget
 
 from engine.language import tr
+from engine.session.status import ModelStatus, Phase
 from widgets.common.tool_tips import plain_tool_tip
 from widgets.controls.metrics import CONTROL_HEIGHT_PX
-from widgets.controls.states import LoadState
 
 PROGRESS_STEPS = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class _Offer:
-    load_text: str
-    load: bool
-    cancel: bool
-    unload: bool
-    tool_tip: str
-
-
-_OFFERS = {
-    LoadState.NO_MODEL: _Offer(tr("Load"), False, False, False, tr("Open a model first")),
-    LoadState.IDLE: _Offer(tr("Load"), True, False, False, tr("Load the model as laid out")),
-    LoadState.LOADING: _Offer(tr("Load"), False, True, False, ""),
-    LoadState.LOADED: _Offer(tr("Loaded"), False, False, True, tr("The model is loaded as shown")),
-    LoadState.EDITED: _Offer(tr("Reload"), True, False, True, tr("Replace what is loaded by what is shown")),
-    LoadState.BUSY: _Offer(tr("Load"), False, False, False, tr("One moment")),
-}
+def load_words(status: ModelStatus) -> tuple[str, str]:
+    """Return the text of the load button and its tool tip."""
+    if status.is_loading:
+        return tr("Load"), ""
+    if status.phase is Phase.STOPPING:
+        return tr("Load"), tr("One moment")
+    if not status.is_loaded:
+        return tr("Load"), tr("Load the model as laid out") if status.name else tr("Open a model first")
+    if status.is_edited:
+        return tr("Reload"), tr("Replace what is loaded by what is shown")
+    return tr("Loaded"), tr("The model is loaded as shown")
 
 
 class LoadButtons(QWidget):
-    """Offers what can be asked in the current state."""
+    """Offers what the status of the current model allows."""
 
     load_requested = Signal()
     cancel_requested = Signal()
@@ -72,19 +64,19 @@ class LoadButtons(QWidget):
         self.load_button.clicked.connect(self.load_requested.emit)
         self.cancel_button.clicked.connect(self.cancel_requested.emit)
         self.unload_button.clicked.connect(self.unload_requested.emit)
-        self.set_state(LoadState.NO_MODEL)
+        self.set_status(ModelStatus())
 
-    def set_state(self, state: LoadState) -> None:
-        """Offer what `state` allows."""
-        offer = _OFFERS[state]
-        self.load_button.setText(offer.load_text)
-        self.load_button.setEnabled(offer.load)
-        self.load_button.setToolTip(plain_tool_tip(offer.tool_tip))
-        self.load_button.setVisible(not offer.cancel)
-        self.cancel_button.setVisible(offer.cancel)
-        self.unload_button.setVisible(offer.unload)
-        self.progress.setVisible(state is LoadState.LOADING)
-        if state is not LoadState.LOADING:
+    def set_status(self, status: ModelStatus) -> None:
+        """Offer what `status` allows."""
+        text, tool_tip = load_words(status)
+        self.load_button.setText(text)
+        self.load_button.setEnabled(status.can_load)
+        self.load_button.setToolTip(plain_tool_tip(tool_tip))
+        self.load_button.setVisible(not status.is_loading)
+        self.cancel_button.setVisible(status.is_loading)
+        self.unload_button.setVisible(status.is_loaded and not status.is_loading)
+        self.progress.setVisible(status.is_loading)
+        if not status.is_loading:
             self.set_progress(None, "")
 
     def set_progress(self, fraction: float | None, text: str) -> None:

@@ -10,13 +10,14 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QWidget
 
 from engine.layout.layout import SplitMode
 from engine.plan.decisions.decision import Decision
+from engine.session.status import ModelStatus
 from engine.settings.context_settings import ContextSettings
 from widgets.common.wrap_layout import WrapLayout
 from widgets.controls.context_editor import ContextEditor
 from widgets.controls.load_buttons import LoadButtons
 from widgets.controls.model_button import ModelButton
 from widgets.controls.split_mode_chooser import SplitModeChooser
-from widgets.controls.states import LoadState, SplitModeChoice
+from widgets.controls.states import SplitModeChoice
 
 
 class SettingsBar(QFrame):
@@ -67,9 +68,9 @@ class SettingsBar(QFrame):
         """Show `mode` as chosen; `disabled` maps modes that cannot be had to the reason."""
         self.split_chooser.set_mode(mode, disabled or {})
 
-    def set_load_state(self, state: LoadState) -> None:
-        """Offer what `state` allows; settings stay editable, for the next load."""
-        self.load_buttons.set_state(state)
+    def set_status(self, status: ModelStatus) -> None:
+        """Offer what the status of the current model allows; settings stay editable, for the next load."""
+        self.load_buttons.set_status(status)
         self._fit_height()
 
     def set_progress(self, fraction: float | None, text: str = "") -> None:

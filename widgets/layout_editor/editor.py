@@ -18,12 +18,10 @@ from widgets.layout_editor.notes import Notes
 from widgets.layout_editor.pins import Pins
 from widgets.layout_editor.shown import Shown
 from widgets.layout_editor.speeds import speed_text, speed_tool_tip
-from widgets.layout_editor.texts import EditState, edit_state, note_lines, summary_text
+from widgets.layout_editor.texts import loaded_words, note_lines, summary_text
 from widgets.layout_editor.view import EditorView
 
 EMPTY_TEXT = tr("Open a model to see its layers")
-
-_STATE_SIGNS = {EditState.NOT_LOADED: "○", EditState.EDITED: "◐", EditState.LOADED: "●"}
 
 
 class LayoutEditor(QFrame):
@@ -171,8 +169,8 @@ class LayoutEditor(QFrame):
             self._speed.setText("")
             self._summary.setText("")
             return
-        state = edit_state(preview, self._loaded)
-        self._state.setText(f"{_STATE_SIGNS[state]} {state.value}")
+        state = loaded_words(preview, self._loaded)
+        self._state.setText(f"{state.sign} {state.text}")
         self._speed.setText(speed_text(preview))
         self._speed.setToolTip(plain_tool_tip(speed_tool_tip(preview)))
         self._summary.setText(summary_text(preview, self.selection))

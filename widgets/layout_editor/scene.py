@@ -22,7 +22,7 @@ from widgets.layout_editor.overlay import Marks, OverlayItem, PillItem
 from widgets.layout_editor.placement import LaneContent, lane_contents
 from widgets.layout_editor.shown import Shown
 from widgets.layout_editor.speeds import lane_speed_text
-from widgets.layout_editor.texts import EditState, edit_state
+from widgets.layout_editor.texts import LOADED, loaded_words
 
 
 class EditorScene(QGraphicsScene):
@@ -49,8 +49,8 @@ class EditorScene(QGraphicsScene):
         lanes = make_lanes(len(contents), view_height, experts=experts)
         places = columns(width)
         track = self._track_of(preview, places)
-        state = edit_state(preview, loaded)
-        values = _lane_values(preview, loaded if state is EditState.LOADED else None, contents)
+        state = loaded_words(preview, loaded)
+        values = _lane_values(preview, loaded if state is LOADED else None, contents)
         lane_of = {content.device.id: lane for lane, content in enumerate(contents)}
         handles = handle_places(preview.layout, lane_of, track, lanes)
         self.shown = Shown(preview, state, contents, places, lanes, track, handles, values)

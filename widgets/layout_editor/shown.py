@@ -11,7 +11,7 @@ from engine.plan.preview import Preview
 from widgets.layout_editor.geometry import Columns, HandlePlace, Lanes, Track, handle_at
 from widgets.layout_editor.lane import LaneValues
 from widgets.layout_editor.placement import LaneContent
-from widgets.layout_editor.texts import EditState
+from widgets.layout_editor.texts import LoadedWords
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Shown:
     """What the scene shows of one preview, with everything placed."""
 
     preview: Preview
-    state: EditState
+    state: LoadedWords
     contents: tuple[LaneContent, ...]
     columns: Columns
     lanes: Lanes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from enum import StrEnum
+from dataclasses import dataclass
 
 from engine.devices.device import Holding
 from engine.language import tr, tr_count
@@ -18,19 +18,24 @@ from widgets.layout_editor.placement import LaneContent
 from widgets.layout_editor.speeds import sending_notes
 
 
-class EditState(StrEnum):
-    """How the layout in the editor stands to what is loaded; the value is what people read."""
+@dataclass(frozen=True, slots=True)
+class LoadedWords:
+    """Whether the layout that is shown is loaded: a sign and words for it."""
 
-    NOT_LOADED = tr("not loaded")
-    LOADED = tr("loaded")
-    EDITED = tr("edited, not loaded")
+    sign: str
+    text: str
 
 
-def edit_state(preview: Preview, loaded: LoadedLayout | None) -> EditState:
-    """Return whether what is edited is what is loaded, side files included."""
+NOT_LOADED = LoadedWords("○", tr("not loaded"))
+LOADED = LoadedWords("●", tr("loaded"))
+EDITED = LoadedWords("◐", tr("edited, not loaded"))
+
+
+def loaded_words(preview: Preview, loaded: LoadedLayout | None) -> LoadedWords:
+    """Return whether what `preview` shows is what is loaded, side files included."""
     if loaded is None:
-        return EditState.NOT_LOADED
-    return EditState.LOADED if loaded.edit == preview.edit else EditState.EDITED
+        return NOT_LOADED
+    return EDITED if loaded.differs_from(preview.edit) else LOADED
 
 
 def range_text(first: int, last: int) -> str:
@@ -197,7 +202,7 @@ def lane_sentence(content: LaneContent, row: DeviceRow | None) -> str:
     )
 
 
-def accessible_summary(preview: Preview, lanes: Sequence[LaneContent], state: EditState) -> str:
+def accessible_summary(preview: Preview, lanes: Sequence[LaneContent], state: LoadedWords) -> str:
     """Return the whole picture as sentences."""
     rows = {row.id: row for row in preview.report.rows}
     sentences = [
@@ -205,7 +210,7 @@ def accessible_summary(preview: Preview, lanes: Sequence[LaneContent], state: Ed
             "{model_name}, {count} layers, {value}.",
             model_name=preview.model_name,
             count=len(preview.layers),
-            value=state.value,
+            value=state.text,
         )
     ]
     sentences += [lane_sentence(content, rows.get(content.device.id)) for content in lanes]

@@ -12,7 +12,6 @@ from pytestqt.qtbot import QtBot
 from app.chats.attacher import Attacher
 from app.chats.state_saver import StateSaver
 from app.models.conversation import Conversation, Restored
-from app.models.loading import ModelState
 from app.settings import Settings
 from app.wiring import Desk, make_desk
 from engine.chats.message import Message
@@ -20,6 +19,7 @@ from engine.devices.device import CPU_ID
 from engine.layout.layout import single_device
 from engine.memory.side_files import SideFiles, read_projector
 from engine.plan.edit import Edit
+from engine.session.status import Phase
 from engine.settings.context_settings import ContextSettings
 from tests.support.models import write_tiny_llama
 from tests.support.pictures import picture
@@ -72,7 +72,7 @@ class Bench:
         loading = self.desk.models.current.loading
         self.desk.loader.load()
         self.wait(lambda: loading.loaded is not None and loading.loaded.edit.side_files == files)
-        self.wait(lambda: loading.state is ModelState.READY)
+        self.wait(lambda: loading.phase is Phase.READY)
 
     def attach(self, *seeds: int) -> None:
         paths = [self._folder / f"{seed}.png" for seed in seeds]

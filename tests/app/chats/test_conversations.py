@@ -22,7 +22,6 @@ from app.chats.attacher import Attacher
 from app.chats.shown_messages import answer_note, shown_message
 from app.models.context_counter import ContextCounter
 from app.models.conversation import Conversation
-from app.models.loading import ModelState
 from app.notices import Notices
 from app.paths import chats_path
 from app.settings import Settings
@@ -30,6 +29,7 @@ from app.theme import Theme
 from app.window.chat_presenter import ChatPresenter
 from app.window.prompt_presenter import PromptPresenter
 from app.window.shelf_presenter import ShelfPresenter
+from app.window.status_line import StatusLine
 from app.wiring import Desk, make_desk
 from engine.chats.asking import chat_messages
 from engine.chats.context import ContextUse
@@ -41,6 +41,7 @@ from engine.devices.device import CPU_ID
 from engine.layout.layout import single_device
 from engine.plan.edit import Edit
 from engine.protocol.messages import Tokenise
+from engine.session.status import Phase
 from engine.settings.context_settings import ContextSettings
 from tests.support.models import write_tiny_llama
 from widgets.chat.chat_pane import ChatPane
@@ -81,7 +82,7 @@ class Bench:
         context = ContextSettings(n_ctx=n_ctx, threads=1, threads_batch=1)
         self.desk.document.replace(Edit(single_device(N_LAYERS, CPU_ID), context), "test")
         self.desk.loader.load()
-        self.wait(lambda: self.desk.loading.state is ModelState.READY)
+        self.wait(lambda: self.desk.loading.phase is Phase.READY)
         chat = self.conversation.chat
         self.conversation.change_chat(msgspec.structs.replace(chat, settings=SHORT))
 
@@ -90,7 +91,7 @@ class Bench:
         return self.answered()
 
     def answered(self) -> Message:
-        self.wait(lambda: not self.conversation.is_answering and self.desk.loading.state is ModelState.READY)
+        self.wait(lambda: not self.conversation.is_answering and self.desk.loading.phase is Phase.READY)
         return self.path[-1]
 
     def reopened(self, chat: str) -> tuple[Message, ...]:
@@ -99,6 +100,23 @@ class Bench:
         self.desk.archive.read(chat, lambda _chat, tree: found.append(tree.path))
         self.wait(lambda: bool(found))
         return found[0]
+
+
+def present(bench: Bench, pane: ChatPane) -> ChatPresenter:
+    """Show the conversation of the current model in `pane`."""
+    desk = bench.desk
+    return ChatPresenter(
+        desk.models.current,
+        pane,
+        models=desk.models,
+        opener=desk.opener,
+        loader=desk.loader,
+        archive=desk.archive,
+        background=desk.background,
+        open_file=lambda: None,
+        status_line=StatusLine(pane),
+        window=pane,
+    )
 
 
 @pytest.fixture
@@ -199,7 +217,7 @@ def test_a_deletion_can_be_taken_back_until_something_else_becomes_of_the_messag
     bench.load()
     pane = ChatPane(bench.desk.typesetter)
     qtbot.addWidget(pane)
-    presenter = ChatPresenter(bench.desk.models.current, pane)
+    presenter = present(bench, pane)
     tree = tree_of(
         [
             Message(id="q1", role="user", content="one"),
@@ -500,7 +518,7 @@ def test_the_log_is_told_of_a_template_that_is_not_used_and_of_nothing_that_was_
     pane = ChatPane(Typesetter(lambda work: work(), lambda work: work()))
     qtbot.addWidget(pane)
     bench.load()
-    ChatPresenter(bench.desk.models.current, pane, pane)
+    present(bench, pane)
     chat = bench.conversation.chat
     template = "{{ raise_exception('roles: ' ~ messages[-1].content) }}"
     bench.conversation.change_chat(msgspec.structs.replace(chat, template=template))

@@ -11,7 +11,6 @@ from pytestqt.qtbot import QtBot
 
 from app.chats.state_saver import StateSaver
 from app.models.conversation import Conversation, Restored
-from app.models.loading import ModelState
 from app.models.open_model import OpenModel
 from app.paths import kept_states_path
 from app.settings import Settings
@@ -20,6 +19,7 @@ from engine.chats.message import Message
 from engine.devices.device import CPU_ID
 from engine.layout.layout import make_layout
 from engine.plan.edit import Edit
+from engine.session.status import Phase
 from engine.settings.context_settings import ContextSettings
 from engine.units import MIB
 from tests.support.models import write_tiny_llama
@@ -84,7 +84,7 @@ class Bench:
         self.desk.document.replace(Edit(make_layout(N_LAYERS, devices), context), "test")
         self.desk.loader.load()
         self.wait(lambda: self.model.loading.loaded is not None and self.model.loading.loaded.edit.context == context)
-        self.wait(lambda: self.model.loading.state is ModelState.READY and self.saver.is_settled)
+        self.wait(lambda: self.model.loading.phase is Phase.READY and self.saver.is_settled)
 
     def say(self, text: str) -> Message:
         chat = self.conversation.chat
@@ -152,7 +152,7 @@ def test_what_was_asked_before_the_state_was_back_waits_for_it(bench: Bench) -> 
     bench.desk.unloader.unload_current()
     bench.wait(lambda: not bench.model.loading.has_child)
     bench.desk.loader.load()
-    bench.wait(lambda: bench.model.loading.state is ModelState.READY)
+    bench.wait(lambda: bench.model.loading.phase is Phase.READY)
     assert read_tokens(bench.say("And then?")) < 40
 
 
@@ -195,7 +195,7 @@ def test_a_question_is_answered_while_a_state_is_written(bench: Bench) -> None:
     bench.load(*CPU_ALONE)
     bench.say(LONG_WORDS)
     bench.saver.save_now()
-    assert bench.model.loading.state is ModelState.READY
+    assert bench.model.loading.phase is Phase.READY
     assert bench.say("And then?").state == "done"
     bench.wait(lambda: bool(bench.files))
 

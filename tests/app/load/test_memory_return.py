@@ -33,8 +33,8 @@ class Bench:
         self.begun: list[str] = []
         self.waits: list[str] = []
         self.memory_return = self.desk.loader.memory_return
-        self.memory_return.waiting_changed.connect(self.waits.append)
         self.model: OpenModel = self.desk.models.current
+        self.model.status_changed.connect(lambda status: self.waits.append(status.waits))
         self.read(used_bytes=20 * GIB)
         self.hold(HELD)
 
@@ -46,7 +46,7 @@ class Bench:
         self.desk.rig.live.take_samples((Sample("CUDA0", self.now_s, used_bytes, 24 * GIB),))
 
     def load_next(self) -> None:
-        self.memory_return.then(lambda: self.begun.append("load"))
+        self.memory_return.then(self.model, lambda: self.begun.append("load"))
 
 
 @pytest.fixture

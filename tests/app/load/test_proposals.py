@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.models.loading import ModelState
-from app.settings import Settings
-from app.theme import Theme
-from app.wiring import WindowParts, make_window
+from app.wiring import WindowParts
 from engine.fit.proposal import Proposal
 from engine.fit.proposals import propose
 from engine.gguf.model_file import ModelFile
@@ -23,6 +18,7 @@ from engine.plan.edit import Edit
 from engine.plan.plan import make_plan
 from engine.session.events import OutOfMemory
 from engine.session.load_order import LoadOrder
+from engine.session.status import Phase
 from engine.settings.context_settings import ContextSettings
 from engine.units import MIB
 from tests.support.models import write_header_only
@@ -30,16 +26,6 @@ from tests.support.previews import make_gpu, make_rig
 
 RIG = make_rig(make_gpu("CUDA0", 12), make_gpu("CUDA1", 16))
 EDIT = Edit(single_device(16, "CUDA0"), ContextSettings())
-
-
-@pytest.fixture
-def window(qtbot: QtBot, qapp: QApplication, tmp_path: Path) -> Iterator[WindowParts]:
-    opened = make_window(Settings(tmp_path / "settings.ini"), Theme(qapp, "dark"))
-    qtbot.addWidget(opened.main)
-    opened.main.show()
-    yield opened
-    opened.main.close()
-    qapp.setStyleSheet("")
 
 
 def model_in(folder: Path, name: str) -> ModelFile:
@@ -71,7 +57,7 @@ def test_each_button_applies_its_proposal_as_one_step(window: WindowParts, propo
         button.click()
         assert document.edit == proposal.edit
         assert document.undo_group.undoText() == proposal.text
-        assert window.desk.loading.state is ModelState.EMPTY
+        assert window.desk.loading.phase is Phase.STOPPED
         document.undo_group.undo()
         assert document.edit == EDIT
     assert window.views.current.report.plain_text().count("estimated") == len(proposals)

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.models.loading import ModelState
 from app.notices import Notice
 from app.settings import Settings
 from app.wiring import Desk, make_desk
@@ -19,13 +18,13 @@ from engine.memory.side_files import SideFiles, read_adapter
 from engine.plan.edit import Edit
 from engine.session.events import Attempt, OutOfMemory
 from engine.session.load_order import LoadOrder
+from engine.session.status import Phase
 from engine.settings.context_settings import ContextSettings
 from engine.units import MIB
 from tests.support.models import write_tiny_llama
 from tests.support.side_models import write_tiny_lora
 from widgets.layout_editor.moves import PinToggle
 
-DEADLINE_MS = 60_000
 N_LAYERS = 8
 CONTEXT = ContextSettings(n_ctx=256, n_batch=64, n_ubatch=64, threads=1, threads_batch=1)
 ASKED = Edit(single_device(N_LAYERS, "RPC0"), CONTEXT)
@@ -48,15 +47,15 @@ def desk(qtbot: QtBot, tmp_path: Path) -> Iterator[Desk]:
 
 
 def wait(qtbot: QtBot, condition: Callable[[], bool]) -> None:
-    qtbot.waitUntil(condition, timeout=DEADLINE_MS)
+    qtbot.waitUntil(condition)
 
 
 def test_what_was_loaded_instead_is_in_the_editor_and_undo_goes_back(desk: Desk, qtbot: QtBot) -> None:
-    desk.settings.step_back(True)
+    desk.settings.steps_back = True
     attempts: list[Attempt] = []
     desk.loading.bridge.attempt.connect(attempts.append)
     desk.loader.load()
-    wait(qtbot, lambda: desk.loading.state is ModelState.READY and not desk.is_edited)
+    wait(qtbot, lambda: desk.loading.phase is Phase.READY and not desk.is_edited)
     loaded, edit = desk.loading.loaded, desk.document.edit
     assert loaded is not None
     assert edit is not None
@@ -75,9 +74,9 @@ def test_what_is_loaded_beside_the_model_stays(desk: Desk, qtbot: QtBot, tmp_pat
     adapter = read_adapter(write_tiny_lora(tmp_path / "lora.gguf", model), model, 0.5)
     asked = replace(ASKED, side_files=SideFiles(None, (adapter,)))
     desk.document.replace(asked, "test")
-    desk.settings.step_back(True)
+    desk.settings.steps_back = True
     desk.loader.load()
-    wait(qtbot, lambda: desk.loading.state is ModelState.READY and not desk.is_edited)
+    wait(qtbot, lambda: desk.loading.phase is Phase.READY and not desk.is_edited)
     loaded = desk.loading.loaded
     assert loaded is not None
     assert loaded.edit.layout != asked.layout
@@ -88,13 +87,13 @@ def test_what_is_loaded_beside_the_model_stays(desk: Desk, qtbot: QtBot, tmp_pat
 
 
 def test_what_is_pinned_stays_where_it_is(desk: Desk, qtbot: QtBot) -> None:
-    desk.settings.step_back(True)
+    desk.settings.steps_back = True
     desk.auto_layouts.toggle_pin(PinToggle((0, 1)))
     desk.auto_layouts.toggle_pin(PinToggle((6, 7)))
     # Moved by hand since: that one is released.
     desk.document.replace(replace(ASKED, layout=ASKED.layout.assign(7, "CPU")), "test")
     desk.loader.load()
-    wait(qtbot, lambda: desk.loading.state is ModelState.READY)
+    wait(qtbot, lambda: desk.loading.phase is Phase.READY)
     loaded = desk.loading.loaded
     assert loaded is not None
     places = loaded.edit.layout.assignment()
@@ -105,12 +104,12 @@ def test_what_is_pinned_stays_where_it_is(desk: Desk, qtbot: QtBot) -> None:
 def test_pins_are_those_of_the_model_that_is_loaded_when_another_one_is_shown_meanwhile(
     desk: Desk, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    desk.settings.step_back(True)
+    desk.settings.steps_back = True
     desk.auto_layouts.toggle_pin(PinToggle((0, 1)))
     first = desk.models.current
     begins: list[Callable[[], None]] = []
     orders: list[LoadOrder] = []
-    monkeypatch.setattr(desk.loader.memory_return, "then", begins.append)
+    monkeypatch.setattr(desk.loader.memory_return, "then", lambda _model, begin: begins.append(begin))
     monkeypatch.setattr(first.loading, "load", lambda order, **_: orders.append(order))
     desk.loader.load()
     desk.opener.open(write_tiny_llama(tmp_path / "other.gguf", n_layers=4), beside=True)
@@ -123,7 +122,7 @@ def test_nothing_else_is_tried_where_that_is_not_allowed(desk: Desk, qtbot: QtBo
     assert not desk.settings.steps_back
     attempts: list[Attempt] = []
     desk.loading.bridge.attempt.connect(attempts.append)
-    with qtbot.waitSignal(desk.loading.ended, timeout=DEADLINE_MS) as told:
+    with qtbot.waitSignal(desk.loading.ended) as told:
         desk.loader.load()
     assert told.args is not None
     assert isinstance(told.args[0], OutOfMemory)
@@ -133,19 +132,19 @@ def test_nothing_else_is_tried_where_that_is_not_allowed(desk: Desk, qtbot: QtBo
 
 
 def test_an_edit_made_meanwhile_is_kept(desk: Desk, qtbot: QtBot) -> None:
-    desk.settings.step_back(True)
+    desk.settings.steps_back = True
     later = Edit(ASKED.layout.move_range(0, 3, "CPU"), CONTEXT)
     desk.loader.load()
     desk.document.replace(later, "meanwhile")
-    wait(qtbot, lambda: desk.loading.state is ModelState.READY)
+    wait(qtbot, lambda: desk.loading.phase is Phase.READY)
     assert desk.document.edit == later
 
 
 def test_a_load_that_steps_back_is_cancelled(desk: Desk, qtbot: QtBot) -> None:
-    desk.settings.step_back(True)
+    desk.settings.steps_back = True
     desk.loading.bridge.attempt.connect(lambda event: desk.loader.cancel() if event.number == 2 else None)
     desk.loader.load()
-    wait(qtbot, lambda: desk.loading.state is ModelState.EMPTY)
+    wait(qtbot, lambda: desk.loading.phase is Phase.STOPPED)
     assert desk.document.edit == ASKED
 
 
@@ -155,7 +154,7 @@ def test_unloading_another_model_is_one_click_and_changes_no_layout(
     desk.document.replace(Edit(single_device(N_LAYERS, "CPU"), CONTEXT), "test")
     first = desk.models.current
     desk.loader.load()
-    wait(qtbot, lambda: first.loading.state is ModelState.READY)
+    wait(qtbot, lambda: first.loading.phase is Phase.READY)
     desk.opener.open(write_tiny_llama(tmp_path / "other.gguf", n_layers=4))
     wait(qtbot, lambda: desk.models.current is not first)
     edit = desk.document.edit
@@ -168,7 +167,7 @@ def test_unloading_another_model_is_one_click_and_changes_no_layout(
         patch.setattr(desk.loading, "proposals_model", desk.document.model)
         desk.other_layouts.apply_proposal(0)
         assert notices[-1].text == "Unloaded wide"
-        wait(qtbot, lambda: first.loading.state is ModelState.EMPTY)
+        wait(qtbot, lambda: first.loading.phase is Phase.STOPPED)
         desk.other_layouts.apply_proposal(0)
         assert "not loaded any more" in notices[-1].text
     assert desk.document.edit == edit

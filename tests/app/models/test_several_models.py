@@ -11,7 +11,6 @@ import psutil
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.models.loading import ModelState
 from app.models.open_model import OpenModel
 from app.notices import Notice
 from app.paths import calibration_path
@@ -21,13 +20,13 @@ from engine.devices.device import CPU_ID
 from engine.layout.engine_parameters import used_devices
 from engine.layout.layout import single_device
 from engine.plan.edit import Edit
+from engine.session.status import ModelStatus, Phase
 from engine.settings.context_settings import ContextSettings
 from engine.units import MIB
 from tests.support.models import write_tiny_llama
 from widgets.devices.limits import DeviceLimits
 from widgets.library.load_question import LoadAnswer, LoadChoice, LoadQuestion
 
-DEADLINE_MS = 60_000
 N_LAYERS = 4
 CONTEXT = ContextSettings(n_ctx=512, threads=1, threads_batch=1)
 LONG = ContextSettings(n_ctx=65_536, threads=1, threads_batch=1)
@@ -60,14 +59,23 @@ class Bench:
         }
         desk.notices.given.connect(self.notices.append)
         desk.loader.question_changed.connect(self.questions.append)
-        desk.loader.memory_return.waiting_changed.connect(self.waits.append)
+        for model in desk.models.all:
+            self._follow(model)
+        desk.models.added.connect(self._follow)
+
+    def _follow(self, model: OpenModel) -> None:
+        def note(status: ModelStatus) -> None:
+            if status.waits:
+                self.waits.append(status.waits)
+
+        model.status_changed.connect(note)
 
     def path(self, name: str) -> Path:
         """The file of one of the two models."""
         return self._paths[name]
 
     def wait(self, condition: Callable[[], bool]) -> None:
-        self._qtbot.waitUntil(condition, timeout=DEADLINE_MS)
+        self._qtbot.waitUntil(condition)
 
     def start_lab(self, caps_bytes: Sequence[int]) -> None:
         self.desk.rig.lab.start(caps_bytes)
@@ -83,19 +91,19 @@ class Bench:
     def load(self, name: str, device: str = CPU_ID, context: ContextSettings = CONTEXT) -> OpenModel:
         model = self.open(name, device, context)
         self.desk.loader.load()
-        self.wait_for(model, ModelState.READY)
+        self.wait_for(model, Phase.READY)
         return model
 
-    def wait_for(self, model: OpenModel, state: ModelState) -> None:
-        self.wait(lambda: model.loading.state is state)
+    def wait_for(self, model: OpenModel, state: Phase) -> None:
+        self.wait(lambda: model.loading.phase is state)
 
     def answer_of(self, model: OpenModel) -> str:
         """Ask something and return the answer."""
         texts: list[str] = []
         model.conversation.answer_text.connect(texts.append)
         model.conversation.send("hello")
-        assert model.loading.state is ModelState.GENERATING
-        self.wait_for(model, ModelState.READY)
+        assert model.loading.phase is Phase.ANSWERING
+        self.wait_for(model, Phase.READY)
         model.conversation.answer_text.disconnect(texts.append)
         return "".join(texts)
 
@@ -144,10 +152,10 @@ def test_two_models_on_two_workers_answer_at_the_same_time(bench: Bench) -> None
     assert bench.questions == []
     ada.conversation.send("go on")
     bob.conversation.send("go on")
-    assert ada.loading.state is bob.loading.state is ModelState.GENERATING
+    assert ada.loading.phase is bob.loading.phase is Phase.ANSWERING
     for model in (ada, bob):
         model.loading.stop_answer()
-        bench.wait_for(model, ModelState.READY)
+        bench.wait_for(model, Phase.READY)
     assert [set(held.held_bytes) - {CPU_ID} for held in bench.desk.models.held] == [{"RPC0"}, {"RPC1"}]
     assert {held.name: len(held.endpoints) for held in bench.desk.models.held} == {"ada": 1, "bob": 1}
 
@@ -191,7 +199,7 @@ def test_the_same_file_is_open_twice_with_two_layouts(bench: Bench) -> None:
     (worker,) = [device for device in desk.document.plan.rig.devices if device.id == "RPC0"]  # type: ignore[union-attr]
     assert [holding.model for holding in worker.holdings] == ["ada"]
     desk.loader.load()
-    bench.wait_for(second, ModelState.READY)
+    bench.wait_for(second, Phase.READY)
     assert [(held.name, set(held.held_bytes) - {CPU_ID}) for held in desk.models.held] == [
         ("ada", {"RPC0"}),
         ("(2) ada", {"RPC1"}),
@@ -206,7 +214,7 @@ def test_the_same_file_is_open_twice_with_two_layouts(bench: Bench) -> None:
     assert used_devices(desk.document.edit.layout) == {"RPC0"}
     desk.unloader.unload(first)
     assert bench.loaded_names == ["(2) ada"]
-    assert second.loading.state is ModelState.READY
+    assert second.loading.phase is Phase.READY
 
 
 def test_several_files_are_opened_one_beside_the_other(bench: Bench, tmp_path: Path) -> None:
@@ -222,11 +230,11 @@ def test_several_files_are_opened_one_beside_the_other(bench: Bench, tmp_path: P
 
 def test_a_load_ends_the_probe_that_would_be_in_its_way(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     ada = bench.open("ada")
-    states: list[ModelState] = []
-    monkeypatch.setattr(bench.desk.prober, "cancel", lambda: states.append(ada.loading.state))
+    states: list[Phase] = []
+    monkeypatch.setattr(bench.desk.prober, "cancel", lambda: states.append(ada.loading.phase))
     bench.desk.loader.load()
-    assert states == [ModelState.LOADING]
-    bench.wait_for(ada, ModelState.READY)
+    assert states == [Phase.LOADING]
+    bench.wait_for(ada, Phase.READY)
 
 
 def test_another_layout_of_a_loaded_model_replaces_only_that_one(bench: Bench) -> None:
@@ -238,7 +246,7 @@ def test_another_layout_of_a_loaded_model_replaces_only_that_one(bench: Bench) -
     assert bench.loaded_names == ["ada", "bob"]
     loaded = ada.loading.loaded
     bench.desk.loader.load()
-    assert ada.loading.state is ModelState.READY
+    assert ada.loading.phase is Phase.READY
     assert ada.loading.loaded is loaded
 
 
@@ -251,13 +259,13 @@ def test_a_load_that_waits_for_an_answer_begins_when_the_answer_fails(bench: Ben
     (child,) = own_children()
     child.suspend()  # It is to fail before it has stopped.
     bench.desk.loader.load()
-    assert ada.loading.state is ModelState.LOADING
+    assert ada.loading.phase is Phase.LOADING
     pending = ada.loading.snapshot.pending
     assert pending is not None
     assert pending.waits == "an answer is being stopped"
     child.kill()
     bench.wait(lambda: bool(lost))
-    bench.wait_for(ada, ModelState.READY)
+    bench.wait_for(ada, Phase.READY)
     assert ada.loading.loaded is not None
     assert ada.loading.loaded.edit.context == CONTEXT
 
@@ -266,12 +274,12 @@ def test_only_one_model_is_loaded_at_a_time(bench: Bench) -> None:
     ada = bench.open("ada")
     bench.desk.loader.load()
     bob = bench.open("bob")
-    if ada.loading.state is ModelState.LOADING:
+    if ada.loading.phase is Phase.LOADING:
         bench.desk.loader.load()
         assert "ada is being loaded" in bench.notices[-1].text
-    bench.wait_for(ada, ModelState.READY)
+    bench.wait_for(ada, Phase.READY)
     bench.desk.loader.load()
-    bench.wait_for(bob, ModelState.READY)
+    bench.wait_for(bob, Phase.READY)
 
 
 # ---------------------------------------------------------------------- in each other's place
@@ -294,9 +302,8 @@ def test_a_worker_that_is_in_use_is_named_and_its_model_can_go(bench: Bench) -> 
     assert bench.loaded_names == ["ada"]
     bench.desk.loader.load()
     bench.desk.loader.answer(LoadChoice(LoadAnswer.UNLOAD))
-    bench.wait_for(bob, ModelState.READY)
-    assert ada.loading.state is ModelState.EMPTY
-    assert bench.waits[-1:] in ([], [""])  # The child may have gone at once.
+    bench.wait_for(bob, Phase.READY)
+    assert ada.loading.phase is Phase.STOPPED
     assert bench.answer_of(bob)
 
 
@@ -313,7 +320,7 @@ def test_the_next_load_waits_until_the_memory_of_the_last_one_is_back(bench: Ben
     bench.desk.loader.answer(LoadChoice(LoadAnswer.UNLOAD))
     assert bench.waits == ["Waiting for memory to come back on RPC0"]
     assert bench.desk.loader.is_waiting
-    bench.wait_for(bob, ModelState.READY)
+    bench.wait_for(bob, Phase.READY)
     assert memory.free_bytes["RPC0"] > 128 * MIB - held_bytes // 2
 
 
@@ -337,18 +344,18 @@ def test_a_model_that_does_not_fit_beside_another_asks(bench: Bench) -> None:
     assert bench.questions[-1] is not None
     assert bench.questions[-1].text.startswith("bob does not fit beside ada (idle): ")
     bench.desk.loader.answer(LoadChoice(LoadAnswer.BESIDE))
-    bench.wait_for(bob, ModelState.READY)
+    bench.wait_for(bob, Phase.READY)
     assert bench.loaded_names == ["ada", "bob"]
     bench.desk.unloader.unload(bob)
     bench.desk.loader.load()
     bench.desk.loader.answer(LoadChoice(LoadAnswer.UNLOAD, remember=True))
-    bench.wait_for(bob, ModelState.READY)
+    bench.wait_for(bob, Phase.READY)
     assert bench.loaded_names == ["bob"]
     asked = len(bench.questions)
     bench.load("ada")
     assert bench.loaded_names == ["ada"]
     assert len(bench.questions) == asked
-    assert ada.loading.state is ModelState.READY
+    assert ada.loading.phase is Phase.READY
 
 
 def test_an_answer_is_never_ended_unasked(bench: Bench) -> None:
@@ -389,7 +396,7 @@ def test_a_question_goes_on_without_the_model_that_was_lost_meanwhile(bench: Ben
     bench.desk.loader.load()
     bench.wait(lambda: bool(bench.questions))
     process.kill()
-    bench.wait_for(bob, ModelState.EMPTY)
+    bench.wait_for(bob, Phase.STOPPED)
     question = bench.questions[-1]
     assert question is not None
     assert question.text.startswith("bob needs RPC0, which works for ada")
@@ -423,7 +430,7 @@ def test_a_model_whose_process_is_lost_leaves_the_other_alone(bench: Bench) -> N
     endings: list[object] = []
     ada.loading.ended.connect(endings.append)
     child.kill()
-    bench.wait_for(ada, ModelState.EMPTY)
+    bench.wait_for(ada, Phase.STOPPED)
     assert len(endings) == 1
     assert bench.loaded_names == ["bob"]
     assert bench.answer_of(bob)
@@ -434,7 +441,7 @@ def test_the_lab_takes_only_its_own_model_along(bench: Bench) -> None:
     ada, bob = bench.load("ada", "RPC0"), bench.load("bob")
     bench.desk.unloader.stop_lab()
     assert bench.loaded_names == ["bob"]
-    assert ada.loading.state is ModelState.EMPTY
+    assert ada.loading.phase is Phase.STOPPED
     assert bench.answer_of(bob)
 
 
@@ -444,7 +451,7 @@ def test_a_cancelled_load_leaves_the_other_alone(bench: Bench) -> None:
     bench.desk.loader.load()
     bench.wait(lambda: bool(own_children() - child))
     bench.desk.loader.cancel()
-    bench.wait(lambda: bob.loading.state in (ModelState.EMPTY, ModelState.READY))
+    bench.wait(lambda: bob.loading.phase in (Phase.STOPPED, Phase.READY))
     assert bench.loaded_names[0] == "ada"
 
 
@@ -460,10 +467,10 @@ def test_all_of_them_end_with_the_window(bench: Bench) -> None:
 def test_a_model_unloaded_in_the_middle_of_an_answer_can_be_loaded_again_at_once(bench: Bench) -> None:
     ada = bench.load("ada", context=LONG)
     ada.conversation.send("go on")
-    assert ada.loading.state is ModelState.GENERATING
+    assert ada.loading.phase is Phase.ANSWERING
     bench.desk.unloader.unload_current()
     assert ada.loading.loaded is None
     assert ada.loading.has_child
     bench.desk.loader.load()
-    bench.wait_for(ada, ModelState.READY)
+    bench.wait_for(ada, Phase.READY)
     assert bench.loaded_names == ["ada"]

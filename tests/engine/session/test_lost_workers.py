@@ -13,7 +13,7 @@ import pytest
 from engine.errors import ArgumentError
 from engine.protocol.messages import Generate
 from engine.session.events import Crashed, Failed, Loaded
-from engine.session.snapshot import Phase
+from engine.session.status import Phase
 from tests.support.fake_worker import fake_worker_argv
 from tests.support.orders import make_order, worker_device
 from tests.support.patience import DEADLINE_S

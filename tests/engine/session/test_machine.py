@@ -23,8 +23,9 @@ from engine.session import effects, inputs
 from engine.session.events import AnyEvent, Attempt, Cancelled, Crashed, Done, Failed, Loaded, OutOfMemory, Token
 from engine.session.load_order import LoadOrder, RetryPolicy
 from engine.session.machine import advance
-from engine.session.snapshot import Phase, Snapshot, snapshot_of
+from engine.session.snapshot import Snapshot, snapshot_of
 from engine.session.state import RequestState, State
+from engine.session.status import Phase
 from tests.engine.session.world import LOAD_REQUEST, LOADED, generated, refused_memory
 from tests.support.orders import make_order, worker_device
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
-from engine.session.snapshot import Phase
 from engine.session.state import Step
+from engine.session.status import Phase
 from tests.engine.session.world import Choose, World
 
 T = TypeVar("T")

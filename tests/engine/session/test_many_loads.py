@@ -14,7 +14,7 @@ from engine.gguf.reader import read_model
 from engine.layout.layout import Layout, Run
 from engine.protocol.messages import Generate
 from engine.session.events import Done, Loaded
-from engine.session.snapshot import Phase
+from engine.session.status import Phase
 from engine.settings.context_settings import ContextSettings
 from engine.units import GIB
 from tests.support.models import write_tiny_llama

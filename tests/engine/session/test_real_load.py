@@ -25,7 +25,7 @@ from engine.protocol.messages import Generate
 from engine.rigs.lab import LabRig
 from engine.session.events import Cancelled, Done, Failed, Loaded, OutOfMemory, Progress, Token
 from engine.session.load_order import LoadOrder
-from engine.session.snapshot import Phase
+from engine.session.status import Phase
 from engine.settings.context_settings import ContextSettings
 from engine.telemetry.process_memory import data_bytes
 from engine.units import MIB

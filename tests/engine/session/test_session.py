@@ -19,7 +19,7 @@ from engine.layout.layout import Layout, Run
 from engine.protocol.messages import Generate
 from engine.session.events import Cancelled, Crashed, Done, Failed, Loaded, OutOfMemory, Progress, Stage, Token
 from engine.session.session import ModelSession
-from engine.session.snapshot import Phase
+from engine.session.status import Phase
 from engine.units import MIB
 from tests.support.fake_worker import fake_worker_argv
 from tests.support.orders import make_order, worker_device

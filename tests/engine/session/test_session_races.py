@@ -17,7 +17,7 @@ from engine.errors import ArgumentError
 from engine.protocol.messages import Generate
 from engine.session.events import Done, Loaded
 from engine.session.load_order import LoadOrder, RetryPolicy
-from engine.session.snapshot import Phase
+from engine.session.status import Phase
 from tests.support.fake_worker import fake_worker_argv
 from tests.support.orders import make_order
 from tests.support.patience import DEADLINE_S

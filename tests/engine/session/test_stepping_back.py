@@ -39,7 +39,7 @@ from engine.session.events import (
     Token,
 )
 from engine.session.load_order import LoadOrder, RetryPolicy
-from engine.session.snapshot import Phase
+from engine.session.status import Phase
 from engine.settings.context_settings import ContextSettings
 from engine.units import MIB
 from tests.support.fake_worker import fake_worker_argv

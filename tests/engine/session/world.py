@@ -50,8 +50,9 @@ from engine.session.events import (
 )
 from engine.session.load_order import LoadOrder, RetryPolicy
 from engine.session.machine import advance
-from engine.session.snapshot import Phase, snapshot_of
+from engine.session.snapshot import snapshot_of
 from engine.session.state import State
+from engine.session.status import Phase
 from engine.settings.context_settings import ContextSettings
 from tests.support.orders import N_LAYERS, make_order, worker_device
 

@@ -7,9 +7,14 @@ from collections.abc import Callable
 import pytest
 from pytestqt.qtbot import QtBot
 
+from engine.session.status import ModelStatus, Phase
 from widgets.chat.chat_pane import ChatPane
 from widgets.chat.shown import ShownMessage
 from widgets.markdown.typesetter import Typesetter
+
+READY = ModelStatus("Demo", Phase.READY)
+STOPPED = ModelStatus("Demo")
+LOADING = ModelStatus("Demo", Phase.LOADING)
 
 
 def now(work: Callable[[], None]) -> None:
@@ -26,7 +31,7 @@ def pane(qtbot: QtBot, typesetter: Typesetter) -> ChatPane:
     pane = ChatPane(typesetter)
     qtbot.addWidget(pane)
     pane.resize(420, 560)
-    pane.set_ready(True)
+    pane.set_status(READY)
     pane.show()
     return pane
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,13 @@ from PySide6.QtGui import QDragEnterEvent, QDropEvent
 from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
+from engine.session.status import ModelStatus, Phase
 from engine.settings.sampling_table import SAMPLING
 from tests.support.patience import DEADLINE_MS
-from tests.widgets.chat.conftest import exchange
+from tests.widgets.chat.conftest import LOADING, READY, STOPPED, exchange
 from widgets.chat.attachment_row import AttachedFile
-from widgets.chat.chat_pane import ChatPane
+from widgets.chat.chat_pane import ChatPane, chat_start
 from widgets.chat.context_meter import ContextPart
-from widgets.chat.empty_chat import ChatStart
 from widgets.chat.prompt_edit import files_of
 from widgets.chat.settings_panel import SettingChange, SettingRow
 from widgets.chat.template_field import OF_MODEL, OTHER
@@ -60,15 +61,16 @@ def test_nothing_is_not_sent(qtbot: QtBot, pane: ChatPane, text: str) -> None:
 
 
 def test_text_stays_while_there_is_no_model(qtbot: QtBot, pane: ChatPane) -> None:
-    pane.set_ready(False, "Load a model to chat.")
+    pane.show_messages(exchange())
+    pane.set_status(LOADING)
 
     with qtbot.assertNotEmitted(pane.send_requested):
         ask(pane, "a long question")
 
     assert pane.prompt_edit.toPlainText() == "a long question"
-    assert pane.status_text == "Load a model to chat."
+    assert pane.status_text == "Loading…"
     assert not pane.send_button.isEnabled()
-    pane.set_ready(True)
+    pane.set_status(READY)
     assert pane.send_button.isEnabled()
     assert pane.status_text == ""
 
@@ -76,9 +78,7 @@ def test_text_stays_while_there_is_no_model(qtbot: QtBot, pane: ChatPane) -> Non
 def test_what_is_missing_is_offered_in_the_middle_and_above_the_input_once_something_was_said(
     qtbot: QtBot, pane: ChatPane
 ) -> None:
-    start = ChatStart("Demo", "It answers once it is loaded.", "Load", "Demo is not loaded.")
-    pane.set_ready(False)
-    pane.show_start(start)
+    pane.set_status(STOPPED)
     assert pane.empty.title_label.isVisible()
     assert not pane.start_banner.isVisible()
     with qtbot.waitSignal(pane.start_requested):
@@ -90,11 +90,9 @@ def test_what_is_missing_is_offered_in_the_middle_and_above_the_input_once_somet
     with qtbot.waitSignal(pane.start_requested):
         QTest.mouseClick(pane.start_banner.button, Qt.MouseButton.LeftButton)
 
-    pane.set_lost(True)
+    pane.set_status(replace(STOPPED, fault="lost"))
     assert not pane.start_banner.isVisible(), "that it was lost is said already"
-    pane.set_lost(False)
-    pane.show_start(ChatStart("Demo"))
-    pane.set_ready(True)
+    pane.set_status(READY)
     assert not pane.start_banner.isVisible()
     pane.show_messages([])
     assert pane.empty.title_label.isVisible()
@@ -191,17 +189,43 @@ def test_the_context_meter(pane: ChatPane, parts: list[ContextPart] | None, tota
 
 
 def test_after_a_crash_a_check_is_offered_beside_the_reload(qtbot: QtBot, pane: ChatPane) -> None:
-    pane.set_ready(False)
-    pane.set_lost(True)
+    pane.set_status(replace(STOPPED, fault="lost"))
     assert pane.lost_banner.isVisible()
     assert not pane.check_button.isVisible(), "a worker may have gone: that is nothing to check for"
-    pane.set_crashed(True)
+    pane.set_status(replace(STOPPED, fault="crashed"))
     with qtbot.waitSignal(pane.check_requested):
         QTest.mouseClick(pane.check_button, Qt.MouseButton.LeftButton)
     with qtbot.waitSignal(pane.reload_requested):
         QTest.mouseClick(pane.lost_banner.button, Qt.MouseButton.LeftButton)
-    pane.set_lost(False)
+    pane.set_status(READY)
     assert not pane.check_button.isVisible()
+
+
+def test_a_lost_model_is_reloaded_once_whatever_the_words_for_loading_are(
+    pane: ChatPane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("widgets.chat.chat_pane.LOADING", "Das Modell wird geladen")
+    pane.show_messages(exchange())
+    pane.set_status(replace(LOADING, fault="lost"))
+    assert pane.status_text == "Das Modell wird geladen"
+    assert pane.lost_banner.isVisible()
+    assert not pane.lost_banner.button.isEnabled()
+    pane.set_status(replace(STOPPED, fault="lost"))
+    assert pane.lost_banner.button.isEnabled()
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+def test_a_button_is_there_only_if_there_is_something_to_do(phase: Phase) -> None:
+    start = chat_start(ModelStatus("Demo", phase))
+    assert start.title == "Demo"
+    assert bool(start.button) == (phase in (Phase.STOPPED, Phase.STARTING, Phase.FAILED))
+    assert bool(start.sentence) == bool(start.button)
+
+
+def test_a_load_that_waits_says_what_for(pane: ChatPane) -> None:
+    pane.set_status(replace(STOPPED, waits="Waiting for memory to come back on CUDA0"))
+    assert pane.empty.hint_label.text() == "Waiting for memory to come back on CUDA0"
+    assert not pane.empty.button.isVisible()
 
 
 def test_the_arrow_up_edits_the_last_question(qtbot: QtBot, pane: ChatPane) -> None:

@@ -7,7 +7,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
-from tests.widgets.chat.conftest import exchange
+from tests.widgets.chat.conftest import STOPPED, exchange
 from widgets.chat.chat_pane import ChatPane
 
 QUESTIONS = ("Why is water & ice wet?", "What is a lake?")
@@ -38,7 +38,7 @@ def test_a_click_asks_and_the_questions_go_until_the_chat_is_empty_again(qtbot: 
 
 
 def test_without_a_model_the_question_waits_in_the_input(qtbot: QtBot, pane: ChatPane) -> None:
-    pane.set_ready(False, "Load a model to chat.")
+    pane.set_status(STOPPED)
     with qtbot.assertNotEmitted(pane.send_requested):
         click(pane, 1)
         assert pane.prompt_edit.toPlainText() == QUESTIONS[1]

@@ -11,9 +11,10 @@ from pytestqt.qtbot import QtBot
 
 from engine.layout.layout import SPLIT_MODES
 from engine.plan.decisions.decision import Decision
+from engine.session.status import ModelStatus, Phase
 from engine.settings.context_settings import AUTO_CONTEXT, KV_TYPES, ContextSettings
 from widgets.controls.settings_bar import SettingsBar
-from widgets.controls.states import LoadState, SplitModeChoice
+from widgets.controls.states import SplitModeChoice
 
 SETTINGS = ContextSettings(n_ctx=16384, n_ubatch=256, type_k="q8_0", swa_full=True, threads=3)
 
@@ -190,20 +191,21 @@ def test_split_modes_that_cannot_be_had_say_why(qtbot: QtBot, bar: SettingsBar) 
 
 
 @pytest.mark.parametrize(
-    ("state", "load", "cancel", "unload"),
+    ("status", "load", "cancel", "unload"),
     [
-        (LoadState.NO_MODEL, False, False, False),
-        (LoadState.IDLE, True, False, False),
-        (LoadState.LOADING, False, True, False),
-        (LoadState.LOADED, False, False, True),
-        (LoadState.EDITED, True, False, True),
-        (LoadState.BUSY, False, False, False),
+        (ModelStatus(), False, False, False),
+        (ModelStatus("m"), True, False, False),
+        (ModelStatus("m", waits="Waiting for memory"), False, True, False),
+        (ModelStatus("m", Phase.LOADING), False, True, False),
+        (ModelStatus("m", Phase.READY), False, False, True),
+        (ModelStatus("m", Phase.ANSWERING, is_edited=True), True, False, True),
+        (ModelStatus("m", Phase.STOPPING), False, False, False),
     ],
 )
 def test_buttons_offer_what_the_state_allows(
-    qtbot: QtBot, bar: SettingsBar, state: LoadState, *, load: bool, cancel: bool, unload: bool
+    qtbot: QtBot, bar: SettingsBar, status: ModelStatus, *, load: bool, cancel: bool, unload: bool
 ) -> None:
-    bar.set_load_state(state)
+    bar.set_status(status)
     buttons = bar.load_buttons
 
     for button, signal, offered in (
@@ -222,7 +224,7 @@ def test_progress_is_shown_while_loading(bar: SettingsBar) -> None:
     assert progress is not None
     assert not progress.isVisible()
 
-    bar.set_load_state(LoadState.LOADING)
+    bar.set_status(ModelStatus("m", Phase.LOADING))
     bar.set_progress(0.25, "reading the weights")
     assert progress.isVisible()
     assert progress.value() / progress.maximum() == pytest.approx(0.25)
@@ -230,7 +232,7 @@ def test_progress_is_shown_while_loading(bar: SettingsBar) -> None:
     bar.set_progress(None)
     assert progress.maximum() == 0
 
-    bar.set_load_state(LoadState.LOADED)
+    bar.set_status(ModelStatus("m", Phase.READY))
     assert not progress.isVisible()
 
 
@@ -242,7 +244,7 @@ def test_the_model_button_asks_for_its_menu(qtbot: QtBot, bar: SettingsBar) -> N
 @pytest.mark.parametrize("width", [1280, 900, 620])
 def test_every_control_is_inside_at_any_width(qtbot: QtBot, bar: SettingsBar, width: int) -> None:
     bar.set_model_text("A model with a name that is much too long for any button", "123.4 GiB · 126 layers")
-    bar.set_load_state(LoadState.EDITED)
+    bar.set_status(ModelStatus("m", Phase.READY, is_edited=True))
     bar.resize(width, bar.height())
     buttons = bar.load_buttons
     editor = bar.context_editor

@@ -1,0 +1,58 @@
+"""How one open model stands, as a value. Imports nothing heavy: the first picture of the window shows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Literal
+
+Fault = Literal["", "lost", "crashed"]
+"""Why a model is gone that nobody unloaded: "crashed" if its engine ended by itself, else "lost"."""
+
+
+class Phase(Enum):
+    """What happens with a model. FAILED: nothing is loaded, because the last load failed or its child was lost."""
+
+    STOPPED = auto()
+    STARTING = auto()
+    LOADING = auto()
+    READY = auto()
+    ANSWERING = auto()
+    STOPPING = auto()
+    FAILED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatus:
+    """What settings bar, chat, menus and the list of loaded models show of a model.
+
+    `name`: name of the model; empty if no file is open.
+    `phase`: one of STOPPED, LOADING, READY, ANSWERING and STOPPING. Requests that the window makes for itself, such as
+    counting tokens, do not count as ANSWERING.
+    `is_edited`: the layout or the settings being edited differ from those that are loaded.
+    `waits`: what a load waits for before it begins, as a sentence; empty if none waits.
+    `fault`: why the model is gone, if it can be loaded again as it was.
+    """
+
+    name: str = ""
+    phase: Phase = Phase.STOPPED
+    is_edited: bool = False
+    waits: str = ""
+    fault: Fault = ""
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a load runs, or waits to begin. It can be cancelled."""
+        return bool(self.waits) or self.phase is Phase.LOADING
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the model can be asked, or unloaded."""
+        return self.phase in (Phase.READY, Phase.ANSWERING)
+
+    @property
+    def can_load(self) -> bool:
+        """Whether the edited layout can be loaded: it is not loaded yet."""
+        if not self.name or self.waits:
+            return False
+        return self.phase is Phase.STOPPED or (self.is_loaded and self.is_edited)

@@ -20,8 +20,7 @@ from app.models.speeds import SpeedKeeper
 from app.models.unloader import Unloader
 from app.notices import Notices
 from app.rig.calibrator import Calibrator
-from app.rig.device_search import DeviceSearch
-from app.rig.repeat_test import RepeatTest
+from app.rig.device_search import DeviceSearch, RepeatTest
 from app.settings import Settings
 from app.theme import THEME_NAMES, Theme, ThemeName
 from app.window.actions import SEPARATOR, Actions, Command, MenuEntries, Switch

@@ -97,6 +97,13 @@ def run_checks(_arguments: Sequence[str]) -> int:
     return 1 if failed else 0
 
 
+def run_translation_check(_arguments: Sequence[str]) -> int:
+    """List texts without a translation and translations that are wrong, as a release must not have them."""
+    set_up(tests=False)
+    command = [str(venv_program("python")), "-m", "resources.languages.extract", "--check"]
+    return subprocess.run(command, cwd=ROOT, check=False).returncode
+
+
 def run_benchmarks(arguments: Sequence[str]) -> int:
     """Run the benchmarks named, or all."""
     names = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if not path.stem.startswith("_")}
@@ -122,6 +129,8 @@ def run_soak(arguments: Sequence[str]) -> int:
 def run_bundle(_arguments: Sequence[str]) -> int:
     """Make the application that needs no Python in `dist/`: a folder, a tarball and, on Debian, a package."""
     set_up(tests=False)
+    if run_translation_check(()) != 0:
+        raise SetupError("Translations are missing or wrong; a bundle has none of these.")
     if has_debian_packages():
         require_packages(BUNDLE_PACKAGES)
     python = str(venv_program("python"))
@@ -138,6 +147,10 @@ COMMANDS = {
         "run the tests (--all: the long ones too; --backend vulkan: that engine's); arguments go to pytest",
     ),
     "check": (run_checks, "check format, lint, types and imports"),
+    "check-translations": (
+        run_translation_check,
+        "list texts without a translation, and wrong translations",
+    ),
     "bench": (run_benchmarks, "run the benchmarks named, or all"),
     "bundle": (run_bundle, "make the application that needs no Python, in dist/"),
     "pack": (run_pack, "build a backend (vulkan, cuda, hip) as a pack for the bundle's engine, in dist/"),
@@ -151,7 +164,7 @@ def parse_command(arguments: Sequence[str]) -> tuple[str, list[str]]:
     parser = argparse.ArgumentParser(
         prog="make.py",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="\n".join(f"{name:6} {text}" for name, (_, text) in COMMANDS.items()),
+        description="\n".join(f"{name:18} {text}" for name, (_, text) in COMMANDS.items()),
     )
     parser.add_argument("command", choices=COMMANDS)
     parser.add_argument("arguments", nargs=argparse.REMAINDER)

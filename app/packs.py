@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.paths import pack_book_path, packs_path
-from engine.packs.book import PACKS_VARIABLE
+from engine.packs.store import PACKS_VARIABLE
 
 if TYPE_CHECKING:
     from engine.cancellation import CancelToken
     from engine.devices.device import Rig
+    from engine.rigs.discovery import Peer
     from engine.rigs.pack_keeper import PackKeeper
-    from engine.rigs.search import Peer
 
 
 def use_packs() -> None:

@@ -18,7 +18,7 @@ from engine.json_file import UNREADABLE
 from engine.language import tr
 from engine.texts import show
 from widgets.library.load_question import LoadAnswer
-from widgets.library.recent_model import RecentModel
+from widgets.library.recent_models import RecentModel
 
 MAX_RECENT = 12
 MAX_DIGITS = 19

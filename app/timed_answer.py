@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.rigs.speed_learning import TimedAnswer
+from engine.rigs.speeds import TimedAnswer
 from engine.session.events import Done
 
 

@@ -96,12 +96,11 @@ def measure_window(folder: Path, data: Path) -> dict[str, float]:
     from PySide6.QtWidgets import QApplication
 
     from app.background import Background
-    from app.library.shelf import Shelf
-    from app.library.stock import Stock
+    from app.library.catalogue import LibraryCatalogue, LibraryContents
     from widgets.library.library_view import LibraryView
 
     application = QApplication.instance() or QApplication([])
-    view, background, stock = LibraryView(), Background(), Stock(data, lambda: [Store("folder", folder)])
+    view, background, catalogue = LibraryView(), Background(), LibraryCatalogue(data, lambda: [Store("folder", folder)])
     view.resize(1920, 1080)
     view.show()
     last = perf_counter()
@@ -118,14 +117,14 @@ def measure_window(folder: Path, data: Path) -> dict[str, float]:
     timer.start(_PAUSE_MS)
     shown: list[float] = []
 
-    def show(shelf: Shelf) -> None:
+    def show(shelf: LibraryContents) -> None:
         shown.append(_seconds(lambda: view.show_models(shelf.models)))
 
-    def wait(work: Callable[[], Shelf]) -> float:
-        done: list[Shelf] = []
+    def wait(work: Callable[[], LibraryContents]) -> float:
+        done: list[LibraryContents] = []
         start = perf_counter()
 
-        def answer(shelf: Shelf) -> None:
+        def answer(shelf: LibraryContents) -> None:
             show(shelf)
             done.append(shelf)
 
@@ -135,18 +134,18 @@ def measure_window(folder: Path, data: Path) -> dict[str, float]:
             application.processEvents(QEventLoop.ProcessEventsFlag.WaitForMoreEvents)
         return perf_counter() - start
 
-    def look_once() -> Shelf:
-        stock.look()
-        return stock.shelf()
+    def look_once() -> LibraryContents:
+        catalogue.scan()
+        return catalogue.contents()
 
-    def read_all() -> Shelf:
-        stock.read_headers(lambda _done, _all: None, CancelToken())
-        return stock.shelf()
+    def read_all() -> LibraryContents:
+        catalogue.read_headers(lambda _done, _all: None, CancelToken())
+        return catalogue.contents()
 
     look_s, read_s = wait(look_once), wait(read_all)
     keys = [_seconds(partial(view.filters.search_edit.setText, text)) for text in ("m", "m-", "m-00", "")]
     application.processEvents()
-    stock.close()
+    catalogue.close()
     background.close()
     view.close()
     return {

@@ -17,8 +17,7 @@ from pathlib import Path
 
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.fit.initial_layout import initial_layout
-from engine.gguf.blocks import group_blocks
-from engine.gguf.model_file import MetadataValue, ModelFile, TensorInfo
+from engine.gguf.model_file import MetadataValue, ModelFile, TensorInfo, group_blocks
 from engine.layout.layout import Layout, Override, Run
 from engine.plan.edit import Edit
 from engine.plan.plan import Plan

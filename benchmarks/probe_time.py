@@ -27,10 +27,9 @@ from engine.gguf.reader import read_model
 from engine.layout.layout import single_device
 from engine.plan.edit import Edit
 from engine.plan.plan import make_plan
-from engine.probing.probe import DEFAULT_TIMEOUT_S, ProbeRun
-from engine.probing.probe_cache import ProbeCache
-from engine.process.spare import SpareChild
-from engine.rigs.host import host_device
+from engine.probing.probe import DEFAULT_TIMEOUT_S, ProbeCache, ProbeRun
+from engine.process.questions import SpareChild
+from engine.rigs.discovery import host_device
 from engine.settings.context_settings import ContextSettings
 
 ROUNDS = 7

@@ -49,11 +49,10 @@ from engine.plan.requests import load_request
 from engine.protocol.messages import Generate, Generated, Hello, LoadedModel, Piece, Reading, StageProgress
 from engine.rigs.discovery import discover
 from engine.rigs.lab import LabRig
-from engine.rigs.speed_test import measured_book, speed_lines
+from engine.rigs.speeds import measured_book, speed_lines
 from engine.settings.context_settings import ContextSettings
 from engine.speed.answers import MIN_TOKENS
 from engine.speed.prediction import SpeedForecast
-from engine.speed.prompts import PromptForecast
 from engine.speed.speeds import Speeds, layout_class
 from engine.speed.work import Work
 from engine.units import GIB
@@ -291,7 +290,7 @@ def predicted(trial: Trial, speeds: Speeds) -> SpeedForecast:
     return found
 
 
-def predicted_prompt(trial: Trial, speeds: Speeds) -> PromptForecast:
+def predicted_prompt(trial: Trial, speeds: Speeds) -> SpeedForecast:
     """Return what is predicted of a trial's prompt."""
     found = plan_prompt(Work(trial.plan.model), trial.plan, speeds, trial.measured.prompt_tokens)
     if found is None:

@@ -17,8 +17,7 @@ from benchmarks.drag_time import unit_milliseconds
 from engine.devices.device import Device, Rig, make_host
 from engine.fit.initial_layout import initial_layout
 from engine.fit.strategies.catalogue import STRATEGIES, find_strategy
-from engine.fit.strategies.constraints import Constraints
-from engine.fit.strategies.watch import Watch
+from engine.fit.strategies.constraints import Constraints, Watch
 from engine.memory.model_memory import ModelMemory
 from engine.settings.context_settings import ContextSettings
 from engine.units import GIB

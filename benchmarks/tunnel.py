@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from engine.tunnel.answering import Listener
 from engine.tunnel.calling import pair_with
-from engine.tunnel.codes import OpenCode
 from engine.tunnel.identity import read_identity
+from engine.tunnel.listener import Listener
+from engine.tunnel.pairing import OpenCode
 from engine.tunnel.pairings import PairingBook
 from engine.tunnel.tunnels import Tunnels
 from engine.units import MIB

@@ -19,8 +19,6 @@ ENGLISH = "en"
 LANGUAGES = {ENGLISH: "English", "de": "Deutsch"}
 """The languages that there are, by the names that they have for themselves."""
 
-_FIELD = re.compile(r"\{(\w*)[^{}]*\}")
-
 
 def _several(count: int) -> int:
     return int(count != 1)
@@ -68,11 +66,6 @@ def tr_count(one: str, several: str, count: int, /, **fields: object) -> str:
     return said.format(count=count, **fields)
 
 
-def fields_of(text: str) -> frozenset[str]:
-    """Return the names of what varies in `text`."""
-    return frozenset(_FIELD.findall(text)) if "{" in text else frozenset()
-
-
 def read_language(document: str) -> Language:
     """Return the language of a catalogue. A text with a field that the English one does not have is left out.
 
@@ -81,7 +74,7 @@ def read_language(document: str) -> Language:
     """
     import gettext
 
-    from resources.languages.catalogue import header_fields, read_catalogue
+    from resources.languages.catalogue import fields_of, header_fields, read_catalogue
 
     entries = read_catalogue(document)
     header = header_fields(entries)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
 from typing import TypeVar
@@ -13,7 +14,7 @@ import msgspec
 from PySide6.QtCore import QObject, Qt, Signal
 
 from app.background import Background
-from app.models.chat_keeper import Then
+from app.models.answering import ChatStorage, Then
 from app.notices import Notices
 from engine.chats.conversation import Conversation as Chat
 from engine.chats.conversation import Hit
@@ -34,8 +35,8 @@ def _nothing() -> None:
     """What follows a change that nobody waits for."""
 
 
-class ChatArchive(QObject):
-    """Keeps what `ChatKeeper` is told. Where nothing can be kept it says so once, goes on, and says when it is kept."""
+class ChatArchive(QObject, ChatStorage):
+    """Stores conversations. Where nothing can be kept it says so once, goes on, and says when it is kept."""
 
     changed = Signal()
     """Other conversations are there, or one has another title, folder or pin."""
@@ -46,6 +47,7 @@ class ChatArchive(QObject):
     """The id of one that is there again."""
 
     _done = Signal(object)
+    _copy_failed = Signal(object)
 
     def __init__(self, path: Path, background: Background, notices: Notices, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -64,6 +66,7 @@ class ChatArchive(QObject):
         self._is_behind = False
         """Whether something of what was said waits for room on the disk."""
         self._done.connect(self._on_done, Qt.ConnectionType.QueuedConnection)
+        self._copy_failed.connect(notices.tell, Qt.ConnectionType.QueuedConnection)
 
     # ------------------------------------------------------------------ opening
 
@@ -86,13 +89,17 @@ class ChatArchive(QObject):
             self._opened.close()
 
     def _open(self) -> tuple[ChatStore, tuple[Chat, ...]]:
-        store = ChatStore(self._path)
+        store = ChatStore(self._path, self._tell_copy_failed)
         with self._lock:
             if not self._is_closed:
                 self._opened = store
         if self._opened is None:
             store.close()
         return store, store.conversations()
+
+    def _tell_copy_failed(self, error: ChatError) -> None:
+        with suppress(RuntimeError):  # the window closed in the meantime
+            self._copy_failed.emit(error)
 
     def _on_opened(self, opened: tuple[ChatStore, tuple[Chat, ...]]) -> None:
         self._store, chats = opened

@@ -1,8 +1,11 @@
-"""Files that go with the next question of a conversation: read beside the GUI thread, counted by the loaded model."""
+"""Files that go with the next question of a conversation: read in the background, counted by the loaded model, and
+shown with their size and a small picture.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,18 +14,21 @@ import msgspec
 from PySide6.QtCore import QObject, Signal
 
 from app.background import Background
+from app.models.answering import ChatStorage
 from app.models.loading import Loading
 from app.models.open_model import OpenModel
 from engine.chats.asking import attachment_text, media_file
 from engine.chats.attachments import ReadFile, as_attachment, read_attachment
 from engine.chats.message import Attachment, new_id
 from engine.errors import ChatError, EngineError
-from engine.images.pictures import Picture
+from engine.images.pictures import Looked, Picture, look_at
 from engine.language import tr
 from engine.protocol.messages import Counted, CountTokens
 from engine.session.events import Answered
 from engine.session.status import Phase
 from engine.texts import show
+from engine.units import format_bytes
+from widgets.chat.images import Gallery
 
 MAX_FILES = 16
 MAX_NAME_CHARACTERS = 80
@@ -35,6 +41,8 @@ DEAF = tr(
     "{name} is not taken: the loaded model hears no sound. Choose a projector for sound (mmproj "
     "file) beside the model in the settings, and load again."
 )
+
+_log = logging.getLogger("layerdeck.images")
 
 
 @dataclass(slots=True)
@@ -193,3 +201,52 @@ def _too_many() -> str:
 def _count_request(attachment: Attachment) -> CountTokens:
     file = media_file(attachment)
     return CountTokens(texts=(attachment_text(attachment),)) if file is None else CountTokens(media=(file,))
+
+
+class Thumbnails(QObject):
+    """Gives a gallery what it asks for. One that cannot be read stays a box, and is in the log without its name."""
+
+    def __init__(
+        self, gallery: Gallery, storage: ChatStorage, background: Background, parent: QObject | None = None
+    ) -> None:
+        super().__init__(parent)
+        self._gallery, self._storage, self._background = gallery, storage, background
+        gallery.wanted.connect(self._on_wanted)
+
+    def put(self, sha256: str, picture: Picture) -> None:
+        """Take a picture that is here already."""
+        self._gallery.put(sha256, picture.width_px, picture.height_px, picture.pixels)
+
+    def _on_wanted(self, sha256: str) -> None:
+        def look(files: Mapping[str, bytes]) -> None:
+            self._background.run("Reading an image", lambda: _thumbnail(files.get(sha256)), take, refuse, quiet=True)
+
+        def take(looked: Looked) -> None:
+            self.put(sha256, looked.thumbnail)
+
+        def refuse(error: EngineError) -> None:
+            _log.info("an image is not shown: %s", error.summary())
+
+        self._storage.read_files((sha256,), look)
+
+
+def _thumbnail(data: bytes | None) -> Looked:
+    if data is None:
+        raise ChatError(tr("An image is not kept any more."))
+    return look_at(data, tr("An image"))
+
+
+def attachment_size(attachment: Attachment) -> str:
+    """Return the sides of an image, the length of a sound, the bytes of any other file."""
+    match attachment.kind:
+        case "image":
+            return f"{attachment.width_px} × {attachment.height_px}"
+        case "audio":
+            return length_words(attachment.length_ms)
+    return format_bytes(attachment.size_bytes)
+
+
+def length_words(length_ms: int) -> str:
+    """Return minutes and seconds as clocks of players have them; what is there is a second at least."""
+    minutes, seconds = divmod(max(1, round(length_ms / 1000)), 60)
+    return f"{minutes}:{seconds:02}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.chats.attachment_words import attachment_size
+from app.chats.attacher import attachment_size
 from engine.chats.message import Message, Timings
 from engine.chats.tree import MessageTree
 from engine.language import tr

@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 from engine.errors import ArgumentError
 from engine.units import parse_size
 
-LATER_COMMANDS = ("export", "bench")
 SEARCH_ORDERS = ("trending", "downloads", "likes", "updated", "created")
 
 
@@ -224,7 +223,7 @@ def _add_rig_arguments(rig: argparse.ArgumentParser) -> None:
     serve.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
     pair = commands.add_parser("pair", help="pair with a computer that shows a pairing code")
     pair.add_argument("endpoint", metavar="HOST:PORT")
-    pair.add_argument("code", metavar="CODE", help="such as K7QM-3XHD")
+    pair.add_argument("code", metavar="CODE", help="such as K7QM-3XHD-9RWP-T2FV")
     pair.add_argument("--name", metavar="NAME", help="what the other computer calls this one")
     pair.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
     peers = commands.add_parser("peers", help="which computers this one is paired with")
@@ -272,10 +271,6 @@ def _add_doctor_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--engine", action="store_true", help="only the engine's check of itself")
 
 
-def _add_no_arguments(_command: argparse.ArgumentParser) -> None:
-    pass
-
-
 _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "inspect": ("show what a model is made of", _add_inspect_arguments),
     "devices": ("print this machine's rig file", _add_devices_arguments),
@@ -291,5 +286,4 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "packs": ("engine packs: what makes a backend (Vulkan, CUDA) of the bundle's engine", _add_packs_arguments),
     "demo": ("write a demo model", _add_demo_arguments),
     "doctor": ("examine this machine: devices, engine, forecasts, speeds", _add_doctor_arguments),
-    **dict.fromkeys(LATER_COMMANDS, ("not available yet", _add_no_arguments)),
 }

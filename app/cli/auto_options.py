@@ -10,8 +10,7 @@ from dataclasses import replace
 
 from engine.devices.device import Rig
 from engine.errors import ArgumentError
-from engine.fit.strategies.constraint_rules import check_constraints
-from engine.fit.strategies.constraints import Constraints, Pin
+from engine.fit.strategies.constraints import Constraints, Pin, check_constraints
 from engine.settings.context_settings import KV_TYPES, KvType
 from engine.units import parse_size
 

@@ -11,15 +11,14 @@ from app.cli import exit_codes
 from app.cli.chat_options import chosen_settings
 from app.cli.chat_printers import ChatPrinter, JsonChat, TextChat
 from app.cli.orders import order_of
-from app.cli.output import print_document, print_line, say
-from app.cli.prompts import check_text
+from app.cli.output import check_text, print_document, print_line, say
 from app.cli.talk import Talk, TalkOptions
 from app.paths import chats_path, kept_states_path, presets_path
 from engine.chats.attachments import read_attachment
 from engine.chats.conversation import Conversation
-from engine.chats.kept_state import KeptStates
 from engine.chats.message import new_id, now_ms
 from engine.chats.presets import Preset, read_presets
+from engine.chats.saved_kv_states import SavedKvStates
 from engine.chats.store import ChatStore
 from engine.errors import ArgumentError
 from engine.session.events import Cancelled
@@ -33,7 +32,7 @@ def run_chat(options: Namespace) -> int:
     for text, what in ((options.prompt, "The prompt"), (options.system, "The system prompt")):
         if text is not None:
             check_text(text, what)
-    with closing(ChatStore(chats_path())) as store:
+    with closing(ChatStore(chats_path(), lambda error: say(error.summary()))) as store:
         if store.notice:
             say(store.notice)
         if options.list:
@@ -61,7 +60,7 @@ def _talk(store: ChatStore, options: Namespace) -> int:
         raise ArgumentError("--attach: this model hears no sound alone; name a projector for sound with --mmproj.")
     if known is not None:
         store.save(conversation, known).result()
-    states = KeptStates(kept_states_path())
+    states = SavedKvStates(kept_states_path())
     wishes = TalkOptions(
         preset,
         chosen_settings(options),

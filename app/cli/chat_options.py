@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.settings.sampling_kinds import SamplingValue
+from engine.settings.kinds import SamplingValue
 from engine.settings.sampling_table import SAMPLING, SamplingSetting
 
 OVERFLOWS = ("drop", "stop", "ask")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from engine.devices.device import Rig
-    from engine.rigs.search import Peer
+    from engine.rigs.discovery import Peer
     from engine.tunnel.tunnels import Tunnels
 
 
@@ -39,7 +39,7 @@ class CommandTunnels:
         if not names:
             return ()
         from app.paths import pairings_path
-        from engine.rigs.search import Peer
+        from engine.rigs.discovery import Peer
         from engine.tunnel.pairings import PairingBook
 
         found = {each.fingerprint: each for each in map(PairingBook(pairings_path()).server, names)}

@@ -10,7 +10,7 @@ from app.cli.output import print_text, say
 from app.paths import speeds_path
 from engine.devices.rig_file import encode_rig
 from engine.fit.speed_book import read_speed_book, write_speed_book
-from engine.rigs.speed_test import measured_book, speed_lines
+from engine.rigs.speeds import measured_book, speed_lines
 
 
 def run_devices(options: Namespace) -> int:

@@ -13,11 +13,11 @@ from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 
 from app.cli import exit_codes
-from app.cli.arguments import LATER_COMMANDS, make_parser
+from app.cli.arguments import make_parser
 from app.cli.command_tunnels import CommandTunnels
 from app.cli.output import OutputError, prepare_streams, print_document, report_error, say, silence_stdout
 from app.surroundings import settle_places
-from engine.errors import ArgumentError, EngineError
+from engine.errors import EngineError
 
 WITHOUT_CHILDREN = frozenset({"inspect"})
 """Commands that start no child of the engine, and are to cost next to nothing."""
@@ -63,9 +63,6 @@ def _run_to_exit_code(words: list[str], *, as_json: bool) -> int:
 
 
 def _run(words: list[str]) -> int:
-    command = words[0] if words else ""
-    if command in LATER_COMMANDS and not {"-h", "--help"} & set(words):
-        raise ArgumentError(f"`{command}` is not available yet; use plan, load or the window.")
     options = make_parser(words).parse_args(words)
     _quieten_logs()
     return _run_command(options)

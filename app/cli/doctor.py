@@ -18,9 +18,8 @@ from app.packs import pack_keeper
 from app.paths import calibration_path, engine_checks_path, self_test_path, speeds_path
 from engine.cancellation import CancelToken
 from engine.devices.device import Rig
-from engine.doctor.examination import Progress, examine
 from engine.doctor.machine import Files, Machine, find_rig, personal_names
-from engine.doctor.report import Report, document, table, without_names, write_report
+from engine.doctor.report import Progress, Report, document, examine, table, without_names, write_report
 from engine.fit.calibration import read_calibration
 
 _INTERRUPTS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))

@@ -16,10 +16,9 @@ from app.cli.follow import INTERRUPT_POLL_S
 from app.cli.hub import Hub, find_hub
 from app.cli.interrupts import on_interrupt
 from app.cli.output import print_compact, print_line, say
-from engine.downloads.job import Job, hub_job, web_job
-from engine.downloads.rate import RateMeter
+from engine.downloads.connections import RateMeter
+from engine.downloads.job import Job, hub_job, time_words, web_job
 from engine.downloads.transfer import Transfer, TransferEnd
-from engine.downloads.view import time_words
 from engine.hub.addresses import WebAddress, parse_address
 from engine.hub.client import list_repo
 from engine.protocol.messages import Download, DownloadProgress

@@ -15,14 +15,13 @@ from app.paths import remote_headers_path, speeds_path
 from engine.devices.rig_file import read_rig
 from engine.fit.speed_book import read_speed_book
 from engine.fit.strategies.catalogue import find_strategy
-from engine.fit.strategies.watch import Watch
+from engine.fit.strategies.constraints import Watch
 from engine.gguf.model_file import ModelFile
 from engine.hub.fit import QuantisationFit, RepoFit
-from engine.hub.fitting import fit_repo
-from engine.hub.forecast import FitWish
+from engine.hub.forecast import FitWish, fit_repo
 from engine.hub.remote_header import HeaderCache
 from engine.layout.layout_file import LayoutFile, layout_document
-from engine.rigs.speed_test import known_speeds
+from engine.rigs.speeds import known_speeds
 from engine.units import format_bytes
 
 DEFAULT_STRATEGY = "fewest"

@@ -19,13 +19,13 @@ from engine.fit.calibration import read_calibration
 from engine.fit.initial_layout import initial_layout
 from engine.fit.speed_book import read_speed_book
 from engine.fit.strategies.catalogue import auto_layout, find_strategy
-from engine.fit.strategies.watch import Watch
+from engine.fit.strategies.constraints import Watch
 from engine.gguf.reader import read_model
 from engine.layout.layout_file import read_layout
 from engine.memory.model_memory import ModelMemory
 from engine.plan.edit import Edit
 from engine.plan.plan import Plan
-from engine.rigs.speed_test import known_speeds
+from engine.rigs.speeds import known_speeds
 
 _PATIENCE_S = 2.0
 

@@ -72,7 +72,7 @@ def _fits(index: LibraryIndex, models: tuple[Listed, ...], options: Namespace) -
     from engine.library.children import plan_models
     from engine.library.planning import jobs
     from engine.library.settled import rig_key, settled_rig
-    from engine.rigs.speed_test import known_speeds
+    from engine.rigs.speeds import known_speeds
 
     rig = settled_rig(read_rig(options.rig) if options.rig is not None else this_machine())
     strategy, constraints = STRATEGIES[0], Constraints(speeds=known_speeds(rig, read_speed_book(speeds_path())))

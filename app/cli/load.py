@@ -1,40 +1,33 @@
-"""`load`: a real load, its events, and generation when there is a prompt."""
+"""`load`: a real load, its events, and generation when there are prompts."""
 
 from __future__ import annotations
 
+import time
 from argparse import Namespace
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from app.cli import exit_codes
-from app.cli.follow import Follower
+from app.cli.follow import BadEnding, Follower, exit_code_of
 from app.cli.orders import order_of
+from app.cli.output import check_text
 from app.cli.printers import JsonPrinter, Printer, TextPrinter
-from app.cli.prompts import AnswerEnding, Answers, Ending, prompts_of
 from app.cli.speeds import learn_speed
 from engine.errors import ArgumentError
-from engine.plan.plan import Plan
+from engine.files import read_at_most
+from engine.json_file import UNREADABLE
 from engine.protocol.messages import ChatMessage, Generate
-from engine.session.driver import News
-from engine.session.events import (
-    Attempt,
-    Cancelled,
-    Crashed,
-    Done,
-    Failed,
-    Loaded,
-    OutOfMemory,
-    Progress,
-    Stage,
-    Token,
-)
+from engine.session.events import Cancelled, Done, Loaded, Token
 from engine.session.load_order import LoadOrder
-from engine.session.snapshot import Snapshot
-from engine.session.status import Phase
 
-_E = TypeVar("_E", Token, Done | OutOfMemory | Failed | Crashed | Cancelled)
+_MAX_BYTES = 64 * 1024 * 1024
+
+AnswerEnding = Done | BadEnding
+Ending = AnswerEnding | Loaded
+_E = TypeVar("_E", Token, AnswerEnding)
 
 
 def run_load(options: Namespace) -> int:
@@ -71,80 +64,106 @@ class LoadCommand:
         self._requests, self._numbered = requests, numbered
         self._printer = printer
         self._follower = Follower()
-        self._stage: Stage = "header"
-        self._loaded: Plan | None = None
-        self._open: set[int] = set()
-        self._answers = Answers()
 
     def run(self) -> int:
         """Return the exit code; no process of ours is left when it does."""
         with self._follower.loading(self._order):
-            ending = self._follow()
-            if self._follower.interrupted:
-                # What was asked for last was to stop, whatever came of the load meanwhile.
-                ending = Cancelled(stage=self._stage)
+            ending: Ending = self._follower.load(self._printer)
+            plan = self._follower.loaded_plan
+            if isinstance(ending, Loaded) and self._requests:
+                self._printer.show(ending)
+                ending = self._answers()
+                if self._follower.interrupted:
+                    # What was asked for last was to stop, whatever came of the answers meanwhile.
+                    ending = self._follower.cancelled
             self._printer.show(ending)
         # Prompts that are answered at once share the devices, which no prediction is about.
-        if isinstance(ending, Done) and len(self._requests) == 1 and (loaded := self._loaded) is not None:
-            learn_speed(loaded, ending)
-        return _exit_code(ending)
+        if isinstance(ending, Done) and len(self._requests) == 1 and plan is not None:
+            learn_speed(plan, ending)
+        return exit_code_of(ending)
 
-    def _follow(self) -> Ending:
-        """Show everything up to the ending, which is returned."""
-        return next(ending for news in self._follower.news() if (ending := self._take(news)) is not None)
-
-    def _take(self, news: News) -> Ending | None:
-        """Show what is no ending; return the last one."""
-        match news:
-            case Snapshot():
-                self._loaded = news.loaded.order.plan if news.loaded is not None else self._loaded
-                if news.phase is Phase.LOADING:
-                    self._printer.child_started()
-            case Progress():
-                self._stage = news.stage
-                self._printer.show(news)
-            case Attempt():
-                self._printer.show(news)
-            case Token():
-                self._printer.show(self._shown(news))
-            case Loaded() if self._requests and not self._follower.interrupted:
-                self._printer.show(news)
-                self._ask()
-            case Done() | OutOfMemory() | Failed() | Crashed() | Cancelled() if news.request is not None:
-                return self._end_answer(news)
-            case Loaded() | OutOfMemory() | Failed() | Crashed() | Cancelled():
-                return news
-        return None
-
-    def _ask(self) -> None:
-        self._answers.begin()
+    def _answers(self) -> Ending:
+        """Show the answers to all prompts as they come; return the last event, which is not shown."""
+        answers, open_requests = Answers(), set[int]()
         try:
             for request in self._requests:
-                self._open.add(self._follower.session.ask(request))
+                open_requests.add(self._follower.session.ask(request))
         except ArgumentError:
             pass  # The model was lost a moment ago; its ending, or that of what was asked before, comes next.
-
-    def _end_answer(self, ending: AnswerEnding) -> Ending | None:
-        assert ending.request is not None
-        self._open.remove(ending.request)
-        self._answers.add(ending)
-        if not self._numbered:
-            return self._shown(ending)
-        self._printer.show(ending)
-        return None if self._open else self._answers.summary()
+        for news in self._follower.news():
+            if isinstance(news, Token):
+                self._printer.show(self._shown(news))
+            elif isinstance(news, AnswerEnding):
+                if news.request is None:
+                    return news
+                open_requests.remove(news.request)
+                answers.add(news)
+                if not self._numbered:
+                    return self._shown(news)
+                self._printer.show(news)
+                if not open_requests:
+                    return answers.summary()
+        raise AssertionError("news have no end")
 
     def _shown(self, event: _E) -> _E:
-        """Return `event` as it is told: of the only prompt nobody need say which it is."""
+        """Return `event` as it is printed: the only prompt needs no number."""
         return event if self._numbered else msgspec.structs.replace(event, request=None)
 
 
-def _exit_code(ending: Ending) -> int:
-    match ending:
-        case Loaded() | Done():
-            return exit_codes.OK
-        case OutOfMemory():
-            return exit_codes.DOES_NOT_FIT
-        case Cancelled():
-            return exit_codes.INTERRUPTED
-        case Failed() | Crashed():
-            return exit_codes.exit_code(ending.kind)
+class Answers:
+    """How the answers to several prompts have ended, and how long they took together since this was made."""
+
+    def __init__(self) -> None:
+        self._endings: list[AnswerEnding] = []
+        self._begun_s = time.perf_counter()
+
+    def add(self, ending: AnswerEnding) -> None:
+        """One of them has ended."""
+        self._endings.append(ending)
+
+    def summary(self) -> Ending:
+        """Return the end of all: the first that is not good, else their sums, with speeds over the whole time."""
+        seconds = max(time.perf_counter() - self._begun_s, 1e-9)
+        bad = next((each for each in self._endings if not isinstance(each, Done)), None)
+        if bad is not None:
+            return msgspec.structs.replace(bad, request=None)
+        done = [each for each in self._endings if isinstance(each, Done)]
+        prompt_tokens = sum(each.prompt_tokens for each in done)
+        generated_tokens = sum(each.generated_tokens for each in done)
+        return Done(
+            prompt_tokens=prompt_tokens,
+            generated_tokens=generated_tokens,
+            prompt_tokens_per_second=prompt_tokens / seconds,
+            generation_tokens_per_second=generated_tokens / seconds,
+            stop_reason=done[-1].stop_reason,
+        )
+
+
+def prompts_of(options: Namespace) -> tuple[str, ...]:
+    """Return the prompt, or those of the file, that a command line names.
+
+    Raises:
+        ArgumentError: for both at once, for a file that holds no list of texts, and for what is not UTF-8.
+    """
+    if options.prompts is not None:
+        if options.prompt is not None:
+            raise ArgumentError("--prompt gives one text and --prompts a file of them; leave one of them out.")
+        return _read(options.prompts)
+    if options.prompt is None:
+        return ()
+    check_text(options.prompt, "The prompt")
+    return (options.prompt,)
+
+
+def _read(path: Path) -> tuple[str, ...]:
+    try:
+        data = read_at_most(path, _MAX_BYTES)
+    except (OSError, ValueError) as error:
+        raise ArgumentError(f"--prompts: {path} cannot be read: {error}.") from None
+    try:
+        prompts = msgspec.json.decode(data, type=tuple[str, ...])
+    except UNREADABLE as error:
+        raise ArgumentError(f"--prompts: {path} is not a JSON list of texts: {error}.") from None
+    if not prompts:
+        raise ArgumentError(f"--prompts: {path} holds no prompt; give a JSON list of texts.")
+    return prompts

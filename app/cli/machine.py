@@ -10,8 +10,8 @@ from app.packs import find_all_devices, pack_keeper
 from app.paths import engine_checks_path, self_test_path
 from engine.devices.device import Rig
 from engine.errors import EngineError
-from engine.packs.book import NO_PACKS, PACKS_VARIABLE
-from engine.rigs.search import Peer
+from engine.packs.store import NO_PACKS, PACKS_VARIABLE
+from engine.rigs.discovery import Peer
 
 
 def find_machine(rpc_endpoints: Sequence[str] = (), peers: Sequence[Peer] = ()) -> Rig:

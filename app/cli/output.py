@@ -1,4 +1,4 @@
-"""What the command line prints: JSON documents, events, text, and error documents."""
+"""What the command line prints: JSON documents, events, text, and error documents; and what text it takes."""
 
 from __future__ import annotations
 
@@ -97,6 +97,18 @@ def say(sentence: str, *, end: str = "\n", over: bool = False) -> None:
     with suppress(OSError):
         sys.stderr.write((_CLEAR_LINE if over else "") + escape(sentence, keep_lines=True) + end)
         sys.stderr.flush()
+
+
+def check_text(text: str, what: str) -> None:
+    """Refuse what a command line has that is no text.
+
+    Raises:
+        ArgumentError: for what is not UTF-8.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ArgumentError(f"{what} is not UTF-8 text; give it in UTF-8.") from None
 
 
 def error_document(error: EngineError) -> dict[str, object]:

@@ -9,7 +9,7 @@ from app.cli import exit_codes
 from app.cli.output import print_document, print_line, say
 from app.packs import pack_keeper
 from engine.engine_build import engine_version
-from engine.packs.listing import ListedPack
+from engine.packs.store import ListedPack
 from engine.rigs.pack_keeper import PackKeeper
 
 DOCUMENT_VERSION = 1

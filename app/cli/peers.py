@@ -10,8 +10,7 @@ from app.cli.output import print_document, print_line
 from app.paths import identity_path, pairings_path
 from engine.errors import ArgumentError
 from engine.tunnel.calling import pair_with
-from engine.tunnel.fingerprints import shown_fingerprint
-from engine.tunnel.identity import read_identity
+from engine.tunnel.identity import read_identity, shown_fingerprint
 from engine.tunnel.pairings import Pairing, PairingBook
 
 _ROLES = {"client": "may use this computer", "server": "may be used by this computer"}

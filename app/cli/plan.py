@@ -14,7 +14,7 @@ from engine.plan.plan import Plan
 from engine.plan.plan_document import plan_document, plan_text
 from engine.plan.preview import plan_sendings, plan_speed
 from engine.probing.probe import probe
-from engine.rigs.speed_test import known_speeds
+from engine.rigs.speeds import known_speeds
 from engine.speed.work import Work
 
 

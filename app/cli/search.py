@@ -8,7 +8,7 @@ from app.cli import exit_codes
 from app.cli.hub import find_hub
 from app.cli.output import print_document, print_line
 from engine.hub.client import search_models
-from engine.hub.found import HubModel, SearchQuery
+from engine.hub.listing import HubModel, SearchQuery
 
 
 def run_search(options: Namespace) -> int:

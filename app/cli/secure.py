@@ -12,11 +12,10 @@ from contextlib import ExitStack
 from app.cli.serving import kept_weights, tell, tell_serving
 from app.paths import identity_path, pairings_path
 from engine.protocol.messages import Serving
-from engine.rigs.host import host_device
+from engine.rigs.discovery import host_device
 from engine.rigs.secure_serving import NOT_GUARDED, SecureAddress, serve_secure
-from engine.tunnel.codes import LIFETIME_S, OpenCode
-from engine.tunnel.fingerprints import shown_fingerprint
-from engine.tunnel.identity import read_identity
+from engine.tunnel.identity import read_identity, shown_fingerprint
+from engine.tunnel.pairing import LIFETIME_S, OpenCode
 from engine.tunnel.pairings import Pairing, PairingBook
 
 

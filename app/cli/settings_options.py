@@ -100,7 +100,7 @@ def option_name(setting: Setting) -> str:
 
 def _without_layout(model: ModelFile, n_ctx: int | None) -> ContextSettings:
     """Return what a layout file would leave at its defaults; for a model that reads whole texts what serves those."""
-    from engine.plan.decisions.defaults import default_context, reads_whole_texts
+    from engine.plan.decisions.context_length import default_context, reads_whole_texts
 
     if n_ctx is None and not reads_whole_texts(model):
         n_ctx = ContextSettings().n_ctx

@@ -9,7 +9,7 @@ from app.timed_answer import timed_answer
 from engine.errors import EngineError
 from engine.fit.speed_book import read_speed_book, write_speed_book
 from engine.plan.plan import Plan
-from engine.rigs.speed_learning import bare_speed, learnt
+from engine.rigs.speeds import bare_speed, learnt
 from engine.session.events import Done
 
 _log = logging.getLogger("layerdeck.speeds")

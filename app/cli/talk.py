@@ -1,55 +1,45 @@
-"""One talk of `chat`: load, go on where the conversation was, answer line after line, keep everything."""
+"""`chat` at work: load, go on where the conversation was, answer line after line, store everything."""
 
 from __future__ import annotations
 
+import os
 import queue
+import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
 from app.cli import exit_codes
 from app.cli.chat_printers import ChatPrinter
-from app.cli.interrupts import on_interrupt
-from app.cli.lines import LineReader
+from app.cli.follow import INTERRUPT_POLL_S, BadEnding, Ended, Follower, exit_code_of
 from app.cli.speeds import learn_speed
-from app.cli.talk_answer import AnswerWriter
-from app.cli.talk_session import POLL_S, Over, TalkSession
-from engine.chats.asking import (
-    SYSTEM,
-    answer_request,
-    chat_messages,
-    count_request,
-    messages_by_id,
-    names_of_media,
-    with_files,
-)
+from engine.chats import answer as core
+from engine.chats.answer import AnswerOptions, AnswerRun, Append, Finish, loss_words, new_answer, new_question
 from engine.chats.attachments import ReadFile
-from engine.chats.context import Overflow, answer_reserve, choose, left_out_sentence, tokens_of
-from engine.chats.conversation import Conversation
-from engine.chats.cuts import cut_of_answer, cut_of_path, cut_that_leaves_out, left_out_of
-from engine.chats.kept_state import MIN_TOKENS, KeptStates, StateKey, key_of, model_identity
-from engine.chats.message import Cut, Message, new_id, now_ms
-from engine.chats.presets import Preset
+from engine.chats.context import Overflow
+from engine.chats.conversation import Conversation, title_of_message
+from engine.chats.presets import Preset, chat_sampling, system_prompt
+from engine.chats.saved_kv_states import MIN_TOKENS, KvStateKey, SavedKvStates, key_of, model_identity
 from engine.chats.store import ChatStore
-from engine.chats.tree import add
-from engine.demo.speaking import recommended_sampling
-from engine.errors import ChatError, EngineError
-from engine.fit.step_back import layout_words
-from engine.protocol.messages import ChatMessage, Counted, LastWord, RestoreSequence, SaveSequence, SequenceSaved
-from engine.session.events import Done, Failed
+from engine.chats.tree import MessageTree, add
+from engine.errors import EngineError
+from engine.protocol.messages import Counted, Generate, LastWord, RestoreSequence, SaveSequence, SequenceSaved
+from engine.session.events import Done, Failed, Loaded, RequestEnding, Token
 from engine.session.load_order import LoadOrder
-from engine.settings.sampling_sources import changed_settings, model_sampling, sampling_of
-from engine.texts import escape
 
-TITLE_CHARACTERS = 60
 HELP = "/again: another answer to the last question; /quit: end (as the end of the input); Ctrl+C stops an answer."
+_READ_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class TalkOptions:
-    """`settings`: what of the samplers the command line set; `prompt`: the only question, None where lines are read;
-    `attached`: files with the first question."""
+    """What the command line sets. `settings`: of the samplers; `attached`: files with the first question.
+
+    `prompt`: the only question, None if lines are read.
+    """
 
     preset: Preset | None = None
     settings: Mapping[str, object] = field(default_factory=dict)
@@ -58,13 +48,45 @@ class TalkOptions:
     attached: tuple[ReadFile, ...] = ()
 
 
+class LineReader:
+    """Reads lines of standard input in a thread of its own, which the end of the program does not wait for."""
+
+    def __init__(self, descriptor: int = 0) -> None:
+        self._descriptor = descriptor
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        # not through sys.stdin: a thread that waits in there holds a lock that Python wants at its end
+        threading.Thread(target=self._run, name="lines", daemon=True).start()
+
+    def next(self, timeout_s: float) -> str | None:
+        """Return the next line without its end, None at the end of the input.
+
+        Raises:
+            queue.Empty: there is none yet.
+        """
+        return self._lines.get(timeout=timeout_s)
+
+    def _run(self) -> None:
+        held = b""
+        with suppress(OSError):
+            while data := os.read(self._descriptor, _READ_BYTES):
+                *lines, held = (held + data).split(b"\n")
+                for line in lines:
+                    self._lines.put(_text(line))
+        if held:
+            self._lines.put(_text(held))
+        self._lines.put(None)
+
+
 class Talk:
-    """From start to the last event; no process of ours is left when `run` returns."""
+    """From start to the last event; no process of ours is left when `run` returns.
+
+    The driver of `engine.chats.answer` on the command line: it has one thread, and waits for each effect.
+    """
 
     def __init__(
         self,
         store: ChatStore,
-        states: KeptStates,
+        states: SavedKvStates,
         order: LoadOrder,
         printer: ChatPrinter,
         conversation: Conversation,
@@ -74,33 +96,50 @@ class Talk:
         self._order, self._conversation = order, conversation
         self._plan = plan = order.plan
         self._model = model_identity(plan.model)
-        preset = {} if options.preset is None else options.preset.settings
-        chat = {**conversation.settings, **options.settings}
-        authors = recommended_sampling(plan.model)
-        self._sampling = sampling_of(model_sampling(plan.model.metadata), preset, chat, authors=authors).settings
-        self._system = conversation.system or ("" if options.preset is None else options.preset.system)
+        settings = {**conversation.settings, **options.settings}
+        self._answer_options = AnswerOptions(
+            system=system_prompt(conversation, options.preset),
+            template=conversation.template,
+            sampling=chat_sampling(plan.model, options.preset, settings).settings,
+            overflow=options.overflow,
+            model=plan.model.name,
+            model_identity=self._model,
+        )
         self._tree = store.tree(conversation.id)
         self._attached = options.attached
         self._keeps_states = self._make_folder()
-        self._session = TalkSession(printer, states.folder if self._keeps_states else None)
-        self._writer = AnswerWriter(store, self._session, printer)
+        self._follower = Follower(states.folder if self._keeps_states else None)
+        self._has_warned = False
+        """Whether a person knows that the current answer is not stored."""
+        self._ending: RequestEnding | None = None
+        """The ending of the request for the current answer."""
+        self._finish: Finish | None = None
 
     def run(self) -> int:
         """Return the exit code."""
-        with on_interrupt(self._session.on_interrupt):
+        with self._follower.loading(self._order):
             try:
-                self._session.load(self._order)
-                # it may have stepped back from what was asked for
-                self._plan = self._session.loaded_plan or self._plan
-                self._printer.begin(self._conversation.id, self._conversation.title)
+                self._load()
                 self._restore()
                 for line in self._questions():
                     self._take(line)
-            except Over as over:
-                return over.code
-            finally:
-                self._session.close()
+            except Ended as ended:
+                self._printer.load.show(msgspec.structs.replace(ended.ending, request=None))
+                return exit_code_of(ended.ending)
         return exit_codes.OK
+
+    def _load(self) -> None:
+        ending = self._follower.load(self._printer.load)
+        if not isinstance(ending, Loaded):
+            raise Ended(ending)
+        self._printer.load.show(ending)
+        # It may have stepped back from the plan that was asked for.
+        self._plan = plan = self._follower.loaded_plan or self._plan
+        n_ctx = self._follower.session.snapshot.context_size
+        self._answer_options = replace(self._answer_options, n_ctx=n_ctx, layout=plan.edit.layout)
+        self._printer.begin(self._conversation.id, self._conversation.title)
+
+    # ------------------------------------------------------------------ saved states of the model
 
     def _make_folder(self) -> bool:
         try:
@@ -111,16 +150,27 @@ class Talk:
         return True
 
     @property
-    def _key(self) -> StateKey:
+    def _key(self) -> KvStateKey:
         return key_of(self._model, self._plan.settings, self._plan.edit.side_files.adapters)
 
     def _restore(self) -> None:
-        """Go on with what a model held of the conversation; where that cannot be, it is read again."""
+        """Have the model hold the saved state of the conversation; a state that it refuses is removed."""
         path = self._states.find(self._conversation.id, self._key) if self._tree.messages else None
-        if path is not None and not isinstance(self._session.answer_of(RestoreSequence(path=str(path))), LastWord):
+        if path is None:
+            return
+        answer = self._follower.answer_of(RestoreSequence(path=str(path)), stops=False)
+        if not isinstance(answer, LastWord):
             self._states.forget(path)
 
-    # ------------------------------------------------------------------ questions and answers
+    def _save_state(self, request: int, tokens: int) -> None:
+        if tokens < MIN_TOKENS or not self._keeps_states:
+            return
+        path = self._states.place(self._conversation.id, self._key)
+        answer = self._follower.answer_of(SaveSequence(path=str(path), of=request), stops=False)
+        if isinstance(answer, SequenceSaved):
+            self._states.keep(path)
+
+    # ------------------------------------------------------------------ questions
 
     def _questions(self) -> Iterator[str]:
         if self._options.prompt is not None:
@@ -138,13 +188,9 @@ class Talk:
     def _line(self, reader: LineReader) -> str | None:
         """Return the next line; a model that is lost meanwhile ends the talk, and so does an interrupt."""
         while True:
-            try:
-                return reader.next(POLL_S)
-            except queue.Empty:
-                pass
-            if self._session.interrupts > self._session.heeded:
-                self._session.interrupted()
-            self._session.look()
+            with suppress(queue.Empty):
+                return reader.next(INTERRUPT_POLL_S)
+            self._follower.check()
 
     def _take(self, line: str) -> None:
         command = line.strip()
@@ -155,115 +201,102 @@ class Talk:
             if last is None or last.role != "assistant" or last.parent is None:
                 self._printer.notice("There is no answer yet.")
             else:
-                self._answer(self._tree.path[:-1])
+                self._answer(replace(self._tree, leaf=last.parent))
         else:
             self._ask(line)
 
     def _ask(self, text: str) -> None:
+        files, self._attached = self._attached, ()
+        for file in files:
+            self._store.keep_file(file.data)
+        question = new_question(text, self._tree.leaf, [file.attachment for file in files])
         if not self._tree.messages:
-            title = escape(" ".join(text.split())[:TITLE_CHARACTERS])
-            self._conversation = msgspec.structs.replace(self._conversation, title=self._conversation.title or title)
+            title = self._conversation.title or title_of_message(question)
+            self._conversation = msgspec.structs.replace(self._conversation, title=title)
             if self._store.conversation(self._conversation.id) is None:
                 self._store.save(self._conversation)
-        before = self._tree
-        for file in self._attached:
-            self._store.keep_file(file.data)
-        question = Message(
-            id=new_id(),
-            role="user",
-            content=text,
-            parent=before.leaf,
-            attachments=tuple(file.attachment for file in self._attached),
-            created_ms=now_ms(),
-        )
-        self._attached = ()
-        self._tree = add(before, question)
-        self._store.apply(self._conversation.id, before, self._tree)
-        self._answer(self._tree.path)
+        self._answer(add(self._tree, question))
 
-    def _answer(self, path: tuple[Message, ...]) -> None:
-        """Answer the last question of a path."""
-        before, message, n_ctx = self._tree, self._new_answer(path[-1].id), self._session.n_ctx
-        known = cut_of_answer(add(before, message), message.id, n_ctx)
-        fitting = self._shown_of(path, known)
-        if fitting is None:
-            return
-        shown, cut = fitting
-        message = msgspec.structs.replace(message, cut=cut)
-        note = left_out_sentence() if cut is not None and cut_of_path(path, n_ctx) is None else ""
-        if note and known is None:
-            self._printer.notice(note)
+    def _answer(self, tree: MessageTree) -> None:
+        """Answer the last message of a tree."""
+        run = new_answer(self._conversation.id, tree, self._answer_options)
+        self._store.apply(self._conversation.id, self._tree, run.tree)
+        self._tree = run.tree
+        self._has_warned, self._ending, self._finish = False, None, None
+        self._do(run, run.begin())
+        finish = self._finish
+        assert finish is not None
+        if finish.done is not None:
+            self._printer.done(finish.done, finish.message)
+            learn_speed(self._plan, finish.done)
+        elif isinstance(self._ending, BadEnding):
+            raise Ended(self._ending)
+        elif self._options.prompt is not None:
+            raise Ended(Failed(kind="argument", message=finish.failure))
+        else:
+            self._printer.notice(finish.failure)
+
+    # ------------------------------------------------------------------ effects
+
+    def _do(self, run: AnswerRun, effects: core.Effects) -> None:
+        for effect in effects:
+            match effect:
+                case core.Restore():
+                    self._do(run, run.restored())  # That was done after the load: there is one conversation.
+                case core.Count():
+                    self._count(run, effect)
+                case core.AskOverflow():
+                    if effect.sentence:  # Nobody is there to be asked.
+                        self._do(run, run.fail(effect.sentence))
+                case core.Notice():
+                    self._printer.notice(effect.sentence)
+                case core.ReadFiles():
+                    self._store.settled().result()
+                    files = {name: data for name in effect.names if (data := self._store.file(name)) is not None}
+                    self._do(run, run.files_read(files))
+                case core.Ask():
+                    self._follow(run, effect.request)
+                case Append():
+                    self._write(self._store.append(effect.message, effect.content, effect.reasoning))
+                    run.written(effect)
+                    self._printer.said(effect.reasoning, effect.content)
+                case Finish():
+                    self._write(self._store.finish(run.chat, effect.message))
+                    self._tree, self._finish = add(run.tree, effect.message), effect
+
+    def _count(self, run: AnswerRun, effect: core.Count) -> None:
+        answer = self._follower.answer_of(effect.request)
+        if isinstance(answer, Counted):
+            self._do(run, run.counted(answer))
+        elif not isinstance(answer, LastWord):
+            self._ending = answer
+            self._do(run, run.fail(loss_words(answer)))
+
+    def _follow(self, run: AnswerRun, request: Generate) -> None:
+        """Write an answer up to its ending; pieces that come while one is written go to the disk together."""
+        stream = self._follower.ask(request)
+        for event in self._follower.events(stream):
+            if isinstance(event, Token):
+                run.token(event.text, event.choices)
+                if stream.is_empty:
+                    self._do(run, run.flush())
+            elif isinstance(event, RequestEnding):
+                self._ending = event
+                # An interrupt until now was about this answer.
+                self._follower.heed()
+                self._do(run, run.done(event) if isinstance(event, Done) else run.fail(loss_words(event)))
+                if isinstance(event, Done):
+                    self._save_state(stream.number, event.prompt_tokens + event.generated_tokens)
+
+    def _write(self, written: Future[None]) -> None:
+        """Wait for the disk; an answer that cannot be stored is shown all the same, and a person is told once."""
         try:
-            messages = self._with_files(chat_messages(self._system, shown))
-        except ChatError as error:
-            self._refuse(error.summary())
-            return
-        self._tree = add(before, message)
-        self._store.apply(self._conversation.id, before, self._tree)
-        asked = answer_request(messages, self._sampling, template=self._conversation.template)
-        request, ending, whole = self._writer.write(self._conversation.id, message, asked, note=note)
-        self._tree = add(before, whole)
-        if not isinstance(ending, Done):
-            self._session.end(ending)
-            return
-        self._printer.done(ending, whole)
-        if (loaded := self._session.loaded_plan) is not None:
-            learn_speed(loaded, ending)
-        self._keep_state(request, ending.prompt_tokens + ending.generated_tokens)
+            written.result()
+        except EngineError as error:
+            if not self._has_warned:
+                self._has_warned = True
+                self._printer.notice(error.summary())
 
-    def _refuse(self, sentence: str) -> None:
-        """Say why a question is not asked. Where it is the only one the talk ends with that, as `TalkSession.end`."""
-        if self._options.prompt is not None:
-            self._session.end(Failed(kind="argument", message=sentence))
-        self._printer.notice(sentence)
 
-    def _new_answer(self, question: str) -> Message:
-        return Message(
-            id=new_id(),
-            role="assistant",
-            content="",
-            parent=question,
-            model=self._plan.model.name,
-            model_identity=self._model,
-            layout=layout_words(self._plan.edit.layout),
-            settings=changed_settings(self._sampling),
-            state="writing",
-            created_ms=now_ms(),
-        )
-
-    def _with_files(self, messages: tuple[ChatMessage, ...]) -> tuple[ChatMessage, ...]:
-        """Return messages with the bytes of their images and sounds; raises as `with_files` does."""
-        names = names_of_media(messages)
-        if not names:
-            return messages
-        self._store.settled().result()
-        return with_files(messages, {name: data for name in names if (data := self._store.file(name)) is not None})
-
-    def _shown_of(self, path: tuple[Message, ...], cut: Cut | None) -> tuple[tuple[Message, ...], Cut | None] | None:
-        """Return what of a path the model is shown, and the cut that leaves out the rest; None where it does not fit,
-        which is said. `cut`: what is left out already."""
-        left_out = left_out_of(path, cut)
-        while True:
-            shown = tuple(message for message in path if message.id not in left_out)
-            asked = messages_by_id(self._system, shown)
-            counted = self._session.answer_of(count_request(asked.values(), template=self._conversation.template))
-            if not isinstance(counted, Counted):
-                return shown, cut
-            tokens = tokens_of(asked, counted.messages, counted.prompt)
-            room = counted.n_ctx - answer_reserve(counted.n_ctx, self._sampling.max_tokens) - tokens.get(SYSTEM, 0)
-            fit = choose(shown, tokens, room, self._options.overflow)
-            if fit.decision != "fits":
-                self._refuse(fit.sentence())
-                return None
-            if not fit.newly:
-                return shown, cut
-            # what is left is counted again by the real template before it is believed to fit
-            left_out |= set(fit.newly)
-            cut = cut_that_leaves_out(path, left_out, counted.n_ctx)
-
-    def _keep_state(self, request: int, tokens: int) -> None:
-        if tokens < MIN_TOKENS or not self._keeps_states:
-            return
-        path = self._states.place(self._conversation.id, self._key)
-        if isinstance(self._session.answer_of(SaveSequence(path=str(path), of=request)), SequenceSaved):
-            self._states.keep(path)
+def _text(line: bytes) -> str:
+    return line.decode("utf-8", "replace").rstrip("\r")

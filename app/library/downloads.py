@@ -15,9 +15,8 @@ from engine.language import tr
 from widgets.library.find_values import DownloadWish
 
 if TYPE_CHECKING:
-    from engine.downloads.job import Job
+    from engine.downloads.job import Job, JobView
     from engine.downloads.queue import DownloadQueue
-    from engine.downloads.view import JobView
     from engine.hub.listing import RepoListing
 
 

@@ -25,12 +25,11 @@ from app.paths import downloads_path, remote_headers_path
 from app.rig.live_rig import LiveRig
 from engine.cancellation import CancelToken
 from engine.errors import EngineError
-from engine.fit.strategies.constraints import Constraints
-from engine.fit.strategies.watch import Watch
-from engine.hub.errors import HubError
+from engine.fit.strategies.constraints import Constraints, Watch
+from engine.hub.settings import HubError
 from engine.language import tr
 from engine.library.settled import settled_rig
-from engine.plan.decisions.defaults import default_context
+from engine.plan.decisions.context_length import default_context
 from widgets.library.find_values import DownloadWish, FoundRepo, SearchWish, ShownCard, ShownRepo
 
 if TYPE_CHECKING:
@@ -103,7 +102,7 @@ class HubFinder(QObject):
         def ask() -> tuple[FoundRepo, ...]:
             from app.library.hub_words import found_repo
             from engine.hub.client import search_models
-            from engine.hub.found import SEARCH_ORDERS, SearchQuery
+            from engine.hub.listing import SEARCH_ORDERS, SearchQuery
 
             hub = self.access.settings
             order = next(each for each in SEARCH_ORDERS if each == wish.order)
@@ -128,8 +127,7 @@ class HubFinder(QObject):
             from engine.downloads.job import web_job
             from engine.hub.addresses import WebAddress, parse_address
             from engine.hub.client import list_repo
-            from engine.hub.fitting import fit_listing
-            from engine.hub.forecast import FitWish
+            from engine.hub.forecast import FitWish, fit_listing
             from engine.hub.remote_header import HeaderCache
 
             hub = self.access.settings

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from engine.downloads.view import JobState, JobView, time_words
+from engine.downloads.job import JobState, JobView, time_words
 from engine.hub.addresses import HubAddress
 from engine.hub.card import ModelCard
 from engine.hub.fit import FitVerdict, QuantisationFit, RepoFit
-from engine.hub.found import HubModel
-from engine.hub.listing import Quantisation, RepoListing
+from engine.hub.listing import HubModel, Quantisation, RepoListing
 from engine.language import tr
 from engine.units import format_bytes
 from widgets.common.counts import format_count

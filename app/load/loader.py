@@ -289,7 +289,7 @@ def _best_proposal(plan: Plan, constraints: Constraints, token: CancelToken) -> 
     """Return the proposal for `plan` that keeps most of it; unloading other models is a question of its own."""
     # The searches need much that the window's start can do without.
     from engine.fit.proposals import best_by_forecast
-    from engine.fit.strategies.watch import Watch
+    from engine.fit.strategies.constraints import Watch
 
     kinds = tuple(kind for kind in ALL_KINDS if kind != "unload")
     return best_by_forecast(plan.with_own_tables(), replace(constraints, watch=Watch(token)), kinds)

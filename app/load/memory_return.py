@@ -10,8 +10,7 @@ from PySide6.QtCore import QObject, QTimer
 from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
 from app.rig.live_rig import LiveRig
-from engine.fit.loaded_models import HeldModel
-from engine.fit.recovery import Recovery, begin_recovery
+from engine.fit.loaded_models import HeldModel, Recovery, begin_recovery
 from engine.language import tr
 from engine.session.status import Phase
 

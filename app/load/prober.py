@@ -12,7 +12,7 @@ from app.models.document import LayoutDocument
 from engine.errors import EngineError
 from engine.plan.plan import Plan
 from engine.probing.probe import DEFAULT_TIMEOUT_S, ProbeRun
-from engine.process.spare import SpareChild
+from engine.process.questions import SpareChild
 
 _log = logging.getLogger("layerdeck.prober")
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from engine.devices.device import Rig
-from engine.fit.beside import rows_fit
-from engine.fit.loaded_models import HeldModel, choose_victims
+from engine.fit.loaded_models import HeldModel, choose_victims, rows_fit
 from engine.fit.proposal import Proposal
 from engine.language import tr, tr_count
 from engine.plan.report import DeviceRow

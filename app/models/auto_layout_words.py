@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.language import tr
-from widgets.controls.auto_wishes import StrategyWords
+from widgets.controls.values import StrategyWords
 
 STRATEGY_WORDS = (
     StrategyWords("fewest", tr("&Fewest Devices"), tr("Use as few devices as hold the model")),

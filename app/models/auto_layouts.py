@@ -16,17 +16,14 @@ from app.notices import Notices
 from app.rig.live_rig import LiveRig
 from app.settings import MAX_RECENT, Settings
 from engine.errors import EngineError, LayoutError
-from engine.fit.strategies.constraint_rules import check_constraints
-from engine.fit.strategies.constraints import AutoLayout, Constraints, Pin
-from engine.fit.strategies.watch import Watch
+from engine.fit.strategies.constraints import AutoLayout, Constraints, Pin, Watch, check_constraints
 from engine.gguf.model_file import ModelFile
 from engine.language import tr
 from engine.layout.layout import Layout
 from engine.plan.edit import Edit
 from engine.settings.context_settings import KvType
-from widgets.controls.auto_wishes import AutoWishes
-from widgets.layout_editor.moves import PinToggle
-from widgets.layout_editor.pins import PinnedLayers, Pins
+from widgets.controls.values import AutoWishes
+from widgets.layout_editor.pins import PinnedLayers, Pins, PinToggle
 
 _Value = TypeVar("_Value")
 

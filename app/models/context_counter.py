@@ -1,7 +1,7 @@
-"""What takes the context, counted by the model itself: its parts by its own vocabulary, the whole by its template.
+"""Counts the tokens of a conversation for the meter: its parts by the model's vocabulary, the whole by its template.
 
-The child counts, one question at a time, and only what it has not counted before: a text of its own, an image or
-sound, or a conversation that is not in its memory. What an answer took the child has told already.
+The child counts, one request at a time, and only what it has not counted before: a text, an image or sound, or a whole
+conversation. The tokens of a conversation that was just answered are known already.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from engine.session.events import Answered
 from engine.session.status import Phase
 
 MOST_CONVERSATIONS = 32
-"""Whose counts are kept; texts are kept until another model is there."""
+"""Limit of the cache of whole conversations; counts of texts stay until another model is loaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class CountedChat:
-    """A conversation as a model would be shown it. `used`: how many tokens it takes, where that is known.
+    """The prompt of a conversation. `used`: its tokens, None if they are not known.
 
-    `files`: the texts of what is attached to its messages; `media`: images and sounds, without their bytes.
+    `files`: texts of its attachments. `media`: images and sounds, without their bytes.
     """
 
     messages: tuple[ChatMessage, ...]
@@ -38,12 +38,12 @@ class CountedChat:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """What is counted by itself."""
+        """The texts that are counted separately."""
         return tuple(text for text in (self.system, *self.files) if text)
 
 
 class ContextCounter(QObject):
-    """Counts with the child of a `Loading`; what is asked for last is told."""
+    """Counts with the child of a `Loading`; only the last request is answered."""
 
     counted = Signal(ContextUse)
 
@@ -55,7 +55,7 @@ class ContextCounter(QObject):
         self._texts: dict[str, int] = {}
         self._media: dict[MediaFile, int] = {}
         self._prompts: dict[tuple[tuple[ChatMessage, ...], str], int] = {}
-        # what a signal is about is shown before the child is asked anything
+        # the receivers of a signal are done before the child is asked
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
         self._timer.timeout.connect(self._go_on)
@@ -64,7 +64,7 @@ class ContextCounter(QObject):
         loading.loaded_changed.connect(self._forget)
 
     def count(self, chat: CountedChat) -> None:
-        """Count a conversation; `counted` says what came of it, unless another one is asked for before."""
+        """Count a conversation; `counted` has the result, unless another one is requested before."""
         self._wanted = chat
         self._timer.start(0)
 
@@ -109,7 +109,7 @@ class ContextCounter(QObject):
             self._go_on()
 
     def _on_lost(self, lost: AnswerLost) -> None:
-        """A model whose template cannot be used, or one that goes, counts nothing."""
+        """Give up: the template cannot be used, or the model is being unloaded."""
         if self._asked is not None and lost.request == self._asked[0]:
             self._asked = None
 

@@ -1,6 +1,6 @@
-"""The conversation of an open model that is shown: its messages, and the answer being written.
+"""The conversation that an open model shows: its messages, and what people do with them.
 
-Which conversation that is can change at any time. An answer goes on in the one that it was asked for, shown or not.
+Another one may be shown at any time. An answer goes on in the conversation that it was asked for, shown or not.
 """
 
 from __future__ import annotations
@@ -11,32 +11,29 @@ from dataclasses import dataclass, replace
 import msgspec
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from app.models.answer import Answer, Piece
-from app.models.answering import Answering
-from app.models.chat_keeper import ChatKeeper, NoKeeper
-from app.models.chat_words import layout_words, title_of_message
+from app.models.answering import Answering, ChatStorage
 from app.models.context_counter import CountedChat
-from app.models.context_fit import shown_path
 from app.models.loading import Loading
+from engine.chats.answer import AnswerOptions, AnswerRun, Append, Finish, continued_answer, new_answer, new_question
 from engine.chats.asking import chat_messages, media_of, texts_of
+from engine.chats.context import cut_of_path, left_out_of, shown_path
 from engine.chats.conversation import Conversation as Chat
-from engine.chats.cuts import cut_of_answer, cut_of_path, left_out_of
+from engine.chats.conversation import title_of_message
 from engine.chats.message import Attachment, Message, new_id, now_ms
-from engine.chats.presets import Preset
+from engine.chats.presets import Preset, chat_sampling, system_prompt
 from engine.chats.thinking import TEMPLATE_KEY, Marks, begun_answer, marks_of
 from engine.chats.tree import MessageTree, add, branched, changed, edited, select, step_version, without_turn
-from engine.demo.speaking import recommended_sampling
 from engine.language import tr
 from engine.plan.preview import LoadedLayout
 from engine.protocol.messages import ChatMessage
 from engine.session.events import Done
 from engine.session.status import Phase
-from engine.settings.sampling_sources import Sampling, changed_settings, model_sampling, sampling_of
+from engine.settings.sampling_sources import Sampling
 
 
 @dataclass(frozen=True, slots=True)
-class ContextUse:
-    """Tokens of the loaded context; `used` None when nothing was said yet."""
+class ContextFill:
+    """Tokens of the loaded context. `used`: None if it is not known; `total`: None if no model is loaded."""
 
     used: int | None
     total: int | None
@@ -44,14 +41,14 @@ class ContextUse:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """Tokens that the model holds again without having read them; or, with none, why what was kept was of no use."""
+    """`tokens`: of the saved state that is in the model again. If 0, `refusal` says why the state was not used."""
 
     tokens: int
     refusal: str = ""
 
 
 def new_chat() -> Chat:
-    """Return a conversation in which nothing was said."""
+    """Return an empty conversation."""
     now = now_ms()
     return Chat(id=new_id(), created_ms=now, updated_ms=now)
 
@@ -59,20 +56,18 @@ def new_chat() -> Chat:
 class Conversation(QObject):
     """Questions and answers over the child of a `Loading`; both live as long as the window."""
 
-    answer_started = Signal(str)
-    answer_text = Signal(str)
     answer_finished = Signal(Done)
-    answer_failed = Signal(str)
-    context_use_changed = Signal(ContextUse)
+    context_use_changed = Signal(ContextFill)
     overflow_asked = Signal(str)
     """The context is full: `answer_overflow` says whether turns are left out. Empty: nobody asks any more."""
     restored = Signal(Restored)
-    """What was kept of the shown conversation is in the model again, or is of no use."""
+    """The saved state of the shown conversation is in the model again, or could not be used."""
     shown_changed = Signal()
     """Other messages are shown than before."""
     message_changed = Signal(str)
-    """The message of this id is not what it was."""
-    piece_kept = Signal(Piece)
+    """The message with this id has changed."""
+    piece_kept = Signal(Append)
+    """More text of the shown answer is stored and may be painted."""
     question_returned = Signal(object)  # Message
     """A question whose answer failed goes back to where it was typed."""
     chat_changed = Signal()
@@ -82,53 +77,47 @@ class Conversation(QObject):
         super().__init__(parent)
         self._loading = loading
         self.answering = Answering(loading, self)
-        self._keeper: ChatKeeper = NoKeeper()
+        self._storage = ChatStorage()
         self.chat = new_chat()
         self.tree = MessageTree()
         self.presets: Mapping[str, Preset] = {}
-        """Those that there are, by name."""
+        """All presets, by name."""
         self._is_kept = False
         self._returned: str | None = None
-        """The question that went back to be asked anew: the next one takes its place."""
-        self.answering.begun.connect(self._on_begun)
-        self.answering.text.connect(self.answer_text)
+        """The question whose answer failed: the next question takes its place."""
+        self.answering.begun.connect(self.shown_changed)
         self.answering.changed.connect(self._on_answer_changed)
-        self.answering.piece_kept.connect(self._on_piece_kept)
+        self.answering.written.connect(self._on_written)
         self.answering.overflow_asked.connect(self.overflow_asked)
         self.answering.finished.connect(self._on_finished)
-        self.answering.failed.connect(self._on_failed)
         self.answering.kept.connect(self.message_changed)
         loading.loaded_changed.connect(self._on_loaded_changed)
 
-    def keep_in(self, keeper: ChatKeeper) -> None:
-        """Have what is said kept there from now on."""
-        self._keeper = self.answering.keeper = keeper
+    def keep_in(self, storage: ChatStorage) -> None:
+        """Store conversations there from now on."""
+        self._storage = self.answering.storage = storage
 
     # ------------------------------------------------------------------ what is shown
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was said."""
+        """Whether the conversation has no messages."""
         return not self.tree.messages and self.answering.answer is None
 
     @property
     def preset(self) -> Preset | None:
-        """The preset of what is shown; None without one."""
+        """The preset of the conversation, None if it has none."""
         return self.presets.get(self.chat.preset)
 
     @property
     def system(self) -> str:
         """The system prompt: the conversation's own, else that of its preset."""
-        preset = self.preset
-        return self.chat.system or ("" if preset is None else preset.system)
+        return system_prompt(self.chat, self.preset)
 
     @property
     def sampling(self) -> Sampling:
-        """How tokens are chosen, and where each value comes from."""
-        model, preset = self._loading.model, self.preset
-        of_model = {} if model is None else model_sampling(model.metadata)
-        of_preset = {} if preset is None else preset.settings
-        return sampling_of(of_model, of_preset, self.chat.settings, authors=recommended_sampling(model))
+        """How tokens are chosen, and the source of each value."""
+        return chat_sampling(self._loading.model, self.preset, self.chat.settings)
 
     @property
     def is_answering(self) -> bool:
@@ -137,23 +126,23 @@ class Conversation(QObject):
 
     @property
     def open_message(self) -> str | None:
-        """The answer that is being written in what is shown."""
+        """The id of the shown answer that is being written, None if none is."""
         answer = self.answering.answer
         return answer.message.id if answer is not None and answer.chat == self.chat.id else None
 
     @property
     def left_out(self) -> frozenset[str]:
-        """Messages of what is shown that the model is not shown any more."""
+        """Ids of shown messages that are left out of the prompt, because the context is full."""
         path = self.tree.path
         return left_out_of(path, cut_of_path(path, self._context_size))
 
     @property
     def prompt_path(self) -> tuple[Message, ...]:
-        """What a model would be shown of what was said."""
+        """The shown messages that would be part of the prompt."""
         return shown_path(self.tree.path, self.left_out)
 
     def prompt_messages(self) -> tuple[ChatMessage, ...]:
-        """Return what a model would be shown of this conversation, with what is typed as the next question."""
+        """Return the prompt of the conversation, with the draft as the next question."""
         path = self.prompt_path
         if self.chat.draft.strip():
             path = (*path, Message(id=new_id(), role="user", content=self.chat.draft))
@@ -161,12 +150,12 @@ class Conversation(QObject):
 
     @property
     def asked_request(self) -> int | None:
-        """The number under which the model is asked for the answer that is being written; None: it is not asked yet."""
-        return None if self.answering.answer is None else self.answering.answer.request
+        """The number of the request for the answer that is being written; None if the model has not been asked yet."""
+        return None if self.answering.answer is None else self.answering.request
 
     def counted_chat(self, used: int | None) -> CountedChat:
-        """Return what is to be counted of what is shown; `used`: how many tokens it takes, where that is known."""
-        path = shown_path(self.tree.path, self.left_out)
+        """Return what is to be counted. `used`: tokens of the whole prompt, None if they are not known."""
+        path = self.prompt_path
         return CountedChat(
             messages=chat_messages(self.system, path),
             template=self.chat.template,
@@ -178,22 +167,23 @@ class Conversation(QObject):
         )
 
     def tell_restored(self, chat: str, restored: Restored) -> None:
-        """Take what became of the kept state of a conversation."""
+        """Show whether the saved state of a conversation could be restored."""
         if chat == self.chat.id:
             self.restored.emit(restored)
             if restored.tokens:
-                self.context_use_changed.emit(ContextUse(restored.tokens, self._context_size))
+                self.context_use_changed.emit(ContextFill(restored.tokens, self._context_size))
 
     def open(self, chat: Chat, tree: MessageTree) -> None:
-        """Show a conversation that is kept."""
+        """Show a stored conversation."""
         self.chat, self._is_kept, self._returned = chat, True, None
         answer = self.answering.answer
-        # What is being written here is further than what was read.
-        self.tree = answer.tree if answer is not None and answer.chat == chat.id else tree
+        if answer is not None and answer.chat == chat.id:
+            tree = changed(answer.tree, answer.message)  # It is newer than what was read.
+        self.tree = tree
         self._show()
 
     def begin(self, chat: Chat | None = None) -> None:
-        """Show a new conversation; the one before stays where it is kept."""
+        """Show a new conversation; the one before stays stored."""
         shown = self.chat
         self.chat, self.tree = chat or _like(shown), MessageTree()
         self._is_kept, self._returned = False, None
@@ -206,10 +196,10 @@ class Conversation(QObject):
         self.begin()
 
     def change_chat(self, chat: Chat) -> None:
-        """Change title, draft, prompt or settings of what is shown."""
+        """Change title, draft, prompt or settings of the conversation."""
         before, self.chat = self.chat, chat
         if self._is_kept:
-            self._keeper.save(chat, before)
+            self._storage.save(chat, before)
         elif chat.draft or chat.title:
             self._keep_chat()
         self.chat_changed.emit()
@@ -222,21 +212,14 @@ class Conversation(QObject):
     # ------------------------------------------------------------------ what people do
 
     def send(self, text: str, files: Sequence[tuple[Attachment, bytes | None]] = ()) -> None:
-        """Answer `text` in the conversation so far. `files` go with it; their bytes, where they are not kept yet."""
+        """Ask a question. `files`: its attachments, with the bytes of those that are not stored yet."""
         if not self.can_ask:
             return
         for _attachment, data in files:
             if data is not None:
-                self._keeper.keep_file(data)
-        question = Message(
-            id=new_id(),
-            role="user",
-            content=text,
-            parent=self._parent_of_next(),
-            attachments=tuple(attachment for attachment, _data in files),
-            created_ms=now_ms(),
-        )
-        self._ask(add(self.tree, question))
+                self._storage.keep_file(data)
+        attachments = tuple(attachment for attachment, _data in files)
+        self._ask(add(self.tree, new_question(text, self._parent_of_next(), attachments)))
 
     def regenerate(self, message: str) -> None:
         """Write another version of an answer."""
@@ -250,7 +233,7 @@ class Conversation(QObject):
             self._ask(edited(self.tree, message, text, created_ms=now_ms()))
 
     def go_on(self, message: str) -> None:
-        """Go on where an answer ended before its end."""
+        """Have the model continue an answer that is not complete."""
         known = self.tree.messages[message]
         if known.role == "assistant" and self.can_ask:
             thinking = bool(known.reasoning) and not known.content
@@ -258,13 +241,13 @@ class Conversation(QObject):
             self._continue(select(self.tree, message), known, begun)
 
     def _marks(self) -> Marks | None:
-        """Return what thoughts stand between by the template that is used."""
+        """Return the marks around thoughts in the chat template that is used."""
         model = self._loading.model
         template = self.chat.template or ("" if model is None else model.metadata.get(TEMPLATE_KEY))
         return marks_of(template) if isinstance(template, str) else None
 
     def toggle_pin(self, message: str) -> None:
-        """Have a turn stay in the context when others are left out, or no more."""
+        """Pin a message, so that its turn stays in a full context, or unpin it."""
         known = self.tree.messages.get(message)
         if known is not None and self.open_message is None:
             self._apply(changed(self.tree, msgspec.structs.replace(known, pinned=not known.pinned)))
@@ -275,7 +258,7 @@ class Conversation(QObject):
             self._apply(step_version(self.tree, message, step))
 
     def delete_turn(self, message: str) -> MessageTree | None:
-        """Delete a question with its answers; return what was before, for the way back."""
+        """Delete a question with its answers; return the messages before, for `restore`."""
         if self.open_message is not None:
             return None
         before = self.tree
@@ -283,7 +266,7 @@ class Conversation(QObject):
         return before
 
     def restore(self, tree: MessageTree) -> None:
-        """Go back to what was before a deletion."""
+        """Undo a deletion."""
         if self.open_message is None:
             self._apply(tree)
 
@@ -314,7 +297,7 @@ class Conversation(QObject):
 
     @property
     def can_ask(self) -> bool:
-        """Whether a question would be answered now."""
+        """Whether the model can be asked now."""
         loading = self._loading
         return loading.phase is Phase.READY and loading.model is not None and not self.is_answering
 
@@ -324,84 +307,67 @@ class Conversation(QObject):
             return returned.parent
         return self.tree.leaf
 
-    def _ask(self, tree: MessageTree) -> None:
+    @property
+    def _options(self) -> AnswerOptions:
         loading = self._loading
         assert loading.model is not None
-        self._returned = None
-        message = Message(
-            id=new_id(),
-            role="assistant",
-            content="",
-            parent=tree.leaf,
+        return AnswerOptions(
+            system=self.system,
+            template=self.chat.template,
+            sampling=self.sampling.settings,
+            overflow=self.answering.overflow,
+            n_ctx=self._context_size,
             model=loading.model.name,
-            layout="" if loading.loaded is None else layout_words(loading.loaded.edit.layout),
-            settings=changed_settings(self.sampling.settings),
-            state="writing",
-            created_ms=now_ms(),
+            layout=None if loading.loaded is None else loading.loaded.edit.layout,
         )
+
+    def _ask(self, tree: MessageTree) -> None:
+        self._returned = None
         if not self.chat.title:
             self.change_chat(msgspec.structs.replace(self.chat, title=title_of_message(tree.path[-1])))
         elif not self._is_kept:
             self._keep_chat()
-        self._begin(add(tree, message), message)
+        self._begin(new_answer(self.chat.id, tree, self._options))
 
     def _continue(self, tree: MessageTree, message: Message, begun: str) -> None:
         """Have a message that is there go on from `begun`."""
-        writing = msgspec.structs.replace(message, state="writing", note="", stop_reason="")
-        self._begin(changed(tree, writing), writing, begun)
+        self._begin(continued_answer(self.chat.id, tree, message, self._options, begun))
 
-    def _begin(self, tree: MessageTree, message: Message, begun: str = "") -> None:
-        path, n_ctx = tree.path_to(message.parent), self._context_size
-        message = msgspec.structs.replace(message, cut=cut_of_answer(tree, message.id, n_ctx))
-        tree = changed(tree, message)
-        before, self.tree = self.tree, tree
-        answer = Answer(
-            chat=self.chat.id,
-            tree=tree,
-            message=message,
-            system=self.system,
-            template=self.chat.template,
-            settings=self.sampling.settings,
-            left_out=left_out_of(path, message.cut),
-            was_cut=cut_of_path(path, n_ctx) is not None,
-            begun=begun,
-        )
-        self._keeper.apply(self.chat.id, before, tree)
-        self.answering.begin(answer)
+    def _begin(self, run: AnswerRun) -> None:
+        before, self.tree = self.tree, run.tree
+        self._storage.apply(self.chat.id, before, run.tree)
+        self.answering.begin(run)
 
     # ------------------------------------------------------------------ what comes
 
-    def _on_begun(self, answer: Answer) -> None:
-        self.shown_changed.emit()
-        self.answer_started.emit(answer.message.model)
+    def _on_answer_changed(self, run: AnswerRun) -> None:
+        if run.chat == self.chat.id and run.message.id in self.tree.messages:
+            self.tree = changed(self.tree, run.message)
 
-    def _on_answer_changed(self, answer: Answer) -> None:
-        if answer.chat == self.chat.id and answer.message.id in self.tree.messages:
-            self.tree = changed(self.tree, answer.message)
-
-    def _on_piece_kept(self, answer: Answer, piece: Piece) -> None:
-        if answer.chat == self.chat.id:
+    def _on_written(self, run: AnswerRun, piece: Append) -> None:
+        if run.chat == self.chat.id:
             self.piece_kept.emit(piece)
 
-    def _on_finished(self, answer: Answer, event: Done) -> None:
-        if answer.goes_on and answer.message.state == "stopped":
-            thought = self.tree.messages.get(answer.message.id)
-            if thought is not None and answer.chat == self.chat.id:
-                begun = begun_answer(thought.reasoning, "", answer.splitter.marks)
-                QTimer.singleShot(0, self, lambda: self._answer_now(thought, begun))
-        self.answer_finished.emit(event)
-        self.context_use_changed.emit(ContextUse(self._loading.snapshot.context_used or 0, self._context_size))
+    def _on_finished(self, run: AnswerRun, end: Finish) -> None:
+        if end.done is None:
+            self._give_back(run)
+            return
+        begun = run.continuation
+        if begun is not None and run.chat == self.chat.id:
+            QTimer.singleShot(0, self, lambda: self._answer_now(run.message.id, begun))
+        self.answer_finished.emit(end.done)
+        self.context_use_changed.emit(ContextFill(self._loading.snapshot.context_used or 0, self._context_size))
 
-    def _answer_now(self, thought: Message, begun: str) -> None:
-        if thought.id in self.tree.messages and self.can_ask:
-            self._continue(self.tree, thought, begun)
+    def _answer_now(self, thought: str, begun: str) -> None:
+        if thought in self.tree.messages and self.can_ask:
+            self._continue(self.tree, self.tree.messages[thought], begun)
 
-    def _on_failed(self, answer: Answer, sentence: str) -> None:
-        question = answer.question
-        if question is not None and answer.chat == self.chat.id:
+    def _give_back(self, run: AnswerRun) -> None:
+        """Return the question of an answer that failed to where it was typed."""
+        question = run.question
+        if question is not None and run.chat == self.chat.id:
             self._returned = question.id
             self.question_returned.emit(question)
-        self.answer_failed.emit(sentence)
 
     # ------------------------------------------------------------------ inside
 
@@ -409,17 +375,17 @@ class Conversation(QObject):
         self.chat_changed.emit()
         self.shown_changed.emit()
         if self._loading.phase is Phase.READY:
-            self.context_use_changed.emit(ContextUse(None if self.tree.messages else 0, self._context_size))
+            self.context_use_changed.emit(ContextFill(None if self.tree.messages else 0, self._context_size))
 
     def _apply(self, tree: MessageTree) -> None:
         before, self.tree = self.tree, tree
         if self._is_kept:
-            self._keeper.apply(self.chat.id, before, tree)
+            self._storage.apply(self.chat.id, before, tree)
         self.shown_changed.emit()
 
     def _keep_chat(self) -> None:
         self._is_kept = True
-        self._keeper.save(self.chat, None)
+        self._storage.save(self.chat, None)
 
     @property
     def _context_size(self) -> int | None:
@@ -427,7 +393,7 @@ class Conversation(QObject):
 
     def _on_loaded_changed(self, loaded: LoadedLayout | None) -> None:
         used = 0 if loaded is not None and not self.tree.messages else None
-        self.context_use_changed.emit(ContextUse(used, None if loaded is None else self._context_size))
+        self.context_use_changed.emit(ContextFill(used, None if loaded is None else self._context_size))
 
 
 def _like(chat: Chat) -> Chat:

@@ -21,11 +21,12 @@ from engine.devices.device import Rig
 from engine.gguf.model_file import ModelFile
 from engine.language import tr
 from engine.layout.layout import Layout
+from engine.layout.moves import Move
 from engine.memory.side_files import SideFiles
 from engine.plan.edit import Edit
 from engine.plan.plan import Plan
 from engine.plan.preview import Preview, PreviewTables
-from engine.probing.probe_cache import ProbeCache
+from engine.probing.probe import ProbeCache
 from engine.settings.context_settings import ContextSettings
 from engine.speed.speeds import NO_MEASUREMENTS, Speeds
 
@@ -55,6 +56,7 @@ class LayoutDocument(QObject):
     of it is laid over. Without `background` everything is computed at once."""
 
     preview_changed = Signal(object)  # Preview | None
+    drag_ended = Signal()  # finished, cancelled, or overtaken by undo, a change of the edit or other devices
     edit_settled = Signal()  # an edit is complete: a probe may check it
 
     def __init__(self, background: Background | None = None, parent: QObject | None = None) -> None:
@@ -138,7 +140,7 @@ class LayoutDocument(QObject):
     def show(self, sheet: Sheet, rig: Rig) -> None:
         """Go on with a sheet that was put aside; one that is on the table is lost."""
         self._sheet, self._rig = sheet, rig
-        self._drag_start = None
+        self._end_drag()
         self.undo_group.setActiveStack(sheet.undo_stack)
         self._recompute()
         self.edit_settled.emit()
@@ -169,19 +171,19 @@ class LayoutDocument(QObject):
 
     # ------------------------------------------------------------------ editing
 
-    def move(self, change: Callable[[Layout], Layout]) -> None:
-        """Show what `change` does to the layout at the start of the drag; nothing is kept until `finish_move`."""
+    def move(self, move: Move) -> None:
+        """Preview `move`, applied to the layout at the start of the drag. The first move starts the drag."""
         if self._sheet is None:
             return
-        if self._drag_start is None:
-            self._drag_start = self._sheet.edit
-        self._sheet.edit = replace(self._drag_start, layout=change(self._drag_start.layout))
+        start = self._drag_start or self._sheet.edit
+        self._sheet.edit = replace(start, layout=move.apply(start.layout))
+        self._drag_start = start
         if not self._frame.isActive():
             self._frame.start()
 
     def finish_move(self) -> None:
-        """Make the drag one step of undo."""
-        start, self._drag_start = self._drag_start, None
+        """End the drag and make it one step of undo. Without a drag, or if it changed nothing, there is no step."""
+        start = self._end_drag()
         if start is None or self._sheet is None:
             return
         if start == self._sheet.edit:
@@ -190,10 +192,18 @@ class LayoutDocument(QObject):
         self._push(self._sheet, start, self._sheet.edit, tr("move layers"))
 
     def cancel_move(self) -> None:
-        """Go back to how it was before the drag."""
-        if self._drag_start is not None and self._sheet is not None:
-            self._sheet.edit, self._drag_start = self._drag_start, None
+        """End the drag and restore the edit from its start."""
+        start = self._end_drag()
+        if start is not None and self._sheet is not None:
+            self._sheet.edit = start
             self._recompute()
+
+    def _end_drag(self) -> Edit | None:
+        """Forget the drag and return the edit at its start, None if there was no drag."""
+        start, self._drag_start = self._drag_start, None
+        if start is not None:
+            self.drag_ended.emit()
+        return start
 
     def set_layout(self, layout: Layout, text: str) -> None:
         """Replace the layout as one step of undo named `text`."""
@@ -223,8 +233,8 @@ class LayoutDocument(QObject):
 
     def _push(self, sheet: Sheet, before: Edit, after: Edit, text: str) -> None:
         def restore(edit: Edit) -> None:
-            # Only the sheet on the table is undone.
-            self._drag_start = None
+            # Only the sheet on the table is undone. A drag would go on from a layout that is no longer there.
+            self._end_drag()
             sheet.edit = edit
             self._recompute()
             self.edit_settled.emit()

@@ -19,7 +19,7 @@ from engine.memory.effort import limited
 from engine.plan.edit import Edit
 from engine.plan.plan import Plan
 from engine.plan.preview import Preview, PreviewTables, make_preview
-from engine.probing.probe_cache import ProbeCache
+from engine.probing.probe import ProbeCache
 from engine.speed.speeds import Speeds
 
 DIRECT_S = 0.005

@@ -8,6 +8,7 @@ from PySide6.QtCore import QObject, Signal
 
 from app.models.engine_bridge import EngineBridge
 from app.rig.calibrator import Calibrator
+from engine.chats.answer import loss_words
 from engine.fit.proposal import Proposal
 from engine.gguf.model_file import ModelFile
 from engine.language import tr
@@ -255,7 +256,9 @@ class Loading(QObject):
     def _on_ended(self, event: OutOfMemory | Failed | Crashed | Cancelled) -> None:
         """A load or an answer ended badly, or the child was lost. What was loaded before may still be there."""
         if event.request is not None:
-            self.answer_lost.emit(AnswerLost(event.request, _loss_words(event)))
+            self.answer_lost.emit(
+                AnswerLost(event.request, ENGINE_ENDED if isinstance(event, Crashed) else loss_words(event))
+            )
             if self.snapshot.loaded is not None or self.snapshot.is_unloading or isinstance(event, Cancelled):
                 return  # It is about a request only, and was told there.
         self._tell_end(event)
@@ -275,12 +278,6 @@ class Loading(QObject):
     def _set_lost(self, order: LoadOrder | None) -> None:
         self._lost = order
         self.lost_changed.emit(order is not None)
-
-
-def _loss_words(event: OutOfMemory | Failed | Crashed | Cancelled) -> str:
-    if isinstance(event, Cancelled):
-        return tr("It was stopped before the model answered.")
-    return ENGINE_ENDED if isinstance(event, Crashed) else event.message
 
 
 def _loaded_of(snapshot: Snapshot) -> LoadedInfo | None:

@@ -11,8 +11,7 @@ from app.models.document import Sheet
 from app.models.loading import Loading
 from app.rig.calibrator import Calibrator
 from engine.fit.loaded_models import UNTIL_UNLOADED_S, HeldModel, held_bytes
-from engine.gguf.identity import FileIdentity
-from engine.gguf.model_file import ModelFile
+from engine.gguf.model_file import FileIdentity, ModelFile
 from engine.plan.edit import Edit
 from engine.session.status import ModelStatus, Phase
 from engine.telemetry.rpc_worker import is_local

@@ -12,8 +12,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 from app.models.open_model import OpenModel
 from app.rig.calibrator import Calibrator
 from engine.fit.loaded_models import HeldModel, expired, next_expiry_s
-from engine.gguf.identity import FileIdentity
-from engine.gguf.model_file import ModelFile
+from engine.gguf.model_file import FileIdentity, ModelFile
 from engine.session.status import Phase
 
 _LONGEST_WAIT_MS = 3_600_000

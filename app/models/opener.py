@@ -24,15 +24,15 @@ from app.settings import KeptSideFiles, Settings
 from engine.devices.device import Rig
 from engine.errors import EngineError
 from engine.fit.initial_layout import initial_layout
-from engine.gguf.file_type import file_type_name
+from engine.gguf.model_file import file_type_name
 from engine.language import tr
 from engine.memory.effort import limited
-from engine.plan.decisions.defaults import default_context
+from engine.plan.decisions.context_length import default_context
 from engine.plan.edit import Edit
 from engine.plan.plan import Plan
 from engine.plan.preview import PreviewTables, make_preview
 from engine.units import format_bytes
-from widgets.library.recent_model import RecentModel
+from widgets.library.recent_models import RecentModel
 
 OPENING_SECONDS = 10.0
 """Of the processor for the first layout of a model; what is not known then is left to the engine."""

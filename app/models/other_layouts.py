@@ -50,8 +50,8 @@ class OtherLayouts(QObject):
             name = model.name if model is not None else tr("another model")
             self._notices.say(tr("This proposal is for {name}; open that model first.", name=name), bad=True)
             return
-        if proposal.unload:
-            self._unloader.unload_named(proposal.unload)
+        if proposal.unload is not None:
+            self._unloader.unload_other(proposal.unload)
             return
         self._document.replace(proposal.edit, proposal.text)
         asked = tr("; the engine is asked now") if self._live.is_real else ""

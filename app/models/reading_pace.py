@@ -1,20 +1,20 @@
-"""How long the rest of a question takes to be read, by how fast it was read so far."""
+"""Estimates how long the rest of a prompt takes, from its speed so far."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-from engine.downloads.view import time_words
+from engine.downloads.job import time_words
 from engine.language import tr
 from engine.session.events import Reading
 
 KNOWN_AFTER_S = 1.0
-"""Before that a single batch would tell of all others."""
+"""Before that there may be a single batch, which is not enough for an estimate."""
 
 
 class ReadingPace:
-    """Follows one request at a time, from the first that is told of it: what was cached then took no time."""
+    """Follows one request at a time, from its first event: tokens that were cached then took no time."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -23,7 +23,7 @@ class ReadingPace:
         self._first_tokens = 0
 
     def left_s(self, event: Reading) -> float | None:
-        """Return the seconds that are left; None while nobody knows, and at the end."""
+        """Return the seconds that are left; None while they are not known, and at the end."""
         now_s = self._clock()
         if event.request != self._request:
             self._request, self._since_s, self._first_tokens = event.request, now_s, event.read_tokens
@@ -33,5 +33,5 @@ class ReadingPace:
 
 
 def left_words(left_s: float | None) -> str:
-    """Return what follows the tokens read."""
+    """Return the words that follow the count of tokens."""
     return "" if left_s is None else tr(", {time} left", time=time_words(max(1.0, left_s)))

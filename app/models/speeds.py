@@ -24,8 +24,7 @@ from engine.language import tr
 from engine.memory.model_memory import ModelMemory
 from engine.plan.edit import Edit
 from engine.plan.plan import Plan
-from engine.rigs.speed_learning import BareSpeeds, bare_speed, learnt
-from engine.rigs.speed_test import card_links, known_speeds, measured_book, speed_lines
+from engine.rigs.speeds import BareSpeeds, bare_speed, card_links, known_speeds, learnt, measured_book, speed_lines
 from engine.session.events import Done
 from engine.speed.answers import MIN_TOKENS
 from engine.speed.speeds import NO_MEASUREMENTS, Speeds

@@ -11,6 +11,7 @@ from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
 from app.notices import Notices
 from app.rig.lab import Lab
+from engine.gguf.model_file import FileIdentity
 from engine.language import tr
 
 MAX_WAIT_S = 5.0
@@ -37,13 +38,11 @@ class Unloader(QObject):
         if model.loading.unload():
             self._notices.say(tr("Unloaded {name}", name=model.name))
 
-    def unload_named(self, name: str) -> None:
+    def unload_other(self, key: FileIdentity) -> None:
         """Free what is loaded of another model than the current one."""
-        other = next(
-            (each for each in self._models.all if each.name == name and each is not self._models.current), None
-        )
-        if other is None or other.held is None:
-            self._notices.say(tr("{name} is not loaded any more. Load to try again.", name=name), bad=True)
+        other = self._models.find(key)
+        if other is None or other.held is None or other is self._models.current:
+            self._notices.say(tr("That model is not loaded any more. Load to try again."), bad=True)
         else:
             self.unload(other)
 

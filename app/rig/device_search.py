@@ -23,8 +23,7 @@ from engine.devices.rig_file import read_rig, write_rig
 from engine.errors import RigError
 from engine.language import tr
 from engine.rigs.check_book import CheckBook, read_check_book
-from engine.rigs.discovery import discover
-from engine.rigs.search import find_workers
+from engine.rigs.discovery import discover, find_workers
 from engine.rigs.self_test import keep_verdict, try_repeated
 
 

@@ -18,9 +18,8 @@ from app.rig.device_search import DeviceSearch
 from app.rig.live_rig import LiveRig
 from engine.cancellation import CancelToken
 from engine.devices.device import Rig
-from engine.doctor.examination import Progress, examine
 from engine.doctor.machine import Files, Machine, personal_names
-from engine.doctor.report import Report, without_names, write_report
+from engine.doctor.report import Progress, Report, examine, without_names, write_report
 from engine.errors import EngineError
 from engine.fit.calibration import Calibration, read_calibration
 from engine.fit.speed_book import SpeedBook, read_speed_book

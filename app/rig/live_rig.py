@@ -10,13 +10,12 @@ from PySide6.QtCore import QObject, Signal
 
 from app.rig.device_list import DeviceList
 from engine.devices.device import CPU_ID, Device, Rig
-from engine.fit.beside import rig_beside
 from engine.fit.calibration import NO_CALIBRATION, Calibration
-from engine.fit.loaded_models import HeldModel
-from engine.gguf.identity import FileIdentity
+from engine.fit.loaded_models import HeldModel, rig_beside
+from engine.gguf.model_file import FileIdentity
 from engine.language import tr
 from engine.protocol.messages import DeviceMemoryReading
-from engine.rigs.host import host_device
+from engine.rigs.discovery import host_device
 from engine.telemetry.sample import Sample
 from engine.units import MIB
 

@@ -15,7 +15,7 @@ from app.rig.device_search import DeviceSearch
 from engine.cancellation import CancelToken
 from engine.errors import EngineError
 from engine.language import tr
-from engine.packs.listing import ListedPack
+from engine.packs.store import ListedPack
 from engine.rigs.pack_keeper import PackKeeper
 
 

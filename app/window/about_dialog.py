@@ -28,7 +28,7 @@ from engine.devices.device import Rig
 from engine.doctor.installed import backends_built
 from engine.engine_build import engine_build
 from engine.language import tr
-from engine.packs.listing import ListedPack
+from engine.packs.store import ListedPack
 from resources.loader import folder
 from widgets.common.roles import plain_label
 

@@ -9,10 +9,8 @@ from PySide6.QtCore import QObject
 from PySide6.QtWidgets import QFileDialog, QWidget
 
 from app.background import Background
-from app.chats.attacher import Attached, Attacher
-from app.chats.attachment_words import attachment_size
-from app.chats.thumbnails import Thumbnails
-from app.models.chat_keeper import ChatKeeper
+from app.chats.attacher import Attached, Attacher, Thumbnails, attachment_size
+from app.models.answering import ChatStorage
 from app.models.open_model import OpenModel
 from engine.language import tr
 from widgets.chat.attachment_row import AttachedFile
@@ -26,7 +24,7 @@ class AttachPresenter(QObject):
     """Shows the files that `attacher` has for the next question of one model, and adds and removes some."""
 
     def __init__(
-        self, model: OpenModel, keeper: ChatKeeper, background: Background, pane: ChatPane, window: QWidget
+        self, model: OpenModel, keeper: ChatStorage, background: Background, pane: ChatPane, window: QWidget
     ) -> None:
         super().__init__(window)
         self._loading = model.loading

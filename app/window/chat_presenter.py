@@ -14,16 +14,16 @@ from app.background import Background
 from app.chats.archive import ChatArchive
 from app.chats.shown_messages import shown_message, shown_messages
 from app.load.loader import Loader
-from app.models.answer import Piece
 from app.models.context_counter import ContextCounter
-from app.models.conversation import ContextUse, Restored
+from app.models.conversation import ContextFill, Restored
 from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
 from app.models.opener import ModelOpener
 from app.models.reading_pace import ReadingPace, left_words
 from app.window.attach_presenter import AttachPresenter
 from app.window.status_line import StatusLine
-from engine.chats.context import ContextUse as PartsOfUse
+from engine.chats.answer import Append
+from engine.chats.context import ContextUse
 from engine.chats.message import Message
 from engine.chats.tree import MessageTree
 from engine.demo.speaking import sample_questions
@@ -32,8 +32,8 @@ from engine.language import tr
 from engine.session.events import Done, Reading
 from engine.session.state import RequestState
 from engine.session.status import ModelStatus, Phase
+from widgets.chat.chat_heading import ContextPart
 from widgets.chat.chat_pane import ChatPane
-from widgets.chat.context_meter import ContextPart
 from widgets.chat.shown import MessageAction
 from widgets.common.counts import format_count
 
@@ -132,8 +132,8 @@ class ChatPresenter(QObject):
             shown = shown_message(conversation.tree, known, conversation.open_message)
             self._pane.message_list.update_message(shown)
 
-    def _on_piece(self, piece: Piece) -> None:
-        self._pane.message_list.append(piece.message, piece.text, piece.thinking)
+    def _on_piece(self, piece: Append) -> None:
+        self._pane.message_list.append(piece.message, piece.content, piece.reasoning)
 
     def _on_status_changed(self, status: ModelStatus) -> None:
         pane, file = self._pane, self._model.file
@@ -196,13 +196,13 @@ class ChatPresenter(QObject):
             words = tr("This conversation is read again. {refusal}", refusal=restored.refusal)
         self._pane.show_remark(words)
 
-    def _on_context_use(self, use: ContextUse) -> None:
+    def _on_context_use(self, use: ContextFill) -> None:
         """Show what is known at once; the parts follow when they are counted."""
         self._pane.show_context(None if use.used is None else [_history(use.used)], use.total)
         if use.total is not None and (use.used or self._conversation.tree.messages):
             self._counter.count(self._conversation.counted_chat(use.used or None))
 
-    def _on_counted(self, use: PartsOfUse) -> None:
+    def _on_counted(self, use: ContextUse) -> None:
         system = ContextPart(tr("system prompt"), use.system, "kv")
         files = ContextPart(tr("attachments"), use.attachments, "experts")
         parts = [part for part in (system, files) if part.tokens]

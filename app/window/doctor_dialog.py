@@ -15,8 +15,7 @@ from PySide6.QtWidgets import (
 from app.rig.examiner import Examiner
 from app.window import dialogs
 from app.window.dialogs import OneDialog
-from engine.doctor.examination import Progress
-from engine.doctor.report import Check, Report, table
+from engine.doctor.report import Check, Progress, Report, table
 from engine.language import tr
 from widgets.common.roles import plain_label, set_role
 from widgets.common.row_table import RowTable

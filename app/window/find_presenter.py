@@ -6,9 +6,9 @@ from PySide6.QtCore import QObject, QUrl
 from PySide6.QtGui import QDesktopServices
 from PySide6.QtWidgets import QInputDialog, QLineEdit, QMenu
 
+from app.library.catalogue import LibraryContents
 from app.library.finder import HubFinder
 from app.library.library import Library
-from app.library.shelf import Shelf
 from app.window.code_saver import CodeSaver
 from app.window.library_presenter import LibraryPage
 from app.window.main_window import MainWindow
@@ -42,8 +42,8 @@ class FindPresenter(QObject):
         finder.card_read.connect(self._show_card)
         panel.card_requested.connect(self._ask_card)
         finder.token_wanted.connect(self._ask_token)
-        finder.downloads.downloaded.connect(lambda: library.looker.look() if library.shown.is_awake else None)
-        library.shown.shelf_changed.connect(self._on_shelf_changed)
+        finder.downloads.downloaded.connect(lambda: library.scan() if library.is_awake else None)
+        library.contents_changed.connect(self._on_contents_changed)
         panel.search_requested.connect(finder.search)
         panel.repo_chosen.connect(finder.show_repo)
         panel.download_requested.connect(finder.download)
@@ -53,8 +53,8 @@ class FindPresenter(QObject):
         panel.downloads.restart_requested.connect(finder.downloads.restart)
         panel.downloads.remove_requested.connect(finder.downloads.remove)
 
-    def _on_shelf_changed(self, shelf: Shelf) -> None:
-        self._panel.set_folders(shelf.folders)
+    def _on_contents_changed(self, contents: LibraryContents) -> None:
+        self._panel.set_folders(contents.folders)
 
     def _ask_card(self) -> None:
         if self._card is None:

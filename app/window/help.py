@@ -12,12 +12,11 @@ from PySide6.QtWidgets import QDialog, QDialogButtonBox, QGridLayout, QScrollAre
 from app.background import Background
 from app.notices import Notices
 from app.paths import log_path
-from app.releases import ReleaseKeeper
 from app.window.main_window import MainWindow
 from engine.devices.device import Rig
 from engine.language import tr
 from widgets.common.roles import plain_label
-from widgets.layout_editor.keys import KEYS
+from widgets.layout_editor.keyboard import KEYS
 
 
 def show_keys(parent: QWidget, shortcuts: dict[str, str]) -> None:
@@ -41,13 +40,6 @@ def open_log(notices: Notices) -> None:
     folder = log_path().parent
     if not QDesktopServices.openUrl(QUrl.fromLocalFile(str(folder))):
         notices.say(tr("No file browser answered. The log is in {folder}", folder=folder))
-
-
-def show_releases(main: MainWindow, keeper: ReleaseKeeper) -> None:
-    """Show whether to look for new versions, and what was found."""
-    from app.window.releases_dialog import ReleasesDialog
-
-    (main.findChild(ReleasesDialog) or ReleasesDialog(main, keeper)).open()
 
 
 def show_about(main: MainWindow, background: Background, notices: Notices, rig: Rig) -> None:

@@ -9,18 +9,17 @@ from app.rig.live_rig import LiveRig
 from app.window.actions import Actions
 from engine.language import tr
 from engine.layout.layout import SplitMode
-from engine.layout.split_modes import layout_in_mode, split_mode_obstacles, split_shares, with_shares
-from engine.plan.decisions.defaults import trained_length
+from engine.layout.split_modes import layout_in_mode, split_mode_obstacles, split_shares
+from engine.plan.decisions.context_length import trained_length
 from engine.plan.preview import Preview
 from widgets.controls.settings_bar import SettingsBar
-from widgets.controls.share_editor import ShareChange, ShareEditor
-from widgets.controls.states import SplitModeChoice
+from widgets.controls.share_editor import ShareEditor
+from widgets.controls.values import SplitModeChoice
 from widgets.layout_editor.editor import LayoutEditor
-from widgets.layout_editor.moves import BoundaryMove, OutputMove, RangeMove
 
 
 class LayoutPresenter(QObject):
-    """A drag is shown as it goes and kept when it ends: the document knows which is which."""
+    """Connects the editor and the share editor with the document, which owns the drag."""
 
     def __init__(
         self,
@@ -44,13 +43,11 @@ class LayoutPresenter(QObject):
         document.undo_group.canRedoChanged.connect(actions["redo"].setEnabled)
         bar.context_changed.connect(document.set_context)
         bar.split_mode_changed.connect(self._on_split_mode)
-        share_editor.shares_changed.connect(self._on_shares_changed)
-        share_editor.shares_finished.connect(document.finish_move)
-        editor.boundary_moved.connect(self._on_boundary_moved)
-        editor.range_moved.connect(self._on_range_moved)
-        editor.output_moved.connect(self._on_output_moved)
-        editor.move_finished.connect(document.finish_move)
+        for source in (editor, share_editor):
+            source.moved.connect(document.move)
+            source.move_finished.connect(document.finish_move)
         editor.move_cancelled.connect(document.cancel_move)
+        document.drag_ended.connect(editor.end_drag)
 
     def _on_preview_changed(self, preview: Preview | None) -> None:
         self._editor.set_preview(preview)
@@ -60,18 +57,6 @@ class LayoutPresenter(QObject):
             self._bar.set_context(preview.context, trained, preview.report.decisions)
             self._bar.set_split_mode(preview.layout.split_mode, split_mode_obstacles(preview.rig, model))
         self._share_editor.set_shares(() if preview is None else split_shares(preview.layout, preview.rig))
-
-    def _on_shares_changed(self, change: ShareChange) -> None:
-        self._document.move(lambda layout: with_shares(layout, change.shares))
-
-    def _on_boundary_moved(self, move: BoundaryMove) -> None:
-        self._document.move(lambda layout: layout.move_boundary(move.index, move.layer))
-
-    def _on_range_moved(self, move: RangeMove) -> None:
-        self._document.move(lambda layout: layout.move_range(move.first, move.last, move.device))
-
-    def _on_output_moved(self, move: OutputMove) -> None:
-        self._document.move(lambda layout: layout.move_output(move.device))
 
     def _on_split_mode(self, choice: SplitModeChoice) -> None:
         edit = self._document.edit

@@ -10,8 +10,8 @@ from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtWidgets import QFileDialog, QMenu, QMessageBox, QSizePolicy, QWidget
 
 from app.chats.preset_book import PresetBook
+from app.library.catalogue import LibraryContents
 from app.library.library import Library
-from app.library.shelf import Shelf
 from app.models.document import LayoutDocument
 from app.models.layouts import Layouts
 from app.models.opener import ModelOpener
@@ -25,8 +25,8 @@ from engine.library.notes import KeptDocument
 from engine.library.removal import Removal
 from engine.library.starters import Starter, starters_for
 from engine.units import format_bytes
+from widgets.library.entry_details import NotesWish, OpenWish, RemovalWish
 from widgets.library.library_view import LibraryView
-from widgets.library.library_wishes import NotesWish, OpenWish, RemovalWish
 
 
 class LibraryPage(QObject):
@@ -109,21 +109,20 @@ class LibraryPresenter(QObject):
     ) -> None:
         super().__init__(main)
         self.page = LibraryPage(main)
-        keeper = self._keeper = library.keeper
         self._library, self._opener, self._document = library, opener, document
         self._layouts, self._live, self._settings, self._main = layouts, live, settings, main
         self._removing = ""
         view = self._view = self.page.view
-        library.shown.shelf_changed.connect(self._on_shelf_changed)
-        library.shown.progress.connect(view.show_progress)
-        keeper.removal_planned.connect(self._ask_removal)
-        keeper.documents_found.connect(view.details.show_layouts)
-        keeper.duplicates_found.connect(self._show_duplicates)
-        opener.model_changed.connect(library.usage.note_opened)
+        library.contents_changed.connect(self._on_contents_changed)
+        library.progress.connect(view.show_progress)
+        library.removal_planned.connect(self._ask_removal)
+        library.documents_found.connect(view.details.show_layouts)
+        library.duplicates_found.connect(self._show_duplicates)
+        opener.model_changed.connect(library.note_opened)
         self.page.shown_changed.connect(self._on_shown_changed)
         view.add_folder_requested.connect(self.add_folder)
         view.folders_requested.connect(self._show_folders)
-        view.duplicates_requested.connect(keeper.find_duplicates)
+        view.duplicates_requested.connect(library.find_duplicates)
         view.model_shown.connect(self._on_model_shown)
         view.starters.open_requested.connect(open_file)
         view.starters.try_demo_requested.connect(self._try_demo)
@@ -132,7 +131,7 @@ class LibraryPresenter(QObject):
         details.open_requested.connect(self._open)
         details.notes_changed.connect(self._note)
         details.removal_requested.connect(self._plan_removal)
-        details.forget_requested.connect(keeper.forget)
+        details.forget_requested.connect(library.forget)
         presets.changed.connect(lambda: details.preset_box.show_presets(list(presets.presets)))
         details.layouts.use_requested.connect(self._open_with)
         details.layouts.forget_requested.connect(self._forget_layout)
@@ -142,17 +141,17 @@ class LibraryPresenter(QObject):
         """Ask for a folder to look into."""
         name = QFileDialog.getExistingDirectory(self._main, tr("Add a folder with models"))
         if name:
-            self._keeper.add_folder(Path(name))
+            self._library.add_folder(Path(name))
 
     # ------------------------------------------------------------------ showing
 
     def _on_shown_changed(self, shown: bool) -> None:
         if shown:
             self._view.show_starters(starters_for(self._live.rig))
-            self._library.looker.wake()
+            self._library.wake()
 
-    def _on_shelf_changed(self, shelf: Shelf) -> None:
-        self._view.show_models(shelf.models, shelf.problems, is_looked=shelf.is_looked)
+    def _on_contents_changed(self, contents: LibraryContents) -> None:
+        self._view.show_models(contents.models, contents.problems, is_looked=contents.is_scanned)
 
     def _on_model_shown(self, model: Listed | None) -> None:
         if model is None:
@@ -160,7 +159,7 @@ class LibraryPresenter(QObject):
         current = self._document.model
         paths = {copy.path for each in model.entry.quantisations for copy in each.copies}
         self._view.details.layouts.set_can_keep(current is not None and current.paths[0] in paths)
-        self._keeper.find_documents(marks_of(model.entry))
+        self._library.find_documents(marks_of(model.entry))
 
     # ------------------------------------------------------------------ opening
 
@@ -194,24 +193,24 @@ class LibraryPresenter(QObject):
     # ------------------------------------------------------------------ keeping
 
     def _note(self, wish: NotesWish) -> None:
-        self._keeper.note(marks_of(wish.model.entry), **wish.change)
+        self._library.note(marks_of(wish.model.entry), **wish.change)
 
     def _keep_layout(self, name: str) -> None:
         model, text, shown = self._document.model, self._layouts.text(), self._view.list_view.current
         if model is not None and text is not None and shown is not None:
             document = KeptDocument("layout", name, text)
-            self._keeper.keep_document(model.paths[0], document, marks_of(shown.entry))
+            self._library.save_document(model.paths[0], document, marks_of(shown.entry))
 
     def _forget_layout(self, document: KeptDocument) -> None:
         current = self._view.list_view.current
         if current is not None:
-            self._keeper.forget_document(marks_of(current.entry), document)
+            self._library.remove_document(marks_of(current.entry), document)
 
     # ------------------------------------------------------------------ removing
 
     def _plan_removal(self, wish: RemovalWish) -> None:
         self._removing = f"{wish.entry.title} {wish.quantisation.label}".strip()
-        self._keeper.plan_removal(wish.entry, wish.quantisation, wish.copy)
+        self._library.plan_removal(wish.entry, wish.quantisation, wish.copy)
 
     def _ask_removal(self, removal: Removal) -> None:
         box = self._question(tr("Move to the trash"), removal.question(self._removing))
@@ -220,7 +219,7 @@ class LibraryPresenter(QObject):
         move.setProperty("role", "danger")
         box.addButton(QMessageBox.StandardButton.Cancel)
         box.setDefaultButton(QMessageBox.StandardButton.Cancel)
-        move.clicked.connect(lambda: self._keeper.remove(removal))
+        move.clicked.connect(lambda: self._library.remove(removal))
         box.open()
 
     def _show_duplicates(self, duplicates: tuple[Duplicates, ...]) -> None:
@@ -256,11 +255,11 @@ class LibraryPresenter(QObject):
         """Show the folders that were added, each to be taken off the list."""
         menu = QMenu(self._view)
         menu.addAction(tr("&Add a Folder…"), self.add_folder)
-        menu.addAction(tr("&Look Again Now"), self._library.looker.look)
+        menu.addAction(tr("&Look Again Now"), self._library.scan)
         menu.addSeparator()
-        for folder in self._library.shown.shelf.folders:
+        for folder in self._library.contents.folders:
             text = str(folder).replace("&", "&&")
-            menu.addAction(tr("Stop looking into {text}", text=text), partial(self._keeper.remove_folder, folder))
+            menu.addAction(tr("Stop looking into {text}", text=text), partial(self._library.remove_folder, folder))
         button = self._view.folders_button
         menu.popup(button.mapToGlobal(button.rect().bottomLeft()))
 

@@ -21,7 +21,7 @@ from engine.session.events import Cancelled, Crashed, Failed, Loaded, OutOfMemor
 from engine.session.status import ModelStatus, Phase
 from engine.units import format_bytes
 from widgets.library.load_question import LoadQuestion
-from widgets.library.loaded_entry import KeepAliveChoice, LoadedEntry
+from widgets.library.loaded_models import KeepAliveChoice, LoadedEntry
 from widgets.load_report.load_report import LoadReport
 from widgets.load_report.outcome import ProposalWords, progress_words
 

@@ -189,9 +189,9 @@ def chat_menu(
         ),
         Command(
             "kept_caches",
-            tr("&Kept Caches…"),
+            tr("Saved &KV States…"),
             show_kept,
-            tip=tr("What models hold of conversations is kept on disk, so that nothing is read again"),
+            tip=tr("KV states of conversations are saved on disk, so that models need not read them again"),
         ),
         SEPARATOR,
         Command("show_prompt", tr("Show What the &Model Reads…"), show_prompt, "Ctrl+Shift+P"),
@@ -266,9 +266,7 @@ def _make_choice(actions: Actions, checked: Mapping[str, bool], window: QWidget)
         group.addAction(action)
 
 
-def help_menu(
-    show_handbook: _Do, show_keys: _Do, check_machine: _Do, open_log: _Do, show_releases: _Do, show_about: _Do
-) -> Menu:
+def help_menu(show_handbook: _Do, show_keys: _Do, check_machine: _Do, open_log: _Do, show_about: _Do) -> Menu:
     """Where to look further."""
     return "Help", (
         Command("handbook", tr("&Handbook"), show_handbook, "F1", tip=tr("The page about what you are working with")),
@@ -280,12 +278,6 @@ def help_menu(
             tip=tr("Devices, the engine on each of them, forecasts and speeds: a table, and a file to send"),
         ),
         Command("log", tr("Open the &Log Folder"), open_log),
-        Command(
-            "new_version",
-            tr("&New Version…"),
-            show_releases,
-            tip=tr("Whether to look for one, and where; off until you turn it on"),
-        ),
         Command("about", tr("&About Layerdeck"), show_about),
     )
 

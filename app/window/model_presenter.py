@@ -15,7 +15,7 @@ from engine.gguf.model_file import ModelFile
 from engine.language import tr
 from widgets.controls.settings_bar import SettingsBar
 from widgets.library.model_panel import ModelPanel
-from widgets.library.recent_model import ModelChoice
+from widgets.library.recent_models import ModelChoice
 
 _NEED_A_MODEL = (
     "open_again",

@@ -16,8 +16,8 @@ from PySide6.QtWidgets import (
 from app.rig.peers import Found, Peers, is_address
 from app.window.dialogs import OneDialog
 from engine.language import tr
-from engine.tunnel.codes import read_code
-from engine.tunnel.fingerprints import shown_fingerprint
+from engine.tunnel.identity import shown_fingerprint
+from engine.tunnel.pairing import read_code
 from engine.units import format_bytes
 from widgets.common.roles import plain_label, set_role
 from widgets.common.row_table import RowTable
@@ -142,7 +142,7 @@ class NearbyDialog(QDialog):
     def _build(self) -> None:
         self.address_line.setPlaceholderText("192.0.2.7:50052")
         self.address_line.setAccessibleName(tr("Address of the machine"))
-        self.code_line.setPlaceholderText("K7QM-3XHD")
+        self.code_line.setPlaceholderText("K7QM-3XHD-9RWP-T2FV")
         self.code_line.setAccessibleName(tr("Pairing code"))
         form = QFormLayout()
         form.addRow(tr("Address"), self.address_line)

@@ -17,7 +17,7 @@ from app.rig.pack_shelf import Packs, PackShelf
 from app.window import dialogs
 from app.window.dialogs import OneDialog
 from engine.language import tr
-from engine.packs.listing import ListedPack
+from engine.packs.store import ListedPack
 from engine.units import format_bytes
 from widgets.common.roles import plain_label, set_role
 from widgets.common.row_table import RowTable

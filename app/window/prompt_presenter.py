@@ -11,17 +11,15 @@ from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
 from app.theme import Theme
 from app.window.dialogs import OneDialog
+from engine.chats.asking import choices_in_prompt
 from engine.chats.message import MAX_CHOICES, Message
-from engine.chats.prompt_choices import choices_in_prompt
 from engine.errors import EngineError
 from engine.language import tr
 from engine.protocol.messages import Rendered, RenderTemplate, TokenChoice
 from engine.session.events import Answered
-from widgets.chat.alternatives import ShownChoice
 from widgets.chat.chat_pane import ChatPane
-from widgets.chat.choices_dialog import ChoicesDialog
-from widgets.chat.prompt_dialog import PromptDialog, ShownPrompt
 from widgets.chat.shown import MessageAction
+from widgets.chat.token_dialogs import ChoicesDialog, PromptDialog, ShownChoice, ShownPrompt
 from widgets.common.counts import format_count
 
 

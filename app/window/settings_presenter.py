@@ -19,7 +19,7 @@ from engine.plan.preview import LoadedLayout, Preview
 from widgets.controls.decided import value_text
 from widgets.controls.settings_bar import SettingsBar
 from widgets.controls.settings_dialog import SettingsDialog
-from widgets.controls.states import AdapterName, SideFileNames
+from widgets.controls.values import AdapterName, SideFileNames
 
 
 class SettingsPresenter(OneDialog[SettingsDialog]):

@@ -10,16 +10,16 @@ from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QFileDialog, QInputDialog, QWidget
 
 from app.chats.archive import ChatArchive
+from app.chats.saved_kv_states import KvStateRepository, SavedKvUse
 from app.chats.shelf import ChatShelf
-from app.chats.state_vault import StateVault, VaultUse
 from app.chats.transfer import FORMS, READABLE, ChatTransfer, Form, form_of
 from app.window.dialogs import OneDialog
 from engine.chats.conversation import Hit
 from engine.language import tr
+from widgets.chat.chat_list_model import ChatChange, ChatPlace, ListedChat, ListedHit
 from widgets.chat.chat_pane import ChatPane
 from widgets.chat.conversation_list import ConversationList
 from widgets.chat.kept_caches_dialog import KeptCachesDialog
-from widgets.chat.listed_chats import ChatChange, ChatPlace, ListedChat, ListedHit
 
 MAX_NAME_CHARACTERS = 60
 
@@ -169,7 +169,7 @@ def file_name(title: str) -> str:
 class KeptCachesPresenter(OneDialog[KeptCachesDialog]):
     """Shows how much of the disk holds saved KV states of conversations."""
 
-    def __init__(self, vault: StateVault, window: QWidget) -> None:
+    def __init__(self, vault: KvStateRepository, window: QWidget) -> None:
         super().__init__(self._make_dialog, lambda _dialog: self._measure(), window)
         self._vault = vault
         self._window = window
@@ -183,7 +183,7 @@ class KeptCachesPresenter(OneDialog[KeptCachesDialog]):
     def _measure(self) -> None:
         self._vault.measure(self._show_use)
 
-    def _show_use(self, use: VaultUse) -> None:
+    def _show_use(self, use: SavedKvUse) -> None:
         if self.dialog is not None:
             self.dialog.show_use(use.size_bytes, use.n_conversations)
             self.dialog.show_limit(use.quota_bytes)

@@ -12,13 +12,14 @@ from PySide6.QtCore import QObject
 from app.background import Background, Worker
 from app.chats.archive import ChatArchive
 from app.chats.preset_book import PresetBook
+from app.chats.saved_kv_states import KvStateRepository, ModelKvStates
 from app.chats.shelf import ChatShelf
-from app.chats.state_saver import StateSaver
-from app.chats.state_vault import StateVault
+from app.library.catalogue import LibraryCatalogue
 from app.library.downloads import DownloadKeeper
 from app.library.finder import HubFinder
 from app.library.hub_access import HubAccess
-from app.library.library import Library, make_library
+from app.library.library import Library
+from app.library.planner import ForecastPlanner
 from app.load.loader import Loader
 from app.load.prober import Prober
 from app.models.auto_layouts import AutoLayouts
@@ -35,13 +36,14 @@ from app.models.speeds import SpeedKeeper
 from app.models.unloader import Unloader
 from app.notices import Notices
 from app.paths import chats_path, kept_states_path, library_path, presets_path
-from app.releases import ReleaseKeeper
 from app.rig.calibrator import Calibrator
 from app.rig.examiner import Examiner
 from app.rig.sampling import Watchman
 from app.settings import Settings
 from app.wiring.rig import RigParts, make_rig
+from engine.images.formula import FormulaProcess
 from engine.session.status import Phase
+from widgets.markdown.formulas import Formula, FormulaKey
 from widgets.markdown.typesetter import Typesetter
 
 
@@ -72,10 +74,10 @@ class Desk:
     finder: HubFinder
     archive: ChatArchive
     shelf: ChatShelf
-    states: StateVault
+    states: KvStateRepository
     presets: PresetBook
-    releases: ReleaseKeeper
     typesetter: Typesetter
+    formulas: FormulaProcess
 
     @property
     def loading(self) -> Loading:
@@ -90,6 +92,7 @@ class Desk:
     def close(self) -> None:
         """End every process and thread of ours. Bounded; called once, when the window closes."""
         self.background.close()
+        self.formulas.close()
         self.library.close()
         self.examiner.close()
         self.finder.close()
@@ -125,7 +128,10 @@ def make_desk(
     examiner.learnt.connect(lambda learnt: speeds.learn(learnt.speeds))
     access = HubAccess(settings, notices)
     opener = ModelOpener(models, document, live, rig.lab, settings, background, notices, parent)
+    library = Library(LibraryCatalogue(library_path()), models, background, notices, parent)
+    ForecastPlanner(library, models=models, live=live, auto_layouts=auto_layouts, speeds=speeds)
     archive = ChatArchive(chats_path(), background, notices, parent)
+    formulas = FormulaProcess()
     desk = Desk(
         settings=settings,
         background=background,
@@ -145,16 +151,7 @@ def make_desk(
         speeds=speeds,
         unloader=unloader,
         other_layouts=OtherLayouts(document, models, unloader, live, notices, parent),
-        library=make_library(
-            library_path(),
-            models=models,
-            live=live,
-            auto_layouts=auto_layouts,
-            speeds=speeds,
-            background=background,
-            notices=notices,
-            parent=parent,
-        ),
+        library=library,
         examiner=examiner,
         finder=HubFinder(
             live=live,
@@ -169,10 +166,15 @@ def make_desk(
         ),
         archive=archive,
         shelf=ChatShelf(archive, models, settings, opener.show, parent),
-        states=StateVault(kept_states_path(), settings, background, notices, parent),
+        states=KvStateRepository(kept_states_path(), settings, background, notices, parent),
         presets=PresetBook(presets_path(), models, background, notices, parent),
-        releases=ReleaseKeeper(settings, background, notices, parent=parent),
-        typesetter=Typesetter(Worker("parse").submit, Worker("draw formulas").submit, parent),
+        typesetter=Typesetter(
+            Worker("parse").submit,
+            Worker("draw formulas").submit,
+            parent,
+            draw_formula=partial(_draw_formula, formulas),
+        ),
+        formulas=formulas,
     )
     _connect_notices(desk)
     _connect_chats(desk)
@@ -193,6 +195,13 @@ def _connect_chats(desk: Desk) -> None:
     desk.archive.is_open_now.connect(desk.states.start)
 
 
+def _draw_formula(formulas: FormulaProcess, key: FormulaKey) -> Formula | None:
+    drawn = formulas.draw(key.source, is_display=key.is_display, colour=key.colour)
+    if drawn is None:
+        return None
+    return Formula(drawn.svg.encode(), drawn.width_px, drawn.height_px, drawn.depth_px)
+
+
 def _connect_notices(desk: Desk) -> None:
     """Pass on what is said by those who are not given the notices."""
     notices = desk.notices
@@ -209,9 +218,9 @@ def _connect_model(desk: Desk, model: OpenModel) -> None:
             prober.cancel()
 
     desk.speeds.follow(model)
-    desk.library.usage.follow(model)
+    desk.library.follow(model)
     model.loading.phase_changed.connect(on_phase_changed)
     model.loading.released.connect(prober.restart)
     desk.held_memory.follow(model)
     desk.other_layouts.follow(model)
-    StateSaver(model, desk.states, model)
+    ModelKvStates(model, desk.states, model)

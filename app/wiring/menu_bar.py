@@ -9,7 +9,7 @@ from app.chats.transfer import ChatTransfer
 from app.theme import Theme
 from app.window.actions import Actions
 from app.window.arrangement import Arranger
-from app.window.help import open_log, show_about, show_handbook, show_keys, show_releases
+from app.window.help import open_log, show_about, show_handbook, show_keys
 from app.window.main_window import MainWindow
 from app.window.menus import (
     chat_menu,
@@ -95,7 +95,6 @@ def make_actions(
                 show_keys=lambda: show_keys(main, actions.shortcuts()),
                 check_machine=check_machine,
                 open_log=lambda: open_log(notices),
-                show_releases=partial(show_releases, main, desk.releases),
                 show_about=lambda: show_about(main, desk.background, notices, desk.rig.live.rig),
             ),
         ),

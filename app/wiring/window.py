@@ -67,7 +67,6 @@ class WindowParts:
         self.desk.typesetter.warm_up()
         self.desk.rig.start(rig)
         self.desk.finder.downloads.go_on()
-        self.desk.releases.start()
         self.questions.open_dropped(*files)
 
     def follow_run(self, marks: RunMarks) -> None:

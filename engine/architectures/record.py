@@ -2,16 +2,219 @@
 whole context, may be split in any way, and are built like llama's.
 
 Sources are `load_arch_hparams` and the graph of each file in llama.cpp's src/models, `llama_model::create_memory` and
-`llm_arch_supports_sm_tensor`.
+`llm_arch_supports_sm_tensor`. `Style` and `GraphRecord` say how the compute graph is built, `Architecture` the rest.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
 
-from engine.architectures.graph_record import GraphRecord
+from engine.gguf.model_file import ModelFile
+
+Rope = Literal["all", "none", "sliding", "sliding_or_dense", "finetuned", "but_fourth", "but_first_of_four", "but_last"]
+"""Which layers apply RoPE to queries and keys: `finetuned` asks the file, `but_fourth` leaves out every fourth,
+`but_first_of_four` the first of every four where some layers have a window, `but_last` the last one,
+`sliding_or_dense` adds the leading layers without experts to those with a window."""
+
+
+class Style(msgspec.Struct, frozen=True):
+    """What the shared builders of embeddings, layers and output look at; the defaults are llama's."""
+
+    # ------------------------------------------------------------------ embeddings
+
+    input_scale: bool = False
+    """Embeddings are scaled or normalised without weights."""
+
+    input_norm: bool = False
+    """Embeddings are normalised with weights of their own."""
+
+    positions: int = 1
+    """Numbers that tell the position of a token, 0 where the file tells how many."""
+
+    position_table: bool = False
+    """A learnt embedding of the position is added to the token's."""
+
+    # ------------------------------------------------------------------ norms and sums
+
+    layer_norm: bool = False
+    """Norms subtract the mean, which needs a tensor of its own."""
+
+    bare_norms: bool = False
+    """Norms have no weights."""
+
+    norms_after: bool = False
+    """The norms of a layer's two parts come after them."""
+
+    post_norm: bool = True
+    """The norm after attention is applied to its output, not to the sum with the residual."""
+
+    residual_first: Literal["", "first", "second", "both"] = ""
+    """Which of a layer's two sums begin with the residual; a sum takes the place of its first term if it can."""
+
+    scaled_sums: bool = False
+    """What a layer adds to its input is scaled whatever the file says."""
+
+    parallel: Literal["", "input", "apart"] = ""
+    """The feed-forward part is parallel to attention and reads the layer's `input` norm, or one `apart`."""
+
+    parallel_sum: Literal[
+        "attention ffn input", "ffn attention input", "ffn input attention", "ffn (attention input)"
+    ] = "attention ffn input"
+    """The order in which the three terms of a parallel layer are added."""
+
+    # ------------------------------------------------------------------ attention
+
+    rope: Rope = "all"
+    """Which layers apply RoPE to queries and keys."""
+
+    qk_norm: Literal["before", "after", "flat", "none"] = "before"
+    """Norms of queries and keys come before or after RoPE; `flat`: before heads are told apart; `none`: they
+    are only loaded."""
+
+    scaled_q: bool = False
+    """Queries are scaled before attention."""
+
+    scales_nope_queries: bool = False
+    """Queries without RoPE are scaled by their position (`inp_attn_scale`)."""
+
+    shapes_queries: bool = False
+    """Queries to compressed keys are put into the shape of heads before they are cut; else that is done in one."""
+
+    projections: Literal["full", "scaled", "bare"] = "full"
+    """What makes queries, keys and values: products with the scales and biases that the file has for them, with the
+    scales alone, or with neither."""
+
+    scaled_attention: bool = False
+    """What attention returns is scaled, after its output matrix."""
+
+    output_bias: bool = True
+    """The bias of attention's output is added where the file has one; else it is only loaded."""
+
+    # ------------------------------------------------------------------ feed-forward
+
+    activations: int = 1
+    """Operations of an activation without a gate."""
+
+    divided_gate: bool = False
+    """The gate of experts that every token takes is an activation divided by what goes in; else it is one alone."""
+
+    ignores_experts: bool = False
+    """The graph has a dense part even where the file has experts."""
+
+    early_router: bool = False
+    """Experts are chosen by what the layer gets, not by what its feed-forward part gets."""
+
+    weighting: Literal["", "after_choice", "on_input"] = ""
+    """Weights of experts are made after the choice, or applied to what experts get; else made before, applied after."""
+
+    normalises: bool | None = True
+    """Weights of experts are made to add up to 1; None where the file tells."""
+
+    precise_experts: bool = False
+    """The last matrix of experts gets numbers that need 32 bits."""
+
+    # ------------------------------------------------------------------ output
+
+    out_ids: Literal["", "before_norm", "after_norm", "after_post_norm", "never"] = ""
+    """Output rows (`inp_out_ids`) are selected after the last layer, before or after the last norm, in the last layer
+    after the norm of attention's output, or never; by default in the last layer right after attention."""
+
+    bare_runs: bool = False
+    """No norm stands between two runs of all layers."""
+
+    bare_end: bool = False
+    """No norm stands before the output matrix."""
+
+    scaled_output: bool = False
+    """What the output matrix gets is scaled whatever the file says."""
+
+    embeds: bool = False
+    """What the layers make of the tokens is the result, without an output matrix."""
+
+    reads_embedding: bool = False
+    """The output matrix is the token embedding where that is, in host memory."""
+
+
+Builder = str
+"""`MODULE.FUNCTION` of `engine/memory/compute_graph/models`; a module is imported when a model asks for it."""
+
+Scaled = frozenset[Literal["attention", "dense", "experts", "joined", "states"]]
+"""Parts of a layer that look for `.scale` tensors beside their weights; `joined`: queries, keys and values in one;
+`states`: what recurrent layers read and write."""
+MOSTLY_SCALED: Scaled = frozenset({"attention", "joined", "states"})
+EXPERTS_SCALED: Scaled = MOSTLY_SCALED | {"experts"}
+ALL_SCALED: Scaled = EXPERTS_SCALED | {"dense"}
+ATTENTION_SCALED: Scaled = frozenset({"attention", "states"})
+NONE_SCALED: Scaled = frozenset()
+
+StyleOfFile = Callable[[ModelFile], Style]
+"""What tells the style where that depends on the file."""
+
+
+class GraphRecord(msgspec.Struct, frozen=True):
+    """How the graph of an architecture is built. Fields of the type `Builder` name functions."""
+
+    style: Style | StyleOfFile = Style()
+    """How its layers depart from llama's."""
+
+    embed: Builder | None = None
+    """Makes the embeddings of the tokens, if they are not just looked up."""
+
+    layer: Builder = "transformer.decoder_layer"
+    """Builds a layer."""
+
+    attention: Builder = "transformer.attention"
+    """Mixes tokens in a layer."""
+
+    recurrence: Builder | None = None
+    """Takes the place of attention in recurrent layers, or is added to it."""
+
+    before: Builder | None = None
+    """Makes the input of the first layer from the embeddings."""
+
+    behind: Builder | None = None
+    """Changes the last layer's output, on the device of the output layer."""
+
+    logits: Builder | None = None
+    """Changes the logits."""
+
+    part: Literal["", "enc", "dec"] = ""
+    """Part of its layers that the graph is of: those of an encoder or a decoder."""
+
+    every_layer: bool = False
+    """Each of its layers counts, however alike they are."""
+
+    one_token: bool = False
+    """A batch of one token a sequence has another graph, which may need more."""
+
+    reads_cache: bool = True
+    """The graph uses the caches, if there are any."""
+
+    uses_rope_factors: bool = True
+    """RoPE uses the factors of the file (`rope_freqs`, `rope_factors_*`), if it has any."""
+
+    scaled: Scaled = MOSTLY_SCALED
+    """Where it looks for scales."""
+
+    gating: Literal["fused", "tanh", "clamped"] = "fused"
+    """Gated activations are one operation, or several: with a tanh, or clamped if the file names a limit."""
+
+    gating_func: Literal["file", "sigmoid", "file_or_sigmoid"] = "file"
+    """The function of the router (`expert_gating_func`): softmax unless the file says sigmoid; sigmoid whatever the
+    file says; or sigmoid if the file says nothing."""
+
+    n_keeping_largest: int = 0
+    """Layers, from the first on, in which only the largest gates open."""
+
+    def style_of(self, model: ModelFile) -> Style:
+        """Return the style with what the file decides about it."""
+        return self.style if isinstance(self.style, Style) else self.style(model)
+
+
+PLAIN_GRAPH = GraphRecord()
 
 
 class Window(msgspec.Struct, frozen=True):
@@ -169,7 +372,7 @@ class Architecture(msgspec.Struct, frozen=True):
     output_norm_in_embedding: bool = False
     """The output's norm is called `token_embd_norm`."""
 
-    turns_by_table: bool = False
+    rope_factors_full_only: bool = False
     """Only layers that attend to everything use the file's rope table."""
 
     reads_lazily: bool = False

@@ -5,35 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import ModuleType
 
-from engine.architectures import (
-    bailing,
-    chameleon,
-    cohere,
-    deepseek,
-    diffusion,
-    drafts,
-    encoders,
-    gemma,
-    glm,
-    granite,
-    hunyuan,
-    kimi,
-    latent,
-    llama,
-    loops,
-    mamba,
-    minimax,
-    qwen,
-    rwkv,
-    t5,
-    windows,
-)
+from engine.architectures import embedding, latent, recurrent, transformers
 from engine.architectures.record import Architecture
 
-RECORD_MODULES: tuple[ModuleType, ...] = (
-    bailing, chameleon, cohere, deepseek, diffusion, drafts, encoders, gemma, glm, granite, hunyuan, kimi, latent,
-    llama, loops, mamba, minimax, qwen, rwkv, t5, windows,
-)  # fmt: skip
+RECORD_MODULES: tuple[ModuleType, ...] = (transformers, embedding, latent, recurrent)
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     name: record for module in RECORD_MODULES for name, record in module.RECORDS.items()

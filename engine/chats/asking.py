@@ -1,33 +1,36 @@
-"""From what is shown of a conversation to what a model is asked."""
+"""Makes requests for a model from messages of a conversation; and finds earlier answers in the tokens of a prompt."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 
 import msgspec
 
 from engine.chats.message import Attachment, Message
 from engine.chats.thinking import CONTROL_MARKS, FAMILIES
 from engine.errors import ChatError
-from engine.protocol.messages import ChatMessage, CountTokens, Generate, ImageFile, MediaFile, SoundFile
+from engine.protocol.messages import ChatMessage, Generate, ImageFile, MediaFile, SoundFile, TokenChoice
 from engine.settings.sampling_settings import SamplingSettings
 
 MAX_SENT_BYTES = 96 << 20
-"""Of the images and sounds of one request: all of it is in memory several times on its way."""
+"""Limit for the images and sounds of one request, which are in memory several times."""
 SYSTEM = ""
-"""Stands for the system prompt where there are ids of messages."""
+"""Stands for the system prompt among ids of messages."""
+HEAD_CHARACTERS = 32
+"""A message is found in a prompt by so many of its first characters, after the message before it."""
 
 
 def chat_messages(system: str, shown: Sequence[Message]) -> tuple[ChatMessage, ...]:
-    """Return what a template is given, as `messages_by_id` has it."""
+    """Return the messages for the chat template; see `messages_by_id`."""
     return tuple(messages_by_id(system, shown).values())
 
 
 def messages_by_id(system: str, shown: Sequence[Message]) -> Mapping[str, ChatMessage]:
-    """Return what a template is given, by message: the system prompt, then what was said, with text of attachments,
-    images and sounds, of which `with_files` has the bytes.
+    """Return the messages for the chat template by id: the system prompt, then the conversation with the text of its
+    attachments, and with images and sounds, whose bytes `with_files` adds.
 
-    Thoughts are left out, and questions whose answer never came: templates want question and answer in turns.
+    Thoughts are left out, and so are questions without an answer: templates expect questions and answers in turns.
     """
     found = {SYSTEM: ChatMessage("system", system)} if system.strip() else {}
     for place, message in enumerate(shown):
@@ -40,7 +43,7 @@ def messages_by_id(system: str, shown: Sequence[Message]) -> Mapping[str, ChatMe
 
 
 def message_text(message: Message) -> str:
-    """Return a message with the text of what is attached to it, that first."""
+    """Return the text of a message, after the text of its attachments."""
     return "\n\n".join([*texts_of(message), message.content]).strip("\n")
 
 
@@ -50,7 +53,7 @@ def media_of(message: Message) -> tuple[MediaFile, ...]:
 
 
 def media_file(attachment: Attachment) -> MediaFile | None:
-    """Return an attached image or sound, without its bytes; None where it is text."""
+    """Return an attached image or sound, without its bytes; None if the attachment is text."""
     match attachment.kind:
         case "image":
             return ImageFile(sha256=attachment.sha256, width_px=attachment.width_px, height_px=attachment.height_px)
@@ -60,7 +63,7 @@ def media_file(attachment: Attachment) -> MediaFile | None:
 
 
 def names_of_media(messages: Iterable[ChatMessage]) -> tuple[str, ...]:
-    """Return which files `with_files` needs, by their SHA-256."""
+    """Return the SHA-256 of each file that `with_files` needs."""
     return tuple(dict.fromkeys(file.sha256 for message in messages for file in message.media))
 
 
@@ -90,12 +93,12 @@ def _with_bytes(file: MediaFile, files: Mapping[str, bytes]) -> MediaFile:
 
 
 def texts_of(message: Message) -> list[str]:
-    """Return the texts of what is attached to a message and is neither image nor sound."""
+    """Return the texts of a message's attachments that are neither images nor sounds."""
     return [attachment_text(each) for each in message.attachments if media_file(each) is None]
 
 
 def attachment_text(attachment: Attachment) -> str:
-    """Return how a model is shown a file; a fence in it does not end it."""
+    """Return the text of a file for the prompt, between fences that are longer than any in the file."""
     if not attachment.text:
         return f"File: {attachment.name} (not text)"
     fence = "```"
@@ -107,7 +110,7 @@ def attachment_text(attachment: Attachment) -> str:
 def answer_request(
     messages: Iterable[ChatMessage], settings: SamplingSettings, *, begun: str = "", template: str = ""
 ) -> Generate:
-    """Return the request for an answer. `begun`: what of it is there already (`thinking.begun_answer`)."""
+    """Return the request for an answer. `begun`: the text that it goes on from (`thinking.begun_answer`)."""
     return Generate(
         messages=tuple(messages),
         sampling=settings,
@@ -118,13 +121,47 @@ def answer_request(
     )
 
 
-def count_request(messages: Iterable[ChatMessage], shown: Sequence[Message] = (), *, template: str = "") -> CountTokens:
-    """Return the request that counts a conversation, and what is attached to each message of it."""
-    return CountTokens(
-        messages=tuple(messages),
-        texts=tuple("\n\n".join(texts_of(each)) for each in shown),
-        template=template,
-    )
+def choices_in_prompt(pieces: Sequence[str], shown: Sequence[Message]) -> Mapping[int, TokenChoice]:
+    """Return how tokens of a prompt were chosen, by their places. `shown`: the messages that it was made of.
+
+    A prompt is cut into tokens anew, so that an answer in it need not have the tokens that it was written with: those
+    that begin at the same place and have the same text are taken for the same.
+    """
+    text = "".join(pieces)
+    begins = zip(pieces, accumulate(map(len, pieces), initial=0), strict=False)
+    numbers = {begin: number for number, (piece, begin) in enumerate(begins) if piece}
+    found: dict[int, TokenChoice] = {}
+    after = 0
+    for message in shown:
+        choices = _choices_of_content(message)
+        words = "".join(choice.text for choice in choices) or message_text(message)
+        head = words.strip()[: min(HEAD_CHARACTERS, len(message_text(message).strip()))]
+        begin = text.find(head, after) if head else -1
+        if begin < 0:
+            continue
+        after = begin + len(head)
+        # a template may leave out spaces around an answer
+        place = begin - (len(words) - len(words.lstrip()))
+        for choice in choices:
+            if place >= begin and not text.startswith(choice.text, place):
+                break
+            number = numbers.get(place, -1)
+            if number >= 0 and pieces[number] == choice.text:
+                found[number] = choice
+            place += len(choice.text)
+    return found
+
+
+def _choices_of_content(message: Message) -> tuple[TokenChoice, ...]:
+    """Return the choices of an answer's words: thoughts come before them, and are in no prompt."""
+    if not message.reasoning:
+        return message.choices
+    text = "".join(choice.text for choice in message.choices)
+    begin = text.find(message.content.strip()[:HEAD_CHARACTERS], len(message.reasoning))
+    if begin < 0:
+        return ()
+    ends = accumulate(len(choice.text) for choice in message.choices)
+    return tuple(choice for choice, end in zip(message.choices, ends, strict=True) if end > begin)
 
 
 def _says_something(message: Message) -> bool:

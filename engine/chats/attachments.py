@@ -12,23 +12,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
 from engine.chats.message import Attachment, AttachmentKind, new_id
-from engine.chats.pdf_reader import MAX_CHARACTERS, SECONDS, PdfText
-from engine.decoders import ask_decoder
-from engine.errors import ChatError
+from engine.chats.pdf_reader import SECONDS, PdfText, ReadPdf
+from engine.errors import ChatError, EngineError
 from engine.files import read_at_most
 from engine.images.pictures import MAX_IMAGE_BYTES, Looked, Picture, is_image, look_at
-from engine.json_file import UNREADABLE
 from engine.language import tr
+from engine.process.decoders import ask_decoder
 from engine.sounds.recordings import MAX_SOUND_BYTES, Heard, is_sound, listen_to
 from engine.texts import show
 
 MAX_TEXT_BYTES = 2 << 20
 MAX_PDF_BYTES = 64 << 20
-MAX_PDF_ANSWER_BYTES = 8 * MAX_CHARACTERS
-"""As JSON, which writes some characters as six."""
 MAX_NAME_CHARACTERS = 200
 _MOST_BYTES: Mapping[AttachmentKind, int] = {
     "text": MAX_TEXT_BYTES,
@@ -127,9 +122,8 @@ def _text(data: bytes, name: str) -> str:
 
 def _pdf_text(data: bytes, name: str) -> str:
     try:
-        said = ask_decoder("pdf", data=data, seconds=SECONDS, max_bytes=MAX_PDF_ANSWER_BYTES)
-        found = msgspec.json.decode(said, type=PdfText)
-    except (OSError, *UNREADABLE):
+        found = ask_decoder("pdf", ReadPdf(data=data, seconds=SECONDS), PdfText)
+    except EngineError:
         found = PdfText(
             fault=tr("it broke its reader, or took longer than {seconds:g} s or too much memory", seconds=SECONDS)
         )

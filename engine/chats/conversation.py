@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
+from engine.chats.message import Message
+from engine.texts import escape, show
+
+TITLE_CHARACTERS = 60
+
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     """Times in milliseconds since 1970 (UTC).
@@ -44,3 +49,14 @@ class Hit(msgspec.Struct, frozen=True, kw_only=True):
     begin: int
     end: int
     created_ms: int
+
+
+def title_of(text: str) -> str:
+    """Return a title for a conversation that begins with `text`: its first line, without control characters."""
+    line = escape(" ".join(text.strip().split("\n", 1)[0].split()))
+    return line if len(line) <= TITLE_CHARACTERS else f"{line[: TITLE_CHARACTERS - 1].rstrip()}…"
+
+
+def title_of_message(message: Message) -> str:
+    """Return a title for a conversation that begins with `message`: from its text, else the name of its first file."""
+    return title_of(message.content) or next((show(each.name) for each in message.attachments), "")

@@ -1,4 +1,4 @@
-"""Opening the database: what is damaged is copied, of a newer version kept aside; what a crash left open is closed."""
+"""Opening the conversation database: a damaged one is recovered, one of a newer version is set aside."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from engine.chats.repair import finish_repair, mark_of, repair
+from engine.chats.recovery import damage_record, finish_recovery, recover
 from engine.chats.schema import VERSION, upgrade, version_of
 from engine.errors import ChatError
 from engine.language import tr
@@ -33,17 +33,17 @@ def open_database(path: Path) -> tuple[sqlite3.Connection, str]:
     notice = ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        finish_repair(path)
+        finish_recovery(path)
         if reason := _newer(path):
             notice = _keep_aside(path, reason)
         elif reason := _damage(path):
-            notice = repair(path, reason)
+            notice = recover(path, reason)
         try:
             connection = _open(path)
         except FAULTS as error:
             if notice or not is_damage(error):
                 raise
-            notice = repair(path, tr("is damaged ({error})", error=error))
+            notice = recover(path, tr("is damaged ({error})", error=error))
             connection = _open(path)
     except (OSError, *FAULTS) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -107,7 +107,7 @@ def _mend(connection: sqlite3.Connection) -> None:
 
 def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-    # what was deleted is overwritten: it is nobody's business, and does not come back with a repair
+    # deleted text is overwritten: it is nobody's business, and does not come back with a recovery
     for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON", "secure_delete = ON"):
         connection.execute(f"PRAGMA {pragma}")
     return connection
@@ -144,7 +144,7 @@ def _damage(path: Path) -> str:
         return tr("is damaged ({error})", error=error)
     if found != "ok":
         return tr("is damaged ({error})", error=one_line(found))
-    return tr("is damaged") if mark_of(path).exists() else ""
+    return tr("is damaged") if damage_record(path).exists() else ""
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import msgspec
 from engine.chats.conversation import Conversation
 from engine.chats.message import Attachment, Message
 from engine.chats.tree import MessageTree
-from engine.images.reader import FORMATS
+from engine.images.pictures import FORMATS
 from engine.texts import one_line
 
 VERSION = 1

@@ -1,67 +1,53 @@
 """`python -m engine.chats.importer`: takes the conversations of a file into the database, beside the window.
 
 A large file takes seconds to parse, in which Python's parser holds up all threads of a process. The file is a
-stranger's: the process reaches that file and the database's folder alone, and ends when it has said what came of it.
+stranger's: the process reaches that file and the database's folder alone, and ends with its one answer.
 """
 
 from __future__ import annotations
 
 import os
-import signal
-import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-import msgspec
-
 from engine.chats.conversation import Conversation
 from engine.chats.imports import Imported, read_conversations
 from engine.chats.tree import MessageTree
-from engine.confinement import code_folders, confine, device_folders, refuse_core_files, system_folders
-from engine.errors import ChatError
-from engine.json_file import UNREADABLE
+from engine.confinement import device_folders, system_folders
+from engine.errors import ChatError, EngineError
 from engine.language import tr
-from engine.programs import ask_once, child_argv, never
+from engine.process.decoders import ask_decoder
+from engine.protocol.messages import Job, Message
+from engine.protocol.pipe import Limits, run_child
 
-_TIMEOUT_S = 600.0
-_MAX_ORDER_BYTES = 1 << 16
-_MAX_ANSWER_BYTES = 256 << 20
+SECONDS = 600.0
 
 
-class _Order(msgspec.Struct, frozen=True, kw_only=True):
-    """Paths as the system has them, in bytes."""
+class ImportFile(Job, frozen=True, tag="import_file", kw_only=True):
+    """Take the conversations of a file into the database. Paths are bytes, as the system has them."""
 
     database: bytes
     file: bytes
 
 
-class _TakenIn(msgspec.Struct, frozen=True, kw_only=True):
+class FileImported(Message, frozen=True, tag="file_imported", kw_only=True):
     """The new conversations, or why there are none."""
 
     conversations: tuple[Conversation, ...] = ()
     fault: str = ""
 
 
-def import_file(database: Path, path: Path, cancelled: Callable[[], bool] = never) -> tuple[Conversation, ...]:
+def import_file(database: Path, path: Path, cancelled: Callable[[], bool] | None = None) -> tuple[Conversation, ...]:
     """Have a process of its own take the conversations of a file into the database; return them.
 
     Raises:
         ChatError: one sentence that names the file.
     """
-    order = _Order(database=os.fsencode(database.absolute()), file=os.fsencode(path.absolute()))
+    request = ImportFile(database=os.fsencode(database.absolute()), file=os.fsencode(path.absolute()), seconds=SECONDS)
     try:
-        answer = ask_once(
-            child_argv("importer"),
-            msgspec.json.encode(order),
-            timeout_s=_TIMEOUT_S,
-            max_bytes=_MAX_ANSWER_BYTES,
-            own_group=False,
-            cancelled=cancelled,
-            name="importer",
-        )
-        taken = msgspec.json.decode(answer, type=_TakenIn)
-    except (OSError, *UNREADABLE):
+        taken = ask_decoder("importer", request, FileImported, cancelled=cancelled)
+    except EngineError:
         raise ChatError(tr("{name} takes too much time or memory to import; split it.", name=path.name)) from None
     if taken.fault:
         raise ChatError(taken.fault)
@@ -69,31 +55,29 @@ def import_file(database: Path, path: Path, cancelled: Callable[[], bool] = neve
 
 
 def main() -> None:
-    """Take one order, carry it out, answer and end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    refuse_core_files()
-    data = sys.stdin.buffer.read(_MAX_ORDER_BYTES)
-    if not data:
-        return
-    order = msgspec.json.decode(data, type=_Order)
-    database, path = Path(os.fsdecode(order.database)), Path(os.fsdecode(order.file))
+    """Import files until the parent has what it wants."""
+    run_child(ImportFile, _limits, lambda request, send: send(_imported(request)))
+
+
+def _limits(request: ImportFile) -> Limits:
+    folder = Path(os.fsdecode(request.database)).parent
     # no other folder can be written from here on; SQLite reads this when it is imported
-    os.environ["SQLITE_TMPDIR"] = str(database.parent)
-    confine(
-        readable=(*code_folders(), *system_folders(), path),
-        writable=(*device_folders(), database.parent),
-    )
+    os.environ["SQLITE_TMPDIR"] = str(folder)
+    return Limits(readable=(*system_folders(), Path(os.fsdecode(request.file))), writable=(*device_folders(), folder))
+
+
+def _imported(request: ImportFile) -> FileImported:
+    database, path = Path(os.fsdecode(request.database)), Path(os.fsdecode(request.file))
     try:
-        found = _TakenIn(conversations=_take_in(database, read_conversations(path)))
+        return FileImported(conversations=_take_in(database, read_conversations(path)))
     except ChatError as error:
-        found = _TakenIn(fault=error.summary())
-    sys.stdout.buffer.write(msgspec.json.encode(found))
+        return FileImported(fault=error.summary())
 
 
 def _take_in(database: Path, found: tuple[Imported, ...]) -> tuple[Conversation, ...]:
     from engine.chats.store import ChatStore
 
-    with closing(ChatStore(database)) as store:
+    with closing(ChatStore(database, makes_copies=False)) as store:
         for each in found:
             for data in each.files.values():
                 store.keep_file(data)

@@ -23,11 +23,9 @@ from engine.chats.message import MAX_CHOICES, ROLES, Attachment, Message, new_id
 from engine.chats.tree import MessageTree, mended_tree, renamed_cut, tree_of
 from engine.errors import ChatError
 from engine.files import read_at_most
-from engine.images.pictures import MAX_IMAGE_BYTES, is_image
-from engine.images.reader import MAX_SIDE_PX
+from engine.images.pictures import MAX_IMAGE_BYTES, MAX_SIDE_PX, is_image
 from engine.language import tr
-from engine.sounds.reader import MAX_LENGTH_MS
-from engine.sounds.recordings import MAX_SOUND_BYTES, is_sound
+from engine.sounds.recordings import MAX_LENGTH_MS, MAX_SOUND_BYTES, is_sound
 from engine.texts import show
 
 MAX_BYTES = 256 << 20

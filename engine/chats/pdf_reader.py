@@ -1,4 +1,4 @@
-"""`python -m engine.chats.pdf_reader`: the text of a PDF file on standard input, as one JSON object.
+"""`python -m engine.chats.pdf_reader`: the child that reads the text of a PDF file.
 
 A PDF is a program of a stranger in all but name.
 """
@@ -6,11 +6,9 @@ A PDF is a program of a stranger in all but name.
 from __future__ import annotations
 
 import io
-import sys
 
-import msgspec
-
-from engine.decoders import confined_input
+from engine.process.decoders import run_decoder
+from engine.protocol.messages import Job, Message
 
 MAX_PAGES = 2000
 MAX_CHARACTERS = 4 << 20
@@ -18,7 +16,13 @@ SECONDS = 30.0
 MEMORY_BYTES = 1 << 30
 
 
-class PdfText(msgspec.Struct, frozen=True, kw_only=True):
+class ReadPdf(Job, frozen=True, tag="read_pdf", kw_only=True):
+    """Read the text of a PDF file."""
+
+    data: bytes
+
+
+class PdfText(Message, frozen=True, tag="pdf_text", kw_only=True):
     """The text, pages apart by empty lines, or why there is none."""
 
     text: str = ""
@@ -26,9 +30,8 @@ class PdfText(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def main() -> None:
-    """Read, answer and end."""
-    data = confined_input(SECONDS, MEMORY_BYTES)
-    sys.stdout.buffer.write(msgspec.json.encode(pdf_text(data)))
+    """Read files until the parent has what it wants."""
+    run_decoder(ReadPdf, lambda request: pdf_text(request.data), MEMORY_BYTES)
 
 
 def pdf_text(data: bytes) -> PdfText:

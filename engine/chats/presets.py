@@ -1,16 +1,22 @@
-"""Presets: named system prompts and settings of samplers, in a JSON file that people edit and share."""
+"""Presets: named system prompts and settings of samplers, in a JSON file that people edit and share; and which system
+prompt and settings apply to a conversation.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
 
+from engine.chats.conversation import Conversation
+from engine.demo.speaking import recommended_sampling
 from engine.errors import ChatError, EngineError
+from engine.gguf.model_file import ModelFile
 from engine.json_file import JsonObject, encode_document, parse_document, read_file, write_file
 from engine.language import tr
-from engine.settings.sampling_kinds import SamplingValue
+from engine.settings.kinds import SamplingValue
+from engine.settings.sampling_sources import Sampling, model_sampling, sampling_of
 from engine.settings.sampling_table import SAMPLING_BY_KEY, SAMPLING_KEYS
 
 VERSION = 1
@@ -59,6 +65,18 @@ def write_presets(path: Path, presets: Iterable[Preset]) -> None:
     """Write a file; raises as `read_presets` does."""
     document: dict[str, object] = {"version": VERSION, "presets": [_document(preset) for preset in presets]}
     write_file(path, encode_document(document), what="preset", fail=_fault)
+
+
+def system_prompt(conversation: Conversation, preset: Preset | None) -> str:
+    """Return the system prompt of a conversation: its own, else that of its preset."""
+    return conversation.system or ("" if preset is None else preset.system)
+
+
+def chat_sampling(model: ModelFile | None, preset: Preset | None, settings: Mapping[str, object]) -> Sampling:
+    """Return how tokens are chosen, and the source of each value; `settings` are those of the conversation."""
+    of_model = {} if model is None else model_sampling(model.metadata)
+    of_preset = {} if preset is None else preset.settings
+    return sampling_of(of_model, of_preset, settings, authors=recommended_sampling(model))
 
 
 def _preset(item: JsonObject) -> Preset:

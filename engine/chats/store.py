@@ -14,17 +14,18 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from engine.chats import rows
 from engine.chats.conversation import Conversation, Hit
+from engine.chats.copies import BackgroundCopies, DamageFound, DatabaseCopies
 from engine.chats.database import is_alive, open_database, our_name
 from engine.chats.message import Attachment, Message, now_ms
-from engine.chats.repair import damage_met
+from engine.chats.recovery import damage_met
 from engine.chats.search import DEFAULT_HITS, search
 from engine.chats.tree import MessageTree, difference, mended_tree
 from engine.chats.writer import Writer
@@ -34,12 +35,14 @@ from engine.language import tr
 
 
 class ChatStore:
-    """Kept conversations. `notice`: a sentence for people where a database could not be used as it was, else empty."""
+    """The conversation database. `notice`: a sentence for people if it had to be recovered or set aside, else empty."""
 
-    def __init__(self, path: Path) -> None:
-        """Open the database, or begin one; one that is damaged or of a newer version is kept aside.
+    def __init__(
+        self, path: Path, report: Callable[[ChatError], None] | None = None, *, makes_copies: bool = True
+    ) -> None:
+        """Open the database, or begin one; a damaged one is recovered, one of a newer version is set aside.
 
-        What can be read of a damaged one is copied into the new one.
+        `report` gets what goes wrong with the copies made in the background, in another thread.
 
         Raises:
             ChatError: it cannot be opened or made there.
@@ -51,12 +54,30 @@ class ChatStore:
         self._closed = False
         self._version = _data_version(connection)
         self._writer = Writer(connection, path)
+        self._report = report
+        self._copies = BackgroundCopies(DatabaseCopies(path), self._on_copy_failed) if makes_copies else None
 
     def close(self) -> None:
-        """Keep what is still waiting and close."""
+        """Write what is still waiting and close; if something has changed since the last copy, make one."""
+        if self._copies is not None and not self._closed:
+            self._copies.stop()
+        is_copied = self._copies is not None and self._is_copied()
         self._closed = True
         self._writer.close()
         self._close_readers()
+        if self._copies is not None:
+            self._copies.make_last(is_current=is_copied)
+
+    def _is_copied(self) -> bool:
+        with suppress(ChatError):
+            self._writer.settled().result()
+            return self._copies is not None and not self._writer.is_behind and self._copies.is_current()
+        return True  # it is closed already
+
+    def _on_copy_failed(self, error: ChatError | DamageFound) -> None:
+        met = damage_met(self.path, error) if isinstance(error, DamageFound) else error
+        if self._report is not None and met is not None:
+            self._report(met)
 
     def _close_readers(self) -> None:
         while True:

@@ -1,7 +1,7 @@
-"""Thinking and answer told apart in what a model writes, as it comes: however the text is cut, the result is the same.
+"""Divides the text of a model into its thought and its answer, as it comes: the result does not depend on the pieces.
 
-A model thinks at the beginning of what it writes, between two marks of its family; a mark later in an answer is text.
-The text has to have the marks in it: `Generate.marks` asks for that.
+A model thinks at the beginning of its text, between two marks of its family; a mark later in an answer is text. The
+text must contain the marks: `Generate.marks` asks for that.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ TEMPLATE_KEY = "tokenizer.chat_template"
 
 
 class Marks(NamedTuple):
-    """What a thought stands between."""
+    """The texts before and after a thought."""
 
     begin: str
     end: str
@@ -33,28 +33,28 @@ FAMILIES: tuple[Marks, ...] = (
 )
 """Qwen and DeepSeek; others by hand of their users; Seed; Mistral; Command; gpt-oss; Gemma."""
 SKIPPED = ("<|start|>assistant", "<|channel|>final<|message|>", "<|START_RESPONSE|>")
-"""What stands before an answer and belongs to neither."""
+"""Texts before an answer that belong neither to it nor to the thought."""
 CONTROL_MARKS = frozenset(
     {
         *(text for marks in FAMILIES for text in marks),
         *("<|start|>", "<|channel|>", "<|message|>", "<|channel>", "<|START_RESPONSE|>"),
     }
 )
-"""What these are made of where a vocabulary has them as tokens that are else mute."""
+"""Control tokens that marks consist of in some vocabularies; they are not part of the text unless asked for."""
 
 _COMMON = ("<|end|>",)
-"""Ends of thoughts that are ends of whole messages with other families (Phi)."""
+"""Ends of thoughts that end whole messages in other families (Phi)."""
 
 
-class Told(NamedTuple):
-    """What came of a piece of text: more of the thought, more of the answer."""
+class Delta(NamedTuple):
+    """What a piece of text adds to the thought and to the answer."""
 
     reasoning: str
     content: str
 
 
 class Splitter:
-    """Takes text piece by piece. `marks` are those that were found, None where nothing is thought."""
+    """Takes text piece by piece. `marks`: those that were found, None if there is no thought."""
 
     def __init__(self) -> None:
         self._state: Literal["begin", "thinking", "after", "answer"] = "begin"
@@ -69,11 +69,11 @@ class Splitter:
 
     @property
     def has_thought(self) -> bool:
-        """Whether a thought is at its end."""
+        """Whether a thought has ended."""
         return self.marks is not None and not self.is_thinking
 
-    def add(self, text: str) -> Told:
-        """Take more text; what may be the beginning of a mark waits for the rest."""
+    def add(self, text: str) -> Delta:
+        """Take more text; what may be the beginning of a mark is held back until there is more."""
         self._held += text
         reasoning: list[str] = []
         content: list[str] = []
@@ -88,14 +88,14 @@ class Splitter:
                 self._begin()
             if state == self._state and held == len(self._held):
                 break
-        return Told("".join(reasoning), "".join(content))
+        return Delta("".join(reasoning), "".join(content))
 
-    def rest(self) -> Told:
-        """Return what was held back, at the end of the text."""
+    def rest(self) -> Delta:
+        """Return the text that was held back; nothing follows."""
         held, self._held = self._held, ""
         if self._state == "thinking":
-            return Told(self._lead(held.rstrip()), "")
-        return Told("", held.lstrip() if self._state == "after" else held)
+            return Delta(self._lead(held.rstrip()), "")
+        return Delta("", held.lstrip() if self._state == "after" else held)
 
     def _begin(self) -> None:
         """Find out whether a thought begins, or the answer."""
@@ -115,36 +115,29 @@ class Splitter:
         self._state = "answer"
 
     def _think(self) -> str:
-        """Return what is clear of the thought. White space at its ends is no part of it."""
+        """Return the text that surely belongs to the thought, without white space at its ends."""
         assert self.marks is not None
         place = self._held.find(self.marks.end)
         if place >= 0:
-            told = self._lead(self._held[:place].rstrip())
+            thought = self._lead(self._held[:place].rstrip())
             self._held = self._held[place + len(self.marks.end) :]
             self._state = "after"
-            return told
+            return thought
         clear = len(self._held) - _overlap(self._held, self.marks.end)
-        told = self._held[:clear].rstrip()
-        self._held = self._held[len(told) :]
-        return self._lead(told)
+        thought = self._held[:clear].rstrip()
+        self._held = self._held[len(thought) :]
+        return self._lead(thought)
 
     def _lead(self, text: str) -> str:
-        """Take white space off the beginning of the thought."""
+        """Remove white space at the beginning of the thought."""
         if not self._has_reasoning:
             text = text.lstrip()
         self._has_reasoning = self._has_reasoning or bool(text)
         return text
 
 
-def split(text: str) -> Told:
-    """Return the thought and the answer of a whole text."""
-    splitter = Splitter()
-    told, rest = splitter.add(text), splitter.rest()
-    return Told(told.reasoning + rest.reasoning, told.content + rest.content)
-
-
 def marks_of(template: str) -> Marks | None:
-    """Return what thoughts stand between by a model's chat template; None where it knows none."""
+    """Return the marks around thoughts in a chat template; None if it has none."""
     found = [
         marks for marks in FAMILIES if marks.end in template and (marks.end not in _COMMON or marks.begin in template)
     ]
@@ -152,9 +145,9 @@ def marks_of(template: str) -> Marks | None:
 
 
 def begun_answer(reasoning: str, content: str, marks: Marks | None, *, thinking: bool = False) -> str:
-    """Return what a model had written, for it to go on from there.
+    """Return the text that a model goes on from.
 
-    `thinking`: the thought was not at its end. Without it an empty answer begins after the thought: "answer now".
+    `thinking`: the thought has not ended. Otherwise an empty answer begins after the thought ("answer now").
     """
     if not reasoning and not thinking:
         return content

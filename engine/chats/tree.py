@@ -1,7 +1,7 @@
 """The messages of a conversation as a tree, and what can be done with it: each function gives another tree.
 
 What is shown is the path from a beginning to `leaf`. Editing, regenerating and branching add messages beside others
-and lose nothing; only the functions that begin with `without_` take messages away.
+and lose nothing; only `without_turn` takes messages away.
 """
 
 from __future__ import annotations
@@ -187,11 +187,6 @@ def without_turn(tree: MessageTree, message: str) -> MessageTree:
         if parent in gone and tree.messages[found].role != "user":
             gone.add(found)
     return _without(tree, gone)
-
-
-def without_branch(tree: MessageTree, message: str) -> MessageTree:
-    """Take away a message and all that hangs on it; another version of it is shown, else what came before."""
-    return _without(tree, set(tree.below(message)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.chats.repair import damage_met
+from engine.chats.recovery import damage_met
 from engine.errors import ChatError
 from engine.language import tr
 from engine.sqlite_file import FAULTS, passes

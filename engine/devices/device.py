@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
+from engine.gguf.model_file import FileIdentity
 from engine.language import tr
 
 CPU_ID = "CPU"
 """The host's id: always there, always last in lists of devices."""
 
 DeviceKind = Literal["gpu", "igpu", "accel", "cpu"]
-DEVICE_KINDS: tuple[DeviceKind, ...] = ("gpu", "igpu", "accel", "cpu")
+DEVICE_KINDS: tuple[DeviceKind, ...] = get_args(DeviceKind)
 
 _ID = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 
@@ -28,7 +29,7 @@ class Capabilities:
 
 
 Feature = Literal["extra_buffers", "flash_attention", "tensor_split", "repeated", "weights"]
-FEATURES: tuple[Feature, ...] = ("extra_buffers", "flash_attention", "tensor_split", "repeated", "weights")
+FEATURES: tuple[Feature, ...] = get_args(Feature)
 """Parts of the engine that may be broken on a device while everything else works there."""
 
 
@@ -46,10 +47,11 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What a loaded model of ours holds of a device."""
+    """Memory that one of our loaded models holds on a device. `model` is its name, which other models may share."""
 
     model: str
     size_bytes: int
+    key: FileIdentity
 
 
 @dataclass(frozen=True, slots=True)

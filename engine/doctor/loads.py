@@ -12,12 +12,12 @@ from engine.fit.calibration import Calibration
 from engine.gguf.reader import read_model
 from engine.layout.layout import single_device
 from engine.memory.model_memory import ModelMemory
-from engine.plan.decisions.defaults import default_context
+from engine.plan.decisions.context_length import default_context
 from engine.plan.edit import Edit
 from engine.plan.plan import Plan
 from engine.plan.report import DeviceRow
 from engine.plan.requests import load_request
-from engine.process.one_shot import Questions, ask_child
+from engine.process.questions import Questions, ask_child
 from engine.protocol.messages import (
     AllocationFailure,
     DeviceList,
@@ -28,7 +28,7 @@ from engine.protocol.messages import (
     ListDevices,
     LoadedModel,
 )
-from engine.rigs.host import host_device
+from engine.rigs.discovery import host_device
 from engine.session.reports import loaded_event
 from engine.units import format_bytes
 

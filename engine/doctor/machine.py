@@ -13,23 +13,21 @@ from pathlib import Path
 
 from engine.cancellation import CancelToken
 from engine.devices.device import Device, Feature, Rig
-from engine.doctor.cards import card_checks, cards_on_bus
-from engine.doctor.examination import Step
-from engine.doctor.installed import backends_built, installed_checks, pack_checks
+from engine.doctor.installed import backends_built, card_checks, cards_on_bus, installed_checks, pack_checks
 from engine.doctor.loads import LoadCheck
-from engine.doctor.report import Check, Figure
+from engine.doctor.report import Check, Figure, Step
 from engine.errors import EngineError, WorkerCrashedError
 from engine.fit.calibration import read_calibration, write_calibration
 from engine.fit.speed_book import read_speed_book, write_speed_book
-from engine.packs.listing import ListedPack
+from engine.packs.store import ListedPack
 from engine.pci import parse_pci_id
-from engine.process.one_shot import raise_if_cancelled
+from engine.process.questions import raise_if_cancelled
 from engine.rigs.check_book import read_check_book, write_check_book
 from engine.rigs.check_models import write_models
+from engine.rigs.discovery import host_device
 from engine.rigs.engine_checks import FELL_SILENT, Case, Checked, Checker, Trial, cases_of, shared_cases
-from engine.rigs.host import host_device
 from engine.rigs.self_test import keep_verdict, try_repeated
-from engine.rigs.speed_test import known_speeds, measured_book
+from engine.rigs.speeds import known_speeds, measured_book
 from engine.speed.speeds import Link
 from engine.telemetry.drivers import read_drivers
 from engine.telemetry.nvml import Nvml, NvmlReader

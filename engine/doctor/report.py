@@ -1,15 +1,61 @@
-"""What came of an examination, as values: checks, and what stands in the file that people send."""
+"""An examination: it runs step by step, and what came of it are values: checks, and the file that people send.
+
+What a step cannot find out costs that step only, and a cancel keeps the results of the others.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from engine.errors import ArgumentError
+from engine.cancellation import CancelToken
+from engine.errors import ArgumentError, EngineError
 from engine.json_file import encode_document, write_file
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """`words` says what is being looked at; `look` yields checks as they are made, and may raise `EngineError`."""
+
+    name: str
+    words: str
+    look: Callable[[], Iterable[Check]]
+    device: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """`done` of `total` steps are over; `words` says what is looked at now; `checks` are those made so far."""
+
+    done: int
+    total: int
+    words: str
+    checks: tuple[Check, ...]
+
+
+def examine(steps: Sequence[Step], tell: Callable[[Progress], None], cancel: CancelToken) -> Report:
+    """Make all checks, in the calling thread; return what was found until the end or the cancel."""
+    checks: list[Check] = []
+    for done, step in enumerate(steps):
+        if cancel.cancelled:
+            return Report(tuple(checks), is_whole=False)
+        tell(Progress(done, len(steps), step.words, tuple(checks)))
+        try:
+            for check in step.look():
+                checks.append(check)
+                tell(Progress(done, len(steps), step.words, tuple(checks)))
+                if cancel.cancelled:
+                    break
+        except EngineError as error:
+            if not cancel.cancelled:
+                checks.append(Check(name=step.name, device=step.device, ok=None, detail=error.summary()))
+    tell(Progress(len(steps), len(steps), "", tuple(checks)))
+    return Report(tuple(checks), is_whole=not cancel.cancelled)
+
 
 Figure = int | float | str | bool | None
 

@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 import msgspec
 
 from engine.confinement import refuse_core_files
-from engine.downloads.carrying import carry_out
+from engine.downloads.file_transfer import carry_out
 from engine.protocol.messages import PROTOCOL_VERSION, AnyRequest, Download, Failure, Hello
 from engine.protocol.pipe import Pipe
 

@@ -1,4 +1,7 @@
-"""The transfer of one file: connections that fetch spans of it, what becomes of their failures, and its end."""
+"""The transfer of one file: connections that fetch spans of it, what becomes of their failures, and its end.
+
+`carry_out` is what the child does: the files of an order one after another, then links and refs that lead to them.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +17,36 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from engine.downloads.connections import Span, SpanPlan, Trial
-from engine.downloads.faults import ChangedError, DamagedError, OccupiedError, StoppedError, StorageError
 from engine.downloads.hasher import Hasher
-from engine.downloads.journal import Origin
-from engine.downloads.part_file import PartFile, bytes_here, is_whole
-from engine.downloads.ranges import count_bytes, prefix_end
+from engine.downloads.part_file import (
+    ChangedError,
+    DamagedError,
+    OccupiedError,
+    Origin,
+    PartFile,
+    StoppedError,
+    StorageError,
+    bytes_here,
+    count_bytes,
+    is_whole,
+    prefix_end,
+)
+from engine.downloads.placing import lead_to, write_refs
 from engine.errors import EngineError
-from engine.gguf.foreign_files import describe_foreign_file
-from engine.hub.errors import HubError
-from engine.hub.names import is_sha256
+from engine.gguf.header import describe_foreign_file
+from engine.hub.addresses import is_sha256
+from engine.hub.settings import HubError
 from engine.hub.web import Head, open_url
-from engine.protocol.messages import Download, DownloadedFile, DownloadStage, TransferFile
+from engine.protocol.messages import (
+    Download,
+    Downloaded,
+    DownloadedFile,
+    DownloadProgress,
+    DownloadStage,
+    Failure,
+    Message,
+    TransferFile,
+)
 from engine.units import KIB, format_bytes
 
 READ_BYTES = 512 * KIB
@@ -90,8 +112,8 @@ class FileTransfer:
         """Fetch what is missing, check it and put it in its place.
 
         Raises:
-            EngineError: `HubError` where tries are used up or make no sense, those of `engine.downloads.faults`. What
-                is here stays, but for a file that came whole and wrong.
+            EngineError: `HubError` if tries are used up or make no sense, else an error of `part_file`. What is here
+                stays, but for a file that came whole and wrong.
         """
         if self._target.is_file():
             return self._check_what_is_there()
@@ -356,3 +378,52 @@ class FileTransfer:
 def done_bytes(file: TransferFile) -> int:
     """Return how much of `file` is here."""
     return bytes_here(Path(file.target), file.size_bytes)
+
+
+def carry_out(order: Download, send: Callable[[Message], None], stop: threading.Event) -> Message:
+    """Do what is ordered, telling with `send` how far it is, and return the last message about it."""
+    transfers = []
+    finished = []
+    try:
+        for index, file in enumerate(order.files):
+            later_bytes = sum(map(_missing_bytes, order.files[index + 1 :]))
+            transfer = FileTransfer(file, order, _Teller(order.files, index, send).tell, stop, later_bytes)
+            transfers.append(transfer)
+            done = transfer.run()
+            if file.link is not None:
+                lead_to(Path(file.link), Path(file.target))
+                done = replace(done, path=file.link)
+            finished.append(done)
+        write_refs(order.refs)
+    except EngineError as error:
+        return Failure(kind=error.kind, message=error.summary())
+    return Downloaded(files=tuple(finished), fetched_bytes=sum(each.fetched_bytes for each in transfers))
+
+
+def _missing_bytes(file: TransferFile) -> int:
+    return max(0, (file.size_bytes or 0) - done_bytes(file))
+
+
+class _Teller:
+    """Tells of all files of an order while one of them is under way."""
+
+    def __init__(self, files: tuple[TransferFile, ...], index: int, send: Callable[[Message], None]) -> None:
+        others = [file for number, file in enumerate(files) if number != index]
+        sizes = [file.size_bytes for file in others]
+        self._done_bytes = sum(map(done_bytes, others))
+        self._size_bytes = None if None in sizes else sum(size or 0 for size in sizes)
+        self._name = Path(files[index].link or files[index].target).name
+        self._send = send
+
+    def tell(self, progress: FileProgress) -> None:
+        known = self._size_bytes is not None and progress.size_bytes is not None
+        self._send(
+            DownloadProgress(
+                stage=progress.stage,
+                done_bytes=self._done_bytes + progress.done_bytes,
+                size_bytes=(self._size_bytes or 0) + (progress.size_bytes or 0) if known else None,
+                file=self._name,
+                connections=progress.connections,
+                note=progress.note,
+            )
+        )

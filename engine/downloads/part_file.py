@@ -1,16 +1,23 @@
-"""An unfinished file beside the place where it will be: its bytes, its journal, and a lock against a second writer."""
+"""An unfinished file next to the place where it will be: its bytes, its journal, and a lock against a second writer.
+
+The journal says where the file comes from and which of its bytes are here: a line for the origin, then a line for every
+step; the last whole line counts. Steps are written after their bytes were, which is enough if the process is killed. A
+machine that loses power may keep the step and lose the bytes: steps are marked once the bytes were forced to the disk,
+and after a restart of the machine only those count.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 
-from engine.downloads.faults import ChangedError, OccupiedError, StorageError
-from engine.downloads.journal import Journal, Origin, read_journal
-from engine.downloads.ranges import Ranges, add_range, merge, prefix_end
-from engine.files import sync_folder
+import msgspec
+
+from engine.errors import EngineError
+from engine.files import read_at_most, sync_folder, write_whole
 from engine.gguf.quoting import quote
 
 PART_ENDING = ".part"
@@ -255,3 +262,148 @@ def _lock_whole(descriptor: int, target: Path) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise OccupiedError(f"{target.name} is being downloaded by another program; wait for it to end.") from None
+
+
+class StorageError(EngineError):
+    """A disk that is full or cannot be written."""
+
+    kind = "storage"
+
+
+class ChangedError(EngineError):
+    """A file that is another one than when its transfer began."""
+
+    kind = "changed"
+
+
+class DamagedError(EngineError):
+    """A file that came whole and is not what was promised."""
+
+    kind = "model_file"
+
+
+class OccupiedError(EngineError):
+    """Another transfer of the same file is under way, or a file is in its place."""
+
+    kind = "argument"
+
+
+class StoppedError(EngineError):
+    """Somebody wanted the transfer to end; what is here stays."""
+
+    kind = "cancelled"
+
+
+Ranges = tuple[tuple[int, int], ...]
+
+
+def add_range(ranges: Ranges, first: int, end: int) -> Ranges:
+    """Return `ranges` with the bytes from `first` up to `end` as well."""
+    if end <= first:
+        return ranges
+    before = [each for each in ranges if each[1] < first]
+    behind = [each for each in ranges if each[0] > end]
+    touched = ranges[len(before) : len(ranges) - len(behind)]
+    whole = (min([first, *(each[0] for each in touched)]), max([end, *(each[1] for each in touched)]))
+    return (*before, whole, *behind)
+
+
+def merge(pairs: Iterable[tuple[int, int]], size_bytes: int | None) -> Ranges:
+    """Return pairs of a file of ours that may be damaged as ranges; what lies outside of the file is left out."""
+    ranges: Ranges = ()
+    for first, end in pairs:
+        limit = end if size_bytes is None else min(end, size_bytes)
+        if 0 <= first < limit:
+            ranges = add_range(ranges, first, limit)
+    return ranges
+
+
+def count_bytes(ranges: Ranges) -> int:
+    """Return how many bytes are here."""
+    return sum(end - first for first, end in ranges)
+
+
+def prefix_end(ranges: Ranges) -> int:
+    """Return up to where the file is here from its start."""
+    return ranges[0][1] if ranges and ranges[0][0] == 0 else 0
+
+
+def first_gap(ranges: Ranges, size_bytes: int) -> tuple[int, int] | None:
+    """Return the first bytes that are missing, None where nothing is."""
+    at = 0
+    for first, end in ranges:
+        if first > at:
+            return at, first
+        at = end
+    return (at, size_bytes) if at < size_bytes else None
+
+
+VERSION = 1
+MAX_BYTES = 64 * 1024 * 1024
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """Which file it is. `etag` and `sha256` as the server named them, None where it did not."""
+
+    url: str
+    commit: str = ""
+    etag: str | None = None
+    sha256: str | None = None
+    size_bytes: int | None = None
+    version: int = VERSION
+
+
+class _Step(msgspec.Struct, frozen=True):
+    done: tuple[tuple[int, int], ...]
+    synced: bool = False
+    boot: str = ""
+
+
+class Journal:
+    """The journal of one unfinished file, open for further steps. Not for several threads at once."""
+
+    def __init__(self, path: Path, origin: Origin, done: Ranges) -> None:
+        self._path = path
+        self._boot = _boot_id()
+        lines = [origin, _Step(done, synced=not done, boot=self._boot)]
+        write_whole(path, b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_BINARY", 0))
+
+    def note(self, done: Ranges, *, synced: bool = False) -> None:
+        """Write a step; `synced`: the bytes of it are on the disk, and so shall the step be."""
+        os.write(self._descriptor, msgspec.json.encode(_Step(done, synced, self._boot)) + b"\n")
+        if synced:
+            os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        """Close the file; it stays."""
+        os.close(self._descriptor)
+
+
+def read_journal(path: Path) -> tuple[Origin, Ranges] | None:
+    """Return what a journal says, None where there is none that can be read."""
+    try:
+        lines = read_at_most(path, MAX_BYTES).split(b"\n")
+        origin = msgspec.json.decode(lines[0], type=Origin)
+    except (OSError, ValueError, msgspec.MsgspecError):
+        return None
+    if origin.version != VERSION:
+        return None
+    boot = _boot_id()
+    for line in reversed(lines[1:]):
+        try:
+            step = msgspec.json.decode(line, type=_Step)
+        except (msgspec.MsgspecError, ValueError):
+            continue  # Cut off when the process was killed.
+        if step.synced or (boot and step.boot == boot):
+            return origin, merge(step.done, origin.size_bytes)
+    return origin, ()
+
+
+def _boot_id() -> str:
+    """Return what is another text after each start of the machine, "" where nothing tells."""
+    try:
+        return read_at_most(_BOOT_ID, 64).decode("ascii").strip()
+    except (OSError, ValueError):
+        return ""

@@ -13,10 +13,9 @@ from engine.downloads.part_file import storage_error
 from engine.errors import ArgumentError
 from engine.files import write_whole
 from engine.gguf.quoting import quote
-from engine.hub.addresses import WebAddress
+from engine.hub.addresses import WebAddress, is_safe_name, is_safe_path
 from engine.hub.client import file_url
 from engine.hub.listing import HubFile, RepoListing
-from engine.hub.names import is_safe_name, is_safe_path
 from engine.hub.settings import HubSettings
 from engine.hub.tokens import hub_home
 from engine.protocol.messages import TransferFile

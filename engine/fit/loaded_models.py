@@ -1,18 +1,19 @@
-"""Several loaded models as values: who is idle, who has outstayed its keep-alive, who goes when the next does not fit.
+"""Several loaded models as values: what is free besides them, who goes when the next does not fit, memory that returns.
 
 Times are seconds of one monotonic clock, handed in by the caller.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from math import inf
 
-from engine.devices.device import CPU_ID
-from engine.gguf.identity import FileIdentity
+from engine.devices.device import CPU_ID, Device, Holding, Rig
+from engine.gguf.model_file import FileIdentity
 from engine.plan.preview import LoadedLayout
+from engine.plan.report import DeviceRow
 
 UNTIL_UNLOADED_S = inf
 AFTER_THE_ANSWER_S = 0.0
@@ -120,3 +121,103 @@ def held_bytes(loaded: LoadedLayout, checkpoint_bytes: int = 0) -> dict[str, int
     if checkpoint_bytes:
         held[CPU_ID] = held.get(CPU_ID, 0) + checkpoint_bytes
     return held
+
+
+_Others = Sequence[HeldModel]
+
+
+def rig_beside(
+    rig: Rig,
+    models: Collection[HeldModel],
+    leaving: Collection[HeldModel] = (),
+    seen_bytes: Mapping[str, int] | None = None,
+) -> Rig:
+    """Return `rig` as the next load finds it, with `models` loaded and those of them in `leaving` unloaded.
+
+    `rig` has the free memory that its devices report while all of `models` are loaded. A device has no more free than
+    its total (or cap) less what stays there, whatever it reports; what leaves counts as free. A worker that a staying
+    model holds has nothing free: it serves one client at a time. `seen_bytes` is what our processes are seen to hold
+    of a device, where that is known: no more than this comes back.
+    """
+    gone = {model.key for model in leaving}
+    staying = [model for model in models if model.key not in gone]
+    seen = seen_bytes or {}
+
+    def beside(device: Device) -> Device:
+        returned_bytes = sum(model.held_bytes.get(device.id, 0) for model in leaving)
+        return _device_beside(device, staying, min(returned_bytes, seen.get(device.id, returned_bytes)))
+
+    return Rig(tuple(map(beside, rig.devices)), beside(rig.host))
+
+
+def _device_beside(device: Device, staying: _Others, returned_bytes: int) -> Device:
+    holdings = tuple(
+        Holding(model.name, model.held_bytes.get(device.id, 0), model.key)
+        for model in staying
+        if model.held_bytes.get(device.id, 0) or device.endpoint in model.endpoints
+    )
+    staying_bytes = sum(holding.size_bytes for holding in holdings)
+    limit_bytes = device.total_bytes if device.cap_bytes is None else min(device.total_bytes, device.cap_bytes)
+    free_bytes = device.free_bytes
+    if free_bytes is not None:
+        free_bytes = max(0, min(free_bytes + returned_bytes, device.total_bytes))
+    if any(device.endpoint in model.endpoints for model in staying):
+        free_bytes = 0
+    elif staying_bytes:
+        room_bytes = max(0, limit_bytes - staying_bytes)
+        free_bytes = room_bytes if free_bytes is None else min(free_bytes, room_bytes)
+    return replace(device, free_bytes=free_bytes, holdings=holdings)
+
+
+def rows_fit(rows: Iterable[DeviceRow], rig: Rig) -> bool:
+    """Return whether the needs of `rows`, with the devices' margins, are free in `rig`. Where nothing goes all is."""
+    devices = {device.id: device for device in rig.all_devices}
+    return all(
+        row.need_bytes + devices[row.id].margin_bytes <= devices[row.id].available_bytes
+        for row in rows
+        if row.need_bytes and row.id in devices
+    )
+
+
+RECOVERED_SHARE = 0.75
+LIMIT_S = 5.0
+"""Nobody waits longer than this: another program may have taken what came back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What was free on each device before the unload, and what the model held there. `began_s` is monotonic."""
+
+    began_s: float
+    free_before_bytes: Mapping[str, int]
+    held_bytes: Mapping[str, int]
+
+    def is_over(self, free_bytes: Mapping[str, int], now_s: float) -> bool:
+        """Return whether more than three quarters are free again on every device, or the limit has passed."""
+        if now_s - self.began_s >= LIMIT_S:
+            return True
+        return all(
+            free_bytes.get(device, 0) - before > RECOVERED_SHARE * self.held_bytes[device]
+            for device, before in self.free_before_bytes.items()
+        )
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The devices that are waited for."""
+        return tuple(self.free_before_bytes)
+
+
+def begin_recovery(
+    rig: Rig, free_bytes: Mapping[str, int], held_bytes: Mapping[str, int], now_s: float
+) -> Recovery | None:
+    """Return what to wait for once a model that holds `held_bytes` goes; None: nothing.
+
+    `free_bytes` are live readings. The CPU, integrated devices and Metal share the host's memory, which is free as
+    soon as the process has ended; a device without a reading cannot be waited for.
+    """
+    before = {
+        device.id: free_bytes[device.id]
+        for device in rig.devices
+        if device.kind == "gpu" and device.backend != "Metal" and device.id in free_bytes and held_bytes.get(device.id)
+    }
+    return Recovery(now_s, before, dict(held_bytes)) if before else None

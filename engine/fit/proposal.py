@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from engine.gguf.model_file import FileIdentity
 from engine.language import tr
 from engine.memory.estimate import Grade, grade_words
 from engine.plan.edit import Edit
@@ -39,8 +40,8 @@ _SAME_SPEED = 0.97
 class Proposal:
     """A change in one sentence, the edit after it, and what it does to each device that it changes.
 
-    `rows` are what it takes, of the grade that says how we know; `unload` names a loaded model that has to go first.
-    `speed` is predicted: tokens per second of an answer, as a part of those of what was asked for.
+    `rows` are what it takes, of the grade that says how we know. `unload` is the key of a loaded model that has to go
+    first. `speed` is predicted: tokens per second of an answer, as a part of those of what was asked for.
     """
 
     text: str
@@ -49,7 +50,7 @@ class Proposal:
     kind: ProposalKind = "layers"
     rows: tuple[DeviceRow, ...] = ()
     grade: Grade = Grade.ESTIMATED
-    unload: str = ""
+    unload: FileIdentity | None = None
     speed: float = 1.0
 
     @property
@@ -80,7 +81,15 @@ def changes_in_words(before: Sequence[DeviceRow], after: Sequence[DeviceRow]) ->
     """Return "RPC0 310 MiB less, CPU 312 MiB more" for devices that change, what gets free first."""
     changes = [(new.id, new.need_bytes - old.need_bytes) for old, new in zip(before, after, strict=True)]
     changes = sorted((change for change in changes if change[1]), key=lambda change: change[1])
-    return ", ".join(f"{name} {format_bytes(abs(size))} {'less' if size < 0 else 'more'}" for name, size in changes)
+    return ", ".join(
+        less_words(name, -size) if size < 0 else tr("{device} {size} more", device=name, size=format_bytes(size))
+        for name, size in changes
+    )
+
+
+def less_words(device: str, size_bytes: int) -> str:
+    """Return "RPC0 310 MiB less"."""
+    return tr("{device} {size} less", device=device, size=format_bytes(size_bytes))
 
 
 def _speed_words(speed: float) -> str:

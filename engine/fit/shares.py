@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from engine.devices.device import CPU_ID
+from engine.fit.needs import Needs, first_number
 from engine.language import tr
 from engine.layout.engine_parameters import leading_cpu_layers, split_members
-from engine.layout.layout import Layout
-from engine.layout.range_words import layer_words
+from engine.layout.layout import Layout, layer_words
 from engine.layout.split_modes import with_shares
 
 _ROUNDS = 8
@@ -17,22 +17,16 @@ _WHOLE = 1000
 _SPARE = 0.98
 """Of what is left on a member this much is used, since slices are rounded to whole heads."""
 
-Needs = Callable[[Layout], Mapping[str, int]]
 
-
-def shares_within(layout: Layout, limits: Mapping[str, int], needs: Needs) -> Layout | None:
-    """Return `layout` of mode tensor with shares changed as little as keeps `limits` (bytes by device), else with the
-    fewest more layers on the CPU; None where nothing does. `needs` tells what a layout takes of each device.
-    """
-    leading = leading_cpu_layers(layout)
-    found = _balanced(layout, limits, needs)
-    low, high = leading + 1, layout.n_layers - 1
-    while found is None and low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if _balanced(_led(layout, middle), limits, needs) else (middle + 1, high)
-    if found is None and low == high:
-        found = _balanced(_led(layout, low), limits, needs)
-    return found
+def shares_within(layout: Layout, needs: Needs) -> Layout | None:
+    """Return `layout` of mode tensor with shares changed as little as keeps the limits of `needs`, else with the fewest
+    more layers on the CPU; None if nothing does."""
+    found = _balanced(layout, needs)
+    low, high = leading_cpu_layers(layout) + 1, layout.n_layers - 1
+    if found is not None or low > high:
+        return found
+    fewest = first_number(low, high, lambda leading: _balanced(_led(layout, leading), needs) is not None)
+    return _balanced(_led(layout, fewest), needs)
 
 
 def share_words(layout: Layout) -> str:
@@ -49,16 +43,16 @@ def _led(layout: Layout, leading: int) -> Layout:
     return with_shares(layout.move_range(0, leading - 1, CPU_ID), layout.tensor_split)
 
 
-def _balanced(layout: Layout, limits: Mapping[str, int], needs: Needs) -> Layout | None:
+def _balanced(layout: Layout, needs: Needs) -> Layout | None:
     members = split_members(layout)
     for _ in range(_ROUNDS):
-        found = needs(layout)
-        short = {name: found[name] - limits[name] for name in limits if found[name] > limits[name] and found[name]}
+        short = needs.short(layout)
         if not short:
             return layout
         if short.keys() - set(members):
             return None
-        changed = _shifted(layout, members, {name: limits[name] - found[name] for name in members}, found)
+        found = {name: needs.of(layout)[name].need_bytes for name in members}
+        changed = _shifted(layout, members, needs.room(layout), found)
         if changed is None or changed == layout:
             return None
         layout = changed

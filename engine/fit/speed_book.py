@@ -27,9 +27,7 @@ from engine.speed.answers import (
     learnt_ratios,
     with_common,
 )
-from engine.speed.prediction import SpeedForecast
-from engine.speed.prompts import PromptForecast
-from engine.speed.route import DeviceTime
+from engine.speed.prediction import DeviceTime, SpeedForecast
 from engine.speed.speeds import LINKS, Link, Speeds
 
 VERSION = 1
@@ -112,9 +110,7 @@ class SpeedBook:
         answer = _answer(layout_class, rig, predicted.devices, predicted.token_s, tokens_per_second)
         return replace(self, answers=(*self.answers, answer)[-KEPT_ANSWERS:]) if answer.is_sensible else self
 
-    def with_prompt(
-        self, layout_class: str, rig: Rig, predicted: PromptForecast, tokens_per_second: float
-    ) -> SpeedBook:
+    def with_prompt(self, layout_class: str, rig: Rig, predicted: SpeedForecast, tokens_per_second: float) -> SpeedBook:
         """Return the book after a prompt was read on a layout of which this was predicted without what was learnt."""
         if predicted.n_tokens < MIN_PROMPT_TOKENS or tokens_per_second <= 0:
             return self

@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.devices.device import CPU_ID, Rig
+from engine.fit.needs import Needs
 from engine.fit.relief import Relief
 from engine.fit.shares import share_words
 from engine.fit.strategies.constraints import NO_CONSTRAINTS, Constraints
 from engine.fit.strategies.wording import describe_runs
 from engine.language import tr
-from engine.layout.layout import Layout
-from engine.layout.range_words import layer_words
+from engine.layout.layout import Layout, layer_words
 from engine.plan.plan import Plan
-from engine.plan.report import DeviceRow
+from engine.plan.report import DeviceRow, usable_bytes
 from engine.units import format_bytes
 
 MAX_TENTHS = 10
@@ -73,38 +73,38 @@ def step_back(plan: Plan, history: Sequence[Tried], constraints: Constraints = N
     Split mode, settings, overrides, pinned layers and devices that are off stay as the user has them.
     """
     last = history[-1]
-    relief = Relief(plan, constraints)
+    needs = Needs(plan, usable_bytes(plan.rig))
     past = {each.layout for each in history}
     tenths = min(MAX_TENTHS, max(each.tenths for each in history) + (last.refusal is not None))
     while True:
-        limits = _limits(relief, plan.rig, history, tenths)
-        found = relief.within(last.layout, limits)
+        relief = Relief(plan, needs.within(_limits(needs, plan.rig, history, tenths)), constraints)
+        found = relief.nearest(last.layout)
         if found is not None and found not in past:
             return NextLayout(found, tenths, change_words(last.layout, found))
         if tenths == MAX_TENTHS or all(each.refusal is None for each in history):
             break
         tenths += 1
     on_cpu = relief.on_cpu(last.layout)
-    if on_cpu in past or CPU_ID in relief.short(on_cpu, limits) or not relief.is_allowed(on_cpu):
+    if on_cpu in past or CPU_ID in relief.needs.short(on_cpu) or not relief.is_allowed(on_cpu):
         return None
     return NextLayout(on_cpu, tenths, change_words(last.layout, on_cpu))
 
 
-def _limits(relief: Relief, rig: Rig, history: Sequence[Tried], tenths: int) -> dict[str, int]:
+def _limits(needs: Needs, rig: Rig, history: Sequence[Tried], tenths: int) -> dict[str, int]:
     """Return the most bytes that the estimate of the next layout may have on each device."""
-    limits = {device.id: max(0, device.available_bytes - device.margin_bytes) for device in rig.all_devices}
+    limits = dict(needs.limits)
     for tried in history:
-        estimated = relief.needs(tried.layout)
+        estimated = needs.of(tried.layout)
         for row in tried.rows:
             # What the engine plans beyond the estimate of one layout it may plan again in the next.
-            unseen_bytes = max(0, row.need_bytes - estimated.get(row.id, 0))
+            unseen_bytes = max(0, row.need_bytes - (estimated[row.id].need_bytes if row.id in estimated else 0))
             limits[row.id] = min(limits[row.id], _available_bytes(rig, row.id) - unseen_bytes)
     for tried in history:
         if tried.refusal is not None and tried.refusal.device in limits:
             device = tried.refusal.device
             overhead_bytes = next((row.overhead_bytes for row in tried.rows if row.id == device), 0)
             given_bytes = tried.refusal.capacity_bytes * (MAX_TENTHS - tenths) // MAX_TENTHS + overhead_bytes
-            below_bytes = relief.needs(tried.layout)[device] - 1
+            below_bytes = needs.of(tried.layout)[device].need_bytes - 1
             limits[device] = min(limits[device], given_bytes, below_bytes)
     return limits
 
@@ -147,5 +147,8 @@ def layout_words(layout: Layout) -> str:
 
 def shortage_words(rows: Sequence[DeviceRow]) -> str:
     """Return which devices are short by how much, such as "RPC0 by 12.0 MiB"."""
-    short = [row for row in rows if row.shortfall_bytes > 0 and row.need_bytes]
-    return ", ".join(tr("{id} by {shortfall}", id=row.id, shortfall=format_bytes(row.shortfall_bytes)) for row in short)
+    return ", ".join(
+        tr("{id} by {shortfall}", id=row.id, shortfall=format_bytes(row.shortfall_bytes))
+        for row in rows
+        if row.is_short
+    )

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from engine.errors import ModelFileError
-from engine.gguf.blocks import block_index, group_blocks
 from engine.gguf.byte_source import open_source
 from engine.gguf.header import FileHeader, read_header
-from engine.gguf.model_file import MetadataValue, ModelFile, TensorInfo
+from engine.gguf.model_file import MetadataValue, ModelFile, TensorInfo, block_index, group_blocks
 from engine.gguf.parts import parse_part_name, part_paths, split_position
 from engine.gguf.quoting import clean, quote
 from engine.language import tr

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from engine.gguf.quoting import clean
 from engine.hub.client import file_url
-from engine.hub.errors import HubError
-from engine.hub.settings import HubSettings
+from engine.hub.settings import HubError, HubSettings
 from engine.hub.web import open_url
 from engine.language import tr
 
@@ -75,12 +73,13 @@ def split_front_matter(text: str) -> tuple[str, str]:
 def _facts(settings: str) -> tuple[tuple[str, str], ...]:
     if not settings or len(settings) > _MAX_SETTINGS:
         return ()
-    from huggingface_hub import ModelCard as HubCard
+    import yaml
 
     try:
-        data: Any = HubCard(f"---\n{settings}\n---\n", ignore_metadata_errors=True).data
-        said = data.to_dict()
-    except Exception:  # What is wrong with a stranger's settings is told in many ways; then they say nothing.
+        said = yaml.safe_load(settings)
+    except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: a date that no calendar has.
+        return ()
+    if not isinstance(said, dict):
         return ()
     return tuple((label, words) for key, label in _SETTINGS if (words := _words(said, key)))
 

@@ -1,7 +1,8 @@
 """How every quantisation of a repository would fit a rig, before a byte of weights is fetched.
 
 One header is read. Its own quantisation is planned as a file would be; the others are planned from the same header with
-their tensors scaled to the size of their files, which is what their grade "estimated" says.
+their tensors scaled to the size of their files, which is what their grade "estimated" says. `fit_repo` begins with an
+address, `fit_listing` with a listing, `forecast_repo` with a header.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ from engine.devices.device import CPU_ID, Rig
 from engine.fit.strategies.catalogue import auto_layout
 from engine.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints
 from engine.fit.strategies.fastest import predict_layout
-from engine.gguf.blocks import group_blocks
-from engine.gguf.model_file import ModelFile, TensorInfo
+from engine.gguf.model_file import ModelFile, TensorInfo, group_blocks
+from engine.hub.addresses import HubAddress
+from engine.hub.client import list_repo
 from engine.hub.fit import FitVerdict, HeaderGrade, QuantisationFit, RepoFit
 from engine.hub.listing import PREFERRED_TAGS, Quantisation, RepoListing
+from engine.hub.remote_header import HeaderCache, read_remote_model
+from engine.hub.settings import HubSettings
 from engine.language import tr, tr_count
 from engine.layout.layout import Layout
 from engine.memory.model_memory import ModelMemory
@@ -220,3 +224,40 @@ def _experts_on_cpu(layout: Layout) -> int:
         if override.device == CPU_ID:
             layers.update(override.layers or range(layout.n_layers))
     return len([layer for layer in layers if layout.device_of(layer) != CPU_ID])
+
+
+def fit_repo(
+    address: HubAddress,
+    hub: HubSettings,
+    token: str | None,
+    cache: HeaderCache | None,
+    wish_of: Callable[[ModelFile], FitWish],
+    tell: Callable[[int], None] | None = None,
+) -> RepoFit:
+    """Return how the quantisations at `address` fit. The one that it names is read, else the preferred one.
+
+    `wish_of` says for a model what it is to be planned for; `tell` hears how many quantisations are done.
+
+    Raises:
+        HubError: where the hub does not give what is asked for.
+        ArgumentError: where there is no such quantisation, or no model.
+        ModelFileError: for what is no model.
+        CancelledError: the wish's watch says that nobody waits any more.
+    """
+    listing = list_repo(address.repo, hub, token, revision=address.revision)
+    return fit_listing(listing, address, hub, token, cache, wish_of, tell)
+
+
+def fit_listing(
+    listing: RepoListing,
+    address: HubAddress,
+    hub: HubSettings,
+    token: str | None,
+    cache: HeaderCache | None,
+    wish_of: Callable[[ModelFile], FitWish],
+    tell: Callable[[int], None] | None = None,
+) -> RepoFit:
+    """Return the same for a repository whose files are known; raises as `fit_repo`."""
+    read = listing.find(address.quantisation, address.path)
+    model = read_remote_model(listing, read, hub, cache, token)
+    return forecast_repo(listing, read, model, wish_of(model), tell)

@@ -1,16 +1,20 @@
-"""What a repository offers: its files, grouped by quantisation, with what belongs beside them."""
+"""Repositories of the hub: what a search asks and finds, and the files of one, grouped by quantisation.
+
+A listing has the model files by quantisation, and the projectors that go with them.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from engine.errors import ArgumentError
 from engine.gguf.file_names import bits_of, split_tag
 from engine.gguf.parts import parse_part_name
 from engine.gguf.quoting import quote
-from engine.hub.names import FileRole, is_safe_path, role_of, tag_of
+from engine.hub.addresses import FileRole, is_safe_path, role_of, tag_of
 from engine.language import tr
 
 PREFERRED_TAGS = ("Q4_K_M", "Q8_0")
@@ -20,13 +24,12 @@ _ENDING = re.compile(r"\.gguf$", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A file of a repository. `sha256` where the hub knows it (large files), `xet_hash` where it lies in pieces."""
+    """A file of a repository. `sha256` if the hub knows it (large files)."""
 
     path: str
     size_bytes: int
     etag: str
     sha256: str | None = None
-    xet_hash: str | None = None
 
     @property
     def name(self) -> str:
@@ -158,3 +161,39 @@ def _shared_depth(folder: str, other: str) -> int:
             break
         depth += 1
     return depth
+
+
+SearchOrder = Literal["trending", "downloads", "likes", "updated", "created"]
+SEARCH_ORDERS: tuple[SearchOrder, ...] = ("trending", "downloads", "likes", "updated", "created")
+
+
+@dataclass(frozen=True, slots=True)
+class HubModel:
+    """A repository as a search finds it; None and empty where the hub did not say.
+
+    `updated` is the day of the last change (YYYY-MM-DD), `n_parameters` counts weights.
+    """
+
+    repo: str
+    downloads: int = 0
+    likes: int = 0
+    updated: str = ""
+    gated: bool = False
+    task: str = ""
+    licence: str = ""
+    tags: tuple[str, ...] = ()
+    architecture: str = ""
+    n_ctx_train: int | None = None
+    n_parameters: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SearchQuery:
+    """What to look for. `text` may be empty; `tags` are the hub's own, such as "conversational" or "license:mit"."""
+
+    text: str = ""
+    author: str = ""
+    tags: tuple[str, ...] = ()
+    task: str = ""
+    order: SearchOrder = "trending"
+    limit: int = 30

@@ -1,28 +1,33 @@
-"""Requests to hubs and other servers with the standard library: proxies, redirects to https only, bounded answers.
+"""HTTP requests to hubs and other servers: deadlines, proxies, redirects to https only, bounded answers.
 
-huggingface_hub brings an HTTP client of its own; this one is for what a transfer needs in a small child and for ranges
-of headers. A token goes to the hub itself and to nobody that it redirects to.
+Built on the standard library, because no time-out of an HTTP client ends an answer that comes a byte now and then:
+here each step of reading has a deadline, and a minimum rate is required. A token goes to the server that was asked, and
+to none that it redirects to.
 """
 
 from __future__ import annotations
 
 import http.client
+import io
+import socket
 import ssl
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass
 from email.message import Message
 from email.utils import parsedate_to_datetime
+from functools import cache
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 from engine.gguf.quoting import clean
-from engine.hub.errors import HubError
-from engine.hub.paced import TIMEOUT_S, PacedAnswer, make_opener
-from engine.hub.settings import is_loopback, is_safe_url, same_origin
+from engine.hub.settings import HubError, is_loopback, is_safe_url, same_origin
 from engine.language import tr
 
+TIMEOUT_S = 30.0
+"""For a connection, for all that comes before the bytes, and for a line that says nothing."""
 SLOWEST_BYTES_PER_S = 1024
 """Who gives less than this in `TIMEOUT_S` might as well say nothing."""
 SHORT_BYTES_PER_S = 32 * 1024
@@ -33,6 +38,80 @@ MAX_WAIT_S = 120.0
 _MAX_REDIRECTS = 8
 _MAX_VALUE = 500
 _REDIRECTS = (301, 302, 303, 307, 308)
+
+
+class Paced(io.RawIOBase):
+    """The bytes of a connection, up to a deadline: an answer of a byte now and then meets any time-out."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._raw = connection.makefile("rb", buffering=0)
+        self.allow(connection.gettimeout() or TIMEOUT_S)
+
+    def allow(self, seconds: float) -> None:
+        """Give it so long from now on."""
+        self._deadline_s = time.monotonic() + seconds
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int | None:
+        left_s = self._deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        self._connection.settimeout(left_s)
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class PacedAnswer(http.client.HTTPResponse):
+    """An answer whose head, and each step of whose reading, has a deadline."""
+
+    def __init__(self, sock: socket.socket, *arguments: Any, **options: Any) -> None:
+        super().__init__(sock, *arguments, **options)
+        self.fp.close()
+        self.paced = Paced(sock)
+        self.fp = io.BufferedReader(self.paced)
+
+
+class _Connection(http.client.HTTPConnection):
+    response_class = PacedAnswer
+
+
+class _SafeConnection(http.client.HTTPSConnection):
+    response_class = PacedAnswer
+
+
+class _Handler(urllib.request.HTTPHandler):
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_Connection, req)
+
+
+class _SafeHandler(urllib.request.HTTPSHandler):
+    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_SafeConnection, req, context=_tls_context())
+
+
+def make_opener() -> urllib.request.OpenerDirector:
+    """An opener for http and https alone: no files, no FTP, no redirects by itself, no errors for an answer."""
+    opener = urllib.request.OpenerDirector()
+    opener.add_handler(urllib.request.ProxyHandler())
+    opener.add_handler(_Handler())
+    opener.add_handler(_SafeHandler())
+    opener.add_handler(urllib.request.UnknownHandler())
+    return opener
+
+
+@cache
+def _tls_context() -> ssl.SSLContext:
+    return ssl.create_default_context()
+
+
+FaultOfAnswer = Callable[[int, Message, str], HubError]
+"""Makes the error of an answer from its status, headers and address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +144,11 @@ class Response:
 
     def __enter__(self) -> Response:
         return self
+
+    @property
+    def headers(self) -> Message:
+        """The headers of the answer, as its server wrote them."""
+        return self._stream.headers
 
     def __exit__(self, *_: object) -> None:
         self._stream.close()
@@ -132,20 +216,23 @@ def open_url(
     first: int | None = None,
     end: int | None = None,
     timeout_s: float = TIMEOUT_S,
+    fault_of_answer: FaultOfAnswer | None = None,
 ) -> Response:
-    """Ask for `url`, for the bytes from `first` up to `end` where they are given, and follow redirects.
+    """Ask for `url`, for the bytes from `first` up to `end` if they are given, and follow redirects.
+
+    `fault_of_answer`: makes the error of any other status than 200 and 206; None: `fault_of_status`.
 
     Raises:
-        HubError: for whatever is not an answer of 200 or 206.
+        HubError: for any answer but one of 200 or 206.
     """
     headers = {"User-Agent": USER_AGENT, "Accept-Encoding": "identity"}
     if first is not None:
         headers["Range"] = f"bytes={first}-{'' if end is None else end - 1}"
     at, linked = url, _Linked()
     for _ in range(_MAX_REDIRECTS):
-        _require_safe(at, url)
+        require_safe(at, url)
         sent = {**headers, "Authorization": f"Bearer {token}"} if token and same_origin(at, url) else headers
-        stream = _ask(at, sent, timeout_s)
+        stream = _ask(at, sent, timeout_s, fault_of_answer or fault_of_status)
         linked = linked.with_answer(stream)
         if stream.status not in _REDIRECTS:
             return Response(_head(at, stream, linked), stream, timeout_s)
@@ -221,18 +308,6 @@ def _content_range(value: str | None, url: str) -> tuple[int, int | None, int | 
     return start, stop + 1, _number(total)
 
 
-def exchange(request: urllib.request.Request, max_bytes: int, timeout_s: float) -> tuple[int, Message, bytes]:
-    """Return status, headers and body of whatever answer comes, of the body `max_bytes` at most.
-
-    Raises:
-        HubError: where the line is lost, or next to nothing comes.
-    """
-    url = request.full_url
-    stream = _open(request, timeout_s)
-    with Response(Head(url, stream.status, None, None, None, 0, None), stream, timeout_s) as response:
-        return stream.status, stream.headers, response.read_up_to(max_bytes)
-
-
 def _open(request: urllib.request.Request, timeout_s: float) -> PacedAnswer:
     try:
         stream = make_opener().open(request, timeout=timeout_s)
@@ -242,15 +317,20 @@ def _open(request: urllib.request.Request, timeout_s: float) -> PacedAnswer:
     return stream
 
 
-def _ask(url: str, headers: dict[str, str], timeout_s: float) -> PacedAnswer:
+def _ask(url: str, headers: dict[str, str], timeout_s: float, fault_of_answer: FaultOfAnswer) -> PacedAnswer:
     stream = _open(urllib.request.Request(url, headers=headers), timeout_s)
     if stream.status in (200, 206) or stream.status in _REDIRECTS:
         return stream
     with stream:
-        raise fault_of_status(stream.status, stream.headers, url)
+        raise fault_of_answer(stream.status, stream.headers, url)
 
 
-def _require_safe(url: str, asked: str) -> None:
+def require_safe(url: str, asked: str) -> None:
+    """Refuse an address that the server of `asked` named, if it is no https address, or leads to this machine.
+
+    Raises:
+        HubError: for such an address.
+    """
     # A server elsewhere must not send us to what listens on this machine.
     if not is_safe_url(url) or (is_loopback(url) and not is_loopback(asked)):
         raise HubError(
@@ -263,7 +343,7 @@ def _require_safe(url: str, asked: str) -> None:
         )
 
 
-def fault_of_status(status: int, headers: Any, url: str) -> HubError:
+def fault_of_status(status: int, headers: Message, url: str) -> HubError:
     """Return what an answer that is no file means."""
     host = _host(url)
     code = headers.get("X-Error-Code") or ""
@@ -303,7 +383,7 @@ def fault_of_status(status: int, headers: Any, url: str) -> HubError:
     return HubError("answer", tr("{host} answered with {status}, which is no file.", host=host, status=status))
 
 
-def retry_after(headers: Any) -> float | None:
+def retry_after(headers: Message) -> float | None:
     """Return the seconds that a server wants us to wait, at most `MAX_WAIT_S`; None where it does not say."""
     value = headers.get("Retry-After")
     if not value:

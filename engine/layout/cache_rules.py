@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 
 from engine.architectures.registry import architecture_rules
 from engine.gguf.model_file import ModelFile
-from engine.gguf.tensor_types import TYPES_BY_NAME
+from engine.gguf.tensor_table import TYPES_BY_NAME
 from engine.language import tr
-from engine.layout.violation import Violation
+from engine.layout.layout import Violation
 from engine.settings.context_settings import KV_TYPES, ContextSettings, KvType
 from engine.settings.table import MAX_SEQUENCES
 
@@ -108,8 +108,7 @@ def _sequences(model: ModelFile, context: ContextSettings) -> Iterator[Violation
             ),
             tr("Set kv_unified to on, or n_seq_max to 1."),
         )
-    trained = model.hyper_parameter("context_length")
-    n_ctx = context.n_ctx or (trained if isinstance(trained, int) else 0)
+    n_ctx = context.n_ctx or model.n_ctx_train or 0
     yield from _uneven_batch(model, context, n_ctx)
     # Logits of every sequence are made in one batch; a causal model's batch is no longer than its context.
     batch = context.n_batch if model.hyper_parameter("attention.causal") is False else min(context.n_batch, n_ctx)

@@ -1,4 +1,7 @@
-"""A layout: which device holds which layers. A value; every operation returns a new one."""
+"""A layout: which device holds which layers. A value; every operation returns a new one.
+
+Also how ranges of layers are written, and a violation: a rule that a layout breaks.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,32 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import Literal
 
+import msgspec
+
 from engine.devices.device import CPU_ID
 from engine.errors import LayoutError
 from engine.language import tr
 from engine.layout.patterns import OVERRIDE_PARTS, OverridePart, find_pattern_fault
+
+
+def range_text(first: int, last: int) -> str:
+    """Return "5" or "5-9", as layout files have it."""
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def layer_words(first: int, last: int) -> str:
+    """Return "layer 5" or "layers 5-9"."""
+    text = range_text(first, last)
+    return tr("layer {first}", first=text) if first == last else tr("layers {ranges}", ranges=text)
+
+
+class Violation(msgspec.Struct, frozen=True):
+    """A broken rule. `rule` is a stable identifier such as `too_many_entries`."""
+
+    rule: str
+    message: str
+    remedy: str
+
 
 SplitMode = Literal["layer", "none", "tensor", "row"]
 SPLIT_MODES: tuple[SplitMode, ...] = ("layer", "none", "tensor", "row")

@@ -20,11 +20,11 @@ from engine.layout.layout import (
     SplitMode,
     check_cover,
     merge_runs,
+    range_text,
 )
 from engine.layout.patterns import OVERRIDE_PARTS
-from engine.layout.range_words import range_text
-from engine.settings.context_file import context_document, parse_context
 from engine.settings.context_settings import ContextSettings
+from engine.settings.table import context_document, parse_context
 
 VERSION = 1
 

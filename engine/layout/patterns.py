@@ -14,7 +14,7 @@ from typing import Literal
 
 import re2
 
-from engine.gguf.blocks import PART_PATTERNS
+from engine.gguf.model_file import PART_PATTERNS
 from engine.gguf.quoting import quote
 from engine.language import tr
 

@@ -1,43 +1,53 @@
-"""Headers read and forecasts made in a child, which is asked again for the rest where a file breaks it."""
+"""Headers read and forecasts made in a child, which is asked again for the rest if a file breaks it.
+
+Both are Python from beginning to end: in a thread of the window they would hold up every frame. Files are strangers':
+the child, `python -m engine.library.children`, has no rights to write, carries out one request, and ends with its
+parent.
+"""
 
 from __future__ import annotations
 
 import logging
-import subprocess
-import threading
+import os
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
-from typing import TypeVar
-
-import msgspec
-import psutil
+from typing import Any, TypeVar
 
 from engine.cancellation import CancelToken
 from engine.devices.device import Rig
+from engine.errors import EngineError
 from engine.fit.strategies.constraints import Constraints
-from engine.json_file import UNREADABLE
 from engine.library.errors import LibraryError
 from engine.library.facts import Facts, fingerprint
 from engine.library.fit import Fit
 from engine.library.names import role_of
-from engine.library.orders import MAX_ANSWER_BYTES, Order, plan_order, read_frame, read_order, write_frame
-from engine.process.system import close_pipe, signal_group, spawn, wait_for_exit
-from engine.programs import child_argv, log_end_of
+from engine.library.orders import (
+    AllFound,
+    AnyFound,
+    FactsFound,
+    FitsFound,
+    Order,
+    PlanModels,
+    ReadHeaders,
+    Working,
+    path_of,
+    plan_order,
+    read_order,
+)
+from engine.process.outcome import EndReason
+from engine.process.questions import Questions
+from engine.programs import child_argv
+from engine.protocol.effort import WorkTicks
+from engine.protocol.messages import Message
+from engine.protocol.pipe import Limits, limit_work, run_child
 
 MAX_BREAKDOWNS = 64
 """So many processes may end before their time in one order: then it is not the files."""
 _ENVIRONMENT = {"MALLOC_ARENA_MAX": "2"}
-_END_S = 5.0
 SILENT_S = 120.0
-"""Without an answer and without work of the processor, longer than any disk that still answers: it was stopped, or
-hangs."""
-WORK_S = 900.0
-"""Of its processor time without an answer: longer than any forecast."""
-_LOOK_S = 1.0
-_MAX_LINES, _MAX_LINE_BYTES = 40, 4096
+"""Without an answer and without a sign of work, longer than any disk that still answers: it was stopped, or hangs."""
 _BROKE = "broke the process that read it"
 _Asked = TypeVar("_Asked")
 _Found = TypeVar("_Found", Facts, Fit)
@@ -62,7 +72,7 @@ def read_headers(
     def broken(paths: tuple[Path, ...]) -> Facts:
         return Facts(kind=role_of(paths[0].name), error=_BROKE, fingerprint=fingerprint(paths[0]))
 
-    _work_through(wanted, read_order, Facts, take, broken, token, child_argv("library") if argv is None else argv)
+    _work_through(wanted, read_order, FactsFound, take, broken, token, child_argv("library") if argv is None else argv)
 
 
 def plan_models(
@@ -81,13 +91,15 @@ def plan_models(
     def broken(asked: tuple[str, Path]) -> Fit:
         return Fit("unknown", strategy, reason=f"{asked[1].name} {_BROKE}.")
 
-    _work_through(wanted, order, Fit, lambda asked, fit: take(asked[0], fit), broken, token, child_argv("library"))
+    _work_through(
+        wanted, order, FitsFound, lambda asked, fit: take(asked[0], fit), broken, token, child_argv("library")
+    )
 
 
 def _work_through(
     wanted: Sequence[_Asked],
     order: Callable[[Sequence[_Asked]], Order],
-    kind: type[_Found],
+    kind: type[FactsFound | FitsFound],
     take: Callable[[_Asked, _Found], None],
     broken: Callable[[_Asked], _Found],
     token: CancelToken,
@@ -120,90 +132,101 @@ def _work_through(
 
 
 def _answers(
-    order: Order, kind: type[_Found], token: CancelToken, argv: Sequence[str]
-) -> Generator[list[tuple[int, _Found]]]:
-    """Yield what a child of its own answers, an empty list last where it came to its end."""
-    decoder = msgspec.msgpack.Decoder(list[tuple[int, kind]])  # type: ignore[valid-type]
+    order: Order, kind: type[FactsFound | FitsFound], token: CancelToken, argv: Sequence[str]
+) -> Generator[Sequence[tuple[int, Any]]]:
+    """Yield what a child of its own answers, nothing at last if it came to its end."""
+    child = Questions(
+        argv=argv,
+        name="library",
+        stall_timeout_s=SILENT_S,
+        environment=_ENVIRONMENT,
+        messages=AnyFound,
+    )
     try:
-        process = spawn(argv, _ENVIRONMENT)
-    except OSError as error:
-        raise LibraryError(f"No process can be started to look into models ({error.strerror or error}).") from error
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        watch = _Watch(process)
-    except RuntimeError as error:  # the system gives us no more threads
-        signal_group(process, kill=True)
-        wait_for_exit(process, _END_S)
-        for pipe in (process.stdin, process.stdout, process.stderr):
-            if pipe is not None:
-                close_pipe(pipe)
-        raise LibraryError(f"No process can be started to look into models ({error}).") from error
-    try:
-        with token.waking(watch.kill), suppress(OSError, *UNREADABLE):
-            write_frame(process.stdin, order)
-            while (data := read_frame(process.stdout, MAX_ANSWER_BYTES)) is not None:
-                watch.note_sign()
-                yield decoder.decode(data)
-    finally:
-        watch.end()
+        with child:
+            try:
+                for answer in child.stream(order, kind, AllFound, token):
+                    yield answer.found
+                yield ()
+            except BaseException:
+                child.end(kill=True)
+                raise
+    except EngineError as error:
+        if child.outcome is not None and child.outcome.reason is EndReason.NOT_STARTED:
+            raise LibraryError(f"No process can be started to look into models ({child.outcome.detail}).") from error
 
 
-class _Watch:
-    """Ends a process that is silent for too long, and reads what it says to people, which would stop it otherwise."""
+HOLD_S = 0.05
+"""Headers are sent some at a time: the window wakes up for each message."""
+WORK_S = 900.0
+"""Of this process's processor time without an answer: longer than any forecast."""
+_MOST_HELD = 64
+_NICENESS = 5
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-        self._words: deque[str] = deque(maxlen=_MAX_LINES)
-        self._sign_s, self._answer_work_s = time.monotonic(), 0.0
-        self._ended = threading.Event()
-        self._threads = [
-            threading.Thread(target=target, name=f"library-{process.pid}", daemon=True)
-            for target in (self._read_words, self._look)
-        ]
-        for thread in self._threads:
-            thread.start()
 
-    def note_sign(self) -> None:
-        """The process has said something."""
-        self._sign_s, self._answer_work_s = time.monotonic(), self._work_s()
+class Answers:
+    """Sends what was found, held back for `hold_s` at most as long as more comes."""
 
-    def kill(self) -> None:
-        signal_group(self._process, kill=True)
+    def __init__(self, send: Callable[[Any], None], hold_s: float) -> None:
+        self._send, self._hold_s = send, hold_s
+        self._held: list[tuple[int, Any]] = []
+        self._sent_s = time.monotonic()
 
-    def end(self) -> None:
-        """End the process, waiting a bounded time."""
-        self.kill()
-        wait_for_exit(self._process, _END_S)
-        log_end_of("library", self._process)
-        self._ended.set()
-        for thread in self._threads:
-            thread.join(_END_S)
-        if self._words:
-            _log.info("library: a process said: %s", "\n".join(self._words))
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                close_pipe(pipe)
+    def add(self, number: int, found: Any) -> None:
+        """Send what was found of a model, soon."""
+        limit_work(WORK_S)
+        self._held.append((number, found))
+        if len(self._held) >= _MOST_HELD or time.monotonic() - self._sent_s >= self._hold_s:
+            self.flush()
 
-    def _read_words(self) -> None:
-        assert self._process.stderr is not None
-        with suppress(OSError, ValueError), self._process.stderr as stream:
-            while line := stream.readline(_MAX_LINE_BYTES):
-                self._words.append(line.decode("utf-8", "replace").rstrip())
+    def flush(self) -> None:
+        """Send what is held back."""
+        if self._held:
+            self._send(tuple(self._held))
+        self._held = []
+        self._sent_s = time.monotonic()
 
-    def _work_s(self) -> float:
-        """Return the processor's time that the process has had; 0 where it is gone."""
+
+def main() -> None:
+    """Carry out one request."""
+    if hasattr(os, "nice"):
+        os.nice(_NICENESS)
+    run_child(Order, lambda _order: Limits(readable=(Path("/"),)), carry_out)
+
+
+def carry_out(order: Order, send: Callable[[Message], None]) -> None:
+    """Do what is ordered, sending what is found."""
+    limit_work(WORK_S)
+    with WorkTicks(lambda: send(Working())):
+        match order:
+            case ReadHeaders():
+                answers = Answers(lambda found: send(FactsFound(found=found)), HOLD_S)
+                _read(order, answers)
+            case PlanModels():
+                answers = Answers(lambda found: send(FitsFound(found=found)), 0.0)
+                _plan(order, answers)
+        answers.flush()
+    send(AllFound())
+
+
+def _read(order: ReadHeaders, answers: Answers) -> None:
+    from engine.library.facts import read_many
+
+    wanted = (tuple(map(path_of, model)) for model in order.models)
+    read_many(enumerate(wanted), answers.add)
+
+
+def _plan(order: PlanModels, answers: Answers) -> None:
+    from engine.gguf.reader import read_model
+    from engine.library.fitting import find_fit, unknown_fit
+
+    for number, encoded in enumerate(order.models):
         try:
-            times = psutil.Process(self._process.pid).cpu_times()
-        except psutil.Error:
-            return 0.0
-        return float(times.user + times.system)
+            fit = find_fit(read_model(path_of(encoded)), order.rig, order.strategy, order.constraints)
+        except EngineError as error:
+            fit = unknown_fit(error)
+        answers.add(number, fit)
 
-    def _look(self) -> None:
-        before_s = 0.0
-        while not self._ended.wait(_LOOK_S):
-            work_s = self._work_s()
-            if work_s > before_s:
-                before_s, self._sign_s = work_s, time.monotonic()
-            if time.monotonic() - self._sign_s > SILENT_S or work_s - self._answer_work_s > WORK_S:
-                self.kill()
+
+if __name__ == "__main__":
+    main()

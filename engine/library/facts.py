@@ -13,9 +13,8 @@ import msgspec
 from engine.errors import ModelFileError
 from engine.files import open_regular
 from engine.gguf.byte_source import open_source
-from engine.gguf.file_type import mix_name
 from engine.gguf.header import FileHeader, skim_header
-from engine.gguf.model_file import MetadataValue
+from engine.gguf.model_file import MetadataValue, mix_name
 from engine.gguf.quoting import clean
 from engine.library.capabilities import capabilities_of
 from engine.library.names import ROLES, Role, role_of

@@ -14,7 +14,7 @@ from engine.fit.strategies.fastest import predict_layout
 from engine.gguf.model_file import ModelFile
 from engine.library.fit import Fit
 from engine.memory.model_memory import ModelMemory
-from engine.plan.decisions.defaults import default_context
+from engine.plan.decisions.context_length import default_context
 from engine.plan.edit import Edit
 from engine.plan.plan import Plan
 from engine.plan.report import FitReport
@@ -76,7 +76,7 @@ def _read_from_disk(report: FitReport, rig: Rig) -> int:
 
 
 def _shortfall(report: FitReport) -> str:
-    short = [row for row in report.rows if row.shortfall_bytes > 0 and row.need_bytes]
+    short = [row for row in report.rows if row.is_short]
     if not short:
         return " ".join(violation.message for violation in report.violations) or "No layout was found."
     worst = max(short, key=lambda row: row.shortfall_bytes)

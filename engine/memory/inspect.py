@@ -6,9 +6,8 @@ from itertools import groupby
 
 import msgspec
 
-from engine.gguf.file_type import file_type_name
-from engine.gguf.model_file import ModelFile
-from engine.memory.cache_growth import kv_bytes_per_token
+from engine.gguf.model_file import ModelFile, file_type_name
+from engine.memory.kv_cache import kv_bytes_per_token
 from engine.units import KIB, format_bytes
 
 
@@ -44,13 +43,12 @@ class InspectDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 def inspect_document(model: ModelFile) -> InspectDocument:
     """Return the `inspect` document of the contract."""
-    n_ctx_train = model.hyper_parameter("context_length")
     return InspectDocument(
         architecture=model.architecture,
         name=model.name,
         file_type=file_type_name(model),
         n_layer=model.n_layers,
-        n_ctx_train=n_ctx_train if isinstance(n_ctx_train, int) else None,
+        n_ctx_train=model.n_ctx_train,
         n_vocab=model.n_vocab,
         n_parameters=sum(tensor.n_elements for tensor in model.tensors),
         size_bytes=model.size_bytes,

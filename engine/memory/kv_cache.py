@@ -1,4 +1,8 @@
-"""What each layer keeps between batches: keys and values of the context or a window of it, and recurrent states."""
+"""What each layer keeps between batches: keys and values of the context or a window of it, and recurrent states.
+
+Mirrors the constructors of `llama_kv_cache`, `llama_kv_cache_iswa` and `llama_memory_recurrent`, and the sizes that
+`llama_context` derives from its parameters.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.architectures.record import COMPRESSED_RATIOS, Architecture
-from engine.gguf.tensor_types import TYPES_BY_NAME
-from engine.memory.backends import ROW_PADDING, SizeRule
-from engine.memory.hyper_parameters import HyperParameters
+from engine.gguf.model_file import ModelFile
+from engine.gguf.tensor_table import TYPES_BY_NAME
+from engine.memory.backends import HOST_RULE, ROW_PADDING, SizeRule
+from engine.memory.hyper_parameters import HyperParameters, MissingNumberError, read_state
 from engine.settings.context_settings import ContextSettings, KvType
+from engine.settings.table import CONTEXT_STEP
 
-CELL_PADDING = 256
+CELL_PADDING = CONTEXT_STEP
 """The engine rounds the cells of a sequence up to this (`GGML_PAD(n_ctx, 256)` in `llama_context`)."""
 
 
@@ -168,3 +174,27 @@ def compressed_states(hyper: HyperParameters, context: ContextSettings) -> tuple
             pending += [CacheTensor("compressed", "f32", head, ratio * shape.n_sequences)] * 2
         states.append(LayerState(tuple(cache), tuple(pending) if index < hyper.n_trunk_layers else ()))
     return tuple(states)
+
+
+_SPAN_TOKENS = 1 << 22
+"""Longer than any window, and a multiple of what cells are padded to and of what keys are compressed by."""
+
+
+def kv_bytes_per_token(model: ModelFile) -> int | None:
+    """Return the bytes that one more token takes in an F16 cache, over all layers whose cache grows with the context.
+
+    Sliding-window and recurrent layers do not grow. None where the header alone does not tell.
+    """
+    try:
+        hyper, architecture = read_state(model)
+    except MissingNumberError:
+        return None
+    short, long = (
+        sum(
+            tensor.size_bytes(HOST_RULE)
+            for state in layer_states(hyper, architecture, ContextSettings(n_ctx=n_ctx, flash_attn="on"))
+            for tensor in state.cache
+        )
+        for n_ctx in (_SPAN_TOKENS, 2 * _SPAN_TOKENS)
+    )
+    return (long - short) // _SPAN_TOKENS

@@ -45,11 +45,17 @@ _Answer = TypeVar("_Answer")
 
 _LOGIT_BYTES = 4
 MOST_TABLES = 12
-"""A length that is left open asks for several at every step of a drag."""
+"""More than the lengths that a context which is left open tries, each at every step of a drag: 262,144 halved down to
+256 makes 11."""
 FEW_TABLES = 4
 """For searches that try many settings with a length that is set: each is of use for a moment, and takes half a megabyte
 even for a small model."""
-_DECIDING = tuple(setting.key for setting in SETTINGS if setting.effect == "context")
+_OF_PLACEMENT = ("op_offload", "op_offload_min_batch")
+"""Settings of the context that the graph's scheduler reads: a `Placement` has them, so that choosing one does not
+multiply the tables."""
+_DECIDING = tuple(
+    setting.key for setting in SETTINGS if setting.effect == "context" and setting.key not in _OF_PLACEMENT
+)
 _EVERYTHING: tuple[Part, ...] = ("weights", "state", "compute")
 
 
@@ -233,7 +239,11 @@ class ModelMemory:
 
 
 class ContextMemory:
-    """Tables for one model with one set of context settings. `compute` is None where only a probe can tell."""
+    """Tables for one model with one set of context settings.
+
+    `hyper`: the model's numbers. `shape`: the sizes that the engine derives from the settings. `states`: KV cache and
+    recurrent state of each layer. `compute`: forecast of compute buffers, None if only a probe can tell.
+    """
 
     def __init__(
         self,
@@ -243,12 +253,13 @@ class ContextMemory:
         context: ContextSettings,
     ) -> None:
         self._context = context
-        self._states = layer_states(hyper, architecture, context)
+        self.hyper = hyper
+        self.states = layer_states(hyper, architecture, context)
         self._sums: dict[SizeRule, tuple[tuple[int, ...], tuple[int, ...]]] = {}
-        kv, recurrent = zip(*(_layer_bytes(state, HOST_RULE) for state in self._states), strict=True)
+        kv, recurrent = zip(*(_layer_bytes(state, HOST_RULE) for state in self.states), strict=True)
         self.layers_kv_bytes: tuple[int, ...] = tuple(a + b for a, b in zip(kv, recurrent, strict=True))
         """KV cache and recurrent state of each layer, for drawing and counting."""
-        shape = context_shape(context, hyper.n_ctx_train, causal=hyper.causal)
+        self.shape = shape = context_shape(context, hyper.n_ctx_train, causal=hyper.causal)
         n_outputs = hyper.n_vocab + (hyper.n_embd if architecture.keeps_encoded else 0)
         n_floats = n_outputs * shape.n_sequences
         if hyper.pooled_width:
@@ -270,7 +281,7 @@ class ContextMemory:
         """Return KV cache and recurrent state of each device: with its layers, cut by `members`, or all on the CPU."""
         kv: dict[str, int] = {}
         recurrent: dict[str, int] = {}
-        n_layers = len(self._states)
+        n_layers = len(self.states)
         if not self._context.offload_kqv:
             ranges = [(CPU_ID, HOST_RULE, 0, n_layers)]
         else:
@@ -283,7 +294,7 @@ class ContextMemory:
             for found, sums in zip((kv, recurrent), self._running(rule), strict=True):
                 found[device_id] = found.get(device_id, 0) + sums[end] - sums[first]
         if members is not None and self._context.offload_kqv:
-            of_members = members.state_bytes(self._states, placement.leading)
+            of_members = members.state_bytes(self.states, placement.leading)
             for found, sizes in zip((kv, recurrent), of_members, strict=True):
                 found.update(zip(placement.entries, sizes, strict=True))
         return kv, recurrent
@@ -291,7 +302,7 @@ class ContextMemory:
     def _running(self, rule: SizeRule) -> tuple[tuple[int, ...], tuple[int, ...]]:
         sums = self._sums.get(rule)
         if sums is None:
-            kv, recurrent = zip(*(_layer_bytes(state, rule) for state in self._states), strict=True)
+            kv, recurrent = zip(*(_layer_bytes(state, rule) for state in self.states), strict=True)
             sums = (tuple(accumulate(kv, initial=0)), tuple(accumulate(recurrent, initial=0)))
             self._sums[rule] = sums
         return sums

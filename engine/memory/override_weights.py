@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from engine.devices.device import CPU_ID
 from engine.gguf.model_file import TensorInfo
 from engine.layout.engine_parameters import TensorOverride
-from engine.memory.backends import HOST_RULE, SizeRule
-from engine.memory.kernels import is_too_large
+from engine.memory.backends import HOST_RULE, SizeRule, is_too_large
 from engine.memory.member_weights import MemberTables
 from engine.memory.override_homes import OverrideHomes
 from engine.memory.placement import Placement

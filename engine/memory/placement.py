@@ -15,9 +15,16 @@ from engine.layout.engine_parameters import (
     tensor_overrides,
 )
 from engine.layout.layout import Layout, Run
-from engine.memory.backends import PLAIN_HOST, BackendTraits, HostBuffer, backend_traits, supports_mapping
-from engine.memory.kernels import ALL_KERNELS, Kernels
-from engine.settings.context_settings import ContextSettings
+from engine.memory.backends import (
+    ALL_KERNELS,
+    PLAIN_HOST,
+    BackendTraits,
+    HostBuffer,
+    Kernels,
+    backend_traits,
+    supports_mapping,
+)
+from engine.settings.context_settings import OFFLOAD_MIN_BATCH, ContextSettings
 
 _MAPPED_MODES = ("auto", "mmap", "mmap_mlock")
 
@@ -46,6 +53,7 @@ class Placement:
     decided (`auto`) they do not, which is what the child then does.
     `extra_buffers`: the CPU may keep weights in an order of its own.
     `shares`: in mode tensor, what each of the `entries` takes of every layer behind the leading ones; no runs then.
+    `op_offload`: devices compute batches of `offload_batch` tokens and more with weights that lie in host memory.
     """
 
     n_layers: int
@@ -64,6 +72,8 @@ class Placement:
     shares: tuple[float, ...] = ()
     extra_buffers: bool = True
     host: HostBuffers = HostBuffers()
+    op_offload: bool = True
+    offload_batch: int = OFFLOAD_MIN_BATCH
 
     @property
     def repacks(self) -> bool:
@@ -97,6 +107,8 @@ def place(layout: Layout, rig: Rig, context: ContextSettings) -> Placement:
         pipeline=context.pipeline == "on" and can_pipeline(layout, context),
         extra_buffers=rig.host.fault("extra_buffers") is None,
         host=_host_buffers([traits[device.id] for device in listed]),
+        op_offload=bool(context.op_offload),
+        offload_batch=context.offload_batch,
     )
 
 
@@ -143,6 +155,8 @@ def _place_members(
         shares=tuple(share for _, share in layout.tensor_split if share > 0),
         extra_buffers=extra_buffers,
         host=_host_buffers([first] if first else []),
+        op_offload=bool(context.op_offload),
+        offload_batch=context.offload_batch,
     )
 
 

@@ -70,6 +70,6 @@ def _is_of_first_layer(architecture: Architecture | None, stem: str) -> bool:
 def turning_layers(model: ModelFile, architecture: Architecture | None) -> tuple[bool, ...]:
     """Return which layers come with the rope tables: all, or those that the file does not list as sliding."""
     sliding = model.hyper_parameter("attention.sliding_window_pattern")
-    if architecture is None or not architecture.turns_by_table or not isinstance(sliding, tuple):
+    if architecture is None or not architecture.rope_factors_full_only or not isinstance(sliding, tuple):
         return (True,) * model.n_layers
     return tuple(index >= len(sliding) or not sliding[index] for index in range(model.n_layers))

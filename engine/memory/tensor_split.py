@@ -17,13 +17,12 @@ from typing import Literal, NamedTuple
 
 from engine.architectures.registry import architecture_rules
 from engine.gguf.model_file import ModelFile, TensorInfo
-from engine.gguf.tensor_types import TENSOR_TYPES
+from engine.gguf.tensor_table import TYPES_BY_NAME
 from engine.memory.backends import SizeRule
 from engine.memory.hyper_parameters import HyperParameters, MissingNumberError, number
 from engine.memory.kv_cache import CacheTensor
 from engine.memory.weights import padded_bytes
 
-_BLOCK_ELEMENTS = {kind.name: kind.block_elements for kind in TENSOR_TYPES.values()}
 _FAST_MULTIPLE = 128
 """Slices are multiples of this where that leaves nobody without work: kernels are faster then."""
 
@@ -162,11 +161,11 @@ class TensorSplit:
 
     def _block_elements(self, layer: int | None, like: tuple[str, ...], own_type: str) -> int:
         if not like:
-            return _BLOCK_ELEMENTS[own_type]
+            return TYPES_BY_NAME[own_type].block_elements
         for name in like:
             found = self._types.get(f"blk.{layer}.{name}")
             if found is not None:
-                return _BLOCK_ELEMENTS[found]
+                return TYPES_BY_NAME[found].block_elements
         raise MissingNumberError(f"split mode tensor looks for {like[0]} in layer {layer}, which is not there")
 
     def _slices(self, kind: _Kind, extent: int, layer: int | None, block_elements: int) -> list[int]:

@@ -9,9 +9,8 @@ from itertools import accumulate, chain
 from engine.architectures.record import Architecture
 from engine.devices.device import CPU_ID
 from engine.gguf.model_file import ModelFile, TensorInfo
-from engine.gguf.tensor_types import TENSOR_TYPES
-from engine.memory.backends import HOST_RULE, ROW_PADDING, SizeRule
-from engine.memory.kernels import Kernels, find_unsupported, is_too_large
+from engine.gguf.tensor_table import TYPES_BY_NAME
+from engine.memory.backends import HOST_RULE, ROW_PADDING, Kernels, SizeRule, find_unsupported, is_too_large
 from engine.memory.kv_cache import pad
 from engine.memory.placement import Placement
 from engine.memory.tensor_classes import OUTPUT, TOKEN_EMBEDDING, classify, turning_layers
@@ -20,7 +19,6 @@ REPACKED_TYPES = frozenset({"Q4_0", "Q4_K", "IQ4_NL", "MXFP4"})
 """Types that the CPU backend copies into its own order on x86-64 with AVX2 (`ggml_repack_get_optimal_repack_type`)."""
 
 _EXPERTS = "exps."
-_BLOCKS = {kind.name: (kind.block_elements, kind.block_bytes) for kind in TENSOR_TYPES.values()}
 _NO_SPAN = (1 << 62, 0)
 
 
@@ -39,7 +37,7 @@ def tensor_bytes(tensor: TensorInfo, rule: SizeRule) -> int:
 
 def row_padding_bytes(type_name: str, n_elements: int) -> int:
     """Return what backends that pad rows add to a tensor of this type with rows of `n_elements`."""
-    block_elements, block_bytes = _BLOCKS[type_name]
+    _, block_elements, block_bytes = TYPES_BY_NAME[type_name]
     rest = n_elements % ROW_PADDING
     return (ROW_PADDING - rest) // block_elements * block_bytes if rest and block_elements > 1 else 0
 

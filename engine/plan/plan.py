@@ -19,16 +19,15 @@ from engine.errors import EngineError, RuleViolationError
 from engine.gguf.model_file import ModelFile
 from engine.layout.engine_parameters import EngineParameters, engine_parameters, used_devices
 from engine.layout.found_names import found_overrides
-from engine.layout.layout import Layout
-from engine.layout.rules import Violation, violations
-from engine.layout.unlisted_layers import count_unlisted_layers
+from engine.layout.layout import Layout, Violation
+from engine.layout.rules import violations
+from engine.layout.split_modes import count_unlisted_layers
 from engine.memory.model_memory import FEW_TABLES, MOST_TABLES, ModelMemory
 from engine.plan.advice import Advice, advice
-from engine.plan.check import check_fit
 from engine.plan.decisions.decision import Decision
+from engine.plan.decisions.side_files import side_file_violations
 from engine.plan.edit import Edit
-from engine.plan.report import DeviceRow, FitReport, make_row
-from engine.plan.side_file_rules import side_file_violations
+from engine.plan.report import DeviceRow, FitReport, check_fit, make_row
 from engine.settings.context_settings import AUTO_CONTEXT, ContextSettings
 from engine.settings.table import memory_part
 from engine.texts import show

@@ -6,15 +6,14 @@ from collections.abc import Sequence
 
 import msgspec
 
+from engine.layout.layout import range_text
 from engine.layout.layout_file import LayoutFile, layout_document
-from engine.layout.range_words import range_text
 from engine.plan.advice import Advice
 from engine.plan.plan import Plan
 from engine.plan.report import DeviceRow, FitReport
 from engine.settings.context_settings import ContextSettings
 from engine.speed.prediction import SpeedForecast, prompt_words, speed_words
-from engine.speed.prompts import PromptForecast
-from engine.speed.sending import Sending
+from engine.speed.speeds import Sending
 from engine.units import format_bytes
 
 _HEADINGS = (
@@ -63,7 +62,7 @@ def _speed_document(speed: SpeedForecast) -> dict[str, object]:
     """Return what is predicted; null where it would be no more than a guess."""
     document: dict[str, object] = {
         "tokens_per_second": round(speed.tokens_per_second, 2) if speed.is_known else None,
-        "context_tokens": speed.fill_tokens,
+        "context_tokens": speed.n_tokens,
         "source": speed.source,
         "devices": [
             {
@@ -80,7 +79,7 @@ def _speed_document(speed: SpeedForecast) -> dict[str, object]:
     return document
 
 
-def _prompt_document(prompt: PromptForecast) -> dict[str, object]:
+def _prompt_document(prompt: SpeedForecast) -> dict[str, object]:
     return {
         "tokens_per_second": round(prompt.tokens_per_second, 2) if prompt.is_known else None,
         "tokens": prompt.n_tokens,
@@ -115,11 +114,7 @@ def plan_text(
         lines.append(f"The host also maps {format_bytes(mapped_bytes)} of the file, which the system can reclaim.")
     lines += [f"{violation.message} {violation.remedy}" for violation in report.violations]
     lines += [f"{each.message} {each.remedy}" for each in _notes(report)]
-    lines += [
-        f"{row.id} is short by {format_bytes(row.shortfall_bytes)}."
-        for row in report.rows
-        if row.shortfall_bytes > 0 and row.need_bytes
-    ]
+    lines += [f"{row.id} is short by {format_bytes(row.shortfall_bytes)}." for row in report.rows if row.is_short]
     if speed is not None:
         lines.append(_speed_line(speed))
     lines += [
@@ -180,7 +175,7 @@ def _cells(row: DeviceRow) -> tuple[str, ...]:
         row.need_bytes,
     )
     free = "unknown" if row.free_bytes is None else format_bytes(row.free_bytes)
-    short = format_bytes(row.shortfall_bytes) if row.shortfall_bytes > 0 and row.need_bytes else "-"
+    short = format_bytes(row.shortfall_bytes) if row.is_short else "-"
     return (row.id, *map(format_bytes, sizes), free, format_bytes(row.margin_bytes), short, row.grade.value)
 
 

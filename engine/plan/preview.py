@@ -18,10 +18,8 @@ from engine.plan.edit import Edit
 from engine.plan.plan import Plan
 from engine.plan.report import DeviceRow, FitReport
 from engine.settings.context_settings import ContextSettings
-from engine.speed.prediction import SpeedForecast, forecast_speed
-from engine.speed.prompts import PromptForecast, forecast_prompt
-from engine.speed.sending import Sending, sendings
-from engine.speed.speeds import NO_MEASUREMENTS, Speeds
+from engine.speed.prediction import CostModel, SpeedForecast
+from engine.speed.speeds import NO_MEASUREMENTS, Sending, Speeds, sendings
 from engine.speed.work import Work
 
 
@@ -118,25 +116,28 @@ def make_report(
     return Plan(memory, rig, Edit(layout, context, side_files)).report
 
 
+def cost_model(work: Work, plan: Plan, speeds: Speeds) -> CostModel | None:
+    """Return what the speed of `plan` follows from.
+
+    None for a plan that cannot be loaded, and for a model whose memory is not known by arithmetic.
+    """
+    tables = None if plan.violations else plan.memory.for_context(plan.settings)
+    return None if tables is None else CostModel(work, plan.rig, plan.settings, tables, speeds)
+
+
 def plan_speed(work: Work, plan: Plan, speeds: Speeds, fill_tokens: int | None = None) -> SpeedForecast | None:
     """Return how long a token takes by `plan` with `fill_tokens` in the context, or as many as usual.
 
-    None for what cannot be loaded, and where the memory of the model is not known by arithmetic.
+    None if nobody can say.
     """
-    tables = plan.memory.for_context(plan.settings)
-    if plan.violations or tables is None:
-        return None
-    kv_bytes = tables.layers_kv_bytes
-    return forecast_speed(plan.edit.layout, work, kv_bytes, plan.settings, plan.rig, speeds, fill_tokens)
+    costs = cost_model(work, plan, speeds)
+    return None if costs is None else costs.answer(plan.edit.layout, fill_tokens)
 
 
-def plan_prompt(work: Work, plan: Plan, speeds: Speeds, n_tokens: int) -> PromptForecast | None:
-    """Return how fast a prompt of so many tokens is read by `plan`; None as of `plan_speed`."""
-    tables = plan.memory.for_context(plan.settings)
-    if plan.violations or tables is None:
-        return None
-    kv_bytes = tables.layers_kv_bytes
-    return forecast_prompt(plan.edit.layout, work, kv_bytes, plan.settings, plan.rig, speeds, n_tokens)
+def plan_prompt(work: Work, plan: Plan, speeds: Speeds, n_tokens: int) -> SpeedForecast | None:
+    """Return how fast a prompt of so many tokens is read by `plan`, None if nobody can say."""
+    costs = cost_model(work, plan, speeds)
+    return None if costs is None else costs.prompt(plan.edit.layout, n_tokens)
 
 
 def plan_sendings(plan: Plan, speeds: Speeds) -> tuple[Sending, ...]:

@@ -1,19 +1,21 @@
-"""Rows and reports: what each device would hold (or holds) against what it has."""
+"""Rows and reports: what each device would hold (or holds) against what it has, and by how much it is short."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 
 import msgspec
 
-from engine.devices.device import Device
-from engine.layout.rules import Violation
-from engine.memory.estimate import DeviceMemory, Grade
+from engine.devices.device import Device, Rig
+from engine.layout.layout import Violation
+from engine.memory.estimate import DeviceMemory, Grade, MemoryEstimate
 from engine.plan.advice import Advice
 from engine.plan.decisions.decision import Decision
 from engine.settings.context_settings import ContextSettings
 
 _PARTS = tuple(field.name for field in fields(DeviceMemory))
+_NOTHING = DeviceMemory()
 
 
 class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +39,11 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
     margin_bytes: int
     shortfall_bytes: int
     grade: Grade
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the device has too little. One with nothing on it is never short."""
+        return self.need_bytes > 0 and self.shortfall_bytes > 0
 
     @property
     def memory(self) -> DeviceMemory:
@@ -69,8 +76,8 @@ class FitReport:
 
     @property
     def fits(self) -> bool:
-        """Whether no device is short and no rule is broken. A device with nothing on it is never short."""
-        return not self.violations and all(row.shortfall_bytes <= 0 or row.need_bytes == 0 for row in self.rows)
+        """Whether no device is short and no rule is broken."""
+        return not self.violations and not any(row.is_short for row in self.rows)
 
 
 def make_row(device: Device, memory: DeviceMemory, grade: Grade) -> DeviceRow:
@@ -93,3 +100,36 @@ def make_row(device: Device, memory: DeviceMemory, grade: Grade) -> DeviceRow:
         grade=grade,
         pipeline_bytes=memory.pipeline_bytes,
     )
+
+
+def check_fit(estimate: MemoryEstimate, rig: Rig, violations: Sequence[Violation] = ()) -> FitReport:
+    """Return a row for every device of `rig`, the host last, with the broken rules beside them."""
+    needs = device_needs(estimate, rig)
+    rows = tuple(make_row(device, needs[device.id], estimate.grade) for device in rig.all_devices)
+    return FitReport(rows=rows, violations=tuple(violations), probe_only=estimate.probe_only)
+
+
+def device_needs(estimate: MemoryEstimate, rig: Rig) -> dict[str, DeviceMemory]:
+    """Return what every device of `rig` would hold, with the overhead that was measured where one was."""
+    return {
+        device.id: with_measured_overhead(device, estimate.devices.get(device.id, _NOTHING))
+        for device in rig.all_devices
+    }
+
+
+def with_measured_overhead(device: Device, memory: DeviceMemory) -> DeviceMemory:
+    """Return `memory` with the overhead that was measured on the device, where it holds anything."""
+    if device.overhead_bytes is None or not memory.need_bytes:
+        return memory
+    return replace(memory, overhead_bytes=device.overhead_bytes)
+
+
+def usable_bytes(rig: Rig) -> dict[str, int]:
+    """Return the most bytes that a plan may use of each device: what is available less the margin."""
+    return {device.id: max(0, device.available_bytes - device.margin_bytes) for device in rig.all_devices}
+
+
+def shortfalls(needs: Mapping[str, DeviceMemory], limits: Mapping[str, int]) -> dict[str, int]:
+    """Return by how many bytes each device is above its limit; one with nothing on it never is."""
+    short = {name: needs[name].need_bytes - limit for name, limit in limits.items() if needs[name].need_bytes}
+    return {name: size for name, size in short.items() if size > 0}

@@ -1,8 +1,14 @@
-"""Probing a layout: a no-alloc load in a short-lived child, for the engine's own numbers without the memory."""
+"""Probing a layout: a no-alloc load in a short-lived child, for the engine's own numbers without the memory.
+
+What probes told is kept as long as the program runs. Forecasts that the engine does not agree with are logged.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -11,18 +17,16 @@ from types import TracebackType
 from engine.cancellation import CancelToken
 from engine.devices.device import Device, names_of
 from engine.devices.endpoint import GreetingStatus, greet_all
+from engine.engine_build import engine_version
 from engine.errors import BusyError, EngineError, UnreachableError
+from engine.fit.defects import defect_text, disagreements
 from engine.memory.estimate import DeviceMemory, Grade
 from engine.memory.placement import HostBuffers, place
-from engine.plan.check import check_fit
 from engine.plan.plan import Plan
-from engine.plan.report import DeviceRow, make_row
+from engine.plan.report import DeviceRow, check_fit, make_row
 from engine.plan.requests import environment, probe_request
-from engine.probing.defect_log import report_defect
 from engine.probing.measured import member_estimate, rows_from_parts, with_copies
-from engine.probing.probe_cache import ProbeCache
-from engine.process.one_shot import Questions, blaming, raise_if_cancelled
-from engine.process.spare import SpareChild
+from engine.process.questions import Questions, SpareChild, blaming, raise_if_cancelled
 from engine.protocol.messages import Probed
 
 DEFAULT_TIMEOUT_S = 60.0
@@ -193,3 +197,47 @@ class ProbeRun:
     def cancel(self) -> None:
         """End the probe: `run` raises soon. Before `run`, it raises at once."""
         self._cancel.cancel()
+
+
+CAPACITY = 128
+
+
+class ProbeCache:
+    """The latest probes, the least used going first. Thread-safe."""
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self._capacity = capacity
+        self._lock = threading.Lock()
+        self._rows: OrderedDict[Hashable, tuple[DeviceRow, ...]] = OrderedDict()
+
+    def over(self, plan: Plan) -> Plan:
+        """Return `plan` with what was probed of it; as it is where this was not probed or a file has changed since."""
+        if not self._rows or plan.key is None:
+            return plan
+        with self._lock:
+            rows = self._rows.get(plan.key)
+            if rows is None:
+                return plan
+            self._rows.move_to_end(plan.key)
+        return plan.with_probed(rows)
+
+    def keep(self, plan: Plan) -> None:
+        """Remember what was probed of `plan`."""
+        if plan.key is None or plan.probed is None:
+            return
+        with self._lock:
+            self._rows[plan.key] = plan.probed
+            self._rows.move_to_end(plan.key)
+            while len(self._rows) > self._capacity:
+                self._rows.popitem(last=False)
+
+
+_log = logging.getLogger("layerdeck.defects")
+
+
+def report_defect(plan: Plan, estimated: Sequence[DeviceRow], told: Sequence[DeviceRow]) -> None:
+    """Log a defect where the arithmetic says it knows the model and is out of tolerance on a device."""
+    if not disagreements(estimated, told):
+        return
+    text = defect_text(plan, estimated, told, engine_version())
+    _log.warning("Forecast and engine disagree; to reproduce: %s", text)

@@ -10,11 +10,9 @@ from engine.cancellation import CancelToken
 from engine.devices.device import Device, Rig
 from engine.errors import CancelledError, EngineError
 from engine.fit.proposal import Proposal, changes_in_words, without_duplicates
-from engine.fit.proposal_search import rig_without
-from engine.fit.proposals import propose
+from engine.fit.proposals import propose, rig_without
 from engine.fit.step_back import Tried
-from engine.fit.strategies.constraints import NO_CONSTRAINTS, Constraints
-from engine.fit.strategies.watch import Watch
+from engine.fit.strategies.constraints import NO_CONSTRAINTS, Constraints, Watch
 from engine.memory.estimate import Grade
 from engine.plan.plan import Plan
 from engine.plan.report import DeviceRow, FitReport
@@ -103,7 +101,7 @@ class ProposalCheck:
         if self._cancel.cancelled or time.monotonic() > self._until_s:
             return None
         plan = self._plan.with_edit(proposal.edit)
-        if proposal.unload:
+        if proposal.unload is not None:
             plan = plan.on(rig_without(plan.rig, proposal.unload))
         try:
             return self._probes.probed(plan).forecast

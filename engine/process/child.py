@@ -1,7 +1,9 @@
 """One supervised child process: it speaks the protocol on its pipes, and we see to it that it ends.
 
-Per child: a reader of messages, a reader of standard error, a writer (a child that does not read must not
-block us) and a supervisor that owns every deadline and the end. Nothing here knows what a load is.
+Every child of this program is a `ChildProcess`: engine workers, downloads, tunnels, the library's scanner, decoders of
+foreign files, the template renderer. `engine.protocol.pipe` is the other end. Per child there are a reader of messages,
+a reader of standard error, a writer (a child that does not read must not block us) and a supervisor that owns every
+deadline and the end. Nothing here knows what a load is.
 """
 
 from __future__ import annotations
@@ -13,21 +15,20 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO
+from functools import cache
+from typing import IO, Any
 
 import msgspec
 
 from engine.json_file import UNREADABLE
-from engine.process.end_log import log_end
-from engine.process.outcome import EndReason, ProcessOutcome
-from engine.process.system import close_pipe, signal_group, spawn, wait_for_exit, worker_argv
+from engine.process.outcome import EndReason, ProcessOutcome, log_end
+from engine.process.system import close_pipe, signal_process, spawn, wait_for_exit, worker_argv
 from engine.programs import LOG_MARK
-from engine.protocol.messages import PROTOCOL_VERSION, Aborting, AnyMessage, AnyRequest, Hello, Quit
+from engine.protocol.messages import PROTOCOL_VERSION, Aborting, AnyMessage, Hello, Quit, Request
+from engine.protocol.pipe import MAX_MESSAGE_BYTES
 from engine.texts import show
 
 DEFAULT_STALL_TIMEOUT_S = 60.0
-MAX_LINE_BYTES = 4 * 1024 * 1024
-"""Longest message we accept; the largest real one (a loaded model's layer map) has some kilobytes."""
 STDERR_TAIL_LINES = 40
 _MAX_STDERR_LINE_BYTES = 4096
 _ASK_S = 1.0
@@ -41,15 +42,19 @@ _MESSAGES_DRAIN_S = 30.0
 
 _log = logging.getLogger("layerdeck.engine")
 _encode = msgspec.json.Encoder().encode
-_decoder: msgspec.json.Decoder[AnyMessage] = msgspec.json.Decoder(AnyMessage)
+_decoder_of = cache(msgspec.json.Decoder)
 
 
 class ChildProcess:
-    """A child that speaks the protocol, in its own process group.
+    """A child that speaks the protocol, in a process group of its own.
 
     States: new, running, ending, ended. `on_message` is called in the reader thread, never after `on_end`. `on_end` is
     called exactly once per started child, in the supervisor thread, when the process is gone. A slow `on_message`
-    holds up the child's pipe, which is the back-pressure we want. `about` says in the log what it works on.
+    holds up the child's pipe, which is the back-pressure we want.
+
+    `messages`: union of the message types that it may send. `own_group`: False if it stays in our group, and so is
+    killed with us; for children of children. `about`: what it works on, for the log. `before_send` replaces a request
+    just before it is written, in the writer thread.
     """
 
     def __init__(
@@ -62,8 +67,14 @@ class ChildProcess:
         name: str = "worker",
         environment: Mapping[str, str] | None = None,
         about: str = "",
+        messages: Any = AnyMessage,
+        own_group: bool = True,
+        before_send: Callable[[Request], Request] | None = None,
     ) -> None:
         self._about = about
+        self._decoder: msgspec.json.Decoder[AnyMessage] = _decoder_of(messages)
+        self._own_group = own_group
+        self._before_send = before_send
         self._engine = ""
         self._on_message = on_message
         self._on_end = on_end
@@ -72,7 +83,7 @@ class ChildProcess:
         self._name = name
         self._environment = environment or {}
         self._process: subprocess.Popen[bytes] | None = None
-        self._requests: queue.SimpleQueue[AnyRequest | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._stderr_tail: deque[str] = deque(maxlen=STDERR_TAIL_LINES)
         self._threads: list[threading.Thread] = []
         # Everything below is guarded by the condition, which the supervisor waits on.
@@ -104,7 +115,7 @@ class ChildProcess:
         if self._process is not None or self._ended.is_set():
             raise RuntimeError("a child is started once")
         try:
-            self._process = spawn(self._argv, self._environment)
+            self._process = spawn(self._argv, self._environment, own_group=self._own_group)
         except OSError as error:
             self._finish(ProcessOutcome(EndReason.NOT_STARTED, detail=f"{self._argv[0]}: {error.strerror or error}"))
             return
@@ -129,7 +140,7 @@ class ChildProcess:
         """Note what it works on from here on, for the log of its end."""
         self._about = about
 
-    def send(self, request: AnyRequest) -> None:
+    def send(self, request: Request) -> None:
         """Hand over a request. Running: sent after the child's hello. Ending or ended: dropped."""
         self._requests.put(request)
 
@@ -173,8 +184,8 @@ class ChildProcess:
     def _read_messages(self) -> None:
         stream = self._pipe("stdout")
         try:
-            while line := stream.readline(MAX_LINE_BYTES + 1):
-                if not line.endswith(b"\n") and len(line) <= MAX_LINE_BYTES:
+            while line := stream.readline(MAX_MESSAGE_BYTES + 1):
+                if not line.endswith(b"\n") and len(line) <= MAX_MESSAGE_BYTES:
                     break  # The child went down in the middle of a message.
                 if not self._take_line(line):
                     break
@@ -189,10 +200,10 @@ class ChildProcess:
                 self._condition.notify_all()
 
     def _take_line(self, line: bytes) -> bool:
-        if len(line) > MAX_LINE_BYTES:
-            return self._reject(f"it sent a line of more than {MAX_LINE_BYTES} bytes")
+        if len(line) > MAX_MESSAGE_BYTES:
+            return self._reject(f"it sent a line of more than {MAX_MESSAGE_BYTES} bytes")
         try:
-            message = _decoder.decode(line)
+            message = self._decoder.decode(line)
         except UNREADABLE:
             shown = line[:80].decode("utf-8", "replace").strip()
             return self._reject(f'it sent "{shown}", which is not a message')
@@ -257,6 +268,8 @@ class ChildProcess:
         stream = self._pipe("stdin")
         try:
             while self._greeted and (request := self._requests.get()) is not None:
+                if self._before_send is not None:
+                    request = self._before_send(request)
                 stream.write(_encode(request) + b"\n")
                 stream.flush()
         except (OSError, ValueError):
@@ -273,7 +286,7 @@ class ChildProcess:
         if returncode is None:
             reason = EndReason.BROKEN if reason is EndReason.ITSELF else reason
             detail = detail or "it closed its output and went on running"
-            signal_group(self._process, kill=True)
+            self._signal(kill=True)
             returncode = wait_for_exit(self._process, _KILL_WAIT_S)
         self._requests.put(None)
         reader, stderr, writer, _ = self._threads
@@ -316,14 +329,15 @@ class ChildProcess:
         assert self._process is not None
         if left and wait_for_exit(self._process, terminate_s) is not None:
             return
-        signal_group(self._process, kill=False)
-        if wait_for_exit(self._process, terminate_s) is None:
-            signal_group(self._process, kill=True)
+        if terminate_s > 0:
+            self._signal(kill=False)
+        if terminate_s <= 0 or wait_for_exit(self._process, terminate_s) is None:
+            self._signal(kill=True)
 
     def _give_up(self, detail: str) -> None:
         """End a child that the system gives us no threads for; those that did start end with its pipes."""
         assert self._process is not None
-        signal_group(self._process, kill=True)
+        self._signal(kill=True)
         wait_for_exit(self._process, _KILL_WAIT_S)
         self._requests.put(None)
         with self._condition:
@@ -358,6 +372,10 @@ class ChildProcess:
             _log.exception("the handler of a child's end failed")
         finally:
             self._ended.set()
+
+    def _signal(self, *, kill: bool) -> None:
+        assert self._process is not None
+        signal_process(self._process, kill=kill, group=self._own_group)
 
     def _pipe(self, name: str) -> IO[bytes]:
         pipe: IO[bytes] | None = getattr(self._process, name)

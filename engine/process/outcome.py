@@ -1,17 +1,23 @@
-"""How a child process ended, as a value with its own sentence."""
+"""How a child process ended: a value with its own sentence, and its line in the log."""
 
 from __future__ import annotations
 
+import logging
+import platform
 import re
 import signal as signals
+import sys
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
+from importlib import metadata
 
 from engine.device_loss import loss_sentences, tells_of_loss
 from engine.errors import EngineError, UnreachableError, WorkerCrashedError, WorkerStalledError
 from engine.gguf.quoting import clean
 from engine.language import tr
 from engine.protocol.messages import GAVE_UP_EXIT_CODE, Failure
+from engine.texts import show
 
 # Texts with which ggml-rpc.cpp and transport.cpp give up on a server; all but the last two abort the process.
 _RPC_LOSS = re.compile(
@@ -20,6 +26,7 @@ _RPC_LOSS = re.compile(
 )
 _RPC_ENDPOINT = re.compile(r"(?:Failed to connect to|RPC handshake failed for) (\S+:\d+)")
 _SHOWN_STDERR_LINES = 4
+_LOGGED_STDERR_LINES = 8
 _SHOWN_LINE = 400
 _SHOWN_MESSAGE = 2000
 _SENT_BY_OTHERS = tuple(getattr(signals, name) for name in ("SIGKILL", "SIGTERM") if hasattr(signals, name))
@@ -36,6 +43,8 @@ _MODEL_AT_FAULT = tr(
     "that this engine knows."
 )
 _TRY_AGAIN = tr(" Try again; if it happens again, try another layout and report this.")
+
+_log = logging.getLogger("layerdeck.engine")
 
 
 class EndReason(StrEnum):
@@ -189,3 +198,38 @@ def _signal_name(number: int) -> str:
 def last_words(failure: Failure) -> str:
     """Return what a child said of its failure; it may quote a foreign file, which must not steer a terminal."""
     return clean(failure.message, _SHOWN_MESSAGE)
+
+
+def log_end(name: str, pid: int | None, outcome: ProcessOutcome, *, engine: str, about: str) -> None:
+    """Log the end of the child `name`; `engine` is what it said it runs, `about` what it worked on.
+
+    No text of a conversation is in it: a child says nothing of those on its standard error.
+    """
+    expected = outcome.reason is EndReason.STOPPED or outcome.exit_code == 0
+    facts = [_exit_words(outcome), about, engine, _versions()]
+    if not expected:
+        facts += [
+            show(line, 300) for line in (outcome.abort_text, *outcome.stderr_tail[-_LOGGED_STDERR_LINES:]) if line
+        ]
+    # not a warning: it has been told to whoever waited for the child, and here it stands for those who look later
+    _log.info("%s %s %s", name, pid, "\n".join(filter(None, facts)))
+
+
+def _exit_words(outcome: ProcessOutcome) -> str:
+    if outcome.signal is not None:
+        how = f"signal {outcome.signal}"
+    elif outcome.exit_code is not None:
+        how = f"exit code {outcome.exit_code}"
+    else:
+        how = "never ran"
+    detail = f" ({show(outcome.detail, 300)})" if outcome.detail else ""
+    return f"ended: {outcome.reason}, {how}{detail}"
+
+
+@cache
+def _versions() -> str:
+    try:
+        own = metadata.version("layerdeck")
+    except metadata.PackageNotFoundError:
+        own = "not installed"
+    return f"Layerdeck {own}, Python {platform.python_version()}, {sys.platform} {platform.release()}"

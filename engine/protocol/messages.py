@@ -29,6 +29,8 @@ META_PREFIX = "Meta("
 
 LoadStage = Literal["allocate", "read", "context", "warm_up"]
 DownloadStage = Literal["fetch", "wait", "verify"]
+StopReason = Literal["end_of_text", "length", "context_full", "stopped"]
+"""Why a generation ended; `stopped`: by a person."""
 
 
 # ------------------------------------------------------------------ requests (to the child)
@@ -36,6 +38,12 @@ DownloadStage = Literal["fetch", "wait", "verify"]
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", forbid_unknown_fields=True):
     """Base of what we ask a child."""
+
+
+class Job(Request, frozen=True, kw_only=True):
+    """Base of requests with a time limit: who asks kills the child after `seconds`, and so does the kernel's alarm."""
+
+    seconds: float
 
 
 class DeviceRef(msgspec.Struct, frozen=True, kw_only=True):
@@ -553,7 +561,7 @@ class Generated(LastWord, frozen=True, tag="generated", kw_only=True):
     prompt_seconds: float
     generation_seconds: float
     context_used: int
-    stop_reason: Literal["end_of_text", "length", "context_full", "stopped"]
+    stop_reason: StopReason
     replaced: str = ""
     replaced_for_log: str = ""
     checkpoint_bytes: int = 0

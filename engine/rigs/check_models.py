@@ -6,7 +6,7 @@ from pathlib import Path
 
 from engine.cancellation import CancelToken
 from engine.errors import EngineError
-from engine.process.one_shot import Questions, raise_if_cancelled
+from engine.process.questions import Questions, raise_if_cancelled
 from engine.protocol.messages import Quantise, Quantised
 
 WEIGHT_TYPES = {

@@ -1,23 +1,126 @@
-"""Finding devices of this machine and of RPC endpoints, in a short-lived child: the engine may abort or take memory."""
+"""Finding devices of this machine and of RPC endpoints.
+
+A short-lived child asks the engine, which may abort or take memory; the host is described here. `find_devices` adds
+what drivers and earlier self-tests tell of the devices.
+"""
 
 from __future__ import annotations
 
 import itertools
+import platform
+import subprocess
+import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from engine.cancellation import CancelToken
-from engine.devices.device import Capabilities, Device, Rig
+from engine.devices.device import Capabilities, Device, Rig, make_host
 from engine.devices.endpoint import Greeting, GreetingStatus, greet_all, parse_endpoint
+from engine.devices.host_memory import read_host_memory
 from engine.devices.margins import remote_margin_bytes
 from engine.errors import ArgumentError, BusyError, EngineError, UnreachableError
 from engine.gguf.quoting import clean
 from engine.language import tr
 from engine.pci import parse_pci_name
-from engine.process.one_shot import DEFAULT_TIMEOUT_S, ask_child, blaming, raise_if_cancelled
+from engine.process.questions import DEFAULT_TIMEOUT_S, ask_child, blaming, raise_if_cancelled
 from engine.protocol.messages import DeviceList, GgmlDevice, ListDevices
-from engine.rigs.host import host_device
+from engine.rigs.check_book import read_check_book
+from engine.rigs.self_test import read_verdicts, with_verdicts
+from engine.telemetry.cards import read_card_facts, with_display_margins
+from engine.telemetry.drivers import read_drivers
 from engine.units import MIB
+
+_PROCESSORS = Path("/proc/cpuinfo")
+_COMMAND_TIMEOUT_S = 2.0
+
+
+def host_device() -> Device:
+    """Return the host with its memory as of now, limits of control groups included. Quick; starts no child on Linux."""
+    memory = read_host_memory()
+    return make_host(processor_name(), memory.total_bytes, memory.free_bytes)
+
+
+def processor_name() -> str:
+    """Return the processor's name for people."""
+    if sys.platform.startswith("linux"):
+        for line in _processor_lines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name" and value.strip():
+                return value.strip()
+    if sys.platform == "darwin":
+        try:
+            command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
+            found = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_TIMEOUT_S, check=True)
+            return found.stdout.strip() or "CPU"
+        except (OSError, subprocess.SubprocessError):
+            return "CPU"
+    return platform.processor() or platform.machine() or "CPU"
+
+
+def _processor_lines() -> list[str]:
+    try:
+        return _PROCESSORS.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A machine that was paired with: who it is, and where on this machine the tunnel to it begins (host:port)."""
+
+    endpoint: str
+    fingerprint: str
+    name: str
+    via: str
+
+
+def find_devices(
+    verdicts: Path, rpc_endpoints: Sequence[str] = (), *, checks: Path | None = None, peers: Sequence[Peer] = ()
+) -> Rig:
+    """Return this machine's devices, those of the endpoints and those of paired machines, with default margins.
+
+    `verdicts` is the file of self-tests, `checks` that of the engine's checks of itself, None: what they say is left
+    aside. Blocks as `discover` does, and raises what it raises.
+    """
+    rig = _discover(tuple(rpc_endpoints), peers)
+    rig = with_display_margins(rig, read_card_facts(rig.devices))
+    rig = with_verdicts(rig, read_verdicts(verdicts))
+    return rig if checks is None else read_check_book(checks).apply(rig, read_drivers(rig.devices))
+
+
+def find_workers(endpoint: str, checks: Path) -> tuple[Device, ...]:
+    """Return the devices of the RPC worker at `endpoint` (host:port), judged by the file of checks `checks`.
+
+    Blocks as `discover` does, and raises alike.
+    """
+    return _workers(discover((endpoint,)), checks)
+
+
+def find_peer(peer: Peer, checks: Path) -> tuple[Device, ...]:
+    """Return the devices of a paired machine, judged by the file `checks`. Blocks as `discover`, and raises alike."""
+    return _workers(_discover((), (peer,)), checks)
+
+
+def _workers(rig: Rig, checks: Path) -> tuple[Device, ...]:
+    book = read_check_book(checks)
+    return tuple(book.judged(device) for device in rig.devices if device.is_rpc)
+
+
+def _discover(rpc_endpoints: tuple[str, ...], peers: Sequence[Peer]) -> Rig:
+    if not peers:
+        return discover(rpc_endpoints)
+    known = {peer.endpoint: peer for peer in peers}
+    rig = discover((*rpc_endpoints, *known), routes={peer.endpoint: peer.via for peer in peers})
+    return Rig(tuple(_secured(device, known.get(device.endpoint or "")) for device in rig.devices), rig.host)
+
+
+def _secured(device: Device, peer: Peer | None) -> Device:
+    if peer is None:
+        return device
+    name = peer.name if device.endpoint_device == 0 else f"{peer.name} device {device.endpoint_device}"
+    return replace(device, name=name, fingerprint=peer.fingerprint, via=peer.via)
+
 
 DEFAULT_GPU_MARGIN_BYTES = 512 * MIB
 """Kept free on a GPU by default: its context, scratch pools and the desktop are outside every estimate."""

@@ -19,7 +19,7 @@ from engine.devices.device import CPU_ID, Device, Feature, Rig
 from engine.errors import EngineError, WorkerCrashedError, WorkerStalledError
 from engine.layout.engine_parameters import MAX_DEVICES, EngineParameters
 from engine.plan.requests import device_refs
-from engine.process.one_shot import Questions, blaming, raise_if_cancelled
+from engine.process.questions import Questions, blaming, raise_if_cancelled
 from engine.protocol.messages import AllocationFailure, Load, LoadedModel, LogitDigest, Logits
 from engine.rigs.check_models import N_LAYERS
 from engine.settings.context_settings import KV_TYPES, ContextSettings, KvType

@@ -18,10 +18,10 @@ from engine.errors import ArgumentError, EngineError, WorkerStalledError
 from engine.kept_weights import DEFAULT_QUOTA_BYTES
 from engine.language import tr
 from engine.process.child import ChildProcess
-from engine.process.one_shot import error_of
 from engine.process.outcome import ProcessOutcome
+from engine.process.questions import error_of
 from engine.protocol.messages import SERVE_ENVIRONMENT, AnyMessage, Failure, Serve, Serving
-from engine.rigs.host import host_device
+from engine.rigs.discovery import host_device
 from engine.units import MIB
 
 START_TIMEOUT_S = 60.0

@@ -14,16 +14,24 @@ from engine.cancellation import CancelToken
 from engine.devices.device import Device, Rig
 from engine.engine_build import engine_build, engine_version
 from engine.errors import EngineError, WorkerCrashedError, WorkerStalledError
-from engine.packs.book import PACKS_VARIABLE, PackBook, Verdict, file_states, read_book, write_book
-from engine.packs.listing import ListedPack, list_packs
 from engine.packs.manifest import find_damage
-from engine.packs.store import Pack, PackStore
-from engine.process.one_shot import Questions, raise_if_cancelled
+from engine.packs.store import (
+    PACKS_VARIABLE,
+    ListedPack,
+    Pack,
+    PackBook,
+    PackStore,
+    Verdict,
+    file_states,
+    list_packs,
+    read_book,
+    write_book,
+)
+from engine.process.questions import Questions, raise_if_cancelled
 from engine.protocol.messages import DeviceList, ListDevices, PackLoad
 from engine.rigs.check_models import write_source
-from engine.rigs.discovery import devices_of
+from engine.rigs.discovery import devices_of, host_device
 from engine.rigs.engine_checks import Checked, Checker, cases_of, how_it_ended
-from engine.rigs.host import host_device
 
 NO_DEVICE = "No device for it was found: is the card's driver installed?"
 TIMEOUT_S = 60.0

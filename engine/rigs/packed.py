@@ -8,9 +8,9 @@ from pathlib import Path
 from engine.devices.device import Rig
 from engine.engine_build import engine_build
 from engine.errors import WorkerCrashedError, WorkerStalledError
-from engine.packs.book import read_book
+from engine.packs.store import read_book
+from engine.rigs.discovery import Peer, find_devices
 from engine.rigs.pack_keeper import PackKeeper
-from engine.rigs.search import Peer, find_devices
 
 
 def find_packed_devices(

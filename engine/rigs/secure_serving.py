@@ -12,10 +12,10 @@ import msgspec
 
 from engine.protocol.messages import Serving
 from engine.rigs.lab import KeptWeights, serve
-from engine.tunnel.answering import Listener
-from engine.tunnel.codes import OpenCode
 from engine.tunnel.door import Key
 from engine.tunnel.identity import Identity
+from engine.tunnel.listener import Listener
+from engine.tunnel.pairing import OpenCode
 from engine.tunnel.pairings import Pairing, PairingBook
 
 NOT_GUARDED = "This system cannot keep other users of this computer from the worker; they can use it without pairing."

@@ -22,7 +22,7 @@ from engine.json_file import read_kept, write_file
 from engine.language import tr
 from engine.layout.engine_parameters import MAX_DEVICES, MAX_ENTRIES, EngineParameters
 from engine.plan.requests import device_refs
-from engine.process.one_shot import Questions
+from engine.process.questions import Questions
 from engine.protocol.messages import AllocationFailure, Load, LoadedModel, LogitDigest, Logits
 from engine.settings.context_settings import ContextSettings
 

@@ -1,19 +1,28 @@
-"""Measuring how fast devices read weights and how far away they are, on request, each in a child of its own."""
+"""How fast devices read weights and how far away they are: measured on request, kept, learnt from answers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from engine.cancellation import CancelToken
 from engine.devices.device import CPU_ID, Device, Rig, routes_of
 from engine.devices.endpoint import Greeting, greet_all
 from engine.errors import BusyError, EngineError, WorkerStalledError
+from engine.fit.speed_book import KeptDevice, SpeedBook
 from engine.language import tr
+from engine.plan.plan import Plan
+from engine.plan.preview import plan_prompt, plan_speed
 from engine.plan.requests import device_refs
-from engine.process.one_shot import ask_child, blaming, raise_if_cancelled
+from engine.process.questions import ask_child, blaming, raise_if_cancelled
 from engine.processor import default_threads
 from engine.protocol.messages import DeviceRef, DeviceSpeed, MeasureSpeed
+from engine.speed.answers import MIN_PROMPT_TOKENS
+from engine.speed.prediction import SpeedForecast
+from engine.speed.speeds import Speeds, layout_class
+from engine.speed.work import Work
+from engine.telemetry.cards import read_card_facts
 from engine.units import MIB
 
 MAX_BYTES = 256 * MIB
@@ -119,3 +128,103 @@ def _obstacle(device: Device, held: frozenset[str], silent: set[str], greetings:
         return tr("{id} was not measured: other devices fell silent when they were.", id=device.id)
     greeting = greetings[device.endpoint]
     return "" if greeting.ok else f"{device.id}: {greeting.sentence}"
+
+
+def measured_book(
+    rig: Rig,
+    book: SpeedBook,
+    held: Iterable[str] = (),
+    cancel: CancelToken | None = None,
+    *,
+    n_threads: int | None = None,
+) -> tuple[SpeedBook, tuple[str, ...]]:
+    """Return `book` with the devices of `rig` as they are now, and a sentence for each that could not be measured.
+
+    Blocks for some seconds per device; never for the GUI thread.
+    """
+    found = measure_speeds(rig, held=held, n_threads=n_threads, cancel=cancel)
+    for device in rig.all_devices:
+        speed = found.speeds.get(device.id)
+        if speed is not None:
+            kept = KeptDevice(
+                speed.read_bytes_per_second,
+                speed.round_trip_s,
+                speed.sent_bytes_per_second,
+                dict(speed.by_type),
+                speed.op_s,
+                dict(speed.products),
+            )
+            book = book.with_device(device, kept)
+    return book, found.problems
+
+
+def known_speeds(rig: Rig, book: SpeedBook) -> Speeds:
+    """Return what was measured of the devices of `rig`, and the links of local cards as their drivers tell them."""
+    return book.speeds(rig, card_links(rig))
+
+
+def card_links(rig: Rig) -> dict[str, float]:
+    """Return the bytes per second of the links of local cards, by device id, as their drivers tell them."""
+    facts = read_card_facts(rig.devices)
+    return {key: each.link_bytes_per_second for key, each in facts.items() if each.link_bytes_per_second is not None}
+
+
+def speed_lines(rig: Rig, book: SpeedBook) -> list[str]:
+    """Return a line for each device of `rig` that was measured."""
+    speeds = book.speeds(rig)
+    lines = []
+    for device_id, bandwidth in speeds.bandwidths.items():
+        link = speeds.links.get(device_id)
+        ping, rate = (0.0, 0.0) if link is None else (link.latency_s * 1e3, link.bytes_per_second / 1e9)
+        away = "" if link is None else tr(" (link {ping:.2g} ms, {rate:.2g} GB/s)", ping=ping, rate=rate)
+        lines.append(
+            tr(
+                "{device_id} reads {bandwidth:.3g} GB/s{away}.",
+                device_id=device_id,
+                bandwidth=bandwidth / 1000000000.0,
+                away=away,
+            )
+        )
+    return lines
+
+
+@dataclass(frozen=True, slots=True)
+class TimedAnswer:
+    """An answer that was alone on its devices: its tokens, and how many of them came in a second; of its prompt what
+    was read for it."""
+
+    prompt_tokens: int
+    generated_tokens: int
+    tokens_per_second: float
+    read_tokens: int = 0
+    read_per_second: float = 0.0
+
+
+class BareSpeeds(NamedTuple):
+    """What would have been predicted by measurements alone; `prompt` None where nothing is to be learnt of it."""
+
+    answer: SpeedForecast
+    prompt: SpeedForecast | None
+
+
+def bare_speed(plan: Plan, book: SpeedBook, answer: TimedAnswer) -> BareSpeeds | None:
+    """Return what `answer` would have been predicted to take by measurements alone, without what answers taught; None
+    where nobody can say. Asks drivers."""
+    speeds = known_speeds(plan.rig, book).unlearnt
+    work = Work(plan.model)
+    fill_tokens = answer.prompt_tokens + answer.generated_tokens // 2
+    predicted = plan_speed(work, plan, speeds, fill_tokens)
+    if predicted is None:
+        return None
+    # A prompt with images is read in other ways, and one that was mostly read before says little.
+    tells = plan.edit.side_files.projector is None and answer.read_tokens >= MIN_PROMPT_TOKENS
+    return BareSpeeds(predicted, plan_prompt(work, plan, speeds, answer.read_tokens) if tells else None)
+
+
+def learnt(book: SpeedBook, plan: Plan, predicted: BareSpeeds, answer: TimedAnswer) -> SpeedBook:
+    """Return the book after an answer on `plan`, of which `bare_speed` said what it would take."""
+    name = layout_class(plan.edit.layout, plan.rig)
+    book = book.with_answer(name, plan.rig, predicted.answer, answer.generated_tokens, answer.tokens_per_second)
+    if predicted.prompt is None:
+        return book
+    return book.with_prompt(name, plan.rig, predicted.prompt, answer.read_per_second)

@@ -24,8 +24,7 @@ from engine.protocol.messages import (
 from engine.session import effects, events
 from engine.session.events import Answered, Cancelled, Crashed, Done, Failed, OutOfMemory, RequestEnding, Token
 from engine.session.reports import done_event, failed_event, out_of_memory_event
-from engine.session.state import RequestRun, RequestState, State
-from engine.session.turn import Turn
+from engine.session.state import RequestRun, RequestState, State, Turn
 
 
 def ask(turn: Turn, request: AnyModelRequest) -> None:
@@ -52,7 +51,7 @@ def ask(turn: Turn, request: AnyModelRequest) -> None:
 
 
 def stop(turn: Turn, number: int) -> None:
-    """Ask the child to end one request. One that has ended, or whose child is gone: nothing."""
+    """Ask the child to end one request; does nothing if the request or the child has ended."""
     run = _find(turn.state, number)
     if run is not None and not run.stopping and turn.state.child is not None:
         _put(turn, replace(run, state=RequestState.STOPPING))
@@ -61,7 +60,7 @@ def stop(turn: Turn, number: int) -> None:
 
 
 def stop_all(turn: Turn) -> None:
-    """Ask the child to end every request but those that outlast it."""
+    """Ask the child to end every request, except those that outlast a stop."""
     stoppable = _stoppable(turn.state)
     if all(run.stopping for run in stoppable):
         return
@@ -76,14 +75,14 @@ def stop_all(turn: Turn) -> None:
 
 
 def kill(turn: Turn) -> None:
-    """What was asked to stop has not, in its time: end the child."""
+    """Kill the child, because its requests did not stop in time."""
     turn.change(stop_timer=None)
     turn.change_child(killed=True, ending=True)
     turn.do(effects.KillChild(turn.child.id))
 
 
 def take_message(turn: Turn, message: AnyMessage) -> None:
-    """Take what the child says about a request; about one that has ended it is nothing."""
+    """Take a message of the child about a request; messages about ended requests are ignored."""
     number = message.request if isinstance(message, Answer | Failure | AllocationFailure) else None
     run = None if number is None else _find(turn.state, number)
     if run is None or turn.child.killed:
@@ -105,13 +104,13 @@ def take_message(turn: Turn, message: AnyMessage) -> None:
 
 
 def end_all(turn: Turn, ending_of: Callable[[RequestRun], RequestEnding]) -> None:
-    """End every request that is under way with what `ending_of` says of it."""
+    """End every request that is under way, each with the result of `ending_of`."""
     for run in turn.state.requests:
         _end(turn, run, ending_of(run))
 
 
 def killed_ending(state: State, run: RequestRun) -> Failed:
-    """Return the ending of a request whose child was ended because something did not stop."""
+    """Return the ending of a request whose child was killed because it did not stop."""
     if run.stopping:
         what = tr("The answer did not stop within {stop_timeout_s:g} s", stop_timeout_s=state.stop_timeout_s)
     else:
@@ -143,7 +142,7 @@ def _ending(turn: Turn, run: RequestRun, message: LastWord | Failure | Allocatio
 
 
 def _end(turn: Turn, run: RequestRun, ending: RequestEnding) -> None:
-    """End a request: the one place where that is told."""
+    """End a request; nothing else reports its ending."""
     left = tuple(each for each in turn.state.requests if each.id != run.id)
     turn.change(requests=left)
     if not left:

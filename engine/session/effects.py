@@ -1,6 +1,6 @@
-"""What comes out of the machine: what the driver is to do, in this order.
+"""Effects: what the machine has the driver do, in this order.
 
-Work goes on beside the rest and reports once, under its ticket, also where it was abandoned.
+Work runs in threads of its own and reports once, under its ticket, even if it was abandoned.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Whether a silence of the child means that it stands still."""
+    """Whether a silent child counts as stalled."""
 
     child: int
     active: bool
@@ -43,7 +43,7 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class StopChild:
-    """Ask it to end; terminate, then kill it where that takes too long."""
+    """Ask it to end; if that takes too long, terminate and then kill it."""
 
     child: int
 
@@ -60,7 +60,7 @@ class KillChild:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Check the plan and make the request of it: `Prepared` or `Refused`."""
+    """Check the plan and make the child's request from it; reports `Prepared` or `Refused`."""
 
     ticket: int
     plan: Plan
@@ -68,7 +68,7 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Say what the devices will hold: `Forecasted`. `ask_engine`: by a probe, where that can be."""
+    """Forecast the memory of each device; reports `Forecasted`. `ask_engine`: by a probe, if possible."""
 
     ticket: int
     plan: Plan
@@ -77,7 +77,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Choose:
-    """Choose the layout after all that were tried for `asked`: `Chosen`."""
+    """Choose the next layout after those that were tried for `asked`; reports `Chosen`."""
 
     ticket: int
     asked: LoadOrder
@@ -86,7 +86,7 @@ class Choose:
 
 @dataclass(frozen=True, slots=True)
 class Greet:
-    """Say hello to workers, to those behind a tunnel where `routes` says: `Greeted`."""
+    """Greet RPC workers, some of them through tunnels (`routes`); reports `Greeted`."""
 
     ticket: int
     endpoints: tuple[str, ...]
@@ -95,7 +95,7 @@ class Greet:
 
 @dataclass(frozen=True, slots=True)
 class Explain:
-    """Find proposals and ask the engine about them: `Explained`."""
+    """Search for proposals and probe them; reports `Explained`."""
 
     ticket: int
     plan: Plan
@@ -106,7 +106,7 @@ class Explain:
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """Nobody needs the work any more, or only what is known so far."""
+    """Cancel work: its result is not needed any more, or only as far as it is known."""
 
     ticket: int
 
@@ -116,7 +116,7 @@ class Abandon:
 
 @dataclass(frozen=True, slots=True)
 class SetTimer:
-    """Ring after what a child may take to stop by itself."""
+    """Start the timer for a child that was asked to stop."""
 
     timer: int
 

@@ -10,7 +10,7 @@ import msgspec
 from engine.devices.holder import MemoryHolder
 from engine.language import tr
 from engine.plan.report import DeviceRow
-from engine.protocol.messages import LastWord, TokenChoice
+from engine.protocol.messages import LastWord, StopReason, TokenChoice
 
 Stage = Literal["header", "fit", "allocate", "read", "context", "warm_up"]
 STAGE_WORDS: Mapping[Stage, str] = {
@@ -22,7 +22,6 @@ STAGE_WORDS: Mapping[Stage, str] = {
     "warm_up": tr("warming up"),
 }
 """What goes on in a stage, to stand after "while"; in the order of a load."""
-StopReason = Literal["end_of_text", "length", "context_full", "stopped"]
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
@@ -140,4 +139,5 @@ class Cancelled(Event, frozen=True, kw_only=True, tag="cancelled"):
 
 LoadEnding = Loaded | OutOfMemory | Failed | Crashed | Cancelled
 RequestEnding = Done | Answered | OutOfMemory | Failed | Crashed | Cancelled
+RequestEvent = Reading | Token | RequestEnding
 AnyEvent = Progress | Attempt | Reading | Token | LoadEnding | RequestEnding

@@ -1,4 +1,4 @@
-"""What goes into the machine: what somebody wants, and what the driver reports."""
+"""Inputs of the machine: commands, and reports of the driver."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ from engine.protocol import messages as protocol
 from engine.session.events import Failed
 from engine.session.load_order import LoadOrder
 
+Greetings = Mapping[str, Greeting]
+"""What workers answered to our hello, by endpoint."""
+
 # ------------------------------------------------------------------ commands
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Load what `order` says, after what runs has been stopped; refused when closed."""
+    """Load `order` after stopping what runs; refused after `Close`."""
 
     order: LoadOrder
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Ask the loaded model; refused when none is ready. The machine gives the request its id."""
+    """Send a request to the loaded model; refused if none is ready. The machine gives the request its id."""
 
     request: protocol.AnyModelRequest
 
@@ -41,12 +44,12 @@ class StopRequest:
 
 @dataclass(frozen=True, slots=True)
 class StopAll:
-    """End the load that runs, the one that waits, and every request."""
+    """End the running load, the waiting load, and every request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unload:
-    """End all that runs, then free what is loaded."""
+    """End everything that runs, then free the loaded model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,7 @@ Command = Load | Ask | StopRequest | StopAll | Unload | Close | QueryMemory
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The plan can be loaded, with this request. It is given back with tables of its own, and its forecast made."""
+    """The plan can be loaded, with this request. `plan` has tables of its own, and its forecast is computed."""
 
     ticket: int
     plan: Plan
@@ -83,7 +86,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Forecasted:
-    """The plan with what each device will hold, as well as that can be told."""
+    """The plan with the best forecast of each device's memory."""
 
     ticket: int
     plan: Plan
@@ -100,15 +103,15 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Greeted:
-    """What the workers said."""
+    """The answers of the workers."""
 
     ticket: int
-    greetings: Mapping[str, Greeting]
+    greetings: Greetings
 
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """What to change, and who holds the memory."""
+    """Proposals for another load, and the processes that hold the device's memory."""
 
     ticket: int
     proposals: tuple[Proposal, ...]
@@ -117,7 +120,7 @@ class Explained:
 
 @dataclass(frozen=True, slots=True)
 class WorkFailed:
-    """An error of ours in the work with this ticket; the log has it."""
+    """An internal error in the work with this ticket, which is in the log."""
 
     ticket: int
 
@@ -135,7 +138,7 @@ class ChildSaid:
 
 @dataclass(frozen=True, slots=True)
 class ChildEnded:
-    """The end of a child, told once for each that was started, after its messages."""
+    """The end of a child, reported once for each that was started, after all its messages."""
 
     child: int
     outcome: ProcessOutcome
@@ -143,14 +146,14 @@ class ChildEnded:
 
 @dataclass(frozen=True, slots=True)
 class TimerRang:
-    """The time of a timer is over; it may have been cancelled in the last moment."""
+    """A timer has expired; it may have been cancelled a moment ago."""
 
     timer: int
 
 
 @dataclass(frozen=True, slots=True)
 class Bug:
-    """An error of ours, anywhere; the log has it. What runs gets its ending."""
+    """An internal error, which is in the log. Whatever runs gets its ending."""
 
 
 Work = Prepared | Refused | Forecasted | Chosen | Greeted | Explained | WorkFailed

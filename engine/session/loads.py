@@ -22,14 +22,11 @@ from engine.protocol.messages import (
     Stopped,
 )
 from engine.session import effects, inputs
-from engine.session.attempts import FIRST_REASON, LoadAttempt, outcome_words, refusal_of
 from engine.session.events import Attempt, Cancelled, Failed, LoadEnding, OutOfMemory
-from engine.session.greetings import Greetings
-from engine.session.load_order import LoadOrder
+from engine.session.inputs import Greetings
+from engine.session.load_order import FIRST_REASON, LoadAttempt, LoadOrder, outcome_words, refusal_of
 from engine.session.reports import failed_event, loaded_event, out_of_memory_event, refusal
-from engine.session.stages import StageMark
-from engine.session.state import Child, LoadedInfo, LoadResult, LoadRun, Step, out_of_memory_ending
-from engine.session.turn import Turn
+from engine.session.state import Child, LoadedInfo, LoadResult, LoadRun, StageMark, Step, Turn, out_of_memory_ending
 
 INTERNAL_FAILURE = Failed(kind="internal", message=tr("An internal error ended this. The log has the details."))
 

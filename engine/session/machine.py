@@ -10,13 +10,16 @@ from functools import partial
 
 from engine.errors import ArgumentError
 from engine.language import tr
-from engine.process.outcome import EndReason
+from engine.plan.known_faults import known_words
+from engine.plan.plan import Plan
+from engine.process.outcome import EndReason, ProcessOutcome
 from engine.protocol.messages import AnyMessage, DeviceMemoryQuery, DeviceMemoryReadings
-from engine.session import answers, effects, inputs, loads, losses
+from engine.session import answers, effects, inputs, loads
 from engine.session.effects import Effect
-from engine.session.inputs import Input
-from engine.session.state import State, Step
-from engine.session.turn import Turn
+from engine.session.events import Crashed, Failed, Stage
+from engine.session.inputs import Greetings, Input
+from engine.session.reports import crash_event, lost_event
+from engine.session.state import Loss, State, Step, Turn
 
 
 def advance(state: State, event: Input) -> tuple[State, tuple[Effect, ...]]:
@@ -97,7 +100,7 @@ def _forget_waiting(turn: Turn) -> None:
 def _stop_what_runs(turn: Turn) -> None:
     """Its ending comes when the child has answered or is gone; the search for a lost device ends at once."""
     if turn.state.loss is not None:
-        losses.cut_short(turn)
+        _cut_short(turn)
         return
     loads.cancel(turn)
     answers.stop_all(turn)
@@ -149,12 +152,12 @@ def _take_child_end(turn: Turn, event: inputs.ChildEnded) -> None:
         turn.change(stop_timer=None)
     if turn.state.load is not None:
         stage = turn.load.mark.stage
-        loads.take_child_end(turn, partial(losses.diagnose, turn, outcome, stage, child.plan))
+        loads.take_child_end(turn, partial(_diagnose, turn, outcome, stage, child.plan))
     elif turn.state.requests and child.killed and outcome.reason is EndReason.STOPPED:
         turn.change(has_failed=True)
         answers.end_all(turn, partial(answers.killed_ending, turn.state))
     elif turn.state.requests or not child.ending:
-        losses.diagnose(turn, outcome, None, child.plan)
+        _diagnose(turn, outcome, None, child.plan)
 
 
 def _take_work(turn: Turn, answer: inputs.Work) -> None:
@@ -162,15 +165,61 @@ def _take_work(turn: Turn, answer: inputs.Work) -> None:
     if loss is None or loss.ticket != answer.ticket:
         loads.take_work(turn, answer)
     else:
-        losses.take_greetings(turn, answer.greetings if isinstance(answer, inputs.Greeted) else {})
+        _take_lost_greetings(turn, answer.greetings if isinstance(answer, inputs.Greeted) else {})
 
 
 def _take_bug(turn: Turn) -> None:
     """Give what runs its ending, and go on without the child."""
     if turn.state.loss is not None:
-        losses.cut_short(turn)
+        _cut_short(turn)
     elif turn.state.load is not None:
         loads.give_up(turn)
     elif turn.state.requests:
         turn.change(unload_wanted=True)
         answers.end_all(turn, partial(answers.with_request, loads.INTERNAL_FAILURE))
+
+
+# ------------------------------------------------------------------ a child that went without its last word
+
+
+def _diagnose(turn: Turn, outcome: ProcessOutcome, stage: Stage | None, plan: Plan) -> None:
+    """Find out which device is to blame, where one can be, and end with that what the child was for."""
+    endpoints = tuple(plan.used_endpoints)
+    if not endpoints or not (outcome.lost_rpc or outcome.reason is EndReason.STALLED):
+        _end_with(turn, crash_event(outcome, known_words(plan), plan.used_endpoints))
+        return
+    ticket = turn.number()
+    turn.change(loss=Loss(ticket, outcome, stage, plan))
+    if turn.state.load is not None:
+        turn.change_load(step=Step.DIAGNOSING)
+    if turn.state.closing:
+        _take_lost_greetings(turn, {})
+    else:
+        turn.do(effects.Greet(ticket, endpoints, plan.routes))
+
+
+def _take_lost_greetings(turn: Turn, greetings: Greetings) -> None:
+    """End with what the workers have said."""
+    loss = turn.state.loss
+    assert loss is not None
+    turn.change(loss=None)
+    known = known_words(loss.plan)
+    _end_with(turn, lost_event(loss.outcome, loss.stage, loss.plan.used_endpoints, greetings, known))
+
+
+def _cut_short(turn: Turn) -> None:
+    """Wait for no answers any more; end with what is known."""
+    assert turn.state.loss is not None
+    turn.do(effects.Abandon(turn.state.loss.ticket))
+    _take_lost_greetings(turn, {})
+
+
+def _end_with(turn: Turn, ending: Failed | Crashed) -> None:
+    if turn.state.load is not None:
+        loads.conclude(turn, ending)
+        return
+    turn.change(has_failed=True)
+    if turn.state.requests:
+        answers.end_all(turn, partial(answers.with_request, ending))
+    else:
+        turn.tell(ending)

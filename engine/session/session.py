@@ -2,31 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import queue
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from engine.devices.device import Device
 from engine.devices.holder import MemoryHolder
-from engine.probing.probe_cache import ProbeCache
+from engine.probing.probe import ProbeCache
 from engine.process.child import DEFAULT_STALL_TIMEOUT_S
 from engine.protocol.messages import AnyModelRequest
 from engine.session import inputs
-from engine.session.driver import Driver, DriverOptions, Receiver
+from engine.session.driver import PROPOSAL_LIMIT_S, Driver, DriverOptions, Receiver, Workshop, nobody
+from engine.session.events import RequestEnding, RequestEvent
 from engine.session.load_order import LoadOrder
 from engine.session.snapshot import Snapshot
 from engine.session.state import STOP_TIMEOUT_S
-from engine.session.work import PROPOSAL_LIMIT_S, Workshop, nobody
+
+
+class RequestStream:
+    """Events of one request in their order, the ending last. `number`: the request's number. For one thread."""
+
+    def __init__(self, session: ModelSession, number: int, events: queue.SimpleQueue[RequestEvent]) -> None:
+        self._session, self.number, self._events = session, number, events
+
+    def __iter__(self) -> Iterator[RequestEvent]:
+        """Wait for each event; after the ending there is no other."""
+        while True:
+            event = self._events.get()
+            yield event
+            if isinstance(event, RequestEnding):
+                return
+
+    def next(self, timeout_s: float) -> RequestEvent:
+        """Return the next event; to be called no more after the ending.
+
+        Raises:
+            queue.Empty: none came in time.
+        """
+        return self._events.get(timeout=timeout_s)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no event waits to be read."""
+        return self._events.empty()
+
+    def stop(self) -> None:
+        """Ask for the end of the request; its ending comes as always."""
+        self._session.stop(self.number)
 
 
 class ModelSession:
     """Loads a model into a child, asks it, and ends it. Thread-safe; no call but `close` waits.
 
-    `receiver` gets every event, every new snapshot, and readings of device memory, in the session's thread, snapshots
-    before the events that led to them; it should return soon. A load gets exactly one ending, however many layouts
-    were tried for it, and so does a request. A loaded model that is lost while nothing is asked of it is told by one
-    more `Crashed` or `Failed`. `holders` tells, in a thread of ours, who holds a device's memory when a load has run
-    out of it. `sequences`: the folder in which the child may save sequences and read them, made where it is missing;
-    without one it saves none.
+    `receiver` gets every event but those of a `stream`, every new snapshot, and readings of device memory, in the
+    session's thread, snapshots before the events that led to them; it should return soon. A load gets exactly one
+    ending, however many layouts were tried for it, and so does a request. A loaded model that is lost while nothing is
+    asked of it is told by one more `Crashed` or `Failed`. `holders` tells, in a thread of ours, who holds a device's
+    memory when a load has run out of it. `sequences`: the folder in which the child may save sequences and read them,
+    made where it is missing; without one it saves none.
     """
 
     def __init__(
@@ -70,7 +103,15 @@ class ModelSession:
         Raises:
             ArgumentError: where no model is ready, with a sentence; then there is no event.
         """
-        return self._driver.take(inputs.Ask(request)).asked - 1
+        return self._driver.ask(request)
+
+    def stream(self, request: AnyModelRequest) -> RequestStream:
+        """Ask as `ask` does; the events of this request go to the stream, and not to the receiver.
+
+        Any number of streams may be open at once, each read by a thread of its own.
+        """
+        events: queue.SimpleQueue[RequestEvent] = queue.SimpleQueue()
+        return RequestStream(self, self._driver.ask(request, events), events)
 
     def stop(self, request: int | None = None) -> None:
         """End one request; without one the load, the load that waits, and every request.

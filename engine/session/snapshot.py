@@ -1,4 +1,4 @@
-"""What anybody may read of one open model, at any moment and in any thread."""
+"""The public state of one open model, which may be read at any moment and in any thread."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ from dataclasses import dataclass, field
 
 from engine.fit.proposal import Proposal
 from engine.language import tr
-from engine.session.attempts import LoadAttempt
 from engine.session.events import LoadEnding, Stage
-from engine.session.load_order import LoadOrder
+from engine.session.load_order import LoadAttempt, LoadOrder
 from engine.session.state import LoadedInfo, LoadRun, RequestRun, State, Step
 from engine.session.status import Phase
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A load that was asked for and has not ended. `waits`: why it has not begun, or does not go on; empty: it runs."""
+    """A load that has not ended. `waits`: why it has not begun or does not go on; empty if it runs."""
 
     order: LoadOrder
     waits: str = ""
@@ -55,7 +54,7 @@ class Snapshot:
 
 
 def snapshot_of(state: State, number: int = 0) -> Snapshot:
-    """Return what may be read of `state`."""
+    """Return the public part of `state`."""
     load, last = state.load, state.last
     return Snapshot(
         number=number,

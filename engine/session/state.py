@@ -1,32 +1,59 @@
-"""What the machine knows of one open model: one frozen value, replaced whole with each input."""
+"""The state of one open model: one frozen value, replaced as a whole by each input; and `Turn`, the change that one
+input makes.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
+from typing import Any
 
 from engine.fit.proposal import Proposal
 from engine.fit.step_back import Tried
 from engine.plan.plan import Plan
 from engine.plan.report import DeviceRow
 from engine.process.outcome import ProcessOutcome
-from engine.protocol.messages import AnyModelRequest, Load
-from engine.session.attempts import LoadAttempt
-from engine.session.events import LoadEnding, OutOfMemory, Stage
-from engine.session.load_order import LoadOrder
-from engine.session.stages import StageMark
+from engine.protocol.messages import AnyModelRequest, AnyRequest, Load, StageProgress
+from engine.session import effects
+from engine.session.effects import Effect
+from engine.session.events import STAGE_WORDS, AnyEvent, LoadEnding, OutOfMemory, Progress, Stage
+from engine.session.load_order import LoadAttempt, LoadOrder
 from engine.settings.context_settings import ContextSettings
 
 STOP_TIMEOUT_S = 2.0
-"""From asking for an end until the child has been killed, if that is what it takes."""
+"""Time from the request to stop until a child that does not stop has been killed."""
+_STAGES: tuple[Stage, ...] = tuple(STAGE_WORDS)
+
+
+@dataclass(frozen=True, slots=True)
+class StageMark:
+    """The progress of a load. `fraction`: 0 to 1 of the stage, None if it is not known."""
+
+    stage: Stage = "header"
+    fraction: float | None = None
+
+    def after(self, message: StageProgress) -> StageMark | None:
+        """Return the progress after `message`; None if the message is about an earlier stage."""
+        if _STAGES.index(message.stage) < _STAGES.index(self.stage):
+            return None
+        before = self.fraction if message.stage == self.stage else None
+        if message.fraction is None:
+            return StageMark(message.stage, before)
+        fraction = min(1.0, max(0.0, message.fraction))
+        return StageMark(message.stage, fraction if before is None else max(fraction, before))
+
+    def progress(self, device: str | None = None) -> Progress:
+        """Return it as an event."""
+        return Progress(stage=self.stage, fraction=self.fraction, device=device)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedInfo:
-    """What is loaded: the order, with the plan that it was in the end, and what its child and its devices told.
+    """The loaded model. `order`: with the plan that was loaded in the end.
 
-    `context` is what was used; `flash_attention` None: the engine did not tell. `n_ctx` is what all `slots` hold
-    together, `n_ctx_seq` what one request may take of it. `measured` and `forecast` have a row for each device.
+    `n_ctx`: tokens of all `slots` together. `n_ctx_seq`: tokens that one request may use. `context`: the settings that
+    were used. `flash_attention`: None if the engine did not report it. `measured`, `forecast`: a row for each device.
     """
 
     order: LoadOrder
@@ -45,10 +72,10 @@ class LoadedInfo:
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """The one child that has been started and whose end has not been told.
+    """The child process, from its start until its end was reported. There is at most one.
 
-    `greeted`: it has said hello. `ending`: it was asked to end. `killed`: it is ended for not stopping in time, and
-    whatever it still says about requests comes too late.
+    `greeted`: it has sent its hello. `ending`: it was asked to end. `killed`: it is being killed because it did not
+    stop in time; its later messages about requests are ignored.
     """
 
     id: int
@@ -59,7 +86,7 @@ class Child:
 
 
 class Step(Enum):
-    """Where a load is, and with that what it waits for."""
+    """The step of a load; each docstring below says what the step waits for."""
 
     PREPARING = auto()
     """for the request that the child gets, or the rule that the layout breaks"""
@@ -83,9 +110,9 @@ class Step(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LoadRun:
-    """The load that runs. `asked` is what was asked for, `plan` what is being tried for it.
+    """The load that runs. `asked`: the order. `plan`: the plan that is being tried for it.
 
-    `base` is the plan that was asked for, with tables that nobody else plans with; None until that is there.
+    `base`: the plan of the order with tables of its own, which no other thread uses; None until it is prepared.
 
     `ticket` is that of the work that it waits for, None where it waits for a child. `is_real`: the layout is to be
     loaded, whatever is forecast for it. `unchecked` are workers that what was loaded before still holds. `ending` is
@@ -111,7 +138,7 @@ class LoadRun:
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """What became of the last load."""
+    """The result of the last load."""
 
     attempts: tuple[LoadAttempt, ...]
     ending: LoadEnding
@@ -119,7 +146,7 @@ class LoadResult:
 
 
 class RequestState(Enum):
-    """ASKED: the child has it. READING: its prompt. ANSWERING: text comes. STOPPING: it was asked to stop."""
+    """ASKED: sent to the child. READING: the prompt is processed. ANSWERING: text arrives. STOPPING: asked to stop."""
 
     ASKED = auto()
     READING = auto()
@@ -129,7 +156,7 @@ class RequestState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RequestRun:
-    """A request that has begun and not ended."""
+    """A request that is under way."""
 
     request: AnyModelRequest
     state: RequestState = RequestState.ASKED
@@ -145,9 +172,9 @@ class RequestRun:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A child that went down, or stood still, over RPC: its workers are being asked which of them is gone.
+    """A child that ended or stalled while it used RPC workers: each of them is asked whether it is still there.
 
-    `stage` None: it was answering or idle.
+    `stage`: of the load; None if the child was answering or idle.
     """
 
     ticket: int
@@ -158,9 +185,9 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """One open model. `numbers` counts children, tickets and timers, `asked` the requests.
+    """One open model. `numbers` counts children, tickets and timers, `asked` counts requests.
 
-    A load that is asked for while something runs is in `waiting`, and nowhere else, until that has ended.
+    `waiting`: a load that was requested while something runs; it begins after that has ended.
     """
 
     stop_timeout_s: float = STOP_TIMEOUT_S
@@ -181,12 +208,12 @@ class State:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing runs; a model may be loaded."""
+        """Whether no load and no request is under way; a model may be loaded."""
         return self.load is None and not self.requests and self.loss is None
 
     @property
     def is_over(self) -> bool:
-        """Whether it is closed and nothing is left of it."""
+        """Whether the session is closed and its child has ended."""
         return self.closing and self.is_idle and self.child is None and self.waiting is None
 
 
@@ -194,3 +221,70 @@ def out_of_memory_ending(load: LoadRun) -> OutOfMemory:
     """Return the ending of a load that is being explained."""
     assert isinstance(load.ending, OutOfMemory)
     return load.ending
+
+
+class Turn:
+    """State and effects during one call of `advance`, which returns both."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.effects: list[Effect] = []
+
+    def change(self, **fields: Any) -> None:
+        self.state = replace(self.state, **fields)
+
+    def change_load(self, **fields: Any) -> None:
+        self.change(load=replace(self.load, **fields))
+
+    def change_child(self, **fields: Any) -> None:
+        self.change(child=replace(self.child, **fields))
+
+    @property
+    def load(self) -> LoadRun:
+        """The load that runs; there must be one."""
+        assert self.state.load is not None
+        return self.state.load
+
+    @property
+    def child(self) -> Child:
+        """The child; there must be one."""
+        assert self.state.child is not None
+        return self.state.child
+
+    def do(self, effect: Effect) -> None:
+        self.effects.append(effect)
+
+    def tell(self, event: AnyEvent) -> None:
+        self.do(effects.Tell(event))
+
+    def number(self) -> int:
+        """Return a number that was not given before."""
+        self.change(numbers=self.state.numbers + 1)
+        return self.state.numbers
+
+    def send(self, request: AnyRequest) -> None:
+        self.do(effects.Send(self.child.id, request))
+
+    def watch(self, active: bool) -> None:
+        """Begin or end watching whether the child stalls."""
+        if self.state.child is not None and not self.state.child.ending:
+            self.do(effects.Watch(self.state.child.id, active))
+
+    def stop_child(self) -> None:
+        """Ask the child to end, unless it was asked before."""
+        if not self.child.ending:
+            self.do(effects.StopChild(self.child.id))
+            self.change_child(ending=True)
+
+    def await_work(self, step: Step, work: Callable[[int], effects.Work]) -> None:
+        """Take the load to `step`, in which it waits for `work`, made for its ticket."""
+        ticket = self.number()
+        self.change_load(step=step, ticket=ticket)
+        self.do(work(ticket))
+
+    def take_answer(self, ticket: int) -> bool:
+        """Return whether the load waits for this ticket; from now on it does not."""
+        if self.state.load is None or self.state.load.ticket != ticket:
+            return False
+        self.change_load(ticket=None)
+        return True

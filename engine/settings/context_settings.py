@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
 KvType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
-KV_TYPES: tuple[KvType, ...] = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+KV_TYPES: tuple[KvType, ...] = get_args(KvType)
 FlashAttention = Literal["auto", "on", "off"]
-FLASH_ATTENTION_MODES: tuple[FlashAttention, ...] = ("auto", "on", "off")
+FLASH_ATTENTION_MODES: tuple[FlashAttention, ...] = get_args(FlashAttention)
 LoadMode = Literal["auto", "mmap", "none", "mlock", "mmap_mlock", "direct_io"]
-LOAD_MODES: tuple[LoadMode, ...] = ("auto", "mmap", "none", "mlock", "mmap_mlock", "direct_io")
+LOAD_MODES: tuple[LoadMode, ...] = get_args(LoadMode)
 OpOffload = bool | Literal["auto"]
 Pipeline = Literal["auto", "on", "off"]
-PIPELINE_MODES: tuple[Pipeline, ...] = ("auto", "on", "off")
+PIPELINE_MODES: tuple[Pipeline, ...] = get_args(Pipeline)
 AUTO: Literal["auto"] = "auto"
 AUTO_CONTEXT = 0
 """As `n_ctx`: as long as is sensible on the rig and fits."""

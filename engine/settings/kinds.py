@@ -1,7 +1,9 @@
-"""Kinds of values that a setting may have: how each is read from a file, typed by a person, and written."""
+"""Kinds of values that a setting may have: how each is read from a file, checked, typed by a person, and written."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.json_file import JsonObject
@@ -108,17 +110,23 @@ class Choice:
         """Return what a file says under `key`; refuses through `item`."""
         return item.choice(key, self.words)
 
+    def checked(self, value: object) -> str:
+        """Return a value of a file; raises as `Real.checked` does."""
+        if not isinstance(value, str) or value not in self.words:
+            raise ValueError(tr("this has to be one of {allowed}", allowed=self.allowed))
+        return value
+
     def written(self, value: Value) -> Value:
         """Return `value` as a file has it."""
         return value
 
-    def typed(self, text: str) -> Value:
+    def typed(self, text: str) -> str:
         """Return what a person typed; raises as `WholeNumber.typed` does."""
         if text not in self.words:
             raise ValueError(tr('"{text}" is not one of {allowed}', text=text, allowed=self.allowed))
         return text
 
-    def text_of(self, value: Value) -> str:
+    def text_of(self, value: object) -> str:
         """Return what a person would type for `value`."""
         return str(value)
 
@@ -163,3 +171,172 @@ class Switch:
 
 
 Kind = WholeNumber | Choice | Switch
+
+
+SamplingValue = float | int | str | tuple[str, ...] | None
+MAX_TEXTS = 64
+MAX_TEXT_CHARACTERS = 1 << 16
+_ESCAPES = {"\\n": "\n", "\\t": "\t", "\\r": "\r", "\\\\": "\\", "\\s": " "}
+
+
+@dataclass(frozen=True, slots=True)
+class Real:
+    """A number from `low` to `high`; a form moves it by `step`."""
+
+    low: float
+    high: float
+    step: float
+
+    @property
+    def allowed(self) -> str:
+        """What may be typed, in words."""
+        return tr("{low:g} to {high:g}", low=self.low, high=self.high)
+
+    def checked(self, value: object) -> SamplingValue:
+        """Return a value of a file.
+
+        Raises:
+            ValueError: one sentence without its full stop.
+        """
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ValueError(tr("this has to be a number, {allowed}", allowed=self.allowed))
+        if not self.low <= value <= self.high:
+            raise ValueError(tr("{value:g} is outside of {allowed}", value=value, allowed=self.allowed))
+        return float(value)
+
+    def typed(self, text: str) -> SamplingValue:
+        """Return what a person typed; raises as `checked` does."""
+        try:
+            number = float(text.replace(",", "."))
+        except ValueError:
+            raise ValueError(tr('"{text}" is not a number', text=text[:40])) from None
+        return self.checked(number)
+
+    def text_of(self, value: SamplingValue) -> str:
+        """Return what a person would type for `value`."""
+        return f"{value:g}" if isinstance(value, int | float) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A whole number from `low` to `high`; `or_none`: it may be left open, typed as the word `open_word`."""
+
+    low: int
+    high: int
+    or_none: bool = False
+    open_word: str = AUTO
+
+    @property
+    def allowed(self) -> str:
+        """What may be typed, in words."""
+        return (
+            tr("{open_word}, or {low} to {high}", open_word=self.open_word, low=self.low, high=self.high)
+            if self.or_none
+            else tr("{low} to {high}", low=self.low, high=self.high)
+        )
+
+    def checked(self, value: object) -> SamplingValue:
+        """Return a value of a file; raises as `Real.checked` does."""
+        if value is None and self.or_none:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ValueError(tr("this has to be a whole number, {allowed}", allowed=self.allowed))
+        if not self.low <= value <= self.high:
+            raise ValueError(tr("{value} is outside of {allowed}", value=str(value)[:40], allowed=self.allowed))
+        return value
+
+    def typed(self, text: str) -> SamplingValue:
+        """Return what a person typed; raises as `Real.checked` does."""
+        if self.or_none and text.strip() in (self.open_word, ""):
+            return None
+        try:
+            number = int(text)
+        except ValueError:
+            raise ValueError(
+                tr('"{text}" is not a whole number, {allowed}', text=text[:40], allowed=self.allowed)
+            ) from None
+        return self.checked(number)
+
+    def text_of(self, value: SamplingValue) -> str:
+        """Return what a person would type for `value`."""
+        return self.open_word if value is None else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Several texts, none of them empty. A person types one a line, a newline in it as `\\n`."""
+
+    allowed: str = tr("texts, one a line")
+
+    def checked(self, value: object) -> SamplingValue:
+        """Return a value of a file; raises as `Real.checked` does."""
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            raise ValueError(tr("this has to be a list of texts"))
+        if len(value) > MAX_TEXTS:
+            raise ValueError(
+                tr("these are {count} texts, and {max_texts} are the most", count=len(value), max_texts=MAX_TEXTS)
+            )
+        return tuple(str(_checked_text(text, may_be_empty=False)) for text in value)
+
+    def typed(self, text: str) -> SamplingValue:
+        """Return what a person typed; raises as `Real.checked` does."""
+        return self.checked([_unescaped(line) for line in text.splitlines() if line])
+
+    def text_of(self, value: SamplingValue) -> str:
+        """Return what a person would type for `value`."""
+        return "\n".join(_escaped(text) for text in value) if isinstance(value, tuple) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text of any length that is sensible."""
+
+    allowed: str = "text"
+
+    def checked(self, value: object) -> SamplingValue:
+        """Return a value of a file; raises as `Real.checked` does."""
+        return _checked_text(value, may_be_empty=True)
+
+    def typed(self, text: str) -> SamplingValue:
+        """Return what a person typed; raises as `Real.checked` does."""
+        return self.checked(text)
+
+    def text_of(self, value: SamplingValue) -> str:
+        """Return what a person would type for `value`."""
+        return str(value)
+
+
+SamplingKind = Real | Whole | Choice | Texts | Text
+
+
+def _checked_text(value: object, *, may_be_empty: bool) -> str:
+    if not isinstance(value, str):
+        raise ValueError(tr("this has to be text"))
+    if not value and not may_be_empty:
+        raise ValueError(tr("a text is empty; leave it out"))
+    if len(value) > MAX_TEXT_CHARACTERS:
+        raise ValueError(
+            tr(
+                "a text of {count} characters is longer than {max_text_characters}",
+                count=len(value),
+                max_text_characters=MAX_TEXT_CHARACTERS,
+            )
+        )
+    if "\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise ValueError(tr("a text has a character in it that no text has"))
+    return value
+
+
+def _unescaped(line: str) -> str:
+    found, place = "", 0
+    while place < len(line):
+        pair = line[place : place + 2]
+        found += _ESCAPES.get(pair, line[place])
+        place += 2 if pair in _ESCAPES else 1
+    return found
+
+
+def _escaped(text: str) -> str:
+    for word, letter in (("\\\\", "\\"), ("\\n", "\n"), ("\\t", "\t"), ("\\r", "\r")):
+        text = text.replace(letter, word)
+    return text

@@ -5,12 +5,12 @@ What each field means, and what it may be, is in `engine.settings.sampling_table
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
 Mirostat = Literal["off", "1", "2"]
-MIROSTAT_MODES: tuple[Mirostat, ...] = ("off", "1", "2")
+MIROSTAT_MODES: tuple[Mirostat, ...] = get_args(Mirostat)
 DRY_BREAKERS = ("\n", ":", '"', "*")
 """llama.cpp's own, common/common.h."""
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from engine.language import tr
-from engine.settings.sampling_kinds import SamplingValue
+from engine.settings.kinds import SamplingValue
 from engine.settings.sampling_settings import SamplingSettings
 from engine.settings.sampling_table import SAMPLING, SAMPLING_BY_KEY, SAMPLING_KEYS
 

@@ -7,14 +7,14 @@ about themselves (`general.sampling.*`) is under `model_key` there.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from engine.language import tr
-from engine.settings.sampling_kinds import Real, SamplingKind, SamplingValue, Text, Texts, Whole, Word
+from engine.settings.kinds import Choice, Real, SamplingKind, SamplingValue, Text, Texts, Whole
 from engine.settings.sampling_settings import MIROSTAT_MODES, SamplingSettings
 
 SamplingGroup = Literal["Answer", "Repetition", "Choice", "Temperature", "Mirostat", "Shape"]
-SAMPLING_GROUPS: tuple[SamplingGroup, ...] = ("Answer", "Repetition", "Choice", "Temperature", "Mirostat", "Shape")
+SAMPLING_GROUPS: tuple[SamplingGroup, ...] = get_args(SamplingGroup)
 MAX_WINDOW = 1 << 24
 MAX_ALTERNATIVES = 20
 MAX_SEED = (1 << 32) - 2
@@ -210,7 +210,7 @@ SAMPLING: tuple[SamplingSetting, ...] = (
     ),
     SamplingSetting(
         "mirostat",
-        Word(MIROSTAT_MODES),
+        Choice(MIROSTAT_MODES),
         "Mirostat",
         "Mirostat",
         tr("keeps surprise at a level; takes the place of penalties and choice above"),

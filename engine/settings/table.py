@@ -1,6 +1,6 @@
 """The table of settings: one record for each key of a layout file's `context`.
 
-Made from it: the parser and the writer of that part of the file (`context_file`), options of the command line, rows of
+Made from it: the parser and the writer of that part of the file, options of the command line, rows of
 the settings dialog, what caches of forecasts depend on, and the page `docs/settings.md`. A setting is added here, as a
 field of `ContextSettings`, and where it is used.
 """
@@ -8,8 +8,9 @@ field of `ContextSettings`, and where it is used.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, get_args
 
+from engine.json_file import JsonObject
 from engine.language import tr
 from engine.settings.context_settings import (
     AUTO,
@@ -32,7 +33,7 @@ CONTEXT_STEP = 256
 """llama.cpp rounds a context up to this many tokens."""
 
 Group = Literal["Context", "Batches", "Computing"]
-GROUPS: tuple[Group, ...] = ("Context", "Batches", "Computing")
+GROUPS: tuple[Group, ...] = get_args(Group)
 Effect = Literal["none", "placement", "context"]
 """What of the memory a setting decides: nothing; which buffers a layout has (`engine.memory.placement`); or how large
 caches and graphs are."""
@@ -244,3 +245,22 @@ KEYS: tuple[str, ...] = tuple(setting.key for setting in SETTINGS)
 def memory_part(context: ContextSettings) -> tuple[Value, ...]:
     """Return the values of `context` that memory depends on: what numbers of the engine may be kept by."""
     return tuple(getattr(context, setting.key) for setting in SETTINGS if setting.affects_memory)
+
+
+def parse_context(item: JsonObject) -> ContextSettings:
+    """Return what the object says; what it does not name is at its default. Refuses through `item`."""
+    item.allow(*KEYS)
+    named: dict[str, Any] = {
+        setting.key: setting.kind.read(item, setting.key) for setting in SETTINGS if setting.key in item.keys
+    }
+    return ContextSettings(**named)
+
+
+def context_document(context: ContextSettings) -> dict[str, object]:
+    """Return the settings as a file has them."""
+    values = {setting: getattr(context, setting.key) for setting in SETTINGS}
+    return {
+        setting.key: setting.kind.written(value)
+        for setting, value in values.items()
+        if not setting.rare or value != setting.default
+    }

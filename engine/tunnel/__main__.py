@@ -56,7 +56,9 @@ def main() -> None:
 def _begin(request: AnyRequest, pipe: Pipe) -> None:
     match request:
         case OpenTunnel():
-            from engine.tunnel.forwarding import Forwarder
+            import asyncio
+
+            from engine.tunnel.calling import Forwarder
             from engine.tunnel.identity import read_identity
 
             identity = read_identity(Path(request.identity))
@@ -64,7 +66,7 @@ def _begin(request: AnyRequest, pipe: Pipe) -> None:
                 forwarder = Forwarder(request.endpoint, base64.b64decode(request.certificate), identity, request.port)
             except OSError as error:
                 raise EngineError(f"No tunnel can begin on this computer ({error.strerror or error}).") from None
-            threading.Thread(target=forwarder.run, name="forwarder", daemon=True).start()
+            threading.Thread(target=lambda: asyncio.run(forwarder.run()), name="forwarder", daemon=True).start()
             pipe.send(TunnelOpened(port=forwarder.port))
         case Browse():
             from engine.tunnel.browsing import browse

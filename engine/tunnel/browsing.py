@@ -18,7 +18,7 @@ from engine.errors import EngineError
 from engine.protocol.messages import Message, NearbyMachine, NearbyMachines
 from engine.texts import one_line, shorten
 from engine.tunnel.announcing import SERVICE, VERSION
-from engine.tunnel.fingerprints import is_fingerprint
+from engine.tunnel.identity import is_fingerprint
 from engine.tunnel.pairings import MAX_NAME
 
 MAX_MACHINES = 32

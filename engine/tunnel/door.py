@@ -18,7 +18,7 @@ _CONNECT_S = 2.0
 
 
 class Key:
-    """A port of this machine that nobody of another user can have as long as we hold it (`engine/worker/guard.py`)."""
+    """A port of this machine that nobody of another user can have as long as we hold it (`engine/worker/serve.py`)."""
 
     def __init__(self) -> None:
         self._holding = _socket()

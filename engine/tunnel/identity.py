@@ -1,11 +1,14 @@
-"""Who we are to machines that we pair with: a key and a certificate of our own, made once and kept in a file of ours.
+"""The key and certificate of this machine, made once and kept in a file, and the fingerprints of certificates.
 
-The name in a certificate says nothing: what others keep of us is the certificate itself. So it has no end either.
+Paired machines keep each other's certificates and compare them whole. So the name in a certificate has no meaning, and
+it never expires.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import secrets
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +23,6 @@ from cryptography.x509.oid import NameOID
 
 from engine.errors import EngineError
 from engine.files import read_at_most
-from engine.tunnel.fingerprints import MAX_CERTIFICATE_BYTES, fingerprint_of
 
 MAX_FILE_BYTES = 1 << 16
 _FROM, _UNTIL = datetime(2000, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
@@ -108,3 +110,24 @@ def _make(path: Path) -> None:
             os.link(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+MAX_CERTIFICATE_BYTES = 4096
+_SHOWN_DIGITS = 16
+_FINGERPRINT = re.compile(r"[0-9a-f]{64}")
+
+
+def fingerprint_of(certificate: bytes) -> str:
+    """Return the SHA-256 of a certificate (DER) in hexadecimal."""
+    return hashlib.sha256(certificate).hexdigest()
+
+
+def shown_fingerprint(fingerprint: str) -> str:
+    """Return the beginning of a fingerprint as people compare it."""
+    digits = fingerprint[:_SHOWN_DIGITS]
+    return " ".join(digits[start : start + 4] for start in range(0, len(digits), 4))
+
+
+def is_fingerprint(text: str) -> bool:
+    """Return whether `text` is a whole fingerprint as rig files have it."""
+    return _FINGERPRINT.fullmatch(text) is not None

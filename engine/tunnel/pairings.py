@@ -16,7 +16,7 @@ import msgspec
 from engine.errors import EngineError, PlacedError
 from engine.json_file import read_kept, write_kept
 from engine.texts import show
-from engine.tunnel.fingerprints import fingerprint_of, shown_fingerprint
+from engine.tunnel.identity import fingerprint_of, shown_fingerprint
 
 VERSION = 1
 MAX_FILE_BYTES = 1 << 20

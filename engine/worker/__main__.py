@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import signal
 import sys
 import traceback
 from typing import TYPE_CHECKING
 
-from engine.confinement import refuse_core_files
 from engine.engine_build import engine_version
-from engine.programs import LOG_MARK
+from engine.protocol.effort import WorkTicks
+from engine.protocol.media import MediaCache
 from engine.protocol.messages import (
-    PROTOCOL_VERSION,
     AnyRequest,
     DeviceMemoryQuery,
     DeviceMemoryReadings,
     Failure,
-    Hello,
+    Generate,
     ListDevices,
     Load,
     Logits,
@@ -32,19 +29,18 @@ from engine.protocol.messages import (
     Serve,
     Stop,
 )
+from engine.protocol.pipe import Pipe, Requests, prepare_process
 from engine.worker.backends import load_own_backends, load_packs
 from engine.worker.bindings import Bindings, prepare_environment
 from engine.worker.devices import list_devices
-from engine.worker.effort import WorkTicks
+from engine.worker.failures import EndOfRequest, failure
 from engine.worker.loaded_context import LoadedContext
 from engine.worker.log import EngineLog
 from engine.worker.model_loader import ModelLoader
-from engine.worker.outcome import EndOfRequest, failure
-from engine.worker.pipe import MessagePipe, RequestReader
 from engine.worker.probe import probe
-from engine.worker.progress import StageReporter
-from engine.worker.reach import give_up_rights
+from engine.worker.rights import give_up_rights
 from engine.worker.stop import StopRequest
+from engine.worker.warm_up import StageReporter
 
 if TYPE_CHECKING:
     from engine.worker.decode_loop import DecodeLoop
@@ -53,10 +49,10 @@ if TYPE_CHECKING:
 class Worker:
     """Answers requests: those on a loaded model beside each other, all else one after another."""
 
-    def __init__(self, pipe: MessagePipe, stop: StopRequest, reader: RequestReader) -> None:
+    def __init__(self, pipe: Pipe, stop: StopRequest, requests: Requests[AnyRequest]) -> None:
         self._pipe = pipe
         self._stop = stop
-        self._reader = reader
+        self._requests = requests
         self._log = EngineLog()
         self._context: LoadedContext | None = None
         self._loop: DecodeLoop | None = None
@@ -68,19 +64,24 @@ class Worker:
         self._engine.low.llama_backend_init()
 
     def run(self) -> None:
-        """Do what is asked until `Quit`."""
-        while self._take(self._reader.next_request()):
-            if self._loop is None or not self._loop.busy:
-                continue
-            # one batch of a prompt, or one token of a model that is swapped in, may take longer than a stall timeout
-            with WorkTicks(self._loop.tell_reading):
-                if not self._run_loop():
-                    return
+        """Do what is asked until `Quit`. The first request has been read."""
+        request = self._requests.next()
+        if not isinstance(request, Quit | Stop):
+            self._prepare(request)
+        # Not before the rights are given up: a thread keeps those that it started with.
+        self._requests.start_reading()
+        while self._take(request):
+            if self._loop is not None and self._loop.busy:
+                # a batch of a prompt, or a token of a model that is swapped in, may take longer than a stall timeout
+                with WorkTicks(self._loop.tell_reading):
+                    if not self._run_loop():
+                        return
+            request = self._requests.next()
 
     def _run_loop(self) -> bool:
         """Work on the requests that are under way, and take new ones; False when it is over."""
         while self._loop is not None and self._loop.busy:
-            if not all(map(self._take, self._reader.arrived())):
+            if not all(map(self._take, self._requests.arrived())):
                 return False
             if self._loop is not None:
                 self._loop.step()
@@ -103,15 +104,19 @@ class Worker:
 
     def _handle(self, request: AnyRequest) -> Message:
         """Do what is asked and return the last message about it."""
+        try:
+            self._prepare(request)
+            return self._answer(request)
+        except EndOfRequest as end:
+            return end.message
+
+    def _prepare(self, request: AnyRequest) -> None:
+        """Load packs and give up the rights that `request` does not need."""
         # Not before something is asked: a child in waiting touches no device. Not later: a pack lies where the child
         # cannot look any more.
         if self._packs is None:
             self._packs = load_packs(self._engine)
-        try:
-            give_up_rights(self._engine, request)
-            return self._answer(request)
-        except EndOfRequest as end:
-            return end.message
+        give_up_rights(self._engine, request)
 
     def free(self) -> None:
         """Give the model's memory back."""
@@ -133,7 +138,7 @@ class Worker:
             case ModelRequest():
                 raise EndOfRequest(failure("internal", "No model is loaded.").word_of(request.id))
             case Logits():
-                from engine.worker.logits import logit_digest
+                from engine.worker.sampling import logit_digest
 
                 if self._loop is not None:
                     self._loop.lose_memory()
@@ -174,18 +179,16 @@ class Worker:
 
 def main() -> None:
     """Run until `Quit` or the end of input."""
-    # an interrupt typed in the terminal reaches the whole group; the parent decides and says so through the pipe
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    refuse_core_files()
-    _log_to_parent()
-    pipe, stop = MessagePipe(), StopRequest()
-    pipe.send(Hello(protocol=PROTOCOL_VERSION, engine=engine_version(), pid=os.getpid()))
-    reader = RequestReader(pipe, stop)
-    reader.start()
+    prepare_process()
+    pipe, stop = Pipe(), StopRequest()
+    pipe.greet(engine_version())
     prepare_environment()
+    requests: Requests[AnyRequest] = Requests(AnyRequest, pipe, _Noted(stop).note)
     try:
-        worker = Worker(pipe, stop, reader)
-        worker.run()
+        # The engine is loaded before anything is asked: a child may wait for its first request.
+        worker = Worker(pipe, stop, requests)
+        if requests.read_first():
+            worker.run()
         worker.free()
     except Exception as error:
         traceback.print_exc()
@@ -199,13 +202,25 @@ def main() -> None:
     os._exit(0)
 
 
-def _log_to_parent() -> None:
-    """Have what is worth a line in the log, such as the end of a child of ours, said where the parent takes it up."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter(f"{LOG_MARK}%(message)s"))
-    log = logging.getLogger("layerdeck.engine")
-    log.setLevel(logging.INFO)
-    log.addHandler(handler)
+class _Noted:
+    """What is to be done with a request when it is read, whatever native code is doing."""
+
+    def __init__(self, stop: StopRequest) -> None:
+        self._stop = stop
+        self._media = MediaCache()
+
+    def note(self, request: AnyRequest) -> AnyRequest:
+        """Have a stop seen at once; return the request with the images and sounds that came before."""
+        match request:
+            case Stop():
+                self._stop.ask(request.request)
+            case Quit():
+                self._stop.quit()
+            case Load():
+                self._stop.begin_load()
+            case Generate():
+                return self._media.complete(request)
+        return request
 
 
 if __name__ == "__main__":

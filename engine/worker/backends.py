@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from engine.engine_build import engine_build
-from engine.packs.book import PackLibrary, libraries_to_load
+from engine.packs.store import PackLibrary, libraries_to_load
 from engine.protocol.messages import PackLoad
 from engine.worker.bindings import Bindings
 

@@ -1,33 +1,31 @@
-"""The prompt of a conversation: the model's own template, rendered as untrusted text, or a plain one of ours.
-
-What would take a huge step is refused with a reason; what still takes too long ends with the process it is in
-(`engine/worker/template_process.py`).
-"""
+"""The prompt of a conversation: by the model's own template, which a child renders, or in a plain form of ours."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from datetime import datetime
-from functools import lru_cache
-from typing import Any
+from collections.abc import Sequence
 
-import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
-import jinja2.sandbox
+from engine.errors import EngineError, WorkerStalledError
+from engine.protocol.messages import ChatMessage, Job, Message
 
-from engine.protocol.messages import ChatMessage
-
+RENDER_SECONDS = 2.0
 MAX_TEMPLATE_CHARACTERS = 1 << 18
-MAX_GROWTH_CHARACTERS = 1 << 20
-"""How much longer than the conversation a prompt may be."""
-MAX_REPEAT = 1 << 16
-MAX_FACTOR = 1 << 64
-PADDING_METHODS = frozenset({"center", "expandtabs", "format", "format_map", "ljust", "rjust", "zfill"})
-PADDING_FILTERS = ("center", "format", "pprint", "urlize", "wordwrap", "xmlattr")
+
+
+class Render(Job, frozen=True, tag="render", kw_only=True):
+    """Render a conversation by a template."""
+
+    template: str
+    messages: tuple[ChatMessage, ...]
+    beginning_of_text: str
+    end_of_text: str
+
+
+class RenderedChat(Message, frozen=True, tag="rendered_chat", kw_only=True):
+    """The prompt, or the fault of the template; `for_log` as of `TemplateError`."""
+
+    text: str = ""
+    fault: str = ""
+    for_log: str = ""
 
 
 class TemplateError(Exception):
@@ -41,146 +39,53 @@ class TemplateError(Exception):
         self.for_log = for_log or reason
 
 
-class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """A sandbox that also refuses what makes a huge value in one step, where no time limit could interrupt it."""
+class TemplateProcess:
+    """The child that renders templates. It is killed if one takes too long or too much. For one thread."""
 
-    intercepted_binops = frozenset({"*", "**", "%"})
+    def __init__(self) -> None:
+        # A load and raw text have no use for what supervises a child.
+        from engine.process.questions import KeptChild
 
-    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
-        if operator == "**":
-            raise TemplateError("it raises to a power")
-        if operator == "%" and isinstance(left, str):
-            raise TemplateError("it formats text with %")
-        if operator == "*":
-            _check_product(left, right)
-            _check_product(right, left)
-        return super().call_binop(context, operator, left, right)
+        self._child = KeptChild("renderer", RenderedChat)
 
-    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        if isinstance(obj, str) and attr in PADDING_METHODS:
-            return False
-        return super().is_safe_attribute(obj, attr, value)
+    @property
+    def pid(self) -> int | None:
+        """Its process id; None if none runs."""
+        return self._child.pid
 
+    def render(
+        self, template: str, messages: Sequence[ChatMessage], *, beginning_of_text: str, end_of_text: str
+    ) -> str:
+        """Return the prompt that asks the assistant to go on, by the model's own template.
 
-class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}` marks the assistant's part for training and means nothing here."""
+        Raises:
+            TemplateError: the template is broken, refuses the conversation or takes too much time or space.
+        """
+        if len(template) > MAX_TEMPLATE_CHARACTERS:
+            raise TemplateError("it is too long")
+        request = Render(
+            template=template,
+            messages=tuple(messages),
+            beginning_of_text=beginning_of_text,
+            end_of_text=end_of_text,
+            seconds=RENDER_SECONDS,
+        )
+        try:
+            answer = self._child.ask(request, RenderedChat)
+        except WorkerStalledError:
+            raise TemplateError(f"it takes longer than {RENDER_SECONDS:g} s") from None
+        except EngineError:
+            raise TemplateError("the process that renders it broke down or could not be started") from None
+        if answer.fault:
+            raise TemplateError(answer.fault, answer.for_log)
+        return answer.text
 
-    tags = {"generation"}  # noqa: RUF012 - declared by the base class
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def render_chat(template: str, messages: Sequence[ChatMessage], *, beginning_of_text: str, end_of_text: str) -> str:
-    """Return the prompt that asks the assistant to go on, by the model's own template. It may take any time.
-
-    Templates of models for images may want contents as lists of parts, and write nothing of a text: then they get such.
-
-    Raises:
-        TemplateError: the template is broken, refuses the conversation or takes too much space.
-    """
-    text = _render(template, messages, [each.content for each in messages], beginning_of_text, end_of_text)
-    if _has_question(text, messages):
-        return text
-    parts = [[{"type": "text", "text": each.content}] for each in messages]
-    with suppress(TemplateError):
-        of_parts = _render(template, messages, parts, beginning_of_text, end_of_text)
-        if _has_question(of_parts, messages):
-            return of_parts
-    return text
-
-
-def _has_question(text: str, messages: Sequence[ChatMessage]) -> bool:
-    question = next((each.content.strip() for each in reversed(messages) if each.role == "user"), "")
-    return question in text
-
-
-def _render(
-    template: str,
-    messages: Sequence[ChatMessage],
-    contents: Sequence[object],
-    beginning_of_text: str,
-    end_of_text: str,
-) -> str:
-    if len(template) > MAX_TEMPLATE_CHARACTERS:
-        raise TemplateError("it is too long")
-    limit = MAX_GROWTH_CHARACTERS + sum(len(message.content) for message in messages)
-    values = {
-        "messages": [
-            {"role": message.role, "content": content} for message, content in zip(messages, contents, strict=True)
-        ],
-        "add_generation_prompt": True,
-        "bos_token": beginning_of_text,
-        "eos_token": end_of_text,
-        "tools": None,
-        "documents": None,
-        "raise_exception": _refuse,
-        "strftime_now": lambda pattern: datetime.now().strftime(pattern),
-    }
-    try:
-        text = _joined(_compiled(template).generate(values), limit)
-        text.encode()
-        return text
-    except TemplateError:
-        raise
-    except (MemoryError, RecursionError):
-        raise TemplateError("it takes too much memory") from None
-    except Exception as error:
-        # whatever a foreign template does wrong is that template's error
-        raise TemplateError(_described(error), type(error).__name__) from None
+    def end(self) -> None:
+        """Kill the process, if there is one."""
+        self._child.end()
 
 
 def render_plain_chat(messages: Sequence[ChatMessage]) -> str:
     """Return a prompt in the form that many models know, for those without a usable template."""
     turns = [f"<|im_start|>{message.role}\n{message.content}<|im_end|>\n" for message in messages]
     return "".join(turns) + "<|im_start|>assistant\n"
-
-
-@lru_cache(maxsize=1)
-def _compiled(template: str) -> jinja2.Template:
-    """Compile once per model."""
-    return _environment().from_string(template)
-
-
-def _environment() -> _Sandbox:
-    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols])
-    environment.filters["tojson"] = _to_json
-    for name in PADDING_FILTERS:
-        environment.filters.pop(name, None)
-    return environment
-
-
-def _described(error: Exception) -> str:
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:
-        # describing it may fail as well, of what a template made
-        return type(error).__name__
-
-
-def _to_json(value: Any, indent: int | None = None, **_options: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=min(indent, 8) if indent else None)
-
-
-def _refuse(reason: str) -> str:
-    raise TemplateError(str(reason), "it refuses this conversation")
-
-
-def _check_product(value: Any, factor: Any) -> None:
-    if not isinstance(factor, int):
-        return
-    if isinstance(value, int) and abs(value) > MAX_FACTOR:
-        raise TemplateError("it computes with huge numbers")
-    if isinstance(value, str | bytes | list | tuple) and factor > MAX_REPEAT:
-        raise TemplateError("it repeats a value too often")
-
-
-def _joined(pieces: Iterator[str], limit: int) -> str:
-    length, kept = 0, []
-    for piece in pieces:
-        length += len(piece)
-        if length > limit:
-            raise TemplateError("its prompt grows without end")
-        kept.append(piece)
-    return "".join(kept)

@@ -1,9 +1,10 @@
 """Checkpoints: what of a sequence's memory cannot be cut back, as it was after some of its tokens.
 
 A recurrent state knows where it is and nothing before, and a cache with a sliding window has lost what left the window.
-So copies are kept in the computer's memory, where another text is likely to part from this one, and with them an answer
-is given anew, or a question changed, without reading everything again. llama.cpp's server does the same; the limits
-here are also in bytes, for a state may take hundreds of MiB.
+So copies are kept in the computer's memory, at token positions (`turn_marks`) where another prompt is likely to part
+from this one: before its last question, after it, and at its end. With them an answer is given anew, or a question
+changed, without reading everything again. llama.cpp's server does the same; the limits here are also in bytes, for a
+state may take hundreds of MiB.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.devices.host_memory import read_host_memory
+from engine.protocol.messages import ChatMessage
 from engine.worker.loaded_context import LoadedContext
+from engine.worker.text import tokenize
 
 MOST = 16
 """Of one sequence."""
@@ -88,3 +91,35 @@ def least_missed(checkpoints: Sequence[Checkpoint]) -> int:
     """Return the place of the one whose neighbours are nearest to each other; the last one goes last."""
     ends = [0, *(checkpoint.tokens for checkpoint in checkpoints)]
     return min(range(len(checkpoints) - 1), key=lambda place: ends[place + 2] - ends[place], default=0)
+
+
+END_TOKENS = 4
+"""The last tokens of a text may become others when it goes on."""
+SEAM_TOKENS = 1
+"""The same where a template's marks and what people wrote meet."""
+LEAST_QUESTION = 16
+"""In tokens: behind a shorter question it is not worth another mark."""
+
+
+def turn_marks(loaded: LoadedContext, text: str, messages: Sequence[ChatMessage], count: int) -> tuple[int, ...]:
+    """Return the marks of a prompt of `count` tokens, in tokens and ascending; none where the memory can be cut back.
+
+    They are near the places meant and may be anywhere: what is read is the same.
+    """
+    if not loaded.needs_checkpoints:
+        return ()
+    question = next((each.content.strip() for each in reversed(messages) if each.role == "user"), "")
+    begin = text.rfind(question) if question else -1
+    if begin < 0:
+        return _within(count, [count - END_TOKENS])
+    end = begin + len(question)
+    behind = len(tokenize(loaded, text[end:], add_special=False))
+    asked = len(tokenize(loaded, question, add_special=False))
+    marks = [count - behind - asked - SEAM_TOKENS]
+    if asked >= LEAST_QUESTION:
+        marks.append(count - behind - SEAM_TOKENS)
+    return _within(count, marks)
+
+
+def _within(count: int, marks: Sequence[int]) -> tuple[int, ...]:
+    return tuple(mark for mark in marks if 0 < mark < count)

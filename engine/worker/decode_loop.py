@@ -1,6 +1,7 @@
 """One loop for all requests on a loaded model: running answers get a token in each batch, prompts what room is left.
 
-Requests beyond the slots wait in the order of their arrival. A sequence that the memory lost is read once more.
+Requests beyond the slots wait in the order of their arrival. A sequence that the memory lost is read once more. `Pace`
+says how much of prompts goes into one batch: what can be computed before somebody waits too long.
 """
 
 from __future__ import annotations
@@ -12,15 +13,41 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from engine.protocol.messages import Message, ModelRequest
-from engine.worker.batch import Batch
-from engine.worker.diagnosis import FreeMemory
+from engine.worker.failures import EndOfRequest, failure
 from engine.worker.kinds import begin
-from engine.worker.loaded_context import ABORTED, DECODED, NO_SLOT, LoadedContext
-from engine.worker.outcome import EndOfRequest, failure
-from engine.worker.pace import Pace
+from engine.worker.loaded_context import ABORTED, DECODED, NO_SLOT, Batch, LoadedContext
+from engine.worker.log import FreeMemory
 from engine.worker.slots import Slot, Slots
 from engine.worker.stop import StopRequest
 from engine.worker.tasks import SequenceTask, Task, TurnTask
+
+FIRST_TOKENS = 32
+"""Before the speed is known: few, since a layout on the CPU may do one a second."""
+ALONE_SECONDS = 2.0
+"""Then what can be computed in this time: several micro batches at once keep several devices busy, and a batch cut
+small reads the weights more often. A stop ends it earlier, and signs of life are given meanwhile."""
+BESIDE_SECONDS = 0.15
+"""The same where answers wait for their next token meanwhile."""
+
+
+class Pace:
+    """Follows how fast prompts are read; `most` is what a batch holds."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._tokens_per_second: float | None = None
+
+    def tokens(self, *, beside_answers: bool) -> int:
+        """Return how many tokens of prompts to take."""
+        if self._tokens_per_second is None:
+            return min(FIRST_TOKENS, self._most)
+        seconds = BESIDE_SECONDS if beside_answers else ALONE_SECONDS
+        return min(self._most, max(FIRST_TOKENS, int(self._tokens_per_second * seconds)))
+
+    def note(self, tokens: int, seconds: float) -> None:
+        """Learn from a batch; one with few tokens of prompts tells nothing."""
+        if tokens >= min(FIRST_TOKENS, self._most):
+            self._tokens_per_second = tokens / max(seconds, 1e-9)
 
 
 class _Share(NamedTuple):

@@ -1,18 +1,74 @@
-"""ggml's devices: listing them, and finding the ones that our ids mean."""
+"""ggml's devices: listing them, and finding the ones that our ids mean.
+
+No device tells the largest tensor that it computes with, or whether it has a kernel for residual streams; each can be
+asked whether it supports an operation.
+"""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from engine.pci import parse_pci_name
 from engine.protocol.messages import DeviceList, DeviceMemoryReading, DeviceRef, GgmlDevice, PackLoad
-from engine.worker.bindings import DEVICE_KINDS, Bindings
-from engine.worker.largest_tensor import largest_tensor_bytes
-from engine.worker.outcome import failure
-from engine.worker.step_limit import StepLimit
-from engine.worker.stream_kernel import mixes_streams
+from engine.worker.bindings import DEVICE_KINDS, Bindings, InitParams
+from engine.worker.failures import StepLimit, failure
+
+_I8 = 24
+"""`GGML_TYPE_I8`: a byte for each element."""
+_MOST_BYTES = 1 << 46
+_LEAST_BYTES = 1 << 20
+_ROOM_BYTES = 1 << 16
+
+
+def largest_tensor_bytes(engine: Bindings, device: int) -> int:
+    """Return the size in bytes beyond which tensors are left to other devices; 0 if there is none.
+
+    A tensor without data and without an operation asks for nothing but room, so that halving finds the size.
+    """
+    pointer = ctypes.c_void_p
+    new_tensor = engine.bind("ggml_new_tensor_1d", pointer, pointer, ctypes.c_int, ctypes.c_int64)
+    supports = engine.bind("ggml_backend_dev_supports_op", ctypes.c_bool, pointer, pointer)
+    tensors = engine.bind("ggml_init", pointer, InitParams)(InitParams(_ROOM_BYTES, None, True))
+    try:
+        taken, refused = _LEAST_BYTES, _MOST_BYTES
+        if supports(device, new_tensor(tensors, _I8, refused)) or not supports(device, new_tensor(tensors, _I8, taken)):
+            return 0
+        while refused - taken > 1:
+            middle = (taken + refused) // 2
+            if supports(device, new_tensor(tensors, _I8, middle)):
+                taken = middle
+            else:
+                refused = middle
+        return taken
+    finally:
+        engine.bind("ggml_free", None, pointer)(tensors)
+
+
+_F32 = 0
+"""`GGML_TYPE_F32`."""
+_MIXES = 24
+"""Numbers for a token with four streams: what each gives and takes, and what goes from each to each."""
+_SCALES = 3
+_LEAST = 1e-6
+_STEPS = 1
+
+
+def mixes_streams(engine: Bindings, device: int) -> bool:
+    """Return whether a device has a kernel for `ggml_dsv4_hc_comb`."""
+    pointer = ctypes.c_void_p
+    new_tensor = engine.bind("ggml_new_tensor_1d", pointer, pointer, ctypes.c_int, ctypes.c_int64)
+    supports = engine.bind("ggml_backend_dev_supports_op", ctypes.c_bool, pointer, pointer)
+    mix = engine.bind("ggml_dsv4_hc_comb", pointer, pointer, pointer, pointer, pointer, ctypes.c_float, ctypes.c_int32)
+    tensors = engine.bind("ggml_init", pointer, InitParams)(InitParams(_ROOM_BYTES, None, True))
+    try:
+        mixes, scale, base = (new_tensor(tensors, _F32, size) for size in (_MIXES, _SCALES, _MIXES))
+        return bool(supports(device, mix(tensors, mixes, scale, base, _LEAST, _STEPS)))
+    finally:
+        engine.bind("ggml_free", None, pointer)(tensors)
+
 
 CPU_ID = "CPU"
 _LARGEST_BYTES = 1 << 62

@@ -16,11 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine.images.pictures import CHANNELS
-from engine.images.reader import MAX_SIDE_PX
+from engine.images.pictures import CHANNELS, MAX_SIDE_PX
 from engine.protocol.messages import ImageFile, MediaFile, SoundFile
-from engine.sounds.reader import MAX_LENGTH_MS, sample_count
-from engine.worker.outcome import failure
+from engine.sounds.recordings import MAX_LENGTH_MS, sample_count
+from engine.worker.failures import failure
 from engine.worker.side_files import Projector
 
 TEXT_CHUNK = 0

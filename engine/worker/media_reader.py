@@ -10,9 +10,9 @@ from engine.errors import ChatError
 from engine.images.pictures import pixels_of
 from engine.protocol.messages import SoundFile
 from engine.sounds.recordings import samples_of
+from engine.worker.failures import failure
 from engine.worker.loaded_context import ABORTED, DECODED, LoadedContext
 from engine.worker.media import NO_MEDIA, Embeddings, Media, MediaPart, MediaPrompt, identity_of
-from engine.worker.outcome import failure
 from engine.worker.stop import StopRequest
 
 _FLOAT_BYTES = ctypes.sizeof(ctypes.c_float)
@@ -88,6 +88,10 @@ class MediaReader:
 
 def _decoded(media: Media, part: MediaPart, stop: StopRequest) -> bytes | None:
     file = part.file
+    if not file.data:
+        raise failure(
+            "internal", "An image or a sound did not come with the question; ask again in a new conversation."
+        )
     try:
         if isinstance(file, SoundFile):
             return samples_of(file.data, "A sound", file.length_ms, media.sample_rate, lambda: stop.pending)

@@ -10,14 +10,11 @@ from engine.worker import breakdown
 from engine.worker.bindings import ACCELERATOR_TYPE, Bindings
 from engine.worker.breakdown import BufferBytes
 from engine.worker.devices import ResolvedDevices, resolve_devices
-from engine.worker.diagnosis import FreeMemory, allocation_failure, context_failure, model_failure
+from engine.worker.failures import EndOfRequest, failure
 from engine.worker.loaded_context import FLOAT_BYTES, LoadedContext
-from engine.worker.log import EngineLog
-from engine.worker.model_loader import check_file, wanted_devices
-from engine.worker.outcome import EndOfRequest, failure
-from engine.worker.parameters import ModelParameters, context_struct
-from engine.worker.projector_memory import dry_bytes, exact_parts
-from engine.worker.side_files import projector_library, projector_parameters
+from engine.worker.log import EngineLog, FreeMemory, allocation_failure, context_failure, model_failure
+from engine.worker.model_loader import ModelParameters, check_file, context_struct, wanted_devices
+from engine.worker.side_files import dry_bytes, exact_parts, projector_library, projector_parameters
 
 
 def probe(engine: Bindings, log: EngineLog, request: Probe) -> Probed:

@@ -1,20 +1,18 @@
-"""From a request to the tokens of its prompt."""
+"""From a request to the tokens of its prompt, and where its answer begins."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from engine.protocol.messages import ChatMessage, ImageFile, MediaFile, SoundFile
+from engine.protocol.messages import ChatMessage, Generate, ImageFile, MediaFile, SoundFile
+from engine.worker.chat_template import TemplateError, TemplateProcess, render_plain_chat
+from engine.worker.checkpoints import turn_marks
+from engine.worker.failures import failure
 from engine.worker.loaded_context import LoadedContext
 from engine.worker.media import Media, MediaPrompt
-from engine.worker.outcome import failure
-from engine.worker.text import token_text, tokenize
-from engine.worker.turn_marks import turn_marks
-
-if TYPE_CHECKING:
-    from engine.worker.template_process import TemplateProcess
+from engine.worker.text import piece_text, token_text, tokenize
 
 _REMEDY = (
     "Choose the model's projector (its mmproj file) beside the model in the settings, and load again; where one is"
@@ -115,9 +113,6 @@ def _with_markers(loaded: LoadedContext, message: ChatMessage) -> ChatMessage:
 def chat_text(loaded: LoadedContext, messages: Sequence[ChatMessage], template: str = "") -> tuple[str, Replaced]:
     """Return a conversation by `template`, or the model's own, and why a plain form took its place, if it did for a
     fault."""
-    # imported with the first conversation: a template engine is a lot to import for raw text
-    from engine.worker.chat_template import TemplateError, render_plain_chat
-
     messages = [_with_markers(loaded, message) for message in messages]
     low = loaded.engine.low
     owner = "chat" if template else "model"
@@ -143,6 +138,34 @@ def chat_text(loaded: LoadedContext, messages: Sequence[ChatMessage], template: 
 
 @cache
 def _templates() -> TemplateProcess:
-    from engine.worker.template_process import TemplateProcess
-
     return TemplateProcess()
+
+
+_END_TOKENS = 16
+"""How much of a prompt's end is looked at for a mark."""
+
+
+def with_begun(loaded: LoadedContext, request: Generate, read: MediaPrompt) -> tuple[list[int], str]:
+    """Return the prompt with what the answer begins with already, and what is to be told first: an open mark.
+
+    Raises:
+        EndOfRequest: with a `Failure`, where that is too long for the context.
+    """
+    prompt = read.tokens
+    end = "".join(piece_text(loaded, token) for token in prompt[-_END_TOKENS:] if token >= 0).rstrip()
+    marks = next((marks for marks in request.thinking if end.endswith(marks[0])), None)
+    if not request.begun:
+        return [*prompt], "" if marks is None else marks[0]
+    begun = request.begun
+    if marks is not None:
+        # the template has begun a thought, which is to be the one that is there, or none
+        begun = begun[len(marks[0]) :] if begun.startswith(marks[0]) else f"{marks[1]}\n\n{begun}"
+    tokens = [*prompt, *tokenize(loaded, begun, add_special=False)]
+    count = read.cells(tokens)
+    if count >= loaded.context_tokens:
+        raise failure(
+            "argument",
+            f"With what was said of it the answer takes {count} tokens and the context holds"
+            f" {loaded.context_tokens}. Load with a longer context to go on.",
+        )
+    return tokens, ""

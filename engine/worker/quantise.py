@@ -8,7 +8,7 @@ from pathlib import Path
 from engine.processor import default_threads
 from engine.protocol.messages import Quantise, Quantised
 from engine.worker.bindings import Bindings
-from engine.worker.outcome import failure
+from engine.worker.failures import failure
 
 FILE_TYPES = {
     "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K_S": 11, "Q3_K_M": 12,

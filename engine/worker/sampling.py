@@ -1,16 +1,25 @@
-"""The sampler chain of a generation: llama.cpp's own samplers in its default order, and a grammar beside them."""
+"""Choosing tokens: llama.cpp's own samplers in its default order with a grammar, and how likely the tokens were.
+
+`ChoiceReader` reads probabilities by the model's own numbers, before all samplers. `logit_digest` is a diagnosis: two
+layouts of one model are compared by it.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import math
 import os
 from collections.abc import Sequence
 from typing import Any
 
-from engine.protocol.messages import Generate
+from engine.protocol.messages import Generate, LogitDigest, Logits, TokenChoice
 from engine.settings.sampling_settings import SamplingSettings
+from engine.worker.failures import EndOfRequest, failure
 from engine.worker.grammar import Grammar, grammar_text
-from engine.worker.loaded_context import LoadedContext
+from engine.worker.loaded_context import DECODED, LoadedContext
+from engine.worker.log import decode_failure
+from engine.worker.text import piece_text
 
 MIN_KEEP = 1
 MIROSTAT_TOKENS = 100
@@ -127,3 +136,71 @@ def _penalises(settings: SamplingSettings) -> bool:
 
 def _window(tokens: int, loaded: LoadedContext) -> int:
     return min(loaded.context_tokens, tokens) if tokens >= 0 else loaded.context_tokens
+
+
+DIGITS = 5
+
+
+class ChoiceReader:
+    """Reads the `most` likeliest tokens beside each chosen one. It costs a look at all logits for each token."""
+
+    def __init__(self, loaded: LoadedContext, most: int) -> None:
+        # imported where it is asked for: it takes longer than all that a child imports for an answer
+        import numpy
+
+        self._numpy = numpy
+        self._loaded = loaded
+        self._most = min(most, loaded.vocabulary_size)
+        self._texts: dict[int, str] = {}
+
+    def read(self, place: int, token: int) -> TokenChoice:
+        """Return the choice of `token` by the logits at a place of the batch that was decoded last."""
+        numpy, loaded = self._numpy, self._loaded
+        pointer = loaded.engine.low.llama_get_logits_ith(loaded.context, place)
+        logits = numpy.ctypeslib.as_array(pointer, (loaded.vocabulary_size,))
+        weights = numpy.exp(logits - logits.max())
+        total = float(weights.sum(dtype=numpy.float64))
+        likeliest = numpy.argpartition(weights, -self._most)[-self._most :]
+        ordered = likeliest[numpy.argsort(weights[likeliest])[::-1]]
+        return TokenChoice(
+            self._text(token),
+            round(float(weights[token]) / total, DIGITS),
+            tuple((self._text(int(each)), round(float(weights[each]) / total, DIGITS)) for each in ordered),
+        )
+
+    def _text(self, token: int) -> str:
+        text = self._texts.get(token)
+        if text is None:
+            text = self._texts[token] = piece_text(self._loaded, token)
+        return text
+
+
+SHOWN = 8
+SAMPLED = 256
+
+
+def logit_digest(loaded: LoadedContext, request: Logits) -> LogitDigest:
+    """Decode the tokens from an empty cache and digest the logits of the last one.
+
+    Raises:
+        EndOfRequest: with the `Failure`.
+    """
+    if not loaded.makes_text:
+        raise failure("argument", "This model does not continue text and has no logits to compare.")
+    limit = min(loaded.context_tokens, loaded.batch_tokens)
+    if not 0 < len(request.tokens) <= limit:
+        raise failure("argument", f"Logits need 1 to {limit} tokens, not {len(request.tokens)}.")
+    size = loaded.vocabulary_size
+    if any(not 0 <= token < size for token in request.tokens):
+        raise failure("argument", f"Tokens of this model are 0 to {size - 1}.")
+    loaded.clear()
+    status = loaded.decode(request.tokens)
+    if status != DECODED:
+        raise EndOfRequest(decode_failure(status, loaded.log.facts))
+    logits = loaded.engine.low.llama_get_logits_ith(loaded.context, -1)
+    values = ctypes.cast(logits, ctypes.POINTER(ctypes.c_float * size)).contents
+    sha256 = hashlib.sha256(bytes(values)).hexdigest()
+    # A message has no word for what is not finite.
+    shown = tuple(values[:]) if all(map(math.isfinite, values)) else ()
+    loaded.clear()
+    return LogitDigest(sha256=sha256, first=shown[:SHOWN], sample=shown[:: max(1, -(-size // SAMPLED))])

@@ -19,7 +19,7 @@ import msgspec
 from engine.protocol.messages import DeviceSpeed, MeasureSpeed
 from engine.worker.bindings import Bindings, InitParams
 from engine.worker.devices import CPU_ID, resolve_devices
-from engine.worker.outcome import failure
+from engine.worker.failures import failure
 
 _F16, _F32 = 1, 0
 _COLUMNS = 4096

@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from engine.protocol.messages import Answer, LastWord, Message, Reading
+from engine.worker.failures import failure
 from engine.worker.media import MediaPart
 from engine.worker.media_reader import MediaReader
-from engine.worker.outcome import failure
 from engine.worker.slots import Slot, Slots
 
 

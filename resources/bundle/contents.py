@@ -15,7 +15,7 @@ WHY = {
     "numpy.libs": "OpenBLAS, which numpy is linked with",
     "llama_cpp": "the engine: llama.cpp and its CPU and RPC backends",
     "python": "Python and its standard library",
-    "cryptography": "access tokens in the desktop's key ring, TLS to workers, signatures of releases",
+    "cryptography": "access tokens in the desktop's key ring, TLS to workers, signatures of packs",
     "PIL": "images that are attached",
     "pillow.libs": "kinds of images",
     "docs": "the handbook with its pictures",

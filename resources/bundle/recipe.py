@@ -15,14 +15,14 @@ OWN_PACKAGES = ("app", "engine", "widgets")
 """All of these is in it: children and what is imported late are named in texts, which PyInstaller does not follow."""
 READ_RESOURCES = "resources/loader.py"
 """The only module of `resources` that the program uses; the others make it."""
-BUILD_FOLDERS = ("bundle", "desktop", "macos", "packs", "release", "setup", "vulkan", "windows")
+BUILD_FOLDERS = ("bundle", "desktop", "macos", "packs", "setup", "vulkan", "windows")
 """Folders of `resources` with what the program is made and packed with."""
 LIBRARY_DATA = ("latex2mathml", "ziafont", "ziamath")
 """Packages whose data files are read: symbols and fonts of formulas."""
 HOOKED_DATA = ("certifi", "numpy", "pyqtgraph", "PySide6", "shiboken6")
 """Packages for which PyInstaller has rules of its own."""
 UNREAD_DATA = {
-    "huggingface_hub": "templates of cards, which are not written here",
+    "huggingface_hub": "templates of cards; it is here for tests",
     "jeepney": "an interface for its tests",
     "keyring": "completion in shells",
     "llama_cpp_python": "for those who build against it",

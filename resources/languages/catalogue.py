@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 _LINE = re.compile(r'(msgid_plural|msgid|msgstr)(?:\[(\d)\])? (".*")')
+_FIELD = re.compile(r"\{(\w*)[^{}]*\}")
 _ESCAPE = re.compile(r"\\(.)")
 _ESCAPED = {"n": "\n", "t": "\t"}
 
@@ -45,6 +46,11 @@ def header_fields(entries: Iterable[Entry]) -> dict[str, str]:
     """Return what the header says, such as `Language` and `Plural-Forms`."""
     header = next((entry.said[0] for entry in entries if not entry.text and entry.said), "")
     return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in header.splitlines())}
+
+
+def fields_of(text: str) -> frozenset[str]:
+    """Return the names of what varies in `text`."""
+    return frozenset(_FIELD.findall(text)) if "{" in text else frozenset()
 
 
 def write_catalogue(entries: Iterable[Entry]) -> str:

@@ -1,19 +1,29 @@
-"""Brings the catalogues up to date with the texts in the code: `python -m resources.languages.extract`.
+"""The catalogues and the texts in the code: `python -m resources.languages.extract [--check]`.
 
-Texts that came are added without a translation, those that went are dropped, and what is translated stays.
+Without `--check` the catalogues are brought up to date: new texts are added without a translation, texts that are gone
+are dropped, and translations stay. With it nothing is written: what a release must not have is listed, that is texts
+without a translation, translations of no text, and translations that lost a field. A change to the code may leave
+such faults behind, for an untranslated text is shown in English; so no test looks for them.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
+import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from resources.languages.catalogue import Entry, read_catalogue, write_catalogue
+from resources.languages.catalogue import Entry, fields_of, read_catalogue, write_catalogue
 
 ROOT = Path(__file__).resolve().parents[2]
 CATALOGUES = Path(__file__).resolve().parent
 SOURCES = ("app", "widgets", "engine")
+_LETTER = re.compile(r"(?<!&)&(?=[^&\s])")
+"""The mark of the letter that chooses an entry of a menu."""
+_PATTERNS = re.compile(r"\(\*[^)]*\)")
+"""Patterns of file names, as dialogs take them."""
 _FORMS = {"tr": 1, "tr_count": 2}
 """The functions that texts go through (`engine/language.py`), and how many texts each takes."""
 
@@ -58,16 +68,54 @@ def brought_up_to_date(catalogue: tuple[Entry, ...], texts: tuple[Entry, ...]) -
     )
 
 
-def main() -> None:
-    """Write the catalogues."""
-    texts = texts_in_code()
+def faults_of(catalogue: tuple[Entry, ...], texts: tuple[Entry, ...]) -> Iterator[str]:
+    """Yield a sentence for each fault that a release must not have: the catalogue against the `texts` in the code."""
+    entries = {(entry.text, entry.plural): entry for entry in catalogue if entry.text}
+    known = {(text.text, text.plural) for text in texts}
+    for key in known - entries.keys():
+        yield f"{key[0]!r} is not in it"
+    for key, entry in entries.items():
+        if key not in known:
+            yield f"{entry.text!r} is in no module"
+        elif not entry.is_said:
+            yield f"{entry.text!r} has no translation"
+        for said, text in zip(entry.said, (entry.text, entry.plural), strict=False):
+            if said and _shape(said) != _shape(text):
+                yield f"{said!r} has other fields, letters for the keyboard, patterns or ends than {text!r}"
+
+
+def _shape(text: str) -> tuple[object, ...]:
+    """Return what a translation must have as its text has it."""
+    return (
+        fields_of(text),
+        len(_LETTER.findall(text)),
+        _PATTERNS.findall(text),
+        text.endswith("…"),
+        len(text) - len(text.lstrip()),
+        len(text) - len(text.rstrip()),
+        "\n" in text,
+    )
+
+
+def main() -> int:
+    """Bring the catalogues up to date, or check them; return the exit code, 1 if the check found something."""
+    parser = argparse.ArgumentParser(prog="resources.languages.extract")
+    parser.add_argument("--check", action="store_true", help="write nothing, and list what a release must not have")
+    only_check = parser.parse_args().check
+    texts, n_faults = texts_in_code(), 0
     for path in sorted(CATALOGUES.glob("*.po")):
-        before = read_catalogue(path.read_text(encoding="utf-8"))
-        after = brought_up_to_date(before, texts)
-        path.write_text(write_catalogue(after), encoding="utf-8")
-        missing = sum(1 for entry in after if not entry.is_said)
-        print(f"{path.name}: {len(after) - 1} texts, {missing} without a translation")
+        entries = read_catalogue(path.read_text(encoding="utf-8"))
+        if only_check:
+            faults = sorted(faults_of(entries, texts))
+            print(*(f"{path.name}: {fault}" for fault in faults), sep="\n", end="\n" if faults else "")
+            n_faults += len(faults)
+            continue
+        entries = brought_up_to_date(entries, texts)
+        path.write_text(write_catalogue(entries), encoding="utf-8")
+        missing = sum(1 for entry in entries if not entry.is_said)
+        print(f"{path.name}: {len(entries) - 1} texts, {missing} without a translation")
+    return 1 if n_faults else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -19,7 +19,7 @@ from engine.devices.endpoint import parse_endpoint
 from engine.errors import ArgumentError, EngineError
 from engine.units import GIB, MIB
 from tests.support.patience import DEADLINE_S
-from widgets.library.recent_model import RecentModel
+from widgets.library.recent_models import RecentModel
 
 
 def test_settings_survive_a_restart(tmp_path: Path) -> None:

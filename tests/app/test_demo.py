@@ -23,7 +23,7 @@ from engine.fit.initial_layout import initial_layout
 from engine.gguf.reader import read_model
 from engine.layout.layout import single_device
 from engine.memory.model_memory import ModelMemory
-from engine.plan.decisions.defaults import default_context
+from engine.plan.decisions.context_length import default_context
 from engine.plan.preview import make_report
 from engine.settings.sampling_sources import model_sampling, sampling_of
 from resources.setup.demo_model import DEMO_MODEL, DEMO_MODEL_BYTES

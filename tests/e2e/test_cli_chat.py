@@ -11,9 +11,11 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from app.paths import APPLICATION
+from engine.chats.conversation import title_of
 from engine.chats.message import Message
 from engine.chats.presets import Preset, write_presets
 from engine.chats.store import ChatStore
@@ -128,7 +130,7 @@ def test_a_conversation_is_kept_found_and_gone_on_with_without_reading_it_again(
     assert timings is not None
     assert timings.generated_tokens == 12
     assert path[-1].settings == {"max_tokens": 12, "seed": 1}
-    assert "CPU" in path[-1].layout
+    assert path[-1].layout == "CPU 0–1", "as the window writes it"
     (state,) = home.states.iterdir()
 
     again = home.events(model, *words, "--conversation", begun["id"][:6], "--prompt", "And then?")
@@ -138,7 +140,7 @@ def test_a_conversation_is_kept_found_and_gone_on_with_without_reading_it_again(
     assert list(home.states.iterdir()) == [state]
 
     listed = json.loads(home.run("--list", "--json").stdout)["conversations"]
-    assert [(each["id"], each["title"]) for each in listed] == [(begun["id"], long_line[:60])]
+    assert [(each["id"], each["title"]) for each in listed] == [(begun["id"], title_of(long_line))]
     hits = json.loads(home.run("--search", "and THEN", "--json").stdout)["hits"]
     assert [hit["conversation"] for hit in hits] == [begun["id"]]
 
@@ -184,8 +186,8 @@ def test_a_template_that_was_replaced_is_said_once(
 
 
 def test_every_token_that_was_told_survives_a_kill(home: Home, model: Path) -> None:
-    with home.start(model, "--threads", "1", "--ctx", "1024", "--prompt", "Hello", "--seed", "2") as process:
-        events = wait_for(process, "token", 15)
+    with home.start(model, "--threads", "1", "--ctx", "4096", "--prompt", "Hello", "--seed", "2") as process:
+        events = wait_for(process, "token", 5)
         process.kill()
         assert process.stdout is not None
         events += [json.loads(line) for line in process.stdout.read().split("\n")[:-1]]
@@ -193,6 +195,22 @@ def test_every_token_that_was_told_survives_a_kill(home: Home, model: Path) -> N
     answer = home.path(begun["id"])[-1]
     assert answer.content.startswith(text_of(events))
     assert answer.state == "interrupted"
+
+
+def test_an_answer_that_breaks_off_with_the_engine_is_kept_as_the_window_keeps_it(home: Home, model: Path) -> None:
+    with home.start(model, "--threads", "1", "--ctx", "8192", "--prompt", "Hello", "--seed", "2") as process:
+        events = wait_for(process, "token", 3)
+        for child in psutil.Process(process.pid).children(recursive=True):
+            child.kill()
+        assert process.stdout is not None
+        events += [json.loads(line) for line in process.stdout]
+        assert process.wait(DEADLINE_S) == 5
+    assert (events[-1]["event"], events[-1].get("request")) == ("crashed", None)
+    answer = home.path(of(events, "conversation")[0]["id"])[-1]
+    assert (answer.content, answer.state) == (text_of(events), "interrupted")
+    assert answer.note == "The engine ended in the middle of this answer. What had come is kept."
+    assert answer.timings is not None
+    assert answer.timings.generated_tokens > 2
 
 
 def test_an_interrupt_stops_the_answer_and_keeps_it_and_a_second_one_ends(home: Home, model: Path) -> None:

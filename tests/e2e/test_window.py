@@ -48,7 +48,7 @@ def test_a_context_too_large_for_a_worker_names_it_and_the_next_load_works(windo
     spread_layers(window)
     set_context(window, 131072)
     window.click(LOAD_BUTTON)
-    window.wait_for("the refusal", lambda: window.ask("text", "load_report.badge_text") == "OOM")
+    window.wait_for("the refusal", lambda: window.ask("text", "load_report.badge_text") == "OUT OF MEMORY")
     sentence = window.ask("text", "load_report.sentence")
     assert "RPC" in sentence
     assert "MiB" in sentence
@@ -78,7 +78,10 @@ def test_a_child_killed_in_an_answer_costs_the_answer_only(window: Window) -> No
     window.wait_for("the model again", lambda: window.ask("state") == "READY")
     assert not window.ask("visible", "chat.lost_banner.button")
     ask_model(window, "")
-    window.wait_for("the answer", lambda: "tok/s" in window.ask("last_note"))
+    window.wait_for("the new answer", lambda: window.ask("state") == "GENERATING")
+    window.wait_for("its words", lambda: len(window.ask("last_answer")) > 20)  # Longer than the question.
+    window.click("chat.stop_button")
+    window.wait_for("its speed", lambda: "tok/s" in window.ask("last_note"))
     assert window.ask("bugs") == []
 
 

@@ -19,7 +19,7 @@ def test_the_first_proposal_is_applied_loaded_and_undone(tmp_path: Path, theme: 
         set_context(window, 131072)
         before = window.ask("text", "desk.document.edit")
         window.click(LOAD_BUTTON)
-        window.wait_for("the refusal", lambda: window.ask("text", "load_report.badge_text") == "OOM")
+        window.wait_for("the refusal", lambda: window.ask("text", "load_report.badge_text") == "OUT OF MEMORY")
         window.wait_for("its place", lambda: bool(window.ask("visible", "load_report.proposal_list")))
         desktop.picture(tmp_path / "proposals.png")
         window.click(FIRST_BUTTON)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.language import Language, fields_of, language_name, read_language, tr, tr_count, use_language
-from resources.languages.catalogue import Entry, read_catalogue, write_catalogue
+from engine.language import Language, language_name, read_language, tr, tr_count, use_language
+from resources.languages.catalogue import Entry, fields_of, read_catalogue, write_catalogue
 
 POLISH = r"""
 msgid ""

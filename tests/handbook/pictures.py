@@ -121,10 +121,10 @@ def take_pictures(window: WindowParts) -> None:
     warning = dialog_of(main)
     save(warning, "remote")
     warning.close()
-    desk.library.keeper.add_folder(Path(os.environ["HOME"]) / "models")
+    desk.library.add_folder(Path(os.environ["HOME"]) / "models")
     window.actions["library"].trigger()
     wait_for("the library", lambda: bool(window.library_presenter.page.view.visible_titles()))
-    wait_for("its forecasts", lambda: all(row.fit is not None for row in desk.library.shown.shelf.models))
+    wait_for("its forecasts", lambda: all(row.fit is not None for row in desk.library.contents.models))
     save(main, "library")
 
 

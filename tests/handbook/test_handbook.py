@@ -16,7 +16,7 @@ from app.window import menus
 from app.window.handbook import FIRST_PAGE, PICTURE_WIDTH, HandbookWindow, found_in, read_pages
 from resources.loader import handbook
 from tests.support.accessibility import nameless
-from widgets.layout_editor.keys import KEYS
+from widgets.layout_editor.keyboard import KEYS
 
 MAX_BYTES = 2_000_000
 PAGES = read_pages(handbook())

@@ -13,8 +13,7 @@ from engine.cancellation import CancelToken
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.errors import CancelledError, EngineError
 from engine.fit.strategies.catalogue import auto_layout
-from engine.gguf.blocks import group_blocks
-from engine.gguf.model_file import ModelFile
+from engine.gguf.model_file import ModelFile, group_blocks
 from engine.gguf.reader import read_model
 from engine.layout.layout import Layout, make_layout
 from engine.memory import model_memory

@@ -12,7 +12,7 @@ from engine.devices.device import Rig
 from engine.gguf.reader import read_model
 from engine.layout.layout import single_device
 from engine.protocol.messages import ChatMessage, Generate
-from engine.rigs.host import host_device
+from engine.rigs.discovery import host_device
 from engine.session.events import Done, Loaded
 from engine.settings.context_settings import ContextSettings
 from tests.support.models import write_tiny_llama

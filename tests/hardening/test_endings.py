@@ -12,23 +12,23 @@ import psutil
 import pytest
 
 from engine.cancellation import CancelToken
-from engine.decoders import ask_decoder
 from engine.devices.device import Rig
 from engine.gguf.reader import read_model
+from engine.images.pictures import DecodedImage, DecodeImage
 from engine.layout.layout import single_device
 from engine.library.children import read_headers
 from engine.plan.edit import Edit
 from engine.plan.plan import make_plan
 from engine.probing.probe import Probes
 from engine.process.child import ChildProcess
+from engine.process.decoders import ask_decoder
 from engine.process.outcome import EndReason, ProcessOutcome
 from engine.programs import LOG_MARK
 from engine.protocol.messages import ChatMessage
-from engine.rigs.host import host_device
+from engine.rigs.discovery import host_device
 from engine.session.status import Phase
 from engine.settings.context_settings import ContextSettings
-from engine.worker.chat_template import TemplateError
-from engine.worker.template_process import TemplateProcess
+from engine.worker.chat_template import TemplateError, TemplateProcess
 from tests.support.command_line import run_cli
 from tests.support.models import write_tiny_llama
 from tests.support.orders import order_of
@@ -126,12 +126,11 @@ def test_what_a_worker_says_for_the_log_is_there(caplog: pytest.LogCaptureFixtur
 
 def test_decoders_and_the_library_are_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "layerdeck.engine")
-    ask_decoder("image", data=b"no image", seconds=30.0, max_bytes=1 << 20)
+    ask_decoder("image", DecodeImage(data=b"no image", small=True, seconds=DEADLINE_S), DecodedImage)
     path = write_tiny_llama(tmp_path / "tiny.gguf")
     read_headers([(path,)], lambda _paths, _facts: None, CancelToken())
     image, library = endings(caplog)
     assert image.startswith("image ")
-    assert "after its answer" in image
     assert library.startswith("library ")
 
 

@@ -33,7 +33,7 @@ from engine.layout.layout_file import LayoutFile, write_layout
 from engine.rigs.self_test import SelfTest, keep_verdict
 from engine.settings.context_settings import ContextSettings
 from engine.tunnel.pairings import PairingBook, make_pairing
-from engine.worker.sequence_file import ModelIdentity, SequenceFileError, SequenceHeader, write_sequence
+from engine.worker.saved_kv_state import ModelIdentity, SequenceFileError, SequenceHeader, write_sequence
 
 identity = ModelIdentity(
     description="m", architecture="llama", n_layer=1, n_embd=1, n_vocab=1, n_params=1, size_bytes=1, metadata=""

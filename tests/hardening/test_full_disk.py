@@ -126,18 +126,18 @@ bench = Bench(Bot(), folder)
 archive, told = bench.desk.archive, []
 bench.desk.notices.given.connect(told.append)
 bench.wait(lambda: archive.chats is not None and archive._store is not None)
-bench.load(n_ctx=4096)
+bench.load(n_ctx=4096, sees=True)
 bench.attach(1)
 bench.attacher.take()
-bench.ask("Before")
+bench.say("Before")
 first = bench.conversation.chat.id
 full.touch()
-bench.ask("While it is full " * 100)
+bench.say("While it is full " * 100)
 bench.settle()
 bench.conversation.begin()
 bench.attacher.add([folder / "1.png"])
 bench.wait(lambda: not bench.attacher.is_reading)
-answer = bench.ask("What is on this image?")
+answer = bench.say("What is on this image?")
 second, shown = bench.conversation.chat.id, [message.content for message in bench.path]
 bench.desk.shelf.open(first)
 bench.wait(lambda: bench.conversation.chat.id == first)
@@ -148,7 +148,7 @@ again = [message.content for message in bench.path]
 meanwhile = [notice.text for notice in told if notice.bad]
 full.unlink()
 bench.wait(lambda: not archive._store.is_behind)
-bench.ask("And now?")
+bench.say("And now?")
 bench.wait(lambda: any("kept again" in notice.text for notice in told))
 bench.desk.close()
 print(json.dumps({

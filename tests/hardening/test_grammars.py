@@ -15,9 +15,9 @@ from engine.process.outcome import EndReason, ProcessOutcome
 from engine.protocol.messages import GAVE_UP_EXIT_CODE, Failure, Generate, Generated, Load, LoadedModel
 from engine.settings.context_settings import ContextSettings
 from engine.settings.sampling_settings import SamplingSettings
-from engine.worker import step_limit
-from engine.worker.grammar_bounds import fault_of
-from engine.worker.step_limit import StepLimit
+from engine.worker import failures
+from engine.worker.failures import StepLimit
+from engine.worker.grammar import fault_of
 from tests.engine.worker.raw_child import RawChild, entries
 from tests.support.models import write_tiny_llama
 from tests.support.patience import DEADLINE_S
@@ -84,7 +84,7 @@ def test_an_honest_grammar_has_no_fault() -> None:
 
 @pytest.mark.parametrize("bound", ["STEP_SECONDS", "STEP_BYTES"])
 def test_a_step_without_end_ends_the_process_with_a_sentence(monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
-    monkeypatch.setattr(step_limit, bound, -1)
+    monkeypatch.setattr(failures, bound, -1)
     said: list[str] = []
     ended = threading.Event()
     codes: list[int] = []

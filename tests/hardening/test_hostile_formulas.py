@@ -1,14 +1,14 @@
-"""Formulas made to explode: each is drawn, or shown as its words, within a bound of calls, and none is too large."""
+"""Formulas made to explode: each is drawn, or shown as its words, within a time, and none is too large."""
 
 from __future__ import annotations
 
-import math
-import sys
+from collections.abc import Iterator
 
+import psutil
 import pytest
 
+from engine.images.formula import MAX_SIDE_PX, MAX_SVG_BYTES, FormulaProcess
 from tests.support.selection import some
-from widgets.markdown.formulas import MAX_SIDE_PX, FormulaKey, make_formula
 
 
 def nested(opening: str, depth: int = 19, core: str = "x") -> str:
@@ -104,16 +104,40 @@ FORMULAS: dict[str, str] = {
 }
 
 
+@pytest.fixture
+def process() -> Iterator[FormulaProcess]:
+    made = FormulaProcess()
+    yield made
+    made.close()
+
+
 @pytest.mark.parametrize("name", some(tuple(FORMULAS), 6))
-def test_a_formula_is_drawn_within_bounds_or_left_as_words(name: str) -> None:
+def test_a_formula_is_drawn_within_bounds_or_left_as_words(process: FormulaProcess, name: str) -> None:
     """A rule of a billion ems made a message that was taller than Qt can count."""
-    formula = make_formula(FormulaKey(FORMULAS[name], True, "#000000"))
-    assert sys.getprofile() is None
+    formula = process.draw(FORMULAS[name], is_display=True, colour="#000000")
     if formula is not None:
-        assert all(map(math.isfinite, (formula.width, formula.height, formula.depth)))
-        assert max(formula.width, formula.height, formula.depth) <= MAX_SIDE_PX + 2
-        assert len(formula.svg) < 8 << 20
-        assert b"<script" not in formula.svg
+        assert max(formula.width_px, formula.height_px, formula.depth_px) <= MAX_SIDE_PX + 2
+        assert len(formula.svg) <= MAX_SVG_BYTES
+        assert "<script" not in formula.svg
+
+
+def test_one_that_takes_too_long_costs_itself_alone(process: FormulaProcess) -> None:
+    assert process.draw(nested("\\sqrt{"), is_display=True, colour="#000000") is None
+    drawn = process.draw(r"\sqrt{1+\sqrt{x}}", is_display=True, colour="#000000")
+    assert drawn is not None
+    assert drawn.svg.startswith("<svg")
+
+
+def test_formulas_are_drawn_in_a_child_that_ends_with_the_window() -> None:
+    """They were drawn in the window's process, whose frames waited for it."""
+    before = set(psutil.Process().children())
+    made = FormulaProcess()
+    assert made.draw("x^2", is_display=False, colour="#ff0000") is not None
+    (child,) = set(psutil.Process().children()) - before
+    assert child.cmdline()[-1] == "engine.images.formula"
+    made.close()
+    assert not child.is_running()
+    assert made.draw("x^3", is_display=False, colour="#ff0000") is None
 
 
 def test_a_hundred_formulas_are_tried() -> None:

@@ -8,8 +8,7 @@ import pytest
 
 from engine.errors import ChatError
 from engine.images import pictures
-from engine.images.pictures import look_at
-from engine.images.reader import MAX_SIDE_PX, read_image
+from engine.images.pictures import MAX_SIDE_PX, DecodedImage, look_at, read_image
 from tests.support.pictures import picture
 
 FORMS = ("JPEG", "PNG", "BMP", "GIF", "WEBP")
@@ -37,26 +36,25 @@ def test_a_mutated_image_is_pixels_or_a_sentence(form: str) -> None:
     chance = random.Random(f"images {form}")
     data = picture(form=form)
     for _ in range(ROUNDS):
-        facts, pixels = read_image(mutated(data, chance), small=chance.random() < 0.5)
+        facts = read_image(mutated(data, chance), small=chance.random() < 0.5)
         if facts.fault:
-            assert not pixels
+            assert not facts.pixels
         else:
             assert 0 < max(facts.sent_width_px, facts.sent_height_px) <= MAX_SIDE_PX
-            assert len(pixels) == 3 * facts.sent_width_px * facts.sent_height_px
+            assert len(facts.pixels) == 3 * facts.sent_width_px * facts.sent_height_px
 
 
 @pytest.mark.parametrize(
     "answer",
     [
-        b"",
-        b"nonsense",
-        b'{"width_px": 1, "height_px": 1, "sent_width_px": 1, "sent_height_px": 1}\nabcd',
-        b'{"width_px": 9000, "height_px": 1, "sent_width_px": 1, "sent_height_px": 1}\nabc',
-        b'{"width_px": 2, "height_px": 2, "sent_width_px": -1, "sent_height_px": -1}\nabc',
-        b'{"width_px": 300, "height_px": 300, "sent_width_px": 300, "sent_height_px": 300}\n' + bytes(270_000),
+        DecodedImage(),
+        DecodedImage(width_px=1, height_px=1, sent_width_px=1, sent_height_px=1, pixels=b"abcd"),
+        DecodedImage(width_px=9000, height_px=1, sent_width_px=1, sent_height_px=1, pixels=b"abc"),
+        DecodedImage(width_px=2, height_px=2, sent_width_px=-1, sent_height_px=-1, pixels=b"abc"),
+        DecodedImage(width_px=300, height_px=300, sent_width_px=300, sent_height_px=300, pixels=bytes(270_000)),
     ],
 )
-def test_a_decoder_that_was_taken_over_is_not_believed(monkeypatch: pytest.MonkeyPatch, answer: bytes) -> None:
+def test_a_decoder_that_was_taken_over_is_not_believed(monkeypatch: pytest.MonkeyPatch, answer: DecodedImage) -> None:
     monkeypatch.setattr(pictures, "ask_decoder", lambda *_, **__: answer)
     with pytest.raises(ChatError, match=r"^photo cannot be read"):
         look_at(picture(), "photo")

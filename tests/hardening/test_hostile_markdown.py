@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from itertools import repeat
-
 import pytest
 
-from widgets.markdown.blocks import Block, Table
-from widgets.markdown.call_limit import TooMuchWorkError, call_limit
-from widgets.markdown.formulas import FormulaKey, make_formula
-from widgets.markdown.room import MAX_FORMULAS, MAX_PIECES
+from widgets.markdown.blocks import MAX_FORMULAS, MAX_PIECES, Block, Table
 from widgets.markdown.stream import MarkdownStream, parse_whole
 
 
@@ -20,44 +14,6 @@ def formulas(blocks: tuple[Block, ...]) -> int:
 
 def pieces(blocks: tuple[Block, ...]) -> int:
     return sum(len(block.rows) * len(block.alignments) if isinstance(block, Table) else 1 for block in blocks)
-
-
-@pytest.mark.parametrize("command", ["\\sqrt", "\\sqrt[a]"])
-def test_roots_within_roots_are_given_up(command: str) -> None:
-    """The work doubled with each: nineteen of them kept a core busy for ever, and no formula came after them."""
-    assert make_formula(FormulaKey(f"{command}{{" * 19 + "x" + "}" * 19, True, "#000000")) is None
-    assert sys.getprofile() is None
-    assert make_formula(FormulaKey("\\sqrt{1+\\sqrt{x}}", True, "#000000")) is not None
-
-
-def test_a_limit_of_calls_ends_what_goes_on_and_leaves_nothing_behind() -> None:
-    def forever() -> None:
-        while True:
-            abs(-1)
-
-    with pytest.raises(TooMuchWorkError), call_limit(1000):
-        forever()
-    assert sys.getprofile() is None
-
-
-def test_a_limit_is_not_lost_in_a_generator_that_is_dropped() -> None:
-    def drop() -> None:
-        numbers = (abs(number) for number in range(3))
-        next(numbers)
-        del numbers
-
-    def forever() -> None:
-        while True:
-            drop()
-
-    for calls in range(100, 120):
-        with pytest.raises(TooMuchWorkError), call_limit(calls):
-            forever()
-
-
-def test_a_generator_without_an_end_is_ended_too() -> None:
-    with pytest.raises(TooMuchWorkError), call_limit(100):
-        sum(abs(0) for _ in repeat(None))
 
 
 MANY_FORMULAS = {

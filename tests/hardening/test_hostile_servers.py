@@ -20,8 +20,7 @@ from engine.plan.plan import make_plan
 from engine.probing import probe as probing
 from engine.probing.probe import probe
 from engine.rigs import discovery
-from engine.rigs.discovery import discover
-from engine.rigs.host import host_device
+from engine.rigs.discovery import discover, host_device
 from engine.settings.context_settings import ContextSettings
 from tests.support.models import write_tiny_llama
 from tests.support.rpc_peers import ANSWER, FACTS, HELLO_BYTES, answer_questions, receive, serve_peer

@@ -14,11 +14,11 @@ from widgets.common.row_table import RowTable
 ROOT = Path(__file__).parents[2]
 PLAIN = {"plain_tool_tip"}
 OURS = {
-    ("widgets/markdown/code_head.py", "name"),
-    ("widgets/library/starter_panel.py", "starter.address"),
+    ("widgets/markdown/view.py", "name"),
+    ("widgets/library/library_view.py", "starter.address"),
     ("widgets/library/library_filters.py", "tip"),
     ("widgets/controls/context_editor.py", "name"),
-    ("widgets/chat/message_head.py", "name"),
+    ("widgets/chat/message_parts.py", "name"),
     ("widgets/chat/chat_heading.py", "name"),
     (
         "widgets/devices/device_card.py",

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import random
 import struct
 from argparse import Namespace
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,28 +15,24 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from app.cli.prompts import prompts_of
+from app.cli.load import prompts_of
 from app.run_marks import VERSION, OpenedModel, RunMark, RunMarks
 from app.settings import KeptSideFiles, Settings
 from engine.devices.rig_file import encode_rig, parse_rig
-from engine.downloads.job import Job, QueueFile
+from engine.downloads.job import Job, JobState, QueueFile
 from engine.downloads.queue import DownloadQueue
-from engine.downloads.view import JobState
 from engine.errors import EngineError
 from engine.fit.calibration import read_calibration
 from engine.fit.speed_book import read_speed_book
 from engine.kept_weights import _read_list
 from engine.layout.layout_file import encode_layout, parse_layout
 from engine.protocol.messages import TransferFile
-from engine.releases.errors import ReleaseError
-from engine.releases.release import read_key, read_release
 from engine.rigs.self_test import read_verdicts
 from engine.texts import MAX_SENTENCE
 from engine.tunnel.pairings import PairingBook
-from engine.worker.sequence_file import MAGIC, TOKEN_BYTES, VERSIONS, SequenceFileError, SequenceReader
+from engine.worker.saved_kv_state import MAGIC, TOKEN_BYTES, VERSIONS, SequenceFileError, SequenceReader
 from tests.support.mutation import mutate_json
 from tests.support.selection import examples
-from tests.support.signed_releases import KEY, PUBLIC_KEY, release_values, signed_release
 
 RIG = {
     "version": 1,
@@ -175,21 +169,6 @@ def test_prompts_are_read_or_refused(tmp_path: Path) -> None:
         path.write_bytes(mutated(["a", "b"], seed))
         with suppress(EngineError):
             prompts_of(Namespace(prompt=None, prompts=path))
-
-
-def test_a_word_about_releases_is_believed_or_refused() -> None:
-    """Signed by the publisher and changed before that, or changed on the way."""
-    today, key = date(2026, 11, 22), read_key(PUBLIC_KEY)
-    values = release_values(today)
-    read_release(signed_release(today), key, today=today)
-    for seed in range(examples(2000)):
-        text = mutated(values, seed)
-        signature = base64.b64encode(KEY.sign(b"layerdeck release\n" + text)).decode()
-        envelope = {"release": text.decode("utf-8", "replace"), "signature": signature}
-        for data in (json.dumps(envelope).encode(), mutated(envelope, seed)):
-            with suppress(ReleaseError):
-                release = read_release(data, key, today=today)
-                assert max(len(release.page), len(release.summary)) <= 500
 
 
 def test_the_header_of_a_state_is_read_or_refused(tmp_path: Path) -> None:

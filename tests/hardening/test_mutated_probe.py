@@ -17,7 +17,7 @@ from engine.memory.model_memory import ModelMemory
 from engine.plan.edit import Edit
 from engine.plan.plan import Plan
 from engine.probing.probe import probe
-from engine.rigs.host import host_device
+from engine.rigs.discovery import host_device
 from engine.settings.context_settings import ContextSettings
 from engine.texts import MAX_SENTENCE
 from tests.support.headers import write_with_hole

@@ -20,14 +20,12 @@ from engine.chats.message import Attachment, Message
 from engine.chats.presets import parse_presets
 from engine.chats.store import ChatStore
 from engine.chats.tree import MessageTree, tree_of
-from engine.downloads.journal import Journal, Origin, read_journal
-from engine.downloads.ranges import count_bytes
+from engine.downloads.part_file import Journal, Origin, count_bytes, read_journal
 from engine.errors import ChatError, EngineError
+from engine.hub.addresses import is_repo_id, is_safe_path
 from engine.hub.client import list_repo, search_models
-from engine.hub.errors import HubError
-from engine.hub.found import SearchQuery
-from engine.hub.names import is_repo_id, is_safe_path
-from engine.hub.settings import HubSettings, hub_settings
+from engine.hub.listing import SearchQuery
+from engine.hub.settings import HubError, HubSettings, hub_settings
 from engine.library.errors import LibraryError
 from engine.library.facts import Facts
 from engine.library.index import LibraryIndex

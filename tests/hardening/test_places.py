@@ -17,9 +17,9 @@ from engine.files import read_at_most, write_whole
 from engine.library.facts import fingerprint
 from engine.library.scan import scan
 from engine.library.stores import Store
-from engine.packs.archive import unpack
+from engine.packs.manifest import unpack
 from tests.support.stores import model_bytes, put
-from widgets.library.recent_model import RecentModel
+from widgets.library.recent_models import RecentModel
 
 
 def _file(folder: Path) -> None:

@@ -17,7 +17,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine import decoders
 from engine.cancellation import CancelToken
 from engine.chats import attachments
 from engine.devices.device import CPU_ID, Rig
@@ -33,18 +32,17 @@ from engine.library.facts import Facts
 from engine.plan.edit import Edit
 from engine.plan.plan import make_plan
 from engine.probing.probe import probe
+from engine.process import questions
 from engine.protocol.messages import ChatMessage, Download, Generate, TransferFile
-from engine.rigs.discovery import discover
-from engine.rigs.host import host_device
+from engine.rigs.discovery import discover, host_device
 from engine.rigs.lab import LabRig
 from engine.session.events import AnyEvent, Crashed, Done, Failed, Loaded, Token
 from engine.settings.context_settings import ContextSettings
 from engine.sounds import recordings
 from engine.tunnel.nearby import NearbySearch
 from engine.units import MIB
-from engine.worker import template_process
-from engine.worker.chat_template import TemplateError
-from engine.worker.template_process import TemplateProcess
+from engine.worker import chat_template
+from engine.worker.chat_template import TemplateError, TemplateProcess
 from tests.engine.chats.test_attachments import write_pdf
 from tests.support.hub_server import Repo, hub_server
 from tests.support.models import write_tiny_llama
@@ -119,7 +117,7 @@ TIMES = {"question": 30.0}
 def shorten_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait no longer than need be for a child that was stopped; one that is only slow may be given up then, too."""
     monkeypatch.setitem(TIMES, "question", LIMIT_S)
-    monkeypatch.setattr(decoders, "GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(questions, "START_S", LIMIT_S)
     for module in (attachments, pictures, recordings):
         monkeypatch.setattr(module, "SECONDS", LIMIT_S)
     monkeypatch.setattr(library, "SILENT_S", LIMIT_S)
@@ -209,11 +207,11 @@ def look_for_machines(_folder: Path) -> object:
 
 KINDS: dict[str, tuple[Callable[[Path], object], str]] = {
     "pdf": (read_pdf, "engine.chats.pdf_reader"),
-    "image": (read_image, "engine.images.reader"),
-    "sound": (read_sound, "engine.sounds.reader"),
+    "image": (read_image, "engine.images.pictures"),
+    "sound": (read_sound, "engine.sounds.recordings"),
     "discovery": (find_devices, "discovery"),
     "probe": (probe_layout, "probe"),
-    "library": (look_into_library, "engine.library.child"),
+    "library": (look_into_library, "engine.library.children"),
     "template": (render_template, "engine.worker.renderer"),
     "download": (fetch_file, "engine.downloads"),
     "nearby": (look_for_machines, "engine.tunnel"),
@@ -301,7 +299,7 @@ def test_a_renderer_that_is_struck_while_it_waits_is_replaced(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A long conversation filled the pipe of one that was stopped, and the engine waited for ever."""
-    monkeypatch.setattr(template_process, "RENDER_SECONDS", LIMIT_S)
+    monkeypatch.setattr(chat_template, "RENDER_SECONDS", LIMIT_S)
     process = TemplateProcess()
     messages = [ChatMessage(role="user", content="word " * 40_000)]
 

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import ssl
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from engine.tunnel import answering
-from engine.tunnel.answering import MAX_OF_ONE_ADDRESS
+from engine.tunnel import listener
 from engine.tunnel.calling import TunnelError, pair_with
-from engine.tunnel.channel import MAX_FRAME_BYTES, Channel, Purpose, calling_context
-from engine.tunnel.pairing import Answer, Offer, Proof, Welcome
+from engine.tunnel.listener import MAX_OF_ONE_ADDRESS
+from engine.tunnel.pairing import Offer, Verdict, Welcome
 from engine.tunnel.pairings import make_pairing
+from engine.tunnel.streams import MAX_FRAME_BYTES, Purpose, Stream, calling_context, tls_stream
 from tests.support.patience import DEADLINE_S
 from tests.support.tunnels import Attic, Home, attic, echoing
 
@@ -53,10 +54,10 @@ def is_closed(connection: socket.socket) -> bool:
 
 
 def serves(served: Attic, home: Home) -> bool:
-    channel = served.open(home)
-    channel.send(b"hello")
-    answer = channel.receive(5)
-    channel.close()
+    session = served.open(home)
+    session.send(b"hello")
+    answer = session.receive(5)
+    session.close()
     return answer == b"hello"
 
 
@@ -86,7 +87,7 @@ def test_a_crowd_of_silent_callers_is_bounded_and_the_next_is_served(
     served: Attic, laptop: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served.pair(laptop)
-    monkeypatch.setattr(answering, "HELLO_S", 0.5)
+    monkeypatch.setattr(listener, "HELLO_S", 0.5)
     with ExitStack() as stack:
         crowd = [stack.enter_context(call(served)) for _ in range(60)]
         assert len(served.listener._callers) <= MAX_OF_ONE_ADDRESS
@@ -100,66 +101,60 @@ def test_a_crowd_of_silent_callers_is_bounded_and_the_next_is_served(
 
 
 def test_who_sends_a_byte_now_and_then_has_no_more_time(served: Attic, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answering, "HELLO_S", 0.5)
+    monkeypatch.setattr(listener, "HELLO_S", 0.5)
     with call(served) as connection:
         connection.sendall(b"LDTP1")
         assert is_closed(connection)
 
 
-Turn = Callable[[Channel, Attic, Home], None]
+Turn = Callable[[Stream, Home], Awaitable[None]]
 
 
-def long_frame(channel: Channel, _served: Attic, _home: Home) -> None:
-    channel.send(struct.pack("!H", MAX_FRAME_BYTES + 1) + bytes(100))
+async def long_frame(stream: Stream, _home: Home) -> None:
+    await stream.send(struct.pack("!H", MAX_FRAME_BYTES + 1) + bytes(100))
 
 
-def no_message(channel: Channel, _served: Attic, _home: Home) -> None:
-    channel.send(struct.pack("!H", 5) + b"\xff\x00[[{")
+async def no_message(stream: Stream, _home: Home) -> None:
+    await stream.send(struct.pack("!H", 5) + b"\xff\x00[[{")
 
 
-def no_point(channel: Channel, _served: Attic, home: Home) -> None:
-    channel.send_message(Offer(bytes(16), home.identity.certificate, "x", bytes(32)))
-    channel.receive_message(Answer)
+async def large_certificate(stream: Stream, _home: Home) -> None:
+    await stream.send_message(Offer(bytes(16), bytes(8000), "x", os.urandom(32)))
 
 
-def large_certificate(channel: Channel, _served: Attic, _home: Home) -> None:
-    channel.send_message(Offer(bytes(16), bytes(8000), "x", os.urandom(32)))
+async def no_certificate(stream: Stream, home: Home) -> None:
+    await stream.send_message(Offer(bytes(16), home.identity.certificate + b"x", "x", os.urandom(32)))
 
 
-def no_certificate(channel: Channel, _served: Attic, home: Home) -> None:
-    channel.send_message(Offer(bytes(16), home.identity.certificate + b"x", "x", os.urandom(32)))
+async def wrong_proof(stream: Stream, home: Home) -> None:
+    await stream.send_message(Offer(bytes(16), home.identity.certificate, "x", os.urandom(32)))
+    assert (await stream.receive_message(Verdict)).proof == b""
 
 
-def wrong_proof(channel: Channel, _served: Attic, home: Home) -> None:
-    channel.send_message(Offer(bytes(16), home.identity.certificate, "x", os.urandom(32)))
-    channel.receive_message(Answer)
-    channel.send_message(Proof(bytes(64)))
-    assert channel.receive_message(Proof).tag == b""
-
-
-def certificate_of_no_version(channel: Channel, _served: Attic, home: Home) -> None:
+async def certificate_of_no_version(stream: Stream, home: Home) -> None:
     certificate = home.identity.certificate.replace(b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x09")
     assert certificate != home.identity.certificate
-    channel.send_message(Offer(bytes(16), certificate, "x", os.urandom(32)))
+    await stream.send_message(Offer(bytes(16), certificate, "x", os.urandom(32)))
 
 
 @pytest.mark.parametrize(
     "turn",
-    [long_frame, no_message, no_point, large_certificate, no_certificate, certificate_of_no_version, wrong_proof],
+    [long_frame, no_message, large_certificate, no_certificate, certificate_of_no_version, wrong_proof],
 )
 def test_a_pairing_that_turns_pairs_nobody(served: Attic, laptop: Home, turn: Turn) -> None:
     code = served.code.renew()
-    with call(served) as connection:
+
+    async def talk() -> None:
+        connection = call(served)
         connection.sendall(Purpose.PAIRING.value.encode())
-        context = calling_context(laptop.identity, None)
-        channel = Channel(context.wrap_socket(connection, do_handshake_on_connect=False), time.monotonic() + DEADLINE_S)
-        channel.handshake()
-        assert not channel.receive_message(Welcome).refusal
-        turn(channel, served, laptop)
-        channel.tls.settimeout(DEADLINE_S)
-        with suppress(ssl.SSLError):
-            assert is_closed(channel.tls)
-        channel.close()
+        stream = await tls_stream(connection, calling_context(laptop.identity, None))
+        assert not (await stream.receive_message(Welcome)).refusal
+        with suppress(OSError):
+            await turn(stream, laptop)
+            await stream.wait_for_end()
+        await stream.close()
+
+    asyncio.run(asyncio.wait_for(talk(), DEADLINE_S))
     assert served.home.book.all() == ()
     assert served.code.current == code
     served.pair(laptop)
@@ -178,14 +173,14 @@ def test_an_older_tls_is_refused(served: Attic, laptop: Home) -> None:
 
 def test_a_session_that_reads_nothing_holds_up_itself_alone(served: Attic, laptop: Home) -> None:
     served.pair(laptop)
-    channel = served.open(laptop)
-    channel.tls.settimeout(0.5)
+    session = served.open(laptop)
     sent = 0
-    with suppress(TimeoutError, ssl.SSLError):
+    with suppress(TimeoutError):
         while sent < 1 << 30:
-            sent += channel.tls.send(bytes(1 << 16))
+            session.send_for(bytes(1 << 16), 0.5)
+            sent += 1 << 16
     assert sent < 256 << 20
-    channel.close()
+    session.close()
     assert serves(served, laptop)
 
 

@@ -1,4 +1,4 @@
-"""Every text that the window shows goes through `engine.language`, and the catalogues have all of them."""
+"""Every text that the window shows goes through `engine.language`, and catalogues are checked against the code."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from engine.language import LANGUAGES, fields_of, read_language
+from engine.language import LANGUAGES, read_language
 from resources.languages.catalogue import Entry, header_fields, read_catalogue, write_catalogue
-from resources.languages.extract import CATALOGUES, ROOT, brought_up_to_date, texts_in_code, texts_of
+from resources.languages.extract import CATALOGUES, ROOT, brought_up_to_date, faults_of, texts_of
 
 PATHS = sorted(CATALOGUES.glob("*.po"))
-_LETTER = re.compile(r"(?<!&)&(?=[^&\s])")
-"""The mark of the letter that chooses an entry of a menu."""
-_PATTERNS = re.compile(r"\(\*[^)]*\)")
 
 NO_TEXTS = ("app/cli", "app/gui.py", "app/log_file.py", "app/logs.py", "app/program.py", "app/run_marks.py")
 """What speaks English always: command line, log, reports to send."""
@@ -41,17 +38,8 @@ SAY_FIRST = frozenset(
     }
 )
 """Functions whose first argument people read."""
-NAMES = frozenset({"Layerdeck", "192.0.2.7:50052", "https://…", "K7QM-3XHD", "≡", "Hub…"})
+NAMES = frozenset({"Layerdeck", "192.0.2.7:50052", "https://…", "K7QM-3XHD-9RWP-T2FV", "≡", "Hub…"})
 """What is the same in every language."""
-
-
-@pytest.fixture(scope="module")
-def texts() -> tuple[Entry, ...]:
-    return texts_in_code()
-
-
-def entries_of(path: Path) -> tuple[Entry, ...]:
-    return read_catalogue(path.read_text(encoding="utf-8"))
 
 
 def test_each_language_has_a_catalogue() -> None:
@@ -59,48 +47,54 @@ def test_each_language_has_a_catalogue() -> None:
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
-def test_a_catalogue_has_each_text_and_no_other(path: Path, texts: tuple[Entry, ...]) -> None:
-    entries = entries_of(path)
-    unsaid = [entry.text for entry in brought_up_to_date(entries, texts) if not entry.is_said]
-    assert unsaid == [], "python -m resources.languages.extract adds them to the catalogue"
-    known = {(entry.text, entry.plural) for entry in texts}
-    unused = [entry.text for entry in entries if entry.text and (entry.text, entry.plural) not in known]
-    assert unused == [], "python -m resources.languages.extract drops them"
-    assert len({entry.text for entry in entries}) == len(entries)
-
-
-def shape(text: str) -> tuple[object, ...]:
-    """Return what a translation has to have as well."""
-    return (
-        fields_of(text),
-        len(_LETTER.findall(text)),
-        _PATTERNS.findall(text),
-        text.endswith("…"),
-        len(text) - len(text.lstrip()),
-        len(text) - len(text.rstrip()),
-        text.count("\n") > 0,
-    )
-
-
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
-def test_translations_keep_fields_letters_and_patterns(path: Path) -> None:
-    wrong = [
-        f"{entry.text!r}: {said!r}"
-        for entry in entries_of(path)
-        if entry.text
-        for said, text in zip(entry.said, (entry.text, entry.plural), strict=False)
-        if shape(said) != shape(text)
-    ]
-    assert wrong == [], "\n".join(wrong)
-
-
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
-def test_a_catalogue_is_read_whole(path: Path) -> None:
+def test_a_catalogue_is_read_and_written_whole(path: Path) -> None:
+    """Whether each text has a translation is asked before a release: `make.py check-translations`."""
     document = path.read_text(encoding="utf-8")
     entries, language = read_catalogue(document), read_language(document)
-    assert len(language.texts) + len(language.forms) == len(entries) - 1
     assert language.name == path.stem == header_fields(entries)["Language"]
+    assert len({entry.text for entry in entries}) == len(entries)
     assert write_catalogue(entries) == document
+
+
+TEXTS = (Entry("&Open {name}…"), Entry("Close"), Entry("{count} file", "{count} files"), Entry("Log (*.log)"))
+SAID = (
+    Entry("", "", ("Language: de\n",)),
+    Entry("&Open {name}…", "", ("{name} ö&ffnen…",)),
+    Entry("Close", "", ("Schließen",)),
+    Entry("{count} file", "{count} files", ("{count} Datei", "{count} Dateien")),
+    Entry("Log (*.log)", "", ("Protokoll (*.log)",)),
+)
+
+
+def test_a_catalogue_that_says_every_text_has_no_faults() -> None:
+    assert list(faults_of(SAID, TEXTS)) == []
+
+
+@pytest.mark.parametrize(
+    ("entry", "fault"),
+    [
+        (Entry("Close", "", ("",)), "has no translation"),
+        (Entry("Close"), "has no translation"),
+        (Entry("Shut", "", ("Zu",)), "is in no module"),
+        (Entry("&Open {name}…", "", ("{nam} ö&ffnen…",)), "has other fields"),
+        (Entry("&Open {name}…", "", ("{name} öffnen…",)), "has other fields"),
+        (Entry("&Open {name}…", "", ("{name} ö&ffnen",)), "has other fields"),
+        (Entry("Close", "", ("Schließen ",)), "has other fields"),
+        (Entry("Log (*.log)", "", ("Protokoll (*.txt)",)), "has other fields"),
+        (Entry("{count} file", "{count} files", ("{count} Datei", "Dateien")), "has other fields"),
+    ],
+)
+def test_what_a_release_must_not_have_is_listed(entry: Entry, fault: str) -> None:
+    entries = {each.text: each for each in (*SAID, entry)}
+    (found,) = faults_of(tuple(entries.values()), TEXTS)
+    assert fault in found
+
+
+def test_a_text_that_is_not_in_the_catalogue_is_listed_and_added() -> None:
+    assert list(faults_of(SAID[:-1], TEXTS)) == ["'Log (*.log)' is not in it"]
+    added = brought_up_to_date(SAID[:-1], TEXTS)
+    assert added == (*SAID[:-1], Entry("Log (*.log)"))
+    assert brought_up_to_date(SAID, TEXTS[1:]) == (SAID[0], *SAID[2:])
 
 
 def modules() -> Iterator[Path]:

@@ -63,6 +63,8 @@ class FakeWorker:
         self.argument = argument
         self.requests: queue.SimpleQueue[AnyRequest | None] = queue.SimpleQueue()
         self.stopped = threading.Event()
+        self.line_bytes: dict[int, int] = {}
+        """How long the line of each request on the model was."""
         self.ends: dict[int, threading.Event] = {}
         """Set for each request on the model that was asked to end."""
 
@@ -102,6 +104,7 @@ class FakeWorker:
             else:
                 if isinstance(request, ModelRequest):
                     self.ends[request.id] = threading.Event()
+                    self.line_bytes[request.id] = len(line)
                 self.requests.put(request)
         if not self.mode.startswith("stubborn"):
             self._stop(None)
@@ -242,6 +245,10 @@ class FakeWorker:
             case "failing_generate":
                 say(Failure(kind="internal", message="No room in the batch.", request=request.id))
                 return
+            case "large_answer":
+                say(Piece(request=request.id, text="a" * (5 << 20)))
+            case "line_bytes":
+                say(Piece(request=request.id, text=str(self.line_bytes[request.id])))
             case _:
                 say(Piece(request=request.id, text=request.prompt))
         say(

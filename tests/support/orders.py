@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from engine.devices.device import CPU_ID, Device, Rig, make_host
-from engine.gguf.model_file import Block, ModelFile
+from engine.devices.device import CPU_ID, Device, Holding, Rig, make_host
+from engine.gguf.model_file import Block, FileIdentity, ModelFile
 from engine.layout.layout import Layout, Run
 from engine.memory.model_memory import ModelMemory
 from engine.memory.side_files import NO_SIDE_FILES, SideFiles
@@ -25,6 +25,16 @@ def made_up_model(path: Path = Path("made-up.gguf")) -> ModelFile:
     """Return a model of four empty layers."""
     blocks = tuple(Block(index, (), 0, 0, 0, 0) for index in range(N_LAYERS))
     return ModelFile((path,), 3, "llama", "made-up", {}, (), blocks, (), 259, 0)
+
+
+def holding(model: str, size_bytes: int) -> Holding:
+    """Return what a loaded model holds of a device; models of different names are different files."""
+    return Holding(model, size_bytes, file_key(model))
+
+
+def file_key(name: str) -> FileIdentity:
+    """Return the key of a model's file by its name."""
+    return FileIdentity(((1, hash(name), 0, 0),))
 
 
 def worker_device(device_id: str, endpoint: str, total_bytes: int = 256 * MIB) -> Device:

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from engine.devices.device import CPU_ID, Device, Rig, make_host
-from engine.layout.layout import Layout, Override, Run
-from engine.layout.rules import Violation
+from engine.layout.layout import Layout, Override, Run, Violation
 from engine.memory.estimate import DeviceMemory, Grade
 from engine.plan.edit import Edit
 from engine.plan.preview import LayerBytes, LoadedLayout, Preview

@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from engine.process.one_shot import ask_child
+from engine.process.questions import ask_child
 from engine.protocol.messages import Quantise, Quantised
 from resources.setup.demo_model import DEMO_MODEL, DEMO_MODEL_BYTES
 from resources.setup.places import model_folder

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.downloads.carrying import carry_out
+from engine.downloads.file_transfer import carry_out
 from engine.downloads.transfer import Transfer, TransferEnd
 from engine.protocol.messages import Download, Downloaded, DownloadProgress, Failure, Message, TransferFile
 from tests.support.hub_server import HubServer, sha256

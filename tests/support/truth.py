@@ -14,7 +14,7 @@ from engine.gguf.model_file import ModelFile
 from engine.gguf.reader import read_model
 from engine.layout.engine_parameters import MAX_DEVICES, EngineParameters, entries
 from engine.layout.layout import Layout, Override, Run, SplitMode
-from engine.layout.unlisted_layers import count_unlisted_layers
+from engine.layout.split_modes import count_unlisted_layers
 from engine.memory.kv_cache import context_shape
 from engine.settings.context_settings import ContextSettings
 from tests.support.engine_split import assignment_of

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+import ssl
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
-from engine.tunnel.answering import Listener
 from engine.tunnel.calling import open_session, pair_with
-from engine.tunnel.channel import Channel, Purpose, calling_context, read_preface, serving_context, shut
-from engine.tunnel.codes import OpenCode
 from engine.tunnel.identity import Identity, read_identity
+from engine.tunnel.listener import Listener
+from engine.tunnel.pairing import OpenCode
 from engine.tunnel.pairings import Pairing, PairingBook
-from engine.tunnel.relay import relay
+from engine.tunnel.streams import Purpose, Stream, calling_context, read_preface, relay, serving_context, tls_stream
 from tests.support.patience import DEADLINE_S
 
 
@@ -33,6 +34,43 @@ class Home:
     @property
     def book(self) -> PairingBook:
         return PairingBook(self.folder / "pairings.json")
+
+
+_Result = TypeVar("_Result")
+
+
+class Session:
+    """A stream of asyncio for a test that has no event loop: each call waits for its end, for `timeout_s` at most."""
+
+    def __init__(self, endpoint: str, certificate: bytes, identity: Identity, timeout_s: float = DEADLINE_S) -> None:
+        self._runner = asyncio.Runner()
+        try:
+            self.stream: Stream = self._wait(open_session(endpoint, certificate, identity, timeout_s))
+        except BaseException:
+            self._runner.close()
+            raise
+
+    @property
+    def tls(self) -> ssl.SSLObject:
+        found: ssl.SSLObject = self.stream.transport.get_extra_info("ssl_object")
+        return found
+
+    def send(self, data: bytes) -> None:
+        self._wait(self.stream.send(data))
+
+    def send_for(self, data: bytes, seconds: float) -> None:
+        """Send, or raise `TimeoutError`."""
+        self._wait(asyncio.wait_for(self.stream.send(data), seconds))
+
+    def receive(self, n_bytes: int) -> bytes:
+        return self._wait(self.stream.receive(n_bytes))
+
+    def close(self) -> None:
+        self._wait(self.stream.close())
+        self._runner.close()
+
+    def _wait(self, step: Coroutine[Any, Any, _Result]) -> _Result:
+        return self._runner.run(asyncio.wait_for(step, DEADLINE_S))
 
 
 @dataclass(slots=True)
@@ -54,13 +92,11 @@ class Attic:
         home.book.add(pairing)
         return pairing
 
-    def open(self, home: Home) -> Channel:
+    def open(self, home: Home) -> Session:
         """Return a session of a paired machine."""
         pairing = home.book.find("server", self.home.identity.fingerprint)
         assert pairing is not None
-        tls = open_session(self.endpoint, pairing.der, home.identity, DEADLINE_S)
-        tls.settimeout(DEADLINE_S)
-        return Channel(tls, time.monotonic() + DEADLINE_S)
+        return Session(self.endpoint, pairing.der, home.identity)
 
 
 @contextmanager
@@ -116,31 +152,24 @@ def echoing() -> Iterator[Callable[[], socket.socket]]:
 def relaying_middle(served: Attic, home: Home) -> Iterator[str]:
     """Yield the endpoint of somebody between a caller and `served` who passes all words on, under his own name."""
     listening = socket.create_server(("127.0.0.1", 0))
-    ends: list[socket.socket] = []
+    listening.setblocking(False)
 
-    def run() -> None:
-        with suppress(OSError):
-            caller, _ = listening.accept()
-            assert read_preface(caller, time.monotonic() + DEADLINE_S) is Purpose.PAIRING
-            caller.settimeout(DEADLINE_S)
-            inner = serving_context(home.identity, None).wrap_socket(caller, server_side=True)
-            outer = socket.create_connection(("127.0.0.1", served.listener.port))
-            outer.sendall(Purpose.PAIRING.value.encode())
-            tls = calling_context(home.identity, None).wrap_socket(outer)
-            ends.extend((inner, tls, *socket.socketpair()))
-            other = threading.Thread(target=relay, args=(tls, ends[3]), daemon=True)
-            other.start()
-            relay(inner, ends[2])
-            for each in ends:
-                shut(each)
-            other.join(DEADLINE_S)
+    async def stand_between() -> None:
+        loop = asyncio.get_running_loop()
+        caller, _ = await loop.sock_accept(listening)
+        assert await read_preface(caller) is Purpose.PAIRING
+        inner = await tls_stream(caller, serving_context(home.identity, None), server_side=True)
+        called = socket.create_connection(("127.0.0.1", served.listener.port))
+        called.sendall(Purpose.PAIRING.value.encode())
+        outer = await tls_stream(called, calling_context(home.identity, None))
+        await relay(inner, outer)
 
-    thread = threading.Thread(target=run, daemon=True)
+    thread = threading.Thread(
+        target=lambda: asyncio.run(asyncio.wait_for(stand_between(), DEADLINE_S)), name="middle", daemon=True
+    )
     thread.start()
     try:
         yield f"127.0.0.1:{listening.getsockname()[1]}"
     finally:
-        shut(listening)
         thread.join(DEADLINE_S)
-        for each in (listening, *ends):
-            each.close()
+        listening.close()

@@ -7,13 +7,9 @@ from PySide6.QtGui import QColor, QEnterEvent, QFocusEvent, QKeyEvent, QPainter,
 from PySide6.QtWidgets import QApplication, QLabel, QWidget
 
 from engine.language import tr
-from widgets.chat.edit_box import EditBox
-from widgets.chat.gallery import Gallery
-from widgets.chat.image_strip import ImageStrip
-from widgets.chat.message_head import HEAD_HEIGHT_PX, MessageHead, copy_text
+from widgets.chat.images import Gallery, ImageStrip
+from widgets.chat.message_parts import HEAD_HEIGHT_PX, EditBox, MessageHead, ThinkingBox, WaitingDots, copy_text
 from widgets.chat.shown import MessageAction, ShownMessage
-from widgets.chat.thinking import ThinkingBox
-from widgets.chat.waiting_dots import WaitingDots
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.roles import plain_label, set_role
 from widgets.markdown.typesetter import Typesetter

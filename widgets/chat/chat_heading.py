@@ -1,14 +1,126 @@
-"""The line above a conversation: its title, what it takes of the context, and what is done with all of it."""
+"""The heading of a chat: title, buttons, and how much of the context the conversation takes, part by part."""
 
 from __future__ import annotations
 
-from PySide6.QtCore import QSize
-from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QHBoxLayout, QLayout, QToolButton, QWidget
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from PySide6.QtCore import QRectF, QSize, Qt
+from PySide6.QtGui import QBrush, QColor, QPainter, QPaintEvent, QResizeEvent
+from PySide6.QtWidgets import QHBoxLayout, QLayout, QSizePolicy, QToolButton, QWidget
 
 from engine.language import tr
-from widgets.chat.context_meter import ContextMeter
+from widgets.common.counts import format_count
 from widgets.common.elided_label import ElidedLabel
+from widgets.common.painting import keep_left_to_right
+from widgets.common.palette import DARK, Palette
+from widgets.common.text import elide, text_width, ui_font
+from widgets.common.tool_tips import plain_tool_tip
+
+BAR_PX = 4
+MIN_WIDTH_PX = 60
+FULL_SHARE = 0.95
+RESERVE_PATTERN = Qt.BrushStyle.Dense4Pattern
+
+
+@dataclass(frozen=True, slots=True)
+class ContextPart:
+    """`colour` is a name of the palette."""
+
+    label: str
+    tokens: int
+    colour: str = "weights"
+
+
+class ContextMeter(QWidget):
+    """A thin bar under "1 204 / 16 384"."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._palette = DARK
+        self._counted: tuple[ContextPart, ...] | None = None
+        self._parts: tuple[ContextPart, ...] = ()
+        self._total: int | None = None
+        self._reserve = 0
+        self._pending = 0
+        self._text = ""
+        self._font = ui_font(12)
+        keep_left_to_right(self)
+        self.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
+        self.hide()
+
+    @property
+    def text(self) -> str:
+        return self._text
+
+    def apply_palette(self, palette: Palette) -> None:
+        """Use the colours of `palette`."""
+        self._palette = palette
+        self.update()
+
+    def show_parts(self, parts: Sequence[ContextPart] | None, total: int | None, reserve: int = 0) -> None:
+        """Show how many of `total` tokens the parts take; None: nobody counted them. Hidden without a total.
+
+        `reserve`: what is kept free for the answer.
+        """
+        self._counted, self._total, self._reserve = None if parts is None else tuple(parts), total, reserve
+        self._show()
+
+    def show_pending(self, tokens: int) -> None:
+        """Show what files take that go with the next question."""
+        self._pending = tokens
+        self._show()
+
+    def _show(self) -> None:
+        parts, total = self._counted, self._total
+        if self._pending:
+            parts = (*(parts or ()), ContextPart(tr("attachments of the next question"), self._pending, "experts"))
+        self._parts = parts or ()
+        used = "–" if parts is None else format_count(sum(part.tokens for part in self._parts))
+        self._text = "" if total is None else f"{used} / {format_count(total)}"
+        lines = [
+            tr("{label}: {tokens} tokens", label=part.label, tokens=format_count(part.tokens)) for part in self._parts
+        ]
+        if self._reserve:
+            lines.append(tr("kept free for the answer: {reserve} tokens", reserve=format_count(self._reserve)))
+        self.setToolTip(plain_tool_tip("\n".join([tr("Tokens of the context that the conversation takes"), *lines])))
+        self.setAccessibleName(tr("Context: {text}", text=self._text))
+        self.setVisible(total is not None)
+        self.updateGeometry()
+        self.update()
+
+    def sizeHint(self) -> QSize:
+        """Room for the numbers."""
+        return QSize(max(math.ceil(text_width(self._text, self._font)) + 2, MIN_WIDTH_PX), 26)
+
+    def minimumSizeHint(self) -> QSize:
+        """Room for the numbers of a short conversation."""
+        return QSize(MIN_WIDTH_PX, 26)
+
+    def paintEvent(self, _event: QPaintEvent) -> None:
+        if not self._total:
+            return
+        painter = QPainter(self)
+        painter.setLayoutDirection(self.layoutDirection())
+        palette = self._palette
+        painter.setFont(self._font)
+        painter.setPen(QColor(palette.dim))
+        words = QRectF(0, 0, self.width(), self.height() - BAR_PX - 2)
+        painter.drawText(words, 0x0082, elide(self._text, self._font, self.width()))  # right, in the middle
+        bar = QRectF(0, self.height() - BAR_PX - 1, self.width(), BAR_PX)
+        painter.fillRect(bar, QColor(palette.line))
+        used = sum(part.tokens for part in self._parts)
+        left = 0.0
+        for part in self._parts:
+            width = min(part.tokens / self._total * bar.width(), bar.width() - left)
+            colour = palette.bad if used > self._total * FULL_SHARE else getattr(palette, part.colour)
+            painter.fillRect(QRectF(left, bar.top(), width, BAR_PX), QColor(colour))
+            left += width
+        width = min(self._reserve / self._total * bar.width(), bar.width() - left)
+        painter.fillRect(QRectF(left, bar.top(), width, BAR_PX), QBrush(QColor(palette.dim), RESERVE_PATTERN))
+        painter.end()
+
 
 UNTITLED = tr("New conversation")
 MIN_TITLE_PX = 42

@@ -1,15 +1,57 @@
-"""The Qt model of the list of conversations: 10,000 rows cost what the visible ones cost."""
+"""The conversations in the list, as values and as a Qt model: 10,000 rows cost what the visible ones cost."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from PySide6.QtCore import QAbstractListModel, QModelIndex, QObject, QPersistentModelIndex, Qt, Signal
 from PySide6.QtGui import QFont
 
 from engine.language import tr
-from widgets.chat.listed_chats import ChatChange, ChatPlace, ListedChat, ListedHit, folders_of
 from widgets.common.tool_tips import plain_tool_tip
+
+
+@dataclass(frozen=True, slots=True)
+class ListedChat:
+    """A conversation in the list; `folder` empty: in none."""
+
+    id: str
+    title: str
+    folder: str = ""
+    pinned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ListedHit:
+    """A place that a search found; `message` empty: the title."""
+
+    chat: str
+    message: str
+    title: str
+    snippet: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPlace:
+    """Where to go: a conversation, and a message in it or none."""
+
+    chat: str
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatChange:
+    """A new title or folder for a conversation."""
+
+    chat: str
+    text: str
+
+
+def folders_of(chats: tuple[ListedChat, ...]) -> list[str]:
+    """Return the names of folders, in the order in which they are listed."""
+    return sorted({chat.folder for chat in chats if chat.folder}, key=str.casefold)
+
 
 AnyIndex = QModelIndex | QPersistentModelIndex
 Row = ListedChat | ListedHit | str

@@ -21,14 +21,11 @@ from engine.chats.templates import TEMPLATES
 from engine.language import tr
 from engine.session.status import ModelStatus, Phase
 from widgets.chat.attachment_row import AttachedFile, AttachmentRow
-from widgets.chat.banner import Banner
-from widgets.chat.chat_heading import ChatHeading, flat_button
-from widgets.chat.context_meter import ContextPart
+from widgets.chat.banners import Banner, OverflowBanner, ReadingRow
+from widgets.chat.chat_heading import ChatHeading, ContextPart, flat_button
 from widgets.chat.empty_chat import ChatStart, EmptyChat
 from widgets.chat.message_list import MessageList
-from widgets.chat.overflow_banner import OverflowBanner
 from widgets.chat.prompt_edit import PromptEdit, files_of
-from widgets.chat.reading_row import ReadingRow
 from widgets.chat.settings_panel import SettingsPanel
 from widgets.chat.shown import MessageAction, ShownMessage
 from widgets.common.palette import Palette

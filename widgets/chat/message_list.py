@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QAbstractScrollArea, QApplication, QWidget
 
 from engine.language import tr
 from widgets.chat.bubble import Bubble
-from widgets.chat.gallery import Gallery
+from widgets.chat.images import Gallery
 from widgets.chat.shown import MessageAction, ShownMessage
 from widgets.markdown.typesetter import Typesetter
 

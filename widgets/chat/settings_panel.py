@@ -1,16 +1,17 @@
-"""What is set for a conversation: system prompt, preset and samplers. Each value says where it comes from."""
+"""The settings of a conversation: system prompt, preset, samplers, and the chat template."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from PySide6.QtCore import Qt, QTimer, Signal
+from PySide6.QtCore import QEvent, QObject, Qt, QTimer, Signal
 from PySide6.QtWidgets import (
     QComboBox,
     QGridLayout,
     QHBoxLayout,
     QLabel,
+    QLineEdit,
     QPlainTextEdit,
     QPushButton,
     QScrollArea,
@@ -20,13 +21,157 @@ from PySide6.QtWidgets import (
 )
 
 from engine.language import tr
+from engine.settings.kinds import Choice, Text, Texts
 from engine.settings.sampling_table import SAMPLING, SAMPLING_GROUPS, SamplingGroup, SamplingSetting
-from widgets.chat.sampling_field import SamplingField, lines_height
-from widgets.chat.template_field import TemplateField
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.roles import plain_label
 from widgets.common.tool_tips import plain_tool_tip
 from widgets.common.wrap_layout import WrapLayout
+
+LONG_LINES = 3
+AROUND_PX = 20
+
+
+class SamplingField(QWidget):
+    """Tells what was typed when it is left or Enter is pressed, not on the way there."""
+
+    committed = Signal(str)
+
+    def __init__(self, setting: SamplingSetting, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._shown = ""
+        self.control: QComboBox | QPlainTextEdit | QLineEdit
+        kind = setting.kind
+        if isinstance(kind, Choice):
+            self.control = QComboBox()
+            self.control.addItems(kind.words)
+            self.control.activated.connect(self._commit)
+        elif isinstance(kind, Texts | Text):
+            self.control = QPlainTextEdit()
+            self.control.setTabChangesFocus(True)
+            self.setFixedHeight(lines_height(self, LONG_LINES))
+            self.control.installEventFilter(self)
+        else:
+            self.control = QLineEdit()
+            self.control.editingFinished.connect(self._commit)
+        self.control.setAccessibleName(setting.label)
+        self.control.setToolTip(plain_tool_tip(f"{setting.help}\n{kind.allowed}"))
+        row = QHBoxLayout(self)
+        row.setContentsMargins(0, 0, 0, 0)
+        row.addWidget(self.control)
+
+    @property
+    def text(self) -> str:
+        """What is typed now."""
+        match self.control:
+            case QComboBox():
+                return self.control.currentText()
+            case QPlainTextEdit():
+                return self.control.toPlainText()
+            case _:
+                return self.control.text()
+
+    def show_text(self, text: str) -> None:
+        """Show the value that holds."""
+        self._shown = text
+        if self.text == text:
+            return
+        match self.control:
+            case QComboBox():
+                self.control.setCurrentText(text)
+            case QPlainTextEdit():
+                self.control.setPlainText(text)
+            case _:
+                self.control.setText(text)
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """Long texts are told when the keyboard leaves them."""
+        if event.type() is QEvent.Type.FocusOut:
+            self._commit()
+        return super().eventFilter(watched, event)
+
+    def _commit(self) -> None:
+        if self.text != self._shown:
+            self._shown = self.text
+            self.committed.emit(self.text)
+
+
+def lines_height(widget: QWidget, lines: int) -> int:
+    """Return the height of an editor that shows so many lines, for the widget around it.
+
+    The stylesheet gives editors a least height of their own, which a layout prefers to what they ask for.
+    """
+    return lines * widget.fontMetrics().lineSpacing() + AROUND_PX
+
+
+OF_MODEL, OTHER = tr("The model's own"), tr("Another one")
+EDIT_DELAY_MS = 800
+EDIT_LINES = 6
+
+
+class TemplateField(QWidget):
+    """A choice, and the text of what is chosen, which may be changed."""
+
+    template_changed = Signal(str)
+    """The text; empty: the model's own."""
+
+    def __init__(self, known: Mapping[str, str], parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._known = dict(known)
+        self.choice_box = QComboBox()
+        self.choice_box.setAccessibleName(tr("Chat template"))
+        self.choice_box.setAccessibleDescription(tr("Chat template"))
+        for name in (OF_MODEL, *self._known, OTHER):
+            self.choice_box.addItem(name)
+        self.text_edit = QPlainTextEdit()
+        self.text_edit.setAccessibleName(tr("Text of the chat template (Jinja)"))
+        self.text_edit.setTabChangesFocus(True)
+        self.text_edit.setFixedHeight(lines_height(self, EDIT_LINES))
+        self._is_showing = False
+        self._timer = QTimer(self)
+        self._timer.setSingleShot(True)
+        self._timer.setInterval(EDIT_DELAY_MS)
+        self._timer.timeout.connect(self._tell)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(4)
+        column.addWidget(self.choice_box)
+        column.addWidget(self.text_edit)
+        self.choice_box.activated.connect(self._on_chosen)
+        self.text_edit.textChanged.connect(self._on_typed)
+        self.show_template("")
+
+    def show_template(self, text: str) -> None:
+        """Show the conversation's own template; empty: it has none."""
+        names = {template: name for name, template in self._known.items()}
+        self._is_showing = True
+        if text or self.choice_box.currentText() != OTHER:
+            self.choice_box.setCurrentText(names.get(text, OTHER) if text else OF_MODEL)
+        if self.text_edit.toPlainText() != text:
+            self.text_edit.setPlainText(text)
+        self._is_showing = False
+        self.text_edit.setVisible(self.choice_box.currentText() != OF_MODEL)
+
+    def flush(self) -> None:
+        """Tell what is typed and not told yet."""
+        if self._timer.isActive():
+            self._tell()
+
+    def _tell(self) -> None:
+        self._timer.stop()
+        self.template_changed.emit(self.text_edit.toPlainText())
+
+    def _on_chosen(self) -> None:
+        name = self.choice_box.currentText()
+        text = "" if name == OF_MODEL else self._known.get(name, self.text_edit.toPlainText())
+        self.text_edit.setVisible(name != OF_MODEL)
+        self._timer.stop()
+        self.template_changed.emit(text)
+
+    def _on_typed(self) -> None:
+        if not self._is_showing and not self._timer.isActive():
+            self._timer.start()
+
 
 NO_PRESET = tr("No preset")
 SYSTEM_DELAY_MS = 500
@@ -110,7 +255,7 @@ class SettingsPanel(QScrollArea):
         self._is_showing = True
         if self.system_edit.toPlainText() != text:
             self.system_edit.setPlainText(text)
-        self.system_edit.setPlaceholderText(inherited or tr("None"))
+        self.system_edit.setPlaceholderText(inherited or tr("Empty: the model's own default is used"))
         self._is_showing = False
 
     def show_presets(self, names: Sequence[str], chosen: str) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 from PySide6.QtCore import QPointF, QRectF, Qt
 from PySide6.QtGui import QPainter, QPen, QPolygonF
 
+from engine.devices.device import Holding
 from engine.language import tr
 from engine.memory.estimate import grade_words
 from engine.plan.report import DeviceRow
@@ -212,3 +214,10 @@ def _paint_overflow(painter: QPainter, rect: QRectF, line_x: float, end_x: float
     painter.setPen(Qt.PenStyle.NoPen)
     painter.setBrush(colour(palette.bad))
     painter.drawPolygon(shape)
+
+
+def holdings_text(holdings: Iterable[Holding]) -> str:
+    """Return a line for each model; empty without any."""
+    return "\n".join(
+        tr("{model} holds {size}", model=each.model, size=format_bytes(each.size_bytes)) for each in holdings
+    )

@@ -9,14 +9,11 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import (
     QCheckBox,
     QComboBox,
-    QDialog,
-    QDialogButtonBox,
     QGridLayout,
     QHBoxLayout,
     QListWidget,
     QListWidgetItem,
     QPushButton,
-    QVBoxLayout,
     QWidget,
 )
 
@@ -24,8 +21,9 @@ from engine.devices.device import Device
 from engine.language import tr
 from engine.settings.context_settings import KV_TYPES
 from engine.units import format_bytes
+from widgets.common.dialog import Dialog
 from widgets.common.roles import plain_label, set_role
-from widgets.controls.auto_wishes import AutoWishes, StrategyWords
+from widgets.controls.values import AutoWishes, StrategyWords
 
 WIDTH_PX = 560
 _ID = Qt.ItemDataRole.UserRole
@@ -35,7 +33,7 @@ _LIST_ROWS = 8
 _ROW_GAP_PX = 1
 
 
-class AutoLayoutDialog(QDialog):
+class AutoLayoutDialog(Dialog):
     """Every change of a wish is reported at once; a layout is found when somebody asks for it."""
 
     wishes_changed = Signal(AutoWishes)
@@ -43,8 +41,7 @@ class AutoLayoutDialog(QDialog):
     pins_released = Signal()
 
     def __init__(self, strategies: Sequence[StrategyWords], parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self.setWindowTitle(tr("Automatic layout"))
+        super().__init__(tr("Automatic layout"), parent)
         self._strategies = {words.name: words for words in strategies}
         self._wishes = AutoWishes()
         self._devices: tuple[Device, ...] = ()
@@ -68,37 +65,34 @@ class AutoLayoutDialog(QDialog):
         self.pins_label = plain_label("", "dim", wrap=True)
         self.release_button = QPushButton(tr("Release All"))
         self.explanation_label = plain_label("", "dim", wrap=True)
-        self.buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
-        self.find_button = QPushButton(tr("Find Layout"))
+        self.find_button = self.add_button(tr("Find Layout"), self.layout_requested.emit)
         self._lay_out()
         self._connect()
 
     def _lay_out(self) -> None:
-        column = QVBoxLayout(self)
-        column.setSpacing(8)
-        column.addWidget(self.strategy_box)
-        column.addWidget(self.purpose_label)
-        column.addWidget(plain_label(tr("Devices that may be used"), "dim"))
-        column.addWidget(self.device_list)
         moves = QHBoxLayout()
         moves.addWidget(self.order_label, 1)
         moves.addWidget(self.up_button)
         moves.addWidget(self.down_button)
-        column.addLayout(moves)
-        column.addWidget(self.split_box)
-        column.addWidget(self.types_title)
         types = QGridLayout()
         for number, box in enumerate(self.type_boxes.values()):
             types.addWidget(box, number // _TYPES_A_ROW, number % _TYPES_A_ROW)
-        column.addLayout(types)
         pins = QHBoxLayout()
         pins.addWidget(self.pins_label, 1)
         pins.addWidget(self.release_button)
-        column.addLayout(pins)
-        column.addWidget(self.explanation_label)
-        column.addStretch(1)
-        self.buttons.addButton(self.find_button, QDialogButtonBox.ButtonRole.ActionRole)
-        column.addWidget(self.buttons)
+        self.lay_out(
+            self.strategy_box,
+            self.purpose_label,
+            plain_label(tr("Devices that may be used"), "dim"),
+            self.device_list,
+            moves,
+            self.split_box,
+            self.types_title,
+            types,
+            pins,
+            self.explanation_label,
+            None,
+        )
         # Enter finds a layout from everywhere: else it presses whichever button comes next, and moves devices.
         for button in (self.up_button, self.down_button, self.release_button):
             button.setAutoDefault(False)
@@ -118,8 +112,6 @@ class AutoLayoutDialog(QDialog):
         for box in self.type_boxes.values():
             box.toggled.connect(self._on_edited)
         self.release_button.clicked.connect(self.pins_released)
-        self.find_button.clicked.connect(self.layout_requested)
-        self.buttons.rejected.connect(self.reject)
 
     @property
     def wishes(self) -> AutoWishes:

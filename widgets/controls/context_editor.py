@@ -23,9 +23,8 @@ from widgets.common.counts import format_count
 from widgets.common.roles import plain_label
 from widgets.common.tool_tips import plain_tool_tip
 from widgets.controls.decided import decided_text
-from widgets.controls.metrics import CONTROL_HEIGHT_PX
-from widgets.controls.number_boxes import is_typed_in, show_number
-from widgets.controls.token_spin_box import TokenSpinBox
+from widgets.controls.setting_controls import TokenSpinBox, is_typed_in, show_number
+from widgets.controls.values import CONTROL_HEIGHT_PX
 
 PRESETS = (2048, 4096, 8192, 16384, 32768, 65536, 131072)
 AUTO_PRESET = tr("Auto: as long as is sensible and fits")

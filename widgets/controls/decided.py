@@ -1,9 +1,16 @@
-"""Decisions in words: what is used and why."""
+"""Decisions in a form: a row for each setting with its control, and a quiet line on what is used and why."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QLabel, QWidget
+
+from engine.language import tr
 from engine.plan.decisions.decision import Decision
 from widgets.common.counts import format_count
+from widgets.common.roles import plain_label
+from widgets.common.tool_tips import plain_tool_tip
 
 MIN_COUNT = 10_000
 """From here on thousands are set apart."""
@@ -17,5 +24,63 @@ def decided_text(decision: Decision) -> str:
 def value_text(value: str | int | bool) -> str:
     """Return a decided value as it is shown."""
     if isinstance(value, bool):
-        return "on" if value else "off"
+        return tr("on") if value else tr("off")
     return format_count(value) if isinstance(value, int) and value >= MIN_COUNT else str(value)
+
+
+TWO_LINES_PX = 34
+"""So that a dialog does not change its height with every reason."""
+
+
+class DecidedRows:
+    """Lays out settings one below the other, in three columns, and tells each what was decided."""
+
+    def __init__(self, grid: QGridLayout) -> None:
+        self._grid = grid
+        self._lines: dict[str, QLabel] = {}
+        grid.setHorizontalSpacing(16)
+        grid.setVerticalSpacing(8)
+        grid.setColumnStretch(2, 1)
+
+    def add_title(self, text: str) -> None:
+        """Begin a group of settings."""
+        row = self._grid.rowCount()
+        if row > 1:
+            self._grid.setRowMinimumHeight(row, 8)
+            row += 1
+        self._grid.addWidget(plain_label(text, "title"), row, 0, 1, 3)
+
+    def add(self, setting: str, label: str, *controls: QWidget, hint: str = "") -> None:
+        """Add the controls of one setting; its line shows what was decided for `setting`, `hint` is its tool tip."""
+        row = self._grid.rowCount()
+        name = plain_label(label, "dim")
+        for widget in (name, *controls):
+            widget.setToolTip(plain_tool_tip(hint[:1].upper() + hint[1:]))
+        self._grid.addWidget(name, row, 0)
+        self._grid.addWidget(_beside(controls), row, 1)
+        line = self._lines[setting] = plain_label("", "dim", wrap=True)
+        line.setAccessibleName(tr("{label}: what is used and why", label=label))
+        line.setMinimumHeight(TWO_LINES_PX)
+        self._grid.addWidget(line, row, 2)
+
+    def line(self, setting: str) -> str:
+        """Return what is said of a setting."""
+        return self._lines[setting].text()
+
+    def show_decisions(self, decisions: Mapping[str, Decision]) -> None:
+        """Say of each setting what was decided, and nothing where nothing was."""
+        for setting, line in self._lines.items():
+            decided = decisions.get(setting)
+            line.setText("" if decided is None else decided_text(decided))
+
+
+def _beside(controls: tuple[QWidget, ...]) -> QWidget:
+    if len(controls) == 1:
+        return controls[0]
+    group = QWidget()
+    row = QHBoxLayout(group)
+    row.setContentsMargins(0, 0, 0, 0)
+    row.setSpacing(8)
+    for control in controls:
+        row.addWidget(control)
+    return group

@@ -1,4 +1,4 @@
-"""Controls of one setting each, by the kind of its value; forms are made of them."""
+"""Controls of one setting each, by the kind of its value, and the boxes for numbers that they are made of."""
 
 from __future__ import annotations
 
@@ -6,16 +6,69 @@ from collections.abc import Mapping
 from typing import cast
 
 from PySide6.QtCore import QEvent, QObject, Qt, Signal
-from PySide6.QtGui import QStandardItemModel
+from PySide6.QtGui import QStandardItemModel, QValidator
 from PySide6.QtWidgets import QComboBox, QSpinBox, QToolButton, QWidget
 
 from engine.plan.decisions.decision import Decision
 from engine.settings.context_settings import AUTO
 from engine.settings.kinds import Choice, Switch, Value, WholeNumber
+from engine.settings.table import CONTEXT_STEP as STEP
 from engine.settings.table import Setting
+from widgets.common.counts import SEPARATOR, format_count, parse_count
 from widgets.common.tool_tips import plain_tool_tip
-from widgets.controls.number_boxes import show_number
-from widgets.controls.token_spin_box import TokenSpinBox
+
+
+def show_number(box: QSpinBox, number: int) -> int:
+    """Show `number` without a signal, and return what the box makes of it.
+
+    Where it has that number already, the text stays: somebody may be typing another one.
+    """
+    if box.value() != min(max(number, box.minimum()), box.maximum()):
+        blocked = box.blockSignals(True)
+        box.setValue(number)
+        box.blockSignals(blocked)
+    return box.value()
+
+
+def is_typed_in(box: QSpinBox) -> bool:
+    """Return whether somebody is typing a number that is not entered yet."""
+    return box.hasFocus() and box.lineEdit().isModified()
+
+
+MAX_TOKENS = 1 << 24
+PADDING = 22
+
+
+class TokenSpinBox(QSpinBox):
+    """Reports a value when it is entered, not while it is typed; typed values are rounded up as the engine does."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setRange(STEP, MAX_TOKENS)
+        self.setSingleStep(STEP)
+        self.setKeyboardTracking(False)
+        self.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        self.setAccelerated(True)
+        self.lineEdit().setAcceptDrops(False)  # Dropped files are for the window.
+        self.setFixedWidth(self.fontMetrics().horizontalAdvance(format_count(8 * 131072)) + PADDING)
+
+        # With the value entered, Ctrl+Z is for the layout again and no longer for the typed text.
+        self.lineEdit().returnPressed.connect(self.clearFocus)
+
+    def textFromValue(self, value: int) -> str:
+        return format_count(value)
+
+    def valueFromText(self, text: str) -> int:
+        typed = parse_count(text) or STEP
+        return min(-(-typed // STEP) * STEP, MAX_TOKENS)
+
+    def validate(self, text: str, position: int) -> tuple[QValidator.State, str, int]:
+        if all(character in "0123456789 ,." or character == SEPARATOR for character in text):
+            found = parse_count(text)
+            state = QValidator.State.Intermediate if found is None else QValidator.State.Acceptable
+            return state, text, position
+        return QValidator.State.Invalid, text, position
+
 
 MOST_SHOWN = 1 << 20
 """Numbers in plain boxes; a file may say more, which then stays as it is until somebody enters another."""

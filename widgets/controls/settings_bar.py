@@ -6,18 +6,28 @@ from collections.abc import Mapping
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QWidget
+from PySide6.QtWidgets import (
+    QButtonGroup,
+    QFrame,
+    QHBoxLayout,
+    QProgressBar,
+    QPushButton,
+    QSizePolicy,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
 
+from engine.language import tr
 from engine.layout.layout import SplitMode
 from engine.plan.decisions.decision import Decision
-from engine.session.status import ModelStatus
+from engine.session.status import ModelStatus, Phase
 from engine.settings.context_settings import ContextSettings
+from widgets.common.elided_label import ElidedLabel
+from widgets.common.tool_tips import plain_tool_tip
 from widgets.common.wrap_layout import WrapLayout
 from widgets.controls.context_editor import ContextEditor
-from widgets.controls.load_buttons import LoadButtons
-from widgets.controls.model_button import ModelButton
-from widgets.controls.split_mode_chooser import SplitModeChooser
-from widgets.controls.states import SplitModeChoice
+from widgets.controls.values import CONTROL_HEIGHT_PX, SplitModeChoice
 
 
 class SettingsBar(QFrame):
@@ -86,3 +96,192 @@ class SettingsBar(QFrame):
         height = self._row.heightForWidth(self.width())
         if height > 0 and height != self.height():
             self.setFixedHeight(height)
+
+
+MIN_WIDTH_PX = 144
+MAX_WIDTH_PX = 380
+MARGIN_PX = 12
+MIN_DETAIL_PX = 100
+ARROW_PX = 32
+NO_MODEL = tr("Open a model")
+
+
+class ModelButton(QPushButton):
+    """Name in bold, detail dim, both elided."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._name = ElidedLabel(NO_MODEL, "strong")
+        self._detail = ElidedLabel("", "dim")
+        arrow = ElidedLabel("▾", "dim")
+        arrow.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
+        row = QHBoxLayout(self)
+        row.setContentsMargins(MARGIN_PX, 0, MARGIN_PX, 0)
+        row.setSpacing(8)
+        for label in (self._name, self._detail, arrow):
+            label.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
+        row.addWidget(self._name)
+        row.addWidget(self._detail)
+        row.addStretch(1)
+        row.addWidget(arrow)
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        self.setMinimumWidth(MIN_WIDTH_PX)
+        self.setMaximumWidth(MAX_WIDTH_PX)
+        self.setFixedHeight(CONTROL_HEIGHT_PX)
+        self.set_text("", "")
+
+    def set_text(self, name: str, detail: str) -> None:
+        """Show `name` and `detail`; without a name, that there is no model."""
+        self._name.setText(name or NO_MODEL)
+        self._detail.setText(detail)
+        self._fit()
+        self.setToolTip(plain_tool_tip(f"{name}\n{detail}".strip()))
+        self.setAccessibleName(tr("Model: {name} {detail}", name=name or tr("none"), detail=detail).strip())
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """The name comes first: the detail shows only where there is room for both."""
+        super().resizeEvent(event)
+        self._fit()
+
+    def _fit(self) -> None:
+        name_width = self._name.fontMetrics().horizontalAdvance(self._name.text()) + 1
+        needed = name_width + MIN_DETAIL_PX + 2 * MARGIN_PX + ARROW_PX
+        has_detail = bool(self._detail.text()) and self.width() >= needed
+        self._detail.setVisible(has_detail)
+        self._name.setMinimumWidth(name_width if has_detail else 0)
+
+    @property
+    def name(self) -> str:
+        return self._name.text()
+
+    @property
+    def detail(self) -> str:
+        return self._detail.text()
+
+
+LABELS: Mapping[SplitMode, tuple[str, str]] = {
+    "layer": (tr("Layer"), tr("Whole layers go to devices, one after the other")),
+    "tensor": (tr("Tensor"), tr("Every layer is spread over the devices")),
+    "row": (tr("Row"), tr("The rows of matrices are spread over the devices")),
+    "none": (tr("One device"), tr("The whole model on one device")),
+}
+
+
+class SplitModeChooser(QWidget):
+    """Reports what the person picks; shows what it is told."""
+
+    mode_chosen = Signal(SplitModeChoice)
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._buttons: dict[SplitMode, QToolButton] = {}
+        group = QButtonGroup(self)
+        group.setExclusive(True)
+        row = QHBoxLayout(self)
+        row.setContentsMargins(0, 0, 0, 0)
+        row.setSpacing(2)
+        for mode, (text, _) in LABELS.items():
+            button = QToolButton()
+            button.setText(text)
+            button.setCheckable(True)
+            button.setProperty("role", "segment")
+            button.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextOnly)
+            button.setFixedHeight(CONTROL_HEIGHT_PX)
+            group.addButton(button)
+            button.clicked.connect(lambda _checked=False, chosen=mode: self.mode_chosen.emit(SplitModeChoice(chosen)))
+            row.addWidget(button)
+            self._buttons[mode] = button
+        self.set_mode("layer", {})
+
+    def set_mode(self, mode: SplitMode, disabled: Mapping[SplitMode, str]) -> None:
+        """Show `mode` as chosen and the modes in `disabled` with their reason."""
+        for candidate, button in self._buttons.items():
+            button.setChecked(candidate == mode)
+            button.setEnabled(candidate not in disabled)
+            button.setToolTip(plain_tool_tip(disabled.get(candidate, LABELS[candidate][1])))
+
+    @property
+    def tensor_button(self) -> QToolButton:
+        return self._buttons["tensor"]
+
+    def button(self, mode: SplitMode) -> QToolButton:
+        """Return the segment of `mode`."""
+        return self._buttons[mode]
+
+
+PROGRESS_STEPS = 1000
+
+
+def load_words(status: ModelStatus) -> tuple[str, str]:
+    """Return the text of the load button and its tool tip."""
+    if status.is_loading:
+        return tr("Load"), ""
+    if status.phase is Phase.STOPPING:
+        return tr("Load"), tr("One moment")
+    if not status.is_loaded:
+        return tr("Load"), tr("Load the model as laid out") if status.name else tr("Open a model first")
+    if status.is_edited:
+        return tr("Reload"), tr("Replace what is loaded by what is shown")
+    return tr("Loaded"), tr("The model is loaded as shown")
+
+
+class LoadButtons(QWidget):
+    """Offers what the status of the current model allows."""
+
+    load_requested = Signal()
+    cancel_requested = Signal()
+    unload_requested = Signal()
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.load_button = QPushButton(tr("Load"))
+        self.load_button.setProperty("role", "good")
+        self.cancel_button = QPushButton(tr("Cancel"))
+        self.cancel_button.setProperty("role", "primary")
+        self.unload_button = QPushButton(tr("Unload"))
+        self.progress = QProgressBar()
+        self.progress.setTextVisible(False)
+        self.progress.setAccessibleName(tr("Load progress"))
+        keep = self.progress.sizePolicy()
+        keep.setRetainSizeWhenHidden(True)
+        self.progress.setSizePolicy(keep)
+        for button in (self.load_button, self.cancel_button):
+            button.setMinimumWidth(100)
+        for button in (self.load_button, self.cancel_button, self.unload_button):
+            # A click leaves the focus where it was: these buttons hide and go grey, and focus would jump on.
+            button.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+        row = QHBoxLayout()
+        row.setSpacing(8)
+        for button in (self.unload_button, self.cancel_button, self.load_button):
+            button.setFixedHeight(CONTROL_HEIGHT_PX)
+            row.addWidget(button)
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(0, 0, 0, 0)
+        layout.setSpacing(2)
+        layout.addLayout(row)
+        layout.addWidget(self.progress)
+        self.load_button.clicked.connect(self.load_requested.emit)
+        self.cancel_button.clicked.connect(self.cancel_requested.emit)
+        self.unload_button.clicked.connect(self.unload_requested.emit)
+        self.set_status(ModelStatus())
+
+    def set_status(self, status: ModelStatus) -> None:
+        """Offer what `status` allows."""
+        text, tool_tip = load_words(status)
+        self.load_button.setText(text)
+        self.load_button.setEnabled(status.can_load)
+        self.load_button.setToolTip(plain_tool_tip(tool_tip))
+        self.load_button.setVisible(not status.is_loading)
+        self.cancel_button.setVisible(status.is_loading)
+        self.unload_button.setVisible(status.is_loaded and not status.is_loading)
+        self.progress.setVisible(status.is_loading)
+        if not status.is_loading:
+            self.set_progress(None, "")
+
+    def set_progress(self, fraction: float | None, text: str) -> None:
+        """Show the progress of a load; None is work of unknown length, `text` says what goes on."""
+        self.progress.setRange(0, 0 if fraction is None else PROGRESS_STEPS)
+        if fraction is not None:
+            self.progress.setValue(round(min(max(fraction, 0.0), 1.0) * PROGRESS_STEPS))
+        self.progress.setToolTip(plain_tool_tip(text))
+        self.cancel_button.setToolTip(plain_tool_tip(text))

@@ -3,36 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QSizePolicy, QSlider, QSpinBox, QWidget
 
 from engine.language import tr
+from engine.layout.moves import Move, SharesMove
 from widgets.common.roles import plain_label
 from widgets.common.wrap_layout import WrapLayout
-from widgets.controls.number_boxes import show_number
+from widgets.controls.setting_controls import show_number
 
 WHOLE = 100
 SLIDER_WIDTH_PX = 96
 NUMBER_WIDTH_PX = 64
 
 
-@dataclass(frozen=True, slots=True)
-class ShareChange:
-    """The person wants these shares, in per cent of the whole, of the devices in the order they are shown in."""
-
-    shares: tuple[tuple[str, float], ...]
-
-
 class ShareEditor(QFrame):
     """Shows shares in per cent of their sum; a change of one is made up for by the others in proportion.
 
-    `shares_changed` comes at each step of a slider, `shares_finished` when it is let go of or a number was entered.
+    `moved` comes at each step of a slider, `move_finished` when the slider is released or a number was entered.
     """
 
-    shares_changed = Signal(ShareChange)
-    shares_finished = Signal()
+    moved = Signal(Move)
+    move_finished = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -72,20 +65,20 @@ class ShareEditor(QFrame):
         self._members = {device: _Member(device, self) for device in devices}
         for device, member in self._members.items():
             member.slider.valueChanged.connect(lambda percent, each=device: self._on_changed(each, percent))
-            member.slider.sliderReleased.connect(self.shares_finished)
+            member.slider.sliderReleased.connect(self.move_finished)
             member.number.valueChanged.connect(lambda percent, each=device: self._on_entered(each, percent))
             self._row.addWidget(member)
 
     def _on_changed(self, device: str, percent: int) -> None:
         shares = with_percent(self._shares, device, percent)
         if shares != self._shares:
-            self.shares_changed.emit(ShareChange(shares))
+            self.moved.emit(SharesMove(shares))
         if not self._members[device].slider.isSliderDown():
-            self.shares_finished.emit()
+            self.move_finished.emit()
 
     def _on_entered(self, device: str, percent: int) -> None:
-        self.shares_changed.emit(ShareChange(with_percent(self._shares, device, percent)))
-        self.shares_finished.emit()
+        self.moved.emit(SharesMove(with_percent(self._shares, device, percent)))
+        self.move_finished.emit()
 
 
 class _Member(QWidget):

@@ -14,7 +14,7 @@ from engine.speed.speeds import Link
 from engine.telemetry.sample import Sample
 from engine.units import format_bytes, format_share
 from widgets.common.elided_label import ElidedLabel
-from widgets.common.holdings import holdings_text
+from widgets.common.memory_bar import holdings_text
 from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import Palette
 from widgets.common.roles import plain_label, set_role

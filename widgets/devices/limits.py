@@ -1,11 +1,18 @@
-"""What a person may set per device: a cap and a margin."""
+"""Limits of a device: the cap and the margin that a person may set, and the dialog that asks for them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from PySide6.QtWidgets import QFormLayout, QLineEdit, QWidget
+
+from engine.devices.device import Device
+from engine.devices.margins import margin_words
 from engine.language import tr
-from engine.units import format_bytes, parse_size
+from engine.units import GIB, KIB, MIB, format_bytes, parse_size
+from widgets.common.dialog import EntryDialog
+from widgets.common.roles import plain_label
+from widgets.devices.readings import overhead_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +45,36 @@ def _size(field: str, text: str) -> int:
         return parse_size(text)
     except ValueError as error:
         raise ValueError(f"{field}: {error}") from error
+
+
+class LimitsDialog(EntryDialog):
+    """Asks for sizes such as "512MiB"."""
+
+    def __init__(self, device: Device, parent: QWidget | None = None) -> None:
+        super().__init__(tr("Limits of {id}", id=device.id), parent, once=True)
+        self._device = device
+        self.cap_edit = QLineEdit("" if device.cap_bytes is None else editable_size(device.cap_bytes))
+        self.cap_edit.setPlaceholderText(tr("none: up to {total}", total=format_bytes(device.total_bytes)))
+        self.margin_edit = QLineEdit(editable_size(device.margin_bytes))
+        form = QFormLayout()
+        form.addRow(tr("Never plan more than"), self.cap_edit)
+        form.addRow(tr("Leave free"), self.margin_edit)
+        self.lay_out(
+            plain_label(tr("Sizes are written like 512MiB or 1.5GiB."), "dim"),
+            form,
+            plain_label(overhead_text(device), "dim", wrap=True),
+            plain_label(margin_words(device), "dim", wrap=True),
+        )
+        self.setMinimumWidth(360)
+
+    def entry(self) -> DeviceLimits:
+        """Return the limits; raises ValueError if they cannot be used."""
+        return parse_limits(self._device.id, self.cap_edit.text(), self.margin_edit.text(), self._device.total_bytes)
+
+
+def editable_size(size_bytes: int) -> str:
+    """Return `size_bytes` so that reading it back gives the same number."""
+    for factor, unit in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if size_bytes and size_bytes % factor == 0:
+            return f"{size_bytes // factor}{unit}"
+    return str(size_bytes)

@@ -57,7 +57,7 @@ def status_line(sample: Sample | None) -> str:
         return f"{known}  {sample.note}" if sample.note else known
     if sample.note:
         return sample.note
-    return tr("idle") if not sample.own_bytes else tr("{own} ours", own=format_bytes(sample.own_bytes))
+    return tr("idle") if not sample.own_bytes else tr("{own} used by Layerdeck", own=format_bytes(sample.own_bytes))
 
 
 def row_tool_tip(row: DeviceRow) -> str:

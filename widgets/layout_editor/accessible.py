@@ -16,7 +16,7 @@ from PySide6.QtGui import QAccessible, QAccessibleEvent, QAccessibleInterface, Q
 
 from engine.language import tr
 from engine.units import format_bytes
-from widgets.layout_editor.focus import BoundaryFocus, Focus, LayerFocus, OutputFocus
+from widgets.layout_editor.keyboard import BoundaryFocus, Focus, LayerFocus, OutputFocus
 from widgets.layout_editor.shown import Shown
 from widgets.layout_editor.texts import boundary_text, lane_sentence
 
@@ -72,6 +72,8 @@ class Parts:
         """Tell screen readers to look again, where another layout is shown."""
         if not QAccessible.isActive() or after is None:
             return
+        if before is None or before.preview != after.preview or before.state is not after.state:
+            QAccessible.updateAccessibility(QAccessibleEvent(self._view, QAccessible.Event.DescriptionChanged))
         if before is None or before.preview.layout != after.preview.layout or before.contents != after.contents:
             QAccessible.updateAccessibility(QAccessibleEvent(self._view, QAccessible.Event.ObjectReorder))
 
@@ -181,7 +183,7 @@ class EditorInterface(QAccessibleObject):
     def text(self, kind: QAccessible.Text) -> str:
         if kind is QAccessible.Text.Name:
             return self._view.accessibleName()
-        return self._view.accessibleDescription() if kind is QAccessible.Text.Description else ""
+        return self._view.summary if kind is QAccessible.Text.Description else ""
 
     def rect(self) -> QRect:
         return QRect(self._view.mapToGlobal(QPoint(0, 0)), self._view.size())

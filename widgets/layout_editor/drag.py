@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.layout.layout import Layout
+from engine.layout.moves import BoundaryMove, OutputMove, RangeMove
 from widgets.layout_editor.geometry import Lanes, Track
-from widgets.layout_editor.moves import BoundaryMove, OutputMove, RangeMove
 
 
 def boundary_limits(layout: Layout, index: int) -> tuple[int, int]:

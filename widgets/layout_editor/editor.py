@@ -6,19 +6,17 @@ from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QStackedWidget, QVBoxLayout, QWidget
 
 from engine.language import tr
+from engine.layout.moves import Move
 from engine.plan.preview import LoadedLayout, Preview
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.palette import Palette
 from widgets.common.roles import plain_label
 from widgets.common.tool_tips import plain_tool_tip
-from widgets.layout_editor.keys import Command
-from widgets.layout_editor.legend import Legend
-from widgets.layout_editor.moves import BoundaryMove, OutputMove, PinToggle, RangeMove, Selection
-from widgets.layout_editor.notes import Notes
-from widgets.layout_editor.pins import Pins
+from widgets.layout_editor.annotations import Legend, Notes
+from widgets.layout_editor.keyboard import Command, Selection
+from widgets.layout_editor.pins import Pins, PinToggle
 from widgets.layout_editor.shown import Shown
-from widgets.layout_editor.speeds import speed_text, speed_tool_tip
-from widgets.layout_editor.texts import loaded_words, note_lines, summary_text
+from widgets.layout_editor.texts import loaded_words, note_lines, speed_text, speed_tool_tip, summary_text
 from widgets.layout_editor.view import EditorView
 
 EMPTY_TEXT = tr("Open a model to see its layers")
@@ -27,15 +25,13 @@ EMPTY_TEXT = tr("Open a model to see its layers")
 class LayoutEditor(QFrame):
     """Shows a `Preview` and reports where the user wants boundaries, ranges of layers and the output.
 
-    It computes no layouts and no memory: whoever listens answers each move with `set_preview`. The moves of a drag are
-    relative to the layout at its start and come only where their value changes; after them comes `move_finished`, or
-    `move_cancelled` (Escape, a lost grab), and neither where nothing moved. A key is one move and `move_finished`.
-    A preview of another model or of other devices ends a drag without a word.
+    It computes no layouts and no memory: the listener answers each move with `set_preview`. The moves of a drag refer
+    to the layout at its start and are sent when their value changes; then comes `move_finished`, or `move_cancelled`
+    (Escape, a lost grab), even if nothing moved. A key is one move and `move_finished`. `end_drag` ends a drag from
+    outside, without a signal; so does a preview of another model or of other devices.
     """
 
-    boundary_moved = Signal(BoundaryMove)
-    range_moved = Signal(RangeMove)
-    output_moved = Signal(OutputMove)
+    moved = Signal(Move)
     move_finished = Signal()
     move_cancelled = Signal()
     pin_toggled = Signal(PinToggle)
@@ -62,9 +58,7 @@ class LayoutEditor(QFrame):
         self._lay_out()
         self.setFocusProxy(self._view)
         user = self._view.interaction
-        user.boundary_moved.connect(self.boundary_moved)
-        user.range_moved.connect(self.range_moved)
-        user.output_moved.connect(self.output_moved)
+        user.moved.connect(self.moved)
         user.move_finished.connect(self.move_finished)
         user.move_cancelled.connect(self.move_cancelled)
         user.pin_toggled.connect(self.pin_toggled)
@@ -139,6 +133,10 @@ class LayoutEditor(QFrame):
         self._loaded = loaded
         self._view.set_loaded(loaded)
         self._update_header()
+
+    def end_drag(self) -> None:
+        """End a drag whose layout at the start is gone: the rest of it is ignored."""
+        self._view.end_drag()
 
     def set_pins(self, pins: Pins) -> None:
         """Mark what automatic layouts leave where it is."""

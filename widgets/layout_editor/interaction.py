@@ -4,37 +4,37 @@ from __future__ import annotations
 
 from PySide6.QtCore import QObject, Signal
 
+from engine.layout.moves import BoundaryMove, Move, OutputMove, RangeMove
 from widgets.layout_editor.drag import BoundaryDrag, Drag, LaneDrag, SelectDrag, boundary_limits
-from widgets.layout_editor.focus import (
+from widgets.layout_editor.keyboard import (
     BoundaryFocus,
+    Command,
     Focus,
     LayerFocus,
     OutputFocus,
+    Selection,
     kept_focus,
     next_layer,
     next_stop,
     run_of,
 )
-from widgets.layout_editor.keys import Command
-from widgets.layout_editor.moves import BoundaryMove, Move, OutputMove, PinToggle, RangeMove, Selection
+from widgets.layout_editor.pins import PinToggle
 from widgets.layout_editor.shown import EmptyTarget, HandleTarget, LayerTarget, OutputTarget, Shown, Target
 
 
 class Interaction(QObject):
     """Turns presses, pointer positions and commands into moves.
 
-    A drag sends moves, all relative to the layout at its start, then `move_finished` or `move_cancelled`; a drag that
-    moved nothing sends neither. A command of the keyboard is one move and `move_finished`.
+    A drag sends moves, all relative to the layout at its start, then `move_finished` or `move_cancelled`, even if it
+    moved nothing. A command of the keyboard is one move and `move_finished`. Whoever calls a method shows `focus`,
+    `drag` and `hover` afterwards.
     """
 
-    boundary_moved = Signal(BoundaryMove)
-    range_moved = Signal(RangeMove)
-    output_moved = Signal(OutputMove)
+    moved = Signal(Move)
     move_finished = Signal()
     move_cancelled = Signal()
     pin_toggled = Signal(PinToggle)
     selection_changed = Signal(Selection)
-    marks_changed = Signal()
 
     def __init__(self, drag_distance: int, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -45,7 +45,6 @@ class Interaction(QObject):
         self.hover: Target | None = None
         self._focus_before: Focus | None = None
         self._clicked: LayerFocus | None = None
-        self._has_moved = False
 
     @property
     def selection(self) -> Selection:
@@ -56,7 +55,7 @@ class Interaction(QObject):
         """Take note of what is shown now. `same_ground` False: another model or other devices, which ends a drag."""
         self._shown = shown
         if shown is None or not same_ground:
-            self._drop_drag()
+            self.end_drag()
             self.hover = None
             self.set_focus(None)
         else:
@@ -68,7 +67,6 @@ class Interaction(QObject):
             return
         before = self.selection
         self.focus = focus
-        self.marks_changed.emit()
         if self.selection != before:
             self.selection_changed.emit(self.selection)
 
@@ -79,7 +77,7 @@ class Interaction(QObject):
         shown = self._shown
         if shown is None:
             return
-        self._focus_before, self._clicked, self._has_moved = self.focus, None, False
+        self._focus_before, self._clicked = self.focus, None
         layout = shown.preview.layout
         match shown.target_at(x, y):
             case HandleTarget(index):
@@ -97,7 +95,6 @@ class Interaction(QObject):
                 self.drag = SelectDrag(shown.track.layer_at(x), (x, y), self._threshold)
             case _:
                 self.set_focus(None)
-        self.marks_changed.emit()
 
     def _press_layer(self, shown: Shown, layer: int, lane: int, at: tuple[float, float], *, extend: bool) -> None:
         if extend and isinstance(self.focus, LayerFocus):
@@ -120,12 +117,8 @@ class Interaction(QObject):
             return
         drag = self.drag
         if drag is None:
-            hover = shown.target_at(x, y)
-            if hover != self.hover:
-                self.hover = hover
-                self.marks_changed.emit()
-            return
-        if isinstance(drag, BoundaryDrag):
+            self.hover = shown.target_at(x, y)
+        elif isinstance(drag, BoundaryDrag):
             self._send(drag.move_to(x, shown.track))
         elif isinstance(drag, LaneDrag):
             self._drag_lane(drag, drag.move_to(x, y, shown.lanes))
@@ -133,7 +126,6 @@ class Interaction(QObject):
             span = drag.span_to(x, shown.track)
             if span is not None:
                 self.set_focus(LayerFocus(span[1] if drag.anchor == span[0] else span[0], drag.anchor))
-        self.marks_changed.emit()
 
     def _drag_lane(self, drag: LaneDrag, move: RangeMove | OutputMove | None) -> None:
         if drag.begun and drag.span is not None:
@@ -149,37 +141,24 @@ class Interaction(QObject):
             return
         if self._clicked is not None:
             self.set_focus(self._clicked)
-        self.marks_changed.emit()
-        if self._has_moved:
-            self.move_finished.emit()
+        self.move_finished.emit()
 
     def cancel_drag(self) -> bool:
         """End the drag and take back what it moved; return whether there was one."""
         if self.drag is None:
             return False
-        has_moved = self._has_moved
-        self._drop_drag()
+        self.end_drag()
         self.set_focus(self._focus_before)
-        self.marks_changed.emit()
-        if has_moved:
-            self.move_cancelled.emit()
+        self.move_cancelled.emit()
         return True
 
-    def _drop_drag(self) -> None:
+    def end_drag(self) -> None:
+        """Forget the drag without a signal: the layout that it started from is gone."""
         self.drag = self._clicked = None
-        self._has_moved = False
 
     def _send(self, move: Move | None) -> None:
-        if move is None:
-            return
-        self._has_moved = True
-        match move:
-            case BoundaryMove():
-                self.boundary_moved.emit(move)
-            case RangeMove():
-                self.range_moved.emit(move)
-            case OutputMove():
-                self.output_moved.emit(move)
+        if move is not None:
+            self.moved.emit(move)
 
     # The keyboard
 

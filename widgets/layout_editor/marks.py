@@ -1,25 +1,24 @@
-"""From what the user is doing to what is marked over the lanes, and to the words of the pill and the tooltips."""
+"""What is drawn over the lanes: boundary handles, selection, focus ring, pins, drop target, the words of a drag."""
 
 from __future__ import annotations
 
-from PySide6.QtCore import QRectF, Qt
+from dataclasses import dataclass
+
+from PySide6.QtCore import QPointF, QRectF, Qt
+from PySide6.QtGui import QPainter, QPen
+from PySide6.QtWidgets import QGraphicsItem, QStyleOptionGraphicsItem, QWidget
 
 from engine.language import tr
-from widgets.common.holdings import holdings_text
-from widgets.common.memory_bar import bar_tooltip
+from engine.layout.layout import Layout
+from widgets.common.memory_bar import bar_tooltip, holdings_text
+from widgets.common.painting import colour
+from widgets.common.palette import DARK, Palette
+from widgets.common.text import Fonts, text_width
 from widgets.layout_editor.drag import BoundaryDrag, Drag, LaneDrag
-from widgets.layout_editor.focus import Focus, LayerFocus, OutputFocus
-from widgets.layout_editor.overlay import Marks
-from widgets.layout_editor.pins import NO_PINS, Pins, pin_rects, pin_text
-from widgets.layout_editor.shown import (
-    BarTarget,
-    EmptyTarget,
-    HandleTarget,
-    LayerTarget,
-    OutputTarget,
-    Shown,
-    Target,
-)
+from widgets.layout_editor.geometry import HandlePlace, Lanes, Track
+from widgets.layout_editor.keyboard import Focus, LayerFocus, OutputFocus
+from widgets.layout_editor.pins import NO_PINS, Pins
+from widgets.layout_editor.shown import BarTarget, EmptyTarget, HandleTarget, LayerTarget, OutputTarget, Shown, Target
 from widgets.layout_editor.texts import (
     boundary_text,
     embedding_tooltip,
@@ -28,6 +27,188 @@ from widgets.layout_editor.texts import (
     output_tooltip,
     range_text,
 )
+
+_PILL_HEIGHT = 22.0
+_PIN_BAR = 3.0
+_PIN_HEAD = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Rectangles in scene coordinates."""
+
+    selected: tuple[QRectF, ...] = ()
+    hovered: QRectF | None = None
+    focused: QRectF | None = None
+    target: QRectF | None = None
+    pinned: tuple[QRectF, ...] = ()
+
+
+class OverlayItem(QGraphicsItem):
+    """Paints `Marks` above the lanes and below the handles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._marks = Marks()
+        self._palette = DARK
+        self._bounds = QRectF()
+        self.setZValue(1)
+
+    def set_marks(self, marks: Marks, bounds: QRectF, palette: Palette) -> None:
+        """Show `marks` inside the scene's `bounds`."""
+        if bounds != self._bounds:
+            self.prepareGeometryChange()
+            self._bounds = bounds
+        if marks != self._marks or palette is not self._palette:
+            self._marks, self._palette = marks, palette
+            self.update()
+
+    def boundingRect(self) -> QRectF:
+        """Return the whole scene."""
+        return self._bounds
+
+    def paint(self, painter: QPainter, option: QStyleOptionGraphicsItem, widget: QWidget | None = None) -> None:
+        """Paint what is there."""
+        marks, palette = self._marks, self._palette
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        if marks.target is not None:
+            painter.setPen(QPen(colour(palette.accent), 1.5, Qt.PenStyle.DashLine))
+            painter.setBrush(colour(palette.accent, 0.10))
+            painter.drawRoundedRect(marks.target, 4, 4)
+        if marks.hovered is not None:
+            painter.setPen(QPen(colour(palette.text, 0.35), 1.0))
+            painter.setBrush(colour(palette.text, 0.10))
+            painter.drawRoundedRect(marks.hovered, 2, 2)
+        painter.setPen(Qt.PenStyle.NoPen)
+        painter.setBrush(colour(palette.text))
+        for rect in marks.pinned:
+            painter.drawRect(QRectF(rect.left(), rect.top(), rect.width(), _PIN_BAR))
+            painter.drawEllipse(QPointF(rect.left() + _PIN_HEAD, rect.top() + _PIN_BAR), _PIN_HEAD, _PIN_HEAD)
+        painter.setPen(QPen(colour(palette.text), 1.5))
+        painter.setBrush(colour(palette.text, 0.14))
+        for rect in marks.selected:
+            painter.drawRoundedRect(rect, 3, 3)
+        if marks.focused is not None:
+            painter.setBrush(Qt.BrushStyle.NoBrush)
+            painter.setPen(QPen(colour(palette.accent), 2.0))
+            painter.drawRoundedRect(marks.focused.adjusted(-2, -2, 2, 2), 4, 4)
+
+
+class PillItem(QGraphicsItem):
+    """A few words near the pointer, above everything else: what the drag would do."""
+
+    def __init__(self, fonts: Fonts) -> None:
+        super().__init__()
+        self._font = fonts.small
+        self._text = ""
+        self._palette = DARK
+        self._rect = QRectF()
+        self.setZValue(5)
+        self.hide()
+
+    def set_text(self, text: str, at: QPointF, bounds: QRectF, palette: Palette) -> None:
+        """Show `text` above the point `at`, or below it where there is no room inside `bounds`; "" hides it."""
+        self.setVisible(bool(text))
+        if not text:
+            return
+        width = text_width(text, self._font) + 16
+        left = max(bounds.left() + 2, min(at.x() - width / 2, bounds.right() - width - 2))
+        above = at.y() - _PILL_HEIGHT - 12
+        top = above if above > bounds.top() + 2 else at.y() + 20
+        self.prepareGeometryChange()
+        self._rect = QRectF(left, top, width, _PILL_HEIGHT)
+        self._text, self._palette = text, palette
+        self.update()
+
+    def boundingRect(self) -> QRectF:
+        """Return the pill's rectangle in scene coordinates."""
+        return self._rect.adjusted(-1, -1, 1, 1)
+
+    def paint(self, painter: QPainter, option: QStyleOptionGraphicsItem, widget: QWidget | None = None) -> None:
+        """Paint the pill in the colours of text, turned round."""
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.setPen(Qt.PenStyle.NoPen)
+        painter.setBrush(colour(self._palette.text))
+        painter.drawRoundedRect(self._rect, _PILL_HEIGHT / 2, _PILL_HEIGHT / 2)
+        painter.setPen(colour(self._palette.panel))
+        painter.setFont(self._font)
+        painter.drawText(self._rect, int(Qt.AlignmentFlag.AlignCenter), self._text)
+
+
+_HANDLE_RADIUS = 5.0
+_HANDLE_REACH = 10.0
+_HANDLE_OVERHANG = 5.0
+
+
+def handle_places(layout: Layout, lane_of: dict[str, int], track: Track, lanes: Lanes) -> tuple[HandlePlace, ...]:
+    """Return the handle of every boundary: its line spans the lanes of both runs, its dot is in the left run's lane."""
+    places = []
+    for index, (left, right) in enumerate(zip(layout.runs, layout.runs[1:], strict=False)):
+        upper, lower = sorted((lane_of[left.device], lane_of[right.device]))
+        places.append(
+            HandlePlace(
+                index=index,
+                layer=right.first,
+                x=track.edges[right.first] - 0.5,
+                top=lanes.track_top(upper) - _HANDLE_OVERHANG,
+                bottom=lanes.track_top(lower) + lanes.track_height + _HANDLE_OVERHANG,
+                dot_y=lanes.track_top(lane_of[left.device]) + lanes.track_height / 2,
+            )
+        )
+    return tuple(places)
+
+
+class HandleItem(QGraphicsItem):
+    """One handle. `active` while it is hovered, dragged or has the keyboard."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._place: HandlePlace | None = None
+        self._palette = DARK
+        self._active = False
+        self._focused = False
+        self.setZValue(2)
+
+    def set_place(self, place: HandlePlace, palette: Palette) -> None:
+        """Move to `place`."""
+        if place == self._place and palette is self._palette:
+            return
+        self.prepareGeometryChange()
+        self._place, self._palette = place, palette
+        self.update()
+
+    def set_marks(self, *, active: bool, focused: bool) -> None:
+        """Show that the pointer (`active`) or the keyboard (`focused`) has it."""
+        if (active, focused) != (self._active, self._focused):
+            self._active, self._focused = active, focused
+            self.setZValue(3 if active or focused else 2)
+            self.update()
+
+    def boundingRect(self) -> QRectF:
+        """Return the line and the largest dot, in scene coordinates."""
+        if self._place is None:
+            return QRectF()
+        place = self._place
+        return QRectF(place.x - _HANDLE_REACH, place.top, 2 * _HANDLE_REACH, place.bottom - place.top)
+
+    def paint(self, painter: QPainter, option: QStyleOptionGraphicsItem, widget: QWidget | None = None) -> None:
+        """Paint line and dot; the ring is for the keyboard."""
+        if self._place is None:
+            return
+        place, palette = self._place, self._palette
+        strong = self._active or self._focused
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.setPen(QPen(colour(palette.accent), 2.0 if strong else 1.5))
+        painter.drawLine(QPointF(place.x, place.top), QPointF(place.x, place.bottom))
+        centre = QPointF(place.x, place.dot_y)
+        if self._focused:
+            painter.setPen(QPen(colour(palette.text), 2.0))
+            painter.setBrush(colour(palette.background))
+            painter.drawEllipse(centre, _HANDLE_RADIUS + 3.5, _HANDLE_RADIUS + 3.5)
+        painter.setPen(QPen(colour(palette.background), 1.5))
+        painter.setBrush(colour(palette.accent))
+        radius = _HANDLE_RADIUS + (1.0 if strong else 0.0)
+        painter.drawEllipse(centre, radius, radius)
 
 
 def marks_of(
@@ -111,3 +292,31 @@ def _numbers_of(shown: Shown, target: Target | None) -> str:
             numbers = "" if values.row is None else bar_tooltip(values.row, values.room)
             return "\n".join(filter(None, (values.content.device.name, numbers, holdings_text(values.holdings))))
     return ""
+
+
+def pin_rects(shown: Shown, pins: Pins) -> tuple[QRectF, ...]:
+    """Return a rectangle for each pinned range in the lane that it is pinned to, in scene coordinates."""
+    lane_of = shown.lane_of
+    last = len(shown.preview.layers) - 1
+    rects = [
+        shown.block_rect(lane_of[pin.device], pin.first, min(pin.last, last))
+        for pin in pins.layers
+        if pin.device in lane_of and pin.first <= last
+    ]
+    if pins.output in lane_of:
+        left, right = shown.track.output
+        top = shown.lanes.track_top(lane_of[pins.output])
+        rects.append(QRectF(left, top + 1, right - left, shown.lanes.track_height - 2))
+    return tuple(rects)
+
+
+def pin_text(pins: Pins, target: Target | None) -> str:
+    """Return what is said of a pin under the pointer, "" where there is none."""
+    match target:
+        case LayerTarget(layer, _):
+            device = pins.device_of(layer)
+        case OutputTarget():
+            device = pins.output
+        case _:
+            device = None
+    return tr("Pinned to {device}: automatic layouts leave it there.", device=device) if device else ""

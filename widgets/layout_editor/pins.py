@@ -1,13 +1,8 @@
-"""Layers that automatic layouts leave where they are, and the marks that say so."""
+"""Pins: layers, and the output layer, that automatic layouts leave where they are."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from PySide6.QtCore import QRectF
-
-from engine.language import tr
-from widgets.layout_editor.shown import LayerTarget, OutputTarget, Shown, Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,29 +29,8 @@ class Pins:
 NO_PINS = Pins()
 
 
-def pin_rects(shown: Shown, pins: Pins) -> tuple[QRectF, ...]:
-    """Return a rectangle for each pinned range in the lane that it is pinned to, in scene coordinates."""
-    lane_of = shown.lane_of
-    last = len(shown.preview.layers) - 1
-    rects = [
-        shown.block_rect(lane_of[pin.device], pin.first, min(pin.last, last))
-        for pin in pins.layers
-        if pin.device in lane_of and pin.first <= last
-    ]
-    if pins.output in lane_of:
-        left, right = shown.track.output
-        top = shown.lanes.track_top(lane_of[pins.output])
-        rects.append(QRectF(left, top + 1, right - left, shown.lanes.track_height - 2))
-    return tuple(rects)
+@dataclass(frozen=True, slots=True)
+class PinToggle:
+    """Pin or unpin layers `(first, last)`, both included; None: the output layer."""
 
-
-def pin_text(pins: Pins, target: Target | None) -> str:
-    """Return what is said of a pin under the pointer, "" where there is none."""
-    match target:
-        case LayerTarget(layer, _):
-            device = pins.device_of(layer)
-        case OutputTarget():
-            device = pins.output
-        case _:
-            device = None
-    return tr("Pinned to {device}: automatic layouts leave it there.", device=device) if device else ""
+    layers: tuple[int, int] | None

@@ -16,13 +16,11 @@ from widgets.layout_editor.geometry import (
     make_lanes,
     make_track,
 )
-from widgets.layout_editor.handles import HandleItem, handle_places
 from widgets.layout_editor.lane import LaneItem, LanePlace, LaneValues
-from widgets.layout_editor.overlay import Marks, OverlayItem, PillItem
+from widgets.layout_editor.marks import HandleItem, Marks, OverlayItem, PillItem, handle_places
 from widgets.layout_editor.placement import LaneContent, lane_contents
 from widgets.layout_editor.shown import Shown
-from widgets.layout_editor.speeds import lane_speed_text
-from widgets.layout_editor.texts import LOADED, loaded_words
+from widgets.layout_editor.texts import LOADED, lane_speed_text, loaded_words
 
 
 class EditorScene(QGraphicsScene):

@@ -10,12 +10,11 @@ from engine.language import tr, tr_count
 from engine.layout.layout import Layout
 from engine.plan.preview import LayerBytes, LoadedLayout, Preview
 from engine.plan.report import DeviceRow
+from engine.speed.prediction import DeviceTime, SpeedForecast, prompt_words, rate_text, source_words, speed_words
 from engine.units import format_bytes
 from widgets.common.memory_bar import available_bytes, bar_of_row, room_text, shortfall_within
-from widgets.layout_editor.focus import BoundaryFocus, Focus, LayerFocus, OutputFocus
-from widgets.layout_editor.moves import Selection
+from widgets.layout_editor.keyboard import BoundaryFocus, Focus, LayerFocus, OutputFocus, Selection
 from widgets.layout_editor.placement import LaneContent
-from widgets.layout_editor.speeds import sending_notes
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,9 @@ def lane_texts(content: LaneContent) -> tuple[str, ...]:
         return (tr("parts of layers"),)
     if not content.device.present:
         return (tr("empty"),)
-    return tr("empty: drop layers here"), tr("empty: drop here"), tr("empty")
+    if content.has_embedding:
+        return tr("embedding only; drop layers here"), tr("embedding only")
+    return tr("empty; drop layers here"), tr("empty; drop here"), tr("empty")
 
 
 def layer_tooltip(layer: LayerBytes, layout: Layout) -> str:
@@ -176,8 +177,8 @@ def note_lines(preview: Preview) -> tuple[tuple[str, bool], ...]:
         lines.append(
             (
                 tr_count(
-                    "{count} override by tensor name: counted in the bars, not drawn in the lanes.",
-                    "{count} overrides by tensor name: counted in the bars, not drawn in the lanes.",
+                    "{count} tensor override; the lanes show it only in part.",
+                    "{count} tensor overrides; the lanes show them only in part.",
                     patterns,
                 ),
                 False,
@@ -222,3 +223,105 @@ def accessible_summary(preview: Preview, lanes: Sequence[LaneContent], state: Lo
 def is_short(row: DeviceRow, room: DeviceRow | None = None) -> bool:
     """Return whether the device lacks memory. One that holds nothing never does."""
     return row.need_bytes > 0 and shortfall_within(row, room or row) > 0
+
+
+_TOLD_BESIDE_S, _TOLD_BELOW_S = 1.0, 5.0
+"""How long a load sends weights before the tool tip says so, and before the notes do."""
+REMEDY = tr("Measure it with Devices > Measure Speeds; each answer improves it too.")
+
+
+def speed_text(preview: Preview) -> str:
+    """Return the speed of the edited layout: of its last answer, if it gave one, and as predicted.
+
+    A prediction from typical devices of a kind, without a measurement, is marked as rough.
+    """
+    speed = preview.speed
+    measured = "" if preview.answered_per_second is None else rate_text(preview.answered_per_second)
+    if speed is None:
+        return tr("{rate} tokens/s measured", rate=measured) if measured else ""
+    rate = rate_text(speed.tokens_per_second)
+    if measured and speed.is_known:
+        answers = tr("{rate} tokens/s measured (predicted {predicted})", rate=measured, predicted=rate)
+    elif measured:
+        answers = tr("{rate} tokens/s measured (predicted roughly {predicted})", rate=measured, predicted=rate)
+    elif speed.is_known:
+        answers = tr("about {rate} tokens/s", rate=rate)
+    else:
+        answers = tr("roughly {rate} tokens/s (not measured)", rate=rate)
+    prompt = speed.prompt
+    return answers if prompt is None or not prompt.is_known else f"{answers}, {_prompt_text(prompt)}"
+
+
+def _prompt_text(prompt: SpeedForecast) -> str:
+    return tr("prompt {rate}/s", rate=rate_text(prompt.tokens_per_second))
+
+
+def speed_tool_tip(preview: Preview) -> str:
+    """Return what the prediction is made of, a line each."""
+    speed = preview.speed
+    if speed is None:
+        return "\n".join(_sending_lines(preview))
+    lines = [speed_words(speed) if speed.is_known else _guess_words(speed)]
+    if speed.prompt is not None and (read := prompt_words(speed.prompt)):
+        lines.append(read)
+    for each in speed.devices:
+        away = (
+            tr(", {milliseconds} of it on the way", milliseconds=milliseconds_text(each.link_s))
+            if each.link_s >= 0.02 * each.seconds
+            else ""
+        )
+        time = tr(
+            "{milliseconds} a token{away} ({source})",
+            milliseconds=lane_speed_text(each),
+            away=away,
+            source=source_words(each.source),
+        )
+        lines.append(f"{each.id}: {time}")
+    if any(each.source in ("card", "guess") for each in speed.devices):
+        lines.append(REMEDY)
+    if preview.answered_per_second is not None:
+        lines.append(
+            tr("The last answer of this layout had {rate} tokens/s.", rate=rate_text(preview.answered_per_second))
+        )
+    return "\n".join([*lines, *_sending_lines(preview)])
+
+
+def _guess_words(speed: SpeedForecast) -> str:
+    return tr(
+        "Roughly {rate} tokens per second, by what is usual for such devices: {unknown} was not measured.",
+        rate=rate_text(speed.tokens_per_second),
+        unknown=", ".join(each.id for each in speed.devices if each.source == "guess"),
+    )
+
+
+def _sending_lines(preview: Preview, least_s: float = _TOLD_BESIDE_S) -> list[str]:
+    """Return how long a load sends weights, a line for each worker to which it takes `least_s` or more."""
+    return [
+        tr(
+            "A load sends {size} to {id}: about {seconds:.0f} s, less where the worker has kept some of it.",
+            size=format_bytes(each.size_bytes),
+            id=each.id,
+            seconds=each.seconds,
+        )
+        for each in preview.sendings
+        if each.seconds >= least_s
+    ]
+
+
+def sending_notes(preview: Preview) -> list[str]:
+    """Return how long a load sends weights, where that is long enough that everybody should know beforehand."""
+    return _sending_lines(preview, _TOLD_BELOW_S)
+
+
+def lane_speed_text(time: DeviceTime | None) -> str:
+    """Return a device's part of a token's time, "~12 ms" where it is a guess; empty where it has none."""
+    if time is None:
+        return ""
+    about = "~" if time.source == "guess" else ""
+    return f"{about}{milliseconds_text(time.seconds)}"
+
+
+def milliseconds_text(seconds: float) -> str:
+    """Return "12 ms", "1.2 ms" or "0.12 ms"."""
+    value = seconds * 1e3
+    return f"{value:.0f} ms" if value >= 10 else f"{value:.1f} ms" if value >= 1 else f"{value:.2f} ms"

@@ -20,11 +20,11 @@ from engine.plan.preview import LoadedLayout, Preview
 from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import Palette
 from widgets.common.tool_tips import plain_tool_tip
-from widgets.layout_editor import accessible, ruler
+from widgets.layout_editor import accessible
+from widgets.layout_editor.annotations import RULER_HEIGHT, Ruler
 from widgets.layout_editor.drag import BoundaryDrag
-from widgets.layout_editor.focus import BoundaryFocus
 from widgets.layout_editor.interaction import Interaction
-from widgets.layout_editor.keys import command_of
+from widgets.layout_editor.keyboard import BoundaryFocus, command_of
 from widgets.layout_editor.marks import cursor_of, marks_of, pill_text, tooltip_of
 from widgets.layout_editor.pins import NO_PINS, Pins
 from widgets.layout_editor.scene import EditorScene
@@ -56,14 +56,13 @@ class EditorView(QGraphicsView):
         keep_left_to_right(self)
         self.setScene(self._scene)
         self.interaction = Interaction(QApplication.startDragDistance(), self)
-        self.interaction.marks_changed.connect(self._update_marks)
         self._loaded: LoadedLayout | None = None
         self._pins = NO_PINS
         self._pointer = QPoint()
         self._scroll_timer = QTimer(self)
         self._scroll_timer.setInterval(_SCROLL_INTERVAL_MS)
         self._scroll_timer.timeout.connect(self._on_scroll_tick)
-        self._ruler = ruler.Ruler(self)
+        self._ruler = Ruler(self)
         self.parts = accessible.Parts(self)
         """What screen readers find of what is painted."""
         accessible.install()
@@ -75,7 +74,7 @@ class EditorView(QGraphicsView):
         self.setViewportUpdateMode(QGraphicsView.ViewportUpdateMode.MinimalViewportUpdate)
         self.setRenderHint(QPainter.RenderHint.Antialiasing)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-        self.setViewportMargins(0, ruler.HEIGHT, 0, 0)
+        self.setViewportMargins(0, RULER_HEIGHT, 0, 0)
         self.viewport().setMouseTracking(True)
         self.viewport().setAutoFillBackground(False)
         self.verticalScrollBar().setSingleStep(24)
@@ -97,13 +96,19 @@ class EditorView(QGraphicsView):
         self.parts.tell_change(before, self._scene.shown)
         if self.interaction.hover is not None and self.interaction.drag is None:
             # What was under the pointer may have moved away from it.
-            self._follow_pointer()
+            self._hand_pointer_on()
         self._update_marks()
 
     def set_loaded(self, loaded: LoadedLayout | None) -> None:
         """Compare the preview with what is loaded."""
         self._loaded = loaded
         self._show_again()
+
+    @property
+    def summary(self) -> str:
+        """The whole picture in sentences. Only screen readers ask for it, so that a drag does not pay for it."""
+        shown = self._scene.shown
+        return "" if shown is None else accessible_summary(shown.preview, shown.contents, shown.state)
 
     def set_pins(self, pins: Pins) -> None:
         """Mark what automatic layouts leave where it is."""
@@ -120,9 +125,6 @@ class EditorView(QGraphicsView):
         width = size.width() - (_SCROLL_BAR_GAP if self.verticalScrollBar().isVisible() else 0)
         shown = self._scene.show_preview(preview, self._loaded, width, size.height())
         self._ruler.set_track(shown.track, self._scene.palette_used)
-        summary = accessible_summary(preview, shown.contents, shown.state)
-        if summary != self.accessibleDescription():
-            self.setAccessibleDescription(summary)
 
     def _show_again(self) -> None:
         if self._scene.shown is not None:
@@ -154,7 +156,7 @@ class EditorView(QGraphicsView):
     def resizeEvent(self, event: QResizeEvent) -> None:
         """Fit the lanes to the width, and the ruler above them."""
         super().resizeEvent(event)
-        self._ruler.setGeometry(0, 0, self.viewport().width(), ruler.HEIGHT)
+        self._ruler.setGeometry(0, 0, self.viewport().width(), RULER_HEIGHT)
         self._show_again()
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
@@ -166,6 +168,7 @@ class EditorView(QGraphicsView):
         point = self.mapToScene(self._pointer)
         held = Qt.KeyboardModifier.ShiftModifier | Qt.KeyboardModifier.ControlModifier
         self.interaction.press(point.x(), point.y(), extend=bool(event.modifiers() & held))
+        self._update_marks()
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:
         """Drag, or show what is under the pointer."""
@@ -206,11 +209,13 @@ class EditorView(QGraphicsView):
         if self.interaction.drag is not None:
             self._scroll_timer.stop()
         self.interaction.perform(command)
+        self._update_marks()
         self._show_focus()
 
     def focusNextPrevChild(self, forward: bool) -> bool:
         """Step through boundaries and output with Tab, and leave the editor past them."""
         if self.interaction.step_stop(1 if forward else -1):
+            self._update_marks()
             self._show_focus()
             return True
         return super().focusNextPrevChild(forward)
@@ -265,14 +270,24 @@ class EditorView(QGraphicsView):
         text = tooltip_of(shown, shown.target_at(point.x(), point.y()), self._pins)
         QToolTip.showText(event.globalPos(), plain_tool_tip(text), self.viewport())
 
-    def _follow_pointer(self) -> None:
+    def _hand_pointer_on(self) -> None:
         point = self.mapToScene(self._pointer)
         self.interaction.pointer_moved(point.x(), point.y())
+
+    def _follow_pointer(self) -> None:
+        self._hand_pointer_on()
+        self._update_marks()
+
+    def end_drag(self) -> None:
+        """End the drag without a signal."""
+        self._scroll_timer.stop()
+        self.interaction.end_drag()
         self._update_marks()
 
     def _cancel_drag(self) -> None:
         self._scroll_timer.stop()
-        self.interaction.cancel_drag()
+        if self.interaction.cancel_drag():
+            self._update_marks()
 
     def _on_scroll_tick(self) -> None:
         step = -_SCROLL_STEP if self._pointer.y() < _SCROLL_EDGE else _SCROLL_STEP

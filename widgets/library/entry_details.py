@@ -1,8 +1,10 @@
-"""All that is known of one model: quantisations to choose from, where they lie, what lies beside them, notes."""
+"""The details of one model: quantisations to choose from, where the files are, side files, and notes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from PySide6.QtCore import QEvent, QObject, Qt, Signal
 from PySide6.QtWidgets import (
@@ -20,16 +22,48 @@ from PySide6.QtWidgets import (
 )
 
 from engine.language import tr
-from engine.library.entry import Quantisation
+from engine.library.entry import Copy, Entry, Quantisation
 from engine.library.listed import Listed
 from engine.library.notes import KeptDocument, tags_of
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.roles import plain_label, set_role
+from widgets.library.entry_parts import KeptLayouts, PresetBox, QuantisationList
 from widgets.library.entry_words import fact_rows, fit_of, fit_sentence, place_lines, side_lines
-from widgets.library.kept_layouts import KeptLayouts
-from widgets.library.library_wishes import NotesWish, OpenWish, RemovalWish
-from widgets.library.preset_box import PresetBox
-from widgets.library.quantisation_list import QuantisationList
+
+
+@dataclass(frozen=True, slots=True)
+class OpenWish:
+    """Open the model at `path`; `projector`: with this file beside it, None: with what was chosen before."""
+
+    path: Path
+    projector: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RemovalWish:
+    """Move a copy of a quantisation to the trash."""
+
+    entry: Entry
+    quantisation: Quantisation
+    copy: Copy
+
+
+@dataclass(frozen=True, slots=True)
+class NotesWish:
+    """Note this of a model; None: as it is."""
+
+    model: Listed
+    is_favourite: bool | None = None
+    tags: tuple[str, ...] | None = None
+    text: str | None = None
+    preset: str | None = None
+
+    @property
+    def change(self) -> dict[str, object]:
+        """What changes, by field of the notes."""
+        wanted = {"is_favourite": self.is_favourite, "tags": self.tags, "text": self.text, "preset": self.preset}
+        return {name: value for name, value in wanted.items() if value is not None}
+
 
 _NOTES_HEIGHT = 72
 _BADGE_HEIGHT = 18

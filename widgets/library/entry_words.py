@@ -81,10 +81,17 @@ def fit_of(model: Listed, quantisation: Quantisation) -> tuple[str, str]:
 
 
 def speed_of(model: Listed) -> str:
-    """Return the measured speed, else the predicted one."""
-    if model.notes.measured:
-        return tr("{measured:.1f} tokens/s measured", measured=model.notes.measured)
-    return "" if model.fit is None else speed_words(model.fit)
+    """Return the measured speed, else the predicted one.
+
+    A speed that was measured on other devices than the forecast uses is shown with those devices.
+    """
+    notes, fit = model.notes, model.fit
+    if not notes.measured:
+        return "" if fit is None else speed_words(fit)
+    forecast_on = set() if fit is None else {device for device, _ in fit.layers}
+    if not notes.measured_on or set(notes.measured_on.split(", ")) == forecast_on:
+        return tr("{measured:.1f} tokens/s measured", measured=notes.measured)
+    return tr("{measured:.1f} tokens/s measured on {devices}", measured=notes.measured, devices=notes.measured_on)
 
 
 def parameter_words(n_parameters: int | None) -> str:

@@ -1,4 +1,4 @@
-"""The Find tab: search the hub, see how each quantisation would fit before a byte of it is here, download."""
+"""The Find tab: search, found repositories, their quantisations, and the downloads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from PySide6.QtWidgets import (
     QComboBox,
     QHBoxLayout,
     QHeaderView,
+    QProgressBar,
     QPushButton,
+    QScrollArea,
     QSplitter,
     QStackedWidget,
     QTreeWidget,
@@ -24,12 +26,105 @@ from engine.language import tr
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import DARK, Palette
-from widgets.common.roles import plain_label
+from widgets.common.roles import plain_label, set_role
 from widgets.common.tool_tips import plain_tool_tip
-from widgets.library.download_rows import DownloadRows
-from widgets.library.find_values import DownloadWish, FoundRepo, SearchWish, ShownRepo
+from widgets.library.entry_parts import ROW_HEIGHT
+from widgets.library.find_values import DownloadWish, FoundRepo, JobRow, SearchWish, ShownRepo
 from widgets.library.library_filters import SearchEdit
-from widgets.library.quantisation_list import ROW_HEIGHT
+
+MAX_HEIGHT = 220
+_STEPS = 1000
+
+
+class DownloadRow(QWidget):
+    """One download; it stays the same widget as long as the download is listed."""
+
+    def __init__(self, rows: DownloadRows, job_id: str) -> None:
+        super().__init__()
+        self._job_id = job_id
+        self._rows = rows
+        self._restarts = False
+        self.title_label = ElidedLabel("", "strong")
+        self.words_label = ElidedLabel("", "dim")
+        self.bar = QProgressBar()
+        self.bar.setTextVisible(False)
+        self.pause_button = QPushButton(tr("Pause"))
+        self.resume_button = QPushButton(tr("Resume"))
+        self.remove_button = QPushButton(tr("Remove"))
+        self.remove_button.setProperty("role", "flat")
+        self.pause_button.clicked.connect(lambda: rows.pause_requested.emit(job_id))
+        self.resume_button.clicked.connect(self._resume)
+        self.remove_button.clicked.connect(lambda: rows.remove_requested.emit(job_id))
+        texts = QVBoxLayout()
+        texts.setSpacing(2)
+        for widget in (self.title_label, self.words_label, self.bar):
+            texts.addWidget(widget)
+        row = QHBoxLayout(self)
+        row.setContentsMargins(0, 0, 0, 0)
+        row.addLayout(texts, 1)
+        for button in (self.pause_button, self.resume_button, self.remove_button):
+            row.addWidget(button)
+
+    def show_job(self, job: JobRow) -> None:
+        """Show how far it is."""
+        self._restarts = job.must_restart
+        self.title_label.setText(job.title)
+        self.words_label.setText(job.words)
+        set_role(self.words_label, "error" if job.is_bad else "dim")
+        self.bar.setRange(0, 0 if job.fraction is None else _STEPS)
+        self.bar.setValue(round((job.fraction or 0.0) * _STEPS))
+        self.bar.setVisible(not job.is_done)
+        self.bar.setAccessibleName(tr("Progress of {title}", title=job.title))
+        self.pause_button.setVisible(job.may_pause)
+        self.resume_button.setVisible(job.may_resume or job.must_restart)
+        self.resume_button.setText(
+            tr("Begin anew") if job.must_restart else tr("Retry") if job.is_bad else tr("Resume")
+        )
+
+    def _resume(self) -> None:
+        signal = self._rows.restart_requested if self._restarts else self._rows.resume_requested
+        signal.emit(self._job_id)
+
+
+class DownloadRows(QWidget):
+    """Hidden while nothing is downloaded."""
+
+    pause_requested = Signal(str)
+    resume_requested = Signal(str)
+    restart_requested = Signal(str)
+    remove_requested = Signal(str)
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.rows: dict[str, DownloadRow] = {}
+        self._content = QWidget()
+        self._column = QVBoxLayout(self._content)
+        self._column.setContentsMargins(0, 0, 8, 0)
+        scroll = QScrollArea()
+        scroll.setWidgetResizable(True)
+        scroll.setWidget(self._content)
+        scroll.setMaximumHeight(MAX_HEIGHT)
+        scroll.setAccessibleName(tr("Downloads"))
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.addWidget(plain_label(tr("Downloads"), "strong"))
+        column.addWidget(scroll)
+        self.hide()
+
+    def show_jobs(self, jobs: Sequence[JobRow]) -> None:
+        """Show these downloads in their order."""
+        ids = [job.id for job in jobs]
+        for gone in [job_id for job_id in self.rows if job_id not in ids]:
+            self.rows.pop(gone).deleteLater()
+        for place, job in enumerate(jobs):
+            row = self.rows.get(job.id)
+            if row is None:
+                row = self.rows[job.id] = DownloadRow(self, job.id)
+            if self._column.indexOf(row) != place:
+                self._column.insertWidget(place, row)
+            row.show_job(job)
+        self.setVisible(bool(jobs))
+
 
 _ORDERS = (
     ("trending", tr("Trending")),
@@ -141,7 +236,8 @@ class FindPanel(QWidget):
         self.folder_box.addItem(tr("Into the {cache}", cache=_CACHE), None)
         for folder in folders:
             self.folder_box.addItem(tr("Into {name}", name=folder.name or folder), folder)
-        self.folder_box.setCurrentIndex(max(0, self.folder_box.findData(chosen)))
+        # Not `findData`: Qt compares Python objects by identity, and folders are other objects each time.
+        self.folder_box.setCurrentIndex([None, *folders].index(chosen) if chosen in folders else 0)
 
     def _paint(self) -> None:
         for row, each in enumerate(() if self._repo is None else self._repo.rows):

@@ -10,12 +10,16 @@ from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QPushButton, QStackedWidge
 
 from engine.language import tr
 from widgets.common.palette import Palette
-from widgets.library.loaded_list import LoadedList
-from widgets.library.model_delegate import ModelDelegate
-from widgets.library.recent_list_model import SEARCH_ROLE, RecentListModel
-from widgets.library.recent_list_view import RecentListView
-from widgets.library.recent_model import ModelChoice, RecentModel
-from widgets.library.start_panel import StartPanel
+from widgets.library.loaded_models import LoadedList
+from widgets.library.recent_models import (
+    SEARCH_ROLE,
+    ModelChoice,
+    ModelDelegate,
+    RecentListModel,
+    RecentListView,
+    RecentModel,
+)
+from widgets.library.welcome_panel import StartPanel
 
 
 class ModelPanel(QWidget):

@@ -1,4 +1,4 @@
-"""What a newcomer sees first in the middle: what this computer has, one click to a model that speaks, what is kept."""
+"""What a newcomer sees: the welcome in the middle of the window, and the side panel before any model was opened."""
 
 from __future__ import annotations
 
@@ -10,6 +10,36 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QScrollArea, QVB
 from engine.language import tr
 from widgets.common.roles import plain_label
 from widgets.common.wrap_layout import WrapLayout
+
+
+class StartPanel(QWidget):
+    """One click to something that works, one to open a file."""
+
+    try_demo_requested = Signal()
+    open_requested = Signal()
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.try_demo_button = QPushButton(tr("Try the demo model\non a lab rig"))
+        self.try_demo_button.setToolTip(
+            tr("Writes a small model and starts three local workers that stand for devices. Nothing is downloaded.")
+        )
+        self.open_button = QPushButton(tr("Open a model…"))
+        self.try_demo_button.clicked.connect(self.try_demo_requested.emit)
+        self.open_button.clicked.connect(self.open_requested.emit)
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(0, 8, 0, 0)
+        layout.setSpacing(8)
+        layout.addWidget(plain_label(tr("No models yet"), "strong"))
+        layout.addWidget(plain_label(tr("Open a GGUF file, or drop one on the window."), "dim", wrap=True))
+        layout.addWidget(self.open_button)
+        layout.addSpacing(8)
+        layout.addWidget(
+            plain_label(tr("No model or no GPU at hand? Nothing needs to be downloaded:"), "dim", wrap=True)
+        )
+        layout.addWidget(self.try_demo_button)
+        layout.addStretch(1)
+
 
 NOTHING_SENT = tr("No account, no telemetry. Nothing is asked of the network unless you ask for it.")
 _TALKS = tr("A small model that is here already, on workers that stand for three cards.")

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QHBoxLayout, QProgressBar, QPushButton, QScrollArea, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import (
+    QFrame,
+    QHBoxLayout,
+    QLabel,
+    QProgressBar,
+    QPushButton,
+    QScrollArea,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
 
 from engine.language import tr
 from engine.session.events import Attempt, Cancelled, Crashed, Failed, Loaded, OutOfMemory, Stage
@@ -24,9 +35,7 @@ from widgets.load_report.outcome import (
     out_of_memory_outcome,
     progress_words,
 )
-from widgets.load_report.plain_text import ATTEMPTS_TITLE, plain_report
-from widgets.load_report.proposal_list import ProposalList
-from widgets.load_report.report_table import ReportTable
+from widgets.load_report.report_table import ATTEMPTS_TITLE, ReportTable, plain_report
 
 IDLE_SENTENCE = tr("Nothing was loaded yet.")
 PROGRESS_STEPS = 1000
@@ -37,7 +46,6 @@ MIN_DETAILS_HEIGHT_PX = 24
 class LoadReport(QWidget):
     """Shows progress and endings; "Copy" puts the report on the clipboard as text."""
 
-    copied = Signal()
     check_requested = Signal()
     proposal_chosen = Signal(int)  # the place of the proposal among those shown
 
@@ -140,7 +148,6 @@ class LoadReport(QWidget):
     def copy(self) -> None:
         """Put the report on the clipboard."""
         QGuiApplication.clipboard().setText(self.plain_text())
-        self.copied.emit()
 
     def _show_outcome(self, outcome: Outcome) -> None:
         if len(self._attempts) > 1:
@@ -240,3 +247,41 @@ class LoadReport(QWidget):
         layout.addLayout(heading)
         layout.addWidget(self._progress)
         layout.addWidget(scroll, 1)
+
+
+class ProposalList(QWidget):
+    """Rows in the order given, least harmful first."""
+
+    chosen = Signal(int)  # the place of the proposal in the list
+
+    def __init__(self, proposals: Sequence[ProposalWords], parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.buttons: list[QPushButton] = []
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(4)
+        for index, words in enumerate(proposals):
+            column.addWidget(self._row(index, words))
+
+    def _row(self, index: int, words: ProposalWords) -> QFrame:
+        frame = QFrame()
+        frame.setProperty("role", "card")
+        row = QHBoxLayout(frame)
+        row.setContentsMargins(8, 4, 4, 4)
+        row.setSpacing(12)
+        row.addWidget(_text(words.text, "strong"), 4)
+        row.addWidget(_text(words.detail, "dim"), 5)
+        button = QPushButton(tr("Apply"))
+        button.setProperty("role", "primary")
+        button.setAccessibleName(tr("Apply: {text}", text=words.text))
+        button.setToolTip(tr("Change the layout like this; Undo goes back. Nothing is loaded yet."))
+        button.clicked.connect(partial(self.chosen.emit, index))
+        row.addWidget(button, 0, Qt.AlignmentFlag.AlignVCenter)
+        self.buttons.append(button)
+        return frame
+
+
+def _text(text: str, role: str) -> QLabel:
+    label = plain_label(text, role, wrap=True)
+    label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+    return label

@@ -72,7 +72,7 @@ def out_of_memory_outcome(
     sentence = _refusal(event, device_words(event.device, names))
     rows = used_rows(event.allocated)
     return Outcome(
-        badge=tr("OOM"),
+        badge=tr("OUT OF MEMORY"),
         tone="bad",
         sentence=sentence,
         detail="\n".join(filter(None, (event.message, _holder_sentence(event)))),

@@ -1,17 +1,84 @@
-"""The table of a report: a line per device, the forecast dim below what was measured."""
+"""The table of a report: a line per device, the parts of memory as columns; on screen and as text for the clipboard."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QColor, QPixmap
 from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QLabel, QWidget
 
 from engine.language import tr
+from engine.plan.report import DeviceRow
+from engine.units import format_bytes
 from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import DARK, Palette
 from widgets.common.roles import plain_label
-from widgets.load_report.columns import DIFFERENCE_TITLE, Column, TableLine, table_lines, visible_columns
-from widgets.load_report.outcome import Outcome
+from widgets.load_report.outcome import Outcome, ProposalWords, format_difference
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A part of the memory; `color` is None for sums."""
+
+    title: str
+    size_bytes: Callable[[DeviceRow], int]
+    color: Callable[[Palette], str] | None = None
+
+
+ALL_COLUMNS = (
+    Column(tr("Weights"), lambda row: row.weights_bytes, lambda palette: palette.weights),
+    Column(tr("Mapped"), lambda row: row.mapped_bytes, lambda palette: palette.other),
+    Column(tr("KV cache"), lambda row: row.kv_cache_bytes, lambda palette: palette.kv),
+    Column(tr("State"), lambda row: row.recurrent_bytes, lambda palette: palette.kv),
+    Column(tr("Compute"), lambda row: row.compute_bytes, lambda palette: palette.compute),
+    Column(tr("Output"), lambda row: row.output_bytes, lambda palette: palette.compute),
+    Column(tr("Overhead"), lambda row: row.overhead_bytes, lambda palette: palette.other),
+    Column(tr("Total"), lambda row: row.need_bytes),
+)
+OPTIONAL_TITLES = frozenset({tr("Mapped"), tr("State"), tr("Overhead")})
+DIFFERENCE_TITLE = tr("Difference")
+
+
+@dataclass(frozen=True, slots=True)
+class TableLine:
+    """A device's cells; `forecast` has the same length, empty where there is none."""
+
+    device: str
+    measured: tuple[str, ...]
+    forecast: tuple[str, ...]
+    difference: str
+
+
+def visible_columns(rows: Sequence[DeviceRow]) -> tuple[Column, ...]:
+    """Return the columns worth showing: rare parts only where some device has them."""
+    return tuple(
+        column
+        for column in ALL_COLUMNS
+        if column.title not in OPTIONAL_TITLES or any(column.size_bytes(row) for row in rows)
+    )
+
+
+def table_lines(outcome: Outcome) -> tuple[TableLine, ...]:
+    """Return the cells of the outcome's table."""
+    columns = visible_columns(outcome.rows)
+    forecast = {row.id: row for row in outcome.forecast}
+    return tuple(_line(row, forecast.get(row.id), columns) for row in outcome.rows)
+
+
+def _line(row: DeviceRow, expected: DeviceRow | None, columns: Sequence[Column]) -> TableLine:
+    return TableLine(
+        device=row.id,
+        measured=tuple(_cell(column.size_bytes(row)) for column in columns),
+        forecast=() if expected is None else tuple(_cell(column.size_bytes(expected)) for column in columns),
+        difference="" if expected is None else format_difference(row.need_bytes - expected.need_bytes),
+    )
+
+
+def _cell(size_bytes: int) -> str:
+    return format_bytes(size_bytes) if size_bytes else "–"
+
 
 SWATCH_PX = 9
 
@@ -69,3 +136,40 @@ class ReportTable(QWidget):
             self._grid.addWidget(plain_label(text, "dim"), at + 1, position, Qt.AlignmentFlag.AlignRight)
         if line.forecast:
             self._grid.addWidget(plain_label(tr("forecast"), "dim"), at + 1, 0)
+
+
+ATTEMPTS_TITLE = tr("Layouts that were tried")
+
+
+def plain_report(outcome: Outcome) -> str:
+    """Return the whole report, the table in columns of spaces."""
+    paragraphs = [f"{outcome.badge}: {outcome.sentence}"]
+    if outcome.rows:
+        paragraphs.append("\n".join(line for line in (outcome.rows_title, _table(outcome)) if line))
+    paragraphs += [text for text in (outcome.detail, "\n".join(map(_proposal, outcome.proposals))) if text]
+    if outcome.attempts:
+        paragraphs.append("\n".join((ATTEMPTS_TITLE, *outcome.attempts)))
+    return "\n\n".join(paragraphs) + "\n"
+
+
+def _proposal(words: ProposalWords) -> str:
+    return f"{words.text} ({words.detail})" if words.detail else words.text
+
+
+def _table(outcome: Outcome) -> str:
+    head = [tr("device"), *(column.title for column in visible_columns(outcome.rows))]
+    lines = table_lines(outcome)
+    has_forecast = any(line.forecast for line in lines)
+    cells = [[*head, DIFFERENCE_TITLE] if has_forecast else head]
+    for line in lines:
+        cells.append([line.device, *line.measured, line.difference] if has_forecast else [line.device, *line.measured])
+        if line.forecast:
+            cells.append([f"  {tr('forecast')}", *line.forecast, ""])
+    widths = [max(len(row[position]) for row in cells) for position in range(len(cells[0]))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if position == 0 else cell.rjust(width)
+            for position, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in cells
+    )

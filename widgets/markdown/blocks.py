@@ -1,8 +1,10 @@
-"""What Markdown comes to before it is drawn: lines of styled text, and tables. Plain values, without Qt."""
+"""Values between Markdown and the document: styled lines and tables, how many of them are drawn, hidden characters."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Literal
 
 LineKind = Literal["text", "heading", "code", "rule"]
@@ -70,3 +72,76 @@ class Table:
 
 
 Block = Line | Table
+
+
+MAX_PIECES = 10_000
+"""Lines and cells of tables; 10,000 take Qt about a second."""
+MAX_FORMULAS = 200
+"""Those after it stay as they are written. Fewer than pictures are kept, else they would be made again without end."""
+
+
+@dataclass(slots=True)
+class Room:
+    """What is left of it, and the characters of the blocks that came too late."""
+
+    pieces: int = MAX_PIECES
+    formulas: int = MAX_FORMULAS
+    left_out: int = 0
+
+    def take(self, blocks: Iterable[Block]) -> list[Block]:
+        """Return the blocks that there is room for, in their order; code that is cut ends where it is cut."""
+        taken: list[Block] = []
+        for block in blocks:
+            pieces = len(block.rows) * len(block.alignments) if isinstance(block, Table) else 1
+            if pieces > self.pieces:
+                self.pieces = 0
+                self.left_out += sum(len(run.text) for run in block.all_runs)
+                continue
+            self.pieces -= pieces
+            taken.append(self._with_formulas(block))
+        if taken and isinstance(last := taken[-1], Line) and last.kind == "code" and not last.ends:
+            taken[-1] = replace(last, ends=True)
+        return taken
+
+    def _with_formulas(self, block: Block) -> Block:
+        count = sum(bool(run.formula) for run in block.all_runs)
+        if count <= self.formulas:
+            self.formulas -= count
+            return block
+        if isinstance(block, Line):
+            return replace(block, runs=self._words(block.runs))
+        return replace(block, rows=tuple(tuple(self._words(cell) for cell in row) for row in block.rows))
+
+    def _words(self, runs: Iterable[Run]) -> tuple[Run, ...]:
+        result: list[Run] = []
+        for run in runs:
+            if run.formula and not self.formulas:
+                result.append(replace(run, formula=""))
+                continue
+            self.formulas -= bool(run.formula)
+            result.append(run)
+        return tuple(result)
+
+
+_HIDDEN = re.compile(
+    "["
+    "\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters but tab and line feed
+    "\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e"  # soft hyphen, invisible fillers, Arabic letter mark
+    "\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"  # widthless space, direction marks, separators, overrides, isolates
+    "\ufdd0-\ufdef\ufeff\ufff9-\uffff"  # what Qt's documents keep for frames and objects; marks
+    "\ud800-\udfff"  # halves of a pair
+    "\U000e0000-\U000e0fff"  # tags: text in characters that are not drawn
+    "]"
+)
+
+
+def visible(text: str) -> str:
+    """Return `text` with each hidden character as its escape; line ends of other systems become line feeds."""
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    return _HIDDEN.sub(_escape, text)
+
+
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -10,9 +10,8 @@ from urllib.parse import urlsplit
 from markdown_it.token import Token
 
 from engine.language import tr
-from widgets.markdown.blocks import Alignment, Block, Line, Run, Table
+from widgets.markdown.blocks import Alignment, Block, Line, Run, Table, visible
 from widgets.markdown.highlight import MAX_LINE_CHARACTERS, highlight
-from widgets.markdown.visible import visible
 
 MAX_INDENT = 8
 """Levels of lists and quotes that are drawn further in than the one around them."""

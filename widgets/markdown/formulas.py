@@ -1,8 +1,7 @@
-"""Formulas as pictures: LaTeX to SVG beside the GUI thread, kept, and drawn by Qt as part of the text."""
+"""Formulas as pictures: made in the background, kept, and drawn by Qt as part of the text."""
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,8 +9,6 @@ from dataclasses import dataclass
 from PySide6.QtCore import QByteArray, QObject, QRect, QRectF, QSizeF, Qt, Signal
 from PySide6.QtGui import QFontMetricsF, QPainter, QPyTextObject, QTextDocument, QTextFormat
 from PySide6.QtSvg import QSvgRenderer
-
-from widgets.markdown.call_limit import call_limit
 
 Submit = Callable[[Callable[[], None]], None]
 """Runs a function in another thread, those given first before others."""
@@ -22,14 +19,6 @@ SHOWN = QTextFormat.Property.UserProperty.value + 2
 COLOUR = QTextFormat.Property.UserProperty.value + 3
 
 MAX_KEPT = 1_000
-MAX_DEPTH = 20
-"""Braces within braces."""
-MAX_CALLS = 3_000_000
-"""Of functions, for one picture: ziamath measures what is inside a root or a fraction again at each level, so that the
-work doubles with each of them. Large honest formulas take one or two million."""
-SIZE_PX = 16.0
-MAX_SIDE_PX = 20_000.0
-_log = logging.getLogger("layerdeck.markdown")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +40,10 @@ class Formula:
     depth: float
 
 
+DrawFormula = Callable[[FormulaKey], Formula | None]
+"""Makes a picture, which may take a moment; None if the source is no formula."""
+
+
 class Formulas(QObject):
     """Pictures of formulas: those that are there, and those that are being made."""
 
@@ -59,9 +52,10 @@ class Formulas(QObject):
 
     _made = Signal(object)
 
-    def __init__(self, submit: Submit, parent: QObject | None = None) -> None:
+    def __init__(self, submit: Submit, draw: DrawFormula | None, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._submit = submit
+        self._draw = draw
         self._kept: OrderedDict[FormulaKey, Formula | None] = OrderedDict()
         self._renderers: dict[FormulaKey, QSvgRenderer] = {}
         self._asked: set[FormulaKey] = set()
@@ -85,7 +79,7 @@ class Formulas(QObject):
 
     def _make(self, key: FormulaKey) -> None:
         try:
-            self._made.emit((key, make_formula(key)))
+            self._made.emit((key, self._draw(key) if self._draw is not None else None))
         except RuntimeError:
             return  # The window closed in the meantime.
 
@@ -97,37 +91,6 @@ class Formulas(QObject):
             oldest, _ = self._kept.popitem(last=False)
             self._renderers.pop(oldest, None)
         self.drawn.emit(key)
-
-
-def make_formula(key: FormulaKey) -> Formula | None:
-    """Return the picture of a formula; None where its source is none, or asks for too much."""
-    if _depth(key.source) > MAX_DEPTH:
-        return None
-    # Takes a third of a second, and most conversations hold no formula.
-    from ziamath.config import config
-    from ziamath.zmath import Latex
-
-    # Qt draws plain paths only, not symbols that are used again.
-    config.svg2 = False
-    try:
-        with call_limit(MAX_CALLS):
-            drawn = Latex(key.source, size=SIZE_PX, color=key.colour, inline=not key.is_display)
-            width, height = drawn.getsize()
-            # A formula names lengths as it likes, and a message that is taller than Qt can count is not laid out.
-            if not max(abs(width), abs(height), abs(drawn.getyofst())) <= MAX_SIDE_PX:
-                return None
-            return Formula(drawn.svg().encode(), width + 2, height + 2, max(-drawn.getyofst(), 0.0) + 1)
-    except Exception as error:  # Whatever a parser of strangers' words comes upon: it is shown as text then.
-        _log.debug("a formula cannot be drawn: %s", type(error).__name__)
-        return None
-
-
-def _depth(source: str) -> int:
-    deepest = depth = 0
-    for character in source:
-        depth += (character == "{") - (character == "}")
-        deepest = max(deepest, depth)
-    return max(deepest, source.count("\\left"), source.count("\\begin"))
 
 
 def key_of(character_format: QTextFormat) -> FormulaKey:

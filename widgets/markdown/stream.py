@@ -10,11 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from engine.language import tr
-from widgets.markdown.blocks import Block, Line, Run
+from widgets.markdown.blocks import Block, Line, Room, Run, visible
 from widgets.markdown.flow import Flow
 from widgets.markdown.parse import parse_tokens, plain_blocks
-from widgets.markdown.room import Room
-from widgets.markdown.visible import visible
 
 MAX_SHOWN_CHARACTERS = 200_000
 """What is beyond is kept, copied and searched, but not drawn."""

@@ -10,7 +10,7 @@ from PySide6.QtCore import QObject, Qt, Signal
 
 from widgets.common.palette import DARK, Palette
 from widgets.markdown.document import MarkdownDocument
-from widgets.markdown.formulas import Formulas, Submit
+from widgets.markdown.formulas import DrawFormula, Formulas, Submit
 from widgets.markdown.stream import parse_whole
 from widgets.markdown.styles import Styles
 
@@ -18,19 +18,24 @@ _T = TypeVar("_T")
 
 
 class Typesetter(QObject):
-    """Given the means to work in other threads: `parse` for what people wait for, `draw` for formulas."""
+    """Given the means to work in other threads: `parse` for what people wait for, `draw` for formulas.
+
+    `draw_formula` makes a picture; without it formulas are shown as their source.
+    """
 
     restyled = Signal()
 
     _parsed = Signal(object)
 
-    def __init__(self, parse: Submit, draw: Submit, parent: QObject | None = None) -> None:
+    def __init__(
+        self, parse: Submit, draw: Submit, parent: QObject | None = None, *, draw_formula: DrawFormula | None = None
+    ) -> None:
         super().__init__(parent)
         self._submit = parse
         self._waiting: dict[int, Callable[[Any], None]] = {}
         self._tickets = count()
         self._parsed.connect(self._on_parsed, Qt.ConnectionType.QueuedConnection)
-        self.formulas = Formulas(draw, self)
+        self.formulas = Formulas(draw, draw_formula, self)
         self._styles: Styles | None = None
         self._palette = DARK
 

@@ -77,7 +77,7 @@ def _why_not(bench: Workbench, layout: Layout) -> str:
     report = bench.report(layout)
     if report.violations:
         return tr("It cannot be loaded: {message}", message=report.violations[0].message)
-    short = [row for row in report.rows if row.shortfall_bytes > 0 and row.need_bytes]
+    short = [row for row in report.rows if row.is_short]
     missing = name_list(
         [tr("{id} is short by {shortfall}", id=row.id, shortfall=format_bytes(row.shortfall_bytes)) for row in short]
     )

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, combinations, groupby
 
 from engine.devices.device import CPU_ID
-from engine.fit.strategies.filling import fill, largest
+from engine.fit.needs import largest_number
+from engine.fit.strategies.filling import fill
 from engine.fit.strategies.workbench import Workbench
-from engine.gguf.blocks import part_of_tensor
+from engine.gguf.model_file import part_of_tensor
 from engine.layout.layout import Layout, Override
 
 
@@ -61,7 +62,7 @@ def fill_with_experts_apart(bench: Workbench, ids: Sequence[str]) -> Layout | No
             if size <= room and not state.has_taken(name):
                 names.append(name)
                 room -= size
-    count = largest(len(names), lambda number: state.with_matrices(ids[-1], names[:number]).goes, len(names))
+    count = largest_number(len(names), lambda number: state.with_matrices(ids[-1], names[:number]).goes, len(names))
     return state.with_matrices(ids[-1], names[:count]).layout if count else None
 
 
@@ -134,7 +135,7 @@ def _with_layers(state: _State, device_id: str, start: int) -> tuple[int, _State
         layer.expert_bytes if state.places[layer.index] == device_id else layer.weights_bytes + layer.kv_bytes
         for layer in bench.layers[start:]
     )
-    count = largest(bench.n_layers - start, goes, sum(size <= room for size in accumulate(sizes)))
+    count = largest_number(bench.n_layers - start, goes, sum(size <= room for size in accumulate(sizes)))
     return count, state.with_layers(device_id, range(start, start + count))
 
 
@@ -147,7 +148,7 @@ def _with_own_experts(state: _State, device_id: str) -> _State:
 
     room = state.left_bytes(device_id)
     sums = accumulate(state.bench.layers[index].expert_bytes for index in own)
-    count = largest(len(own), lambda number: tried(number).goes, sum(size <= room for size in sums))
+    count = largest_number(len(own), lambda number: tried(number).goes, sum(size <= room for size in sums))
     return _with_part(tried(count), device_id, own[count])[1] if count < len(own) else tried(count)
 
 

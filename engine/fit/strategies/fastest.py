@@ -18,9 +18,8 @@ from engine.language import tr, tr_count
 from engine.layout.layout import Layout
 from engine.memory.model_memory import ModelMemory
 from engine.settings.context_settings import ContextSettings
-from engine.speed.known_cards import bandwidth, link
-from engine.speed.prediction import Prediction, predict
-from engine.speed.speeds import NO_MEASUREMENTS, Speeds
+from engine.speed.prediction import CostModel, SpeedRange
+from engine.speed.speeds import NO_MEASUREMENTS, Speeds, bandwidth, link
 from engine.speed.work import Work
 
 _MAX_ORDERS = 24
@@ -33,8 +32,8 @@ def fastest(
     """Return the layout with the least predicted time per token; what was measured counts, where anything was."""
     bench = Workbench(memory, rig, context, constraints)
     speeds = constraints.speeds
-    work, kv_bytes = Work(memory.model), tuple(layer.kv_bytes for layer in bench.layers)
-    predicted = {layout: predict(layout, work, kv_bytes, context, rig, speeds) for layout in _layouts(bench, speeds)}
+    costs = CostModel(Work(memory.model), rig, context, memory.for_context(context), speeds)
+    predicted = {layout: costs.range(layout) for layout in _layouts(bench, speeds)}
     if constraints.split:
         predicted = {layout: each for layout, each in predicted.items() if _is_split(layout)} or predicted
     ordered = sorted(predicted, key=lambda layout: predicted[layout].middle_s)
@@ -54,15 +53,9 @@ def _is_split(layout: Layout) -> bool:
 
 def predict_layout(
     memory: ModelMemory, rig: Rig, layout: Layout, context: ContextSettings, speeds: Speeds = NO_MEASUREMENTS
-) -> Prediction:
+) -> SpeedRange:
     """Return the predicted time per token of any layout."""
-    return predict(layout, Work(memory.model), _kv_bytes(memory, context), context, rig, speeds)
-
-
-def _kv_bytes(memory: ModelMemory, context: ContextSettings) -> tuple[int, ...]:
-    """Return what the full cache of each layer has; nothing where that is not known."""
-    tables = memory.for_context(context)
-    return (0,) * memory.model.n_layers if tables is None else tables.layers_kv_bytes
+    return CostModel(Work(memory.model), rig, context, memory.for_context(context), speeds).range(layout)
 
 
 def _layouts(bench: Workbench, speeds: Speeds) -> Iterator[Layout]:
@@ -105,7 +98,7 @@ def _orders(bench: Workbench, by_speed: Sequence[Device], speeds: Speeds) -> Ite
             yield [by_speed[index].id for index in order]
 
 
-def _reason(bench: Workbench, layout: Layout, prediction: Prediction, n_layouts: int, *, single: bool) -> str:
+def _reason(bench: Workbench, layout: Layout, prediction: SpeedRange, n_layouts: int, *, single: bool) -> str:
     if single:
         return tr(
             "{output_device} holds everything and reads its memory fastest of the devices that do: {text} predicted.",

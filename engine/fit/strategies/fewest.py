@@ -126,20 +126,22 @@ def _reason(bench: Workbench, layout: Layout) -> str:
             else tr("All devices together are too small")
         )
         return f"{small}: {describe_runs(layout)}.{describe_rest(bench, layout)}"
+    runs = describe_runs(layout)
     if len(used) == 1:
-        what = tr("everything that is not pinned elsewhere") if layout.devices != (used[0],) else "everything"
-        return tr("{used} holds {what}: {describe_runs}.", used=used[0], what=what, describe_runs=describe_runs(layout))
-    fewer = (
-        tr("no single device holds") if len(used) == 2 else tr("no {count} devices together hold", count=len(used) - 1)
-    )
-    why = (
-        tr("Splitting was asked for")
-        if bench.constraints.split
-        else tr("{fewer}{fewer2} everything", fewer=fewer[0].upper(), fewer2=fewer[1:])
-    )
+        if layout.devices == (used[0],):
+            return tr("{used} holds everything: {describe_runs}.", used=used[0], describe_runs=runs)
+        return tr(
+            "{used} holds everything that is not pinned elsewhere: {describe_runs}.", used=used[0], describe_runs=runs
+        )
+    if bench.constraints.split:
+        why = tr("Splitting was asked for")
+    elif len(used) == 2:
+        why = tr("No single device holds everything")
+    else:
+        why = tr("No {count} devices together hold everything", count=len(used) - 1)
     return tr(
         "{why}, so {name_list} share it in proportion to what they can take: {describe_runs}.",
         why=why,
         name_list=name_list(used),
-        describe_runs=describe_runs(layout),
+        describe_runs=runs,
     )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from engine.devices.device import CPU_ID, Device
+from engine.fit.needs import largest_number
 from engine.fit.strategies.workbench import Workbench, rank
 from engine.layout.layout import Layout, Override
 
@@ -140,7 +141,7 @@ class _Pass:
             return self._goes(tried(count, self.front), output, device_id)
 
         guess = self._guess(device_id, layers[::-1] if from_end else layers)
-        count = largest(len(layers), goes, guess)
+        count = largest_number(len(layers), goes, guess)
         places[:] = tried(count)
         return count
 
@@ -167,22 +168,3 @@ class _Pass:
                 break
             count += 1
         return count
-
-
-def largest(high: int, holds: Callable[[int], bool], guess: int) -> int:
-    """Return the largest number up to `high` for which `holds`, 0 if none; few questions where `guess` is near it."""
-    low, step = 0, 1
-    from_below = from_above = False
-    probe = guess
-    while low < high:
-        probe = min(max(probe, low + 1), high)
-        if holds(probe):
-            low, from_below = probe, True
-            probe = low + step
-        else:
-            high, from_above = probe - 1, True
-            probe = high - step + 1
-        step *= 2
-        if from_below and from_above:
-            probe = (low + high + 1) // 2
-    return low

@@ -9,10 +9,11 @@ from functools import partial
 import msgspec
 
 from engine.devices.device import CPU_ID, Rig
+from engine.fit.needs import largest_number
 from engine.fit.strategies.choosing import choose, fits_plainly
 from engine.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints
 from engine.fit.strategies.fewest import fewest, fewest_candidates
-from engine.fit.strategies.filling import fill, largest
+from engine.fit.strategies.filling import fill
 from engine.fit.strategies.workbench import Workbench
 from engine.language import tr
 from engine.memory.model_memory import ModelMemory
@@ -94,7 +95,7 @@ def _longest(limit: int, holds: Callable[[int], bool]) -> int:
     if holds(limit):
         return limit
     steps = (limit - 1) // CONTEXT_STEP
-    return CONTEXT_STEP * largest(steps, lambda count: holds(count * CONTEXT_STEP), (steps + 1) // 2)
+    return CONTEXT_STEP * largest_number(steps, lambda count: holds(count * CONTEXT_STEP), (steps + 1) // 2)
 
 
 def _limit(memory: ModelMemory, context: ContextSettings, constraints: Constraints) -> int:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from engine.devices.device import CPU_ID
 from engine.fit.strategies.workbench import Workbench
 from engine.language import tr, tr_count
-from engine.layout.layout import Layout
-from engine.layout.range_words import layer_words
+from engine.layout.layout import Layout, layer_words
 
 
 def name_list(names: Sequence[str]) -> str:

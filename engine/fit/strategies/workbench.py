@@ -1,35 +1,30 @@
-"""What all strategies work with: the devices that may be used, how far they can be filled, what a layout takes there.
-
-Every number comes from the estimate of a whole layout, because compute buffers depend on all of it.
-"""
+"""What all strategies work with: the usable devices, how far they can be filled, what a layout takes there."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from engine.devices.device import CPU_ID, Device, Rig
+from engine.fit.needs import Needs
 from engine.fit.strategies.constraints import Constraints
 from engine.gguf.model_file import ModelFile, TensorInfo
 from engine.layout.engine_parameters import MAX_ENTRIES, tensor_overrides
-from engine.layout.fault_rules import weight_fault
 from engine.layout.layout import Layout, Override, make_layout, single_device
 from engine.layout.patterns import pattern_finder
-from engine.memory.estimate import DeviceMemory, MemoryEstimate
+from engine.layout.rules import weight_fault
+from engine.memory.estimate import DeviceMemory
 from engine.memory.model_memory import ModelMemory
 from engine.memory.side_files import SideFiles
-from engine.plan.check import device_needs
-from engine.plan.decisions.resolve import estimate_beside
 from engine.plan.edit import Edit
 from engine.plan.plan import Plan
 from engine.plan.preview import PreviewTables, make_preview, make_report
-from engine.plan.report import FitReport
+from engine.plan.report import FitReport, usable_bytes
 from engine.settings.context_settings import ContextSettings
 
 _UNKNOWN_RESERVE = 5
 """One part in this many stays free where KV cache and compute buffers are unknown."""
 _PREFERRED_BACKENDS = ("CUDA", "HIP", "ROCm")
-_NOTHING_LEFT_FREE: Mapping[str, int] = {}
 
 
 def rank(device: Device) -> int:
@@ -39,9 +34,9 @@ def rank(device: Device) -> int:
     return 0 if device.kind == "gpu" else 1
 
 
-def usable_bytes(memory: ModelMemory, rig: Rig) -> dict[str, int]:
+def _usable_bytes(memory: ModelMemory, rig: Rig) -> dict[str, int]:
     """Return what each device but the host can take: free memory less margin, and less where not all is known."""
-    usable = {device.id: max(0, device.available_bytes - device.margin_bytes) for device in rig.devices}
+    usable = {device_id: size for device_id, size in usable_bytes(rig).items() if device_id != CPU_ID}
     if memory.probe_only is None:
         return usable
     return {device_id: size - size // _UNKNOWN_RESERVE for device_id, size in usable.items()}
@@ -61,15 +56,16 @@ class Workbench:
         self.context = context
         self.constraints = constraints
         self.n_layers = memory.model.n_layers
-        self._needs: dict[Layout, Mapping[str, DeviceMemory]] = {}
         on_host = Plan(memory, rig, Edit(single_device(self.n_layers, CPU_ID), context))
         preview = make_preview(PreviewTables(memory), on_host)
-        self.side_files = self._with_room_for_projector(constraints.side_files)
+        self.side_files = self._with_room_for_projector(on_host, constraints.side_files)
+        self.usable = _usable_bytes(memory, rig)
+        plan = on_host.with_edit(replace(on_host.edit, side_files=self.side_files))
+        self._needs = Needs(plan, self.usable, as_asked=True, watch=constraints.watch)
         self.layers = preview.layers
         self.output_bytes = preview.output_weights_bytes
         self.pinned = _pinned_layers(constraints, rig, self.n_layers)
         self.output = constraints.output if constraints.output in rig.ids else None
-        self.usable = usable_bytes(memory, rig)
         accelerators = sum(device.kind == "accel" for device in rig.devices)
         found = [device for device in _distinct(rig.devices) if self._may_hold(device)]
         found.sort(key=lambda device: (rank(device), -self.usable[device.id]))
@@ -107,49 +103,31 @@ class Workbench:
 
     def need(self, layout: Layout) -> Mapping[str, DeviceMemory]:
         """Return what `layout` takes on each device; fillings ask for the same layouts again and again."""
-        found = self._needs.get(layout)
-        if found is None:
-            if self.constraints.watch is not None:
-                self.constraints.watch.step()
-            found = self._needs[layout] = device_needs(self._estimate(layout, self.side_files)[0], self.rig)
-        return found
+        return self._needs.of(layout)
 
-    def _estimate(self, layout: Layout, side_files: SideFiles) -> tuple[MemoryEstimate, str]:
-        alone = self.memory.estimate(layout, self.context, self.rig)
-        return estimate_beside(self.memory, self.rig, layout, self.context, side_files, alone)
+    def left_bytes(self, layout: Layout, device_id: str) -> int:
+        """Return what stays free beyond the margin on a device other than the host, negative if it is short."""
+        return self.usable.get(device_id, 0) - self.need(layout)[device_id].need_bytes
 
-    def _with_room_for_projector(self, side_files: SideFiles) -> SideFiles:
+    def is_short(self, device_ids: Collection[str], layout: Layout, left_free: Mapping[str, int] | None = None) -> bool:
+        """Return whether one of these devices would be left with less than its part of `left_free`."""
+        return self._leaving(left_free).is_short(layout, device_ids)
+
+    def shortfalls(self, layout: Layout, left_free: Mapping[str, int] | None = None) -> dict[str, int]:
+        """Return the devices that would be left with less than their part of `left_free`, and how much is missing."""
+        return self._leaving(left_free).short(layout)
+
+    def _leaving(self, left_free: Mapping[str, int] | None) -> Needs:
+        if not left_free or not any(left_free.values()):
+            return self._needs
+        return self._needs.within({key: max(0, size - left_free.get(key, 0)) for key, size in self.usable.items()})
+
+    def _with_room_for_projector(self, on_host: Plan, side_files: SideFiles) -> SideFiles:
         """Return the files with the projector's device as it is while nothing else is there: it is not to give way."""
         if side_files.projector is None:
             return side_files
-        _, device_id = self._estimate(single_device(self.n_layers, CPU_ID), side_files)
+        _, device_id = Needs(on_host, {}, as_asked=True).estimate_as_asked(on_host.edit.layout, side_files)
         return replace(side_files, projector=replace(side_files.projector, device=device_id))
-
-    def left_bytes(self, layout: Layout, device_id: str) -> int:
-        """Return what stays free beyond the margin on a device other than the host, negative where it is short."""
-        return self.usable.get(device_id, 0) - self.need(layout)[device_id].need_bytes
-
-    def is_short(self, device_ids: Set[str], layout: Layout, left_free: Mapping[str, int] = _NOTHING_LEFT_FREE) -> bool:
-        """Return whether one of these devices would be left with less than its part of `left_free`.
-
-        Weights and caches alone often tell, and are counted in no time.
-        """
-        if layout not in self._needs:
-            least = device_needs(self.memory.estimate(layout, self.context, self.rig, with_compute=False), self.rig)
-            if not device_ids.isdisjoint(self._shortfalls(least, left_free)):
-                return True
-        return not device_ids.isdisjoint(self.shortfalls(layout, left_free))
-
-    def shortfalls(self, layout: Layout, left_free: Mapping[str, int] = _NOTHING_LEFT_FREE) -> dict[str, int]:
-        """Return the devices that would be left with less than their part of `left_free`, and how much is missing."""
-        return self._shortfalls(self.need(layout), left_free)
-
-    def _shortfalls(self, need: Mapping[str, DeviceMemory], left_free: Mapping[str, int]) -> dict[str, int]:
-        short = {
-            device_id: need[device_id].need_bytes - max(0, size - left_free.get(device_id, 0))
-            for device_id, size in self.usable.items()
-        }
-        return {device_id: size for device_id, size in short.items() if size > 0 and need[device_id].need_bytes}
 
     def report(self, layout: Layout) -> FitReport:
         """Return the forecast with the rules that the layout breaks."""

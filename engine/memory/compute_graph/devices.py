@@ -1,15 +1,21 @@
-"""The scheduler's backends of a layout's devices: what each computes, and what tensors take in its memory."""
+"""The scheduler's backends of a layout's devices: what they compute, and what tensors take in their memory.
+
+Mirrors `ggml_backend_dev_supports_op` and `ggml_backend_buft_get_alloc_size` of the backends. In split mode tensor all
+members are one device to the scheduler, and each has a buffer for the whole graph.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 from engine.devices.device import CPU_ID
-from engine.memory.backends import BackendTraits
-from engine.memory.compute_graph.ggml.graph import TYPE_SIZES, Tensor, is_contiguous, row_size
+from engine.gguf.tensor_table import TYPES_BY_NAME
+from engine.layout.layout import Run
+from engine.memory.backends import BackendTraits, Kernels, SizeRule
+from engine.memory.compute_graph.ggml.graph import Tensor, is_contiguous, row_size
 from engine.memory.compute_graph.ggml.scheduler import HOST, Backend
-from engine.memory.kernels import Kernels
 from engine.memory.kv_cache import pad
 from engine.memory.placement import Placement
 
@@ -33,10 +39,10 @@ def _backend(entry: str, found: BackendTraits, traits: dict[str, BackendTraits])
         rule, most_bytes = found.size_rule, found.most_bytes
         return Backend(HOST, True, rule.alignment_bytes, None, frozenset(), False, _n_bytes, most_bytes=most_bytes)
     rule = found.size_rule
-    blind_to: frozenset[str] = frozenset()
+    unreadable: frozenset[str] = frozenset()
     if found.converts_kv:
         # A CUDA device computes nothing that reads another's memory directly.
-        blind_to = frozenset(name for name, each in traits.items() if each.converts_kv and name != entry)
+        unreadable = frozenset(name for name, each in traits.items() if each.converts_kv and name != entry)
     supports: Callable[[Tensor], bool] | None = _cuda_supports if found.converts_kv else None
     if rule.kernels.backend == "vulkan":
         supports = _vulkan_supports(rule.kernels)
@@ -46,7 +52,7 @@ def _backend(entry: str, found: BackendTraits, traits: dict[str, BackendTraits])
         False,
         rule.alignment_bytes,
         supports,
-        blind_to,
+        unreadable,
         found.op_offload,
         alloc_size,
         reorders=found.reorders,
@@ -103,11 +109,11 @@ def _has_vulkan_kernel(node: Tensor) -> bool:
         matrix, source = node.src[:2]
         if matrix.ne[3] != source.ne[3]:
             return False
-        return matrix.is_weight or TYPE_SIZES[matrix.type][0] == 1 or _has_whole_rows(matrix)
+        return matrix.is_weight or TYPES_BY_NAME[matrix.type].block_elements == 1 or _has_whole_rows(matrix)
     if node.op == "mul_mat_id":
         return not node.is_precise
-    if node.op in ("cont", "cpy") and len(node.src) == 1 and TYPE_SIZES[node.type][0] > 1:
-        # A copy of the same type: as quantised values without flash attention are turned.
+    if node.op in ("cont", "cpy") and len(node.src) == 1 and TYPES_BY_NAME[node.type].block_elements > 1:
+        # A copy of the same type: as when a quantised V cache is transposed without flash attention.
         return node.src[0].type != node.type or is_contiguous(node.src[0])
     if node.op in ("weighted_sum", "hc_pre", "hc_post"):
         return node.src[int(node.op == "hc_post")].ne[1] == _VULKAN_STREAMS
@@ -131,7 +137,7 @@ def _cuda_bytes(tensor: Tensor) -> int:
     size = tensor.n_bytes + tensor.padding_bytes
     if tensor.op == "flash_attn":
         return _flash_bytes(tensor)
-    if tensor.type in TYPE_SIZES and TYPE_SIZES[tensor.type][0] > 1 and tensor.ne[0] % 512:
+    if tensor.type in TYPES_BY_NAME and TYPES_BY_NAME[tensor.type].block_elements > 1 and tensor.ne[0] % 512:
         size += row_size(tensor.type, 512 - tensor.ne[0] % 512)
     return size
 
@@ -146,3 +152,27 @@ def _flash_bytes(node: Tensor) -> int:
             ne = cache.ne
             size = pad(size, 128) + 2 * ne[0] * ne[1] * ne[2] * ne[3]
     return size
+
+
+def as_one_device(placement: Placement) -> Placement:
+    """Return `placement` with its members as one device behind the leading layers, named after all of them."""
+    name = "+".join(placement.entries)
+    return replace(
+        placement,
+        runs=(Run(name, placement.leading, placement.n_layers - 1),),
+        output_device=name,
+        entries=(name,),
+        traits={name: _shared_traits([placement.traits[entry] for entry in placement.entries])},
+        shares=(),
+    )
+
+
+def _shared_traits(members: list[BackendTraits]) -> BackendTraits:
+    """Return the traits of all members together: what one cannot do none does, and tensors take the most."""
+    return BackendTraits(
+        SizeRule(
+            alignment_bytes=max(traits.size_rule.alignment_bytes for traits in members),
+            pads_rows=any(traits.size_rule.pads_rows for traits in members),
+        ),
+        converts_kv=any(traits.converts_kv for traits in members),
+    )

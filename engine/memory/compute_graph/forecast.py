@@ -8,23 +8,23 @@ from typing import TypeVar
 
 from engine.architectures.record import Architecture
 from engine.devices.device import CPU_ID
+from engine.gguf.tensor_table import TYPES_BY_NAME
 from engine.memory.backends import CUDA_FLASH_HEAD_SIZES
-from engine.memory.compute_graph.building.chains import Chains
-from engine.memory.compute_graph.building.graph_tables import GraphTables
-from engine.memory.compute_graph.building.homes import homes
-from engine.memory.compute_graph.building.sketch import Batch
-from engine.memory.compute_graph.devices import backend_devices
+from engine.memory.compute_graph.building.context import Batch
+from engine.memory.compute_graph.building.graph_tables import GraphTables, SectionMaker
+from engine.memory.compute_graph.building.layer import homes
+from engine.memory.compute_graph.devices import as_one_device, backend_devices
 from engine.memory.compute_graph.ggml.allocator import Size
-from engine.memory.compute_graph.ggml.graph import TYPE_SIZES
 from engine.memory.compute_graph.ggml.scheduler import HOST
 from engine.memory.compute_graph.ggml.sections import FarReachError
-from engine.memory.compute_graph.members import as_one_device
-from engine.memory.compute_graph.walk import Scheduling, Walk
+from engine.memory.compute_graph.layout_graph import LayoutGraph, Scheduling
 from engine.memory.kv_cache import context_shape, pad, window_cells
 from engine.memory.placement import Placement
 from engine.settings.context_settings import ContextSettings, FlashAttention
 
 _MOST_REMEMBERED = 1024
+_MOST_LAYOUT_GRAPHS = 64
+"""More than all combinations of batch, pipeline and op offload; only many values of its threshold exceed it."""
 
 Answer = TypeVar("Answer")
 
@@ -58,12 +58,12 @@ class ComputeForecast:
             type_k=context.type_k,
             type_v=context.type_v,
             flash=self._flash_mode != "off",
-            turned_values=self._flash_mode == "off",
+            v_trans=self._flash_mode == "off",
             offload_kqv=context.offload_kqv,
         )
         self._found: dict[object, Found] = {}
-        self._walks: dict[object, Walk] = {}
-        self._chains: dict[tuple[Batch, bool], Chains] = {}
+        self._layout_graphs: dict[object, LayoutGraph] = {}
+        self._section_makers: dict[tuple[Batch, bool, bool], SectionMaker] = {}
         self._whole = tables.is_whole
 
     def device_sizes(self, placement: Placement) -> dict[str, Size]:
@@ -87,7 +87,8 @@ class ComputeForecast:
             placement = replace(placement, entries=(CPU_ID, *placement.entries))
         key = (
             placement.leading, placement.runs, placement.output_device, placement.entries, placement.overrides,
-            placement.pipeline, tuple(placement.traits.items()), placement.host.compute,
+            placement.pipeline, tuple(placement.traits.items()), placement.host.compute, placement.op_offload,
+            placement.offload_batch,
         )  # fmt: skip
         found = self._found.get(key)
         if found is None:
@@ -99,7 +100,7 @@ class ComputeForecast:
     def _simulate(self, placement: Placement, *, asks_flash: bool) -> Found:
         family, architecture, batch = self._tables.family, self._tables.architecture, self._batch
         for op in () if self._suits_flash(placement) else self._asked_operations(asks_flash=asks_flash):
-            if op in self._walk(placement, _smallest(batch), Walk.moved):
+            if op in self._ask(placement, _smallest(batch), LayoutGraph.moved):
                 batch = batch.without(op)
         batches = [batch]
         if architecture.also_as_one and batch.n_sequences > 1:
@@ -112,7 +113,7 @@ class ComputeForecast:
             # several operations (the copy of an F32 cache is one), or the output's matrix it may need more for that.
             # It has an output for each sequence, of which there may be more than tokens in other batches.
             batches.append(_smallest(batch))
-        sizes = [self._walk(placement, each, Walk.sizes) for each in batches]
+        sizes = [self._ask(placement, each, LayoutGraph.sizes) for each in batches]
         found = {memory: max(each[memory] for each in sizes) for memory in sizes[0]}
         host = found[HOST]
         found[HOST] = host._replace(size_bytes=placement.host.compute.of(host.size_bytes, host.n_parts))
@@ -129,7 +130,7 @@ class ComputeForecast:
         on_host = on_host or any(rule.device == CPU_ID for rule in placement.overrides)
         on_host = on_host or self._leaves_out(placement)
         offloads = any(traits.op_offload for traits in placement.traits.values())
-        return bool(on_host and offloads and self._context.op_offload)
+        return bool(on_host and offloads and placement.op_offload)
 
     def _keeps_output(self, placement: Placement) -> bool:
         """Return whether the output's matrix is on the host."""
@@ -137,14 +138,16 @@ class ComputeForecast:
         matrix = outer.get("output") or outer["token_embd"]
         device = placement.output_device
         traits = None if device == CPU_ID else placement.traits.get(device)
-        left_out = {device: self._tables.left_out[self._tables.sort_of(traits.size_rule.kernels)]} if traits else {}
+        left_out = (
+            {device: self._tables.left_out[self._tables.kernel_class(traits.size_rule.kernels)]} if traits else {}
+        )
         memory = HOST if device == CPU_ID else device
         return homes(self._tables.moved(placement.overrides), left_out)(matrix, memory) == HOST
 
     def _leaves_out(self, placement: Placement) -> bool:
         """Return whether a device has no kernel for some weights."""
         rules = (placement.traits[device].size_rule for device in backend_devices(placement)[:-1] if device != CPU_ID)
-        return any(self._tables.sort_of(rule.kernels) for rule in rules)
+        return any(self._tables.kernel_class(rule.kernels) for rule in rules)
 
     def _suits_flash(self, placement: Placement) -> bool:
         """Return whether nothing stands against flash attention, so that the graph need not be asked."""
@@ -161,27 +164,31 @@ class ComputeForecast:
         hyper = self._tables.hyper
         return not hyper.latent and not {*hyper.head_k, *hyper.head_v} <= CUDA_FLASH_HEAD_SIZES
 
-    def _walk(self, placement: Placement, batch: Batch, ask: Callable[[Walk, Placement], Answer]) -> Answer:
-        """Ask a walk over the sections of the graph; where layers are not told apart, over the parts of the whole."""
+    def _ask(self, placement: Placement, batch: Batch, ask: Callable[[LayoutGraph, Placement], Answer]) -> Answer:
+        """Ask the graph of a layout: in sections, or taken apart as a whole if layers cannot stand for each other."""
         if not self._whole:
             try:
-                return ask(self._walk_of(placement, batch), placement)
+                return ask(self._layout_graph(placement, batch), placement)
             except FarReachError:
                 self._whole = True
-        return ask(self._walk_of(placement, batch), placement)
+        return ask(self._layout_graph(placement, batch), placement)
 
-    def _walk_of(self, placement: Placement, batch: Batch) -> Walk:
-        """Return the walk for such layouts, as far as possible an earlier one."""
-        pinned = placement.leading == 0 or batch.n_tokens < self._context.offload_batch
-        key = (placement.pipeline, batch, pinned, self._whole)
-        found = self._walks.get(key)
+    def _layout_graph(self, placement: Placement, batch: Batch) -> LayoutGraph:
+        """Return the graph for such layouts, an earlier one if possible."""
+        pinned = placement.leading == 0 or batch.n_tokens < placement.offload_batch
+        key = (batch, placement.pipeline, placement.op_offload, placement.offload_batch, pinned, self._whole)
+        found = self._layout_graphs.get(key)
         if found is None:
-            op_offload = bool(self._context.op_offload)
-            scheduling = Scheduling(placement.pipeline, op_offload, self._context.offload_batch)
-            chains = self._chains.get((batch, pinned))
-            if chains is None:
-                chains = self._chains[batch, pinned] = Chains(self._tables, batch, pinned=pinned, lends=op_offload)
-            found = self._walks[key] = Walk(chains, scheduling, pinned=pinned, whole=self._whole)
+            if len(self._layout_graphs) >= _MOST_LAYOUT_GRAPHS:
+                self._layout_graphs.clear()
+                self._section_makers.clear()
+            op_offload = placement.op_offload
+            scheduling = Scheduling(placement.pipeline, op_offload, placement.offload_batch)
+            section_maker = self._section_makers.get((batch, pinned, op_offload))
+            if section_maker is None:
+                section_maker = SectionMaker(self._tables, batch, pinned=pinned, op_offload=op_offload)
+                self._section_makers[batch, pinned, op_offload] = section_maker
+            found = self._layout_graphs[key] = LayoutGraph(section_maker, scheduling, pinned=pinned, whole=self._whole)
         return found
 
 
@@ -194,4 +201,8 @@ def _flash_mode(context: ContextSettings, architecture: Architecture) -> FlashAt
     if not architecture.flash_attention:
         return "off"
     # A V cache of blocks needs flash attention, and then the engine does not ask whether it suits.
-    return "on" if context.flash_attn == "auto" and TYPE_SIZES[context.type_v][0] > 1 else context.flash_attn
+    return (
+        "on"
+        if context.flash_attn == "auto" and TYPES_BY_NAME[context.type_v].block_elements > 1
+        else context.flash_attn
+    )

@@ -8,12 +8,11 @@ import msgspec
 
 from engine.devices.device import CPU_ID, Rig
 from engine.gguf.model_file import ModelFile
-from engine.gguf.tensor_types import TYPES_BY_NAME
+from engine.gguf.tensor_table import TYPES_BY_NAME
 from engine.language import tr
 from engine.layout.cache_rules import KV_BLOCK_ELEMENTS, block_remedy, cache_violations, without_flash_attention
-from engine.layout.fault_rules import flash_fault
-from engine.layout.layout import Layout
-from engine.layout.violation import Violation
+from engine.layout.layout import Layout, Violation
+from engine.layout.rules import flash_fault
 from engine.memory.model_memory import ModelMemory
 from engine.plan.decisions.decision import Decision
 from engine.settings.context_settings import KV_TYPES, ContextSettings, FlashAttention, KvType

@@ -17,7 +17,7 @@ from engine.layout.engine_parameters import used_devices
 from engine.layout.layout import Layout
 from engine.memory.backends import supports_mapping
 from engine.plan.decisions.decision import Decision
-from engine.plan.decisions.host_facts import HostFacts
+from engine.plan.decisions.threads import HostFacts
 from engine.settings.context_settings import LoadMode
 from engine.units import format_bytes
 

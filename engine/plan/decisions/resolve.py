@@ -13,16 +13,15 @@ from engine.memory.estimate import MemoryEstimate
 from engine.memory.model_memory import ModelMemory
 from engine.memory.placement import place
 from engine.memory.side_files import NO_SIDE_FILES, SideFiles, side_file_bytes, with_side_files
-from engine.plan.check import device_needs
 from engine.plan.decisions.attention import decide_cache_types, decide_flash_attention, usable_flash_attention
 from engine.plan.decisions.context_length import context_lengths, decide_context
 from engine.plan.decisions.decision import Decision
-from engine.plan.decisions.host_facts import HostFacts, own_host
 from engine.plan.decisions.load_mode import ModeChoice, decide_load_mode, load_modes
 from engine.plan.decisions.op_offload import decide_op_offload, offload_choices
 from engine.plan.decisions.pipeline import decide_pipeline, pipeline_choices
-from engine.plan.decisions.projector import decide_side_files, projector_device
-from engine.plan.decisions.threads import decide_threads, thread_counts
+from engine.plan.decisions.side_files import decide_side_files, projector_device
+from engine.plan.decisions.threads import HostFacts, decide_threads, own_host, thread_counts
+from engine.plan.report import device_needs, shortfalls, usable_bytes
 from engine.settings.context_settings import ContextSettings
 
 
@@ -148,10 +147,5 @@ class _Trials:
     def _try(self, context: ContextSettings, mode: ModeChoice) -> _Tried:
         alone = self.memory.estimate(self.layout, context, self.rig)
         estimate, device_id = estimate_beside(self.memory, self.rig, self.layout, context, self.side_files, alone)
-        needs = device_needs(estimate, self.rig)
-        short = frozenset(
-            device.id
-            for device in self.rig.all_devices
-            if needs[device.id].need_bytes > max(0, device.available_bytes - device.margin_bytes)
-        )
+        short = frozenset(shortfalls(device_needs(estimate, self.rig), usable_bytes(self.rig)))
         return _Tried(context, mode, estimate, alone, device_id, short)

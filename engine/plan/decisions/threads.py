@@ -1,14 +1,30 @@
-"""How many threads compute what is on the CPU."""
+"""How many threads compute what is on the CPU, and what else decisions depend on of the machine that loads."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 
-from engine.language import tr
+from engine.language import tr, tr_count
 from engine.plan.decisions.decision import Decision
-from engine.plan.decisions.host_facts import HostFacts
-from engine.processor import Processor
+from engine.processor import Processor, own_processor
 from engine.settings.context_settings import ContextSettings
+
+
+@dataclass(frozen=True, slots=True)
+class HostFacts:
+    """`platform` as `sys.platform` has it."""
+
+    platform: str
+    processor: Processor
+
+
+@cache
+def own_host() -> HostFacts:
+    """Return the facts of this machine, read once."""
+    return HostFacts(sys.platform, own_processor())
 
 
 def thread_counts(asked: ContextSettings, host: HostFacts) -> tuple[int, int]:
@@ -59,4 +75,4 @@ def _chosen(threads: int, processor: Processor) -> str:
 
 
 def _cores(count: int) -> str:
-    return "1 core" if count == 1 else tr("{count} cores", count=count)
+    return tr_count("{count} core", "{count} cores", count)

@@ -5,32 +5,31 @@ from __future__ import annotations
 import math
 
 from engine.protocol.messages import Embed, Embedded, LastWord, Reading
-from engine.worker.batch import Batch
-from engine.worker.diagnosis import FreeMemory
-from engine.worker.loaded_context import ABORTED, DECODED, POOLING_NONE, POOLING_RANK, LoadedContext
-from engine.worker.outcome import EndOfRequest, failure
+from engine.worker.failures import EndOfRequest, failure
+from engine.worker.loaded_context import ABORTED, DECODED, POOLING_NONE, POOLING_RANK, Batch, LoadedContext
+from engine.worker.log import FreeMemory
 from engine.worker.slots import Slots
 from engine.worker.tasks import TurnTask
 from engine.worker.text import tokenize
 
 
-def begin(session: LoadedContext, request: Embed) -> Embedding | Embedded:
+def begin(loaded: LoadedContext, request: Embed) -> Embedding | Embedded:
     """Return the work, or the answer where there is nothing to do.
 
     Raises:
         EndOfRequest: with a `Failure`: the model makes no embeddings of texts, or a text is empty or too long.
     """
-    pooling = int(session.engine.low.llama_pooling_type(session.context))
+    pooling = int(loaded.engine.low.llama_pooling_type(loaded.context))
     if pooling == POOLING_RANK:
         raise failure("argument", "This model ranks texts against a question; it makes no embeddings.")
     if pooling == POOLING_NONE:
         raise failure(
             "argument", "This model makes no embeddings: its file does not say how to pool a text into one vector."
         )
-    if not session.has_vocabulary:
+    if not loaded.has_vocabulary:
         raise failure("argument", "This model's file has no vocabulary, so it cannot read text.")
-    texts = [tokenize(session, text, add_special=True) for text in request.texts]
-    longest = session.longest_text
+    texts = [tokenize(loaded, text, add_special=True) for text in request.texts]
+    longest = loaded.longest_text
     for number, tokens in enumerate(texts, start=1):
         if not tokens:
             raise failure("argument", f"Text {number} is empty; there is nothing to embed.")
@@ -40,20 +39,20 @@ def begin(session: LoadedContext, request: Embed) -> Embedding | Embedded:
                 f"Text {number} takes {len(tokens)} tokens and one text may take {longest}: it is read at once, so "
                 "micro batch, batch and context limit it, and the length that the model was trained with.",
             )
-    return Embedding(session, request, texts) if texts else Embedded(request=request.id, vectors=())
+    return Embedding(loaded, request, texts) if texts else Embedded(request=request.id, vectors=())
 
 
 class Embedding(TurnTask):
     """The texts of one request; a turn computes a batch of them."""
 
-    def __init__(self, session: LoadedContext, request: Embed, texts: list[list[int]]) -> None:
+    def __init__(self, loaded: LoadedContext, request: Embed, texts: list[list[int]]) -> None:
         super().__init__(request.id)
-        self._session = session
+        self._loaded = loaded
         self._texts = texts
         self._vectors: list[tuple[float, ...]] = []
-        self._batch = Batch(session.engine, int(session.engine.low.llama_n_ubatch(session.context)))
-        self._free = FreeMemory(session.devices)
-        self.wants = min(len(texts), session.n_sequences)
+        self._batch = Batch(loaded.engine, int(loaded.engine.low.llama_n_ubatch(loaded.context)))
+        self._free = FreeMemory(loaded.devices)
+        self.wants = min(len(texts), loaded.n_sequences)
 
     @property
     def reading(self) -> Reading:
@@ -61,22 +60,22 @@ class Embedding(TurnTask):
         return Reading(request=self.id, read_tokens=sum(lengths[: len(self._vectors)]), prompt_tokens=sum(lengths))
 
     def turn(self, slots: Slots) -> LastWord | None:
-        session, batch = self._session, self._batch
+        loaded, batch = self._loaded, self._batch
         sequences = self._fill()
-        session.log.begin_computation(self._free.note)
-        low = session.engine.low
-        low.llama_set_embeddings(session.context, True)
+        loaded.log.begin_computation(self._free.note)
+        low = loaded.engine.low
+        low.llama_set_embeddings(loaded.context, True)
         try:
-            status = session.compute(batch.struct)
+            status = loaded.compute(batch.struct)
         finally:
-            low.llama_set_embeddings(session.context, False)
+            low.llama_set_embeddings(loaded.context, False)
             vectors = [self._vector(sequence) for sequence in sequences] if status == DECODED else []
             for slot in self.slots:
                 slots.empty(slot)
         if status == ABORTED:
             return None  # the stop behind it ends this
         if status != DECODED:
-            raise EndOfRequest(session.failed_computation(status, self._free))
+            raise EndOfRequest(loaded.failed_computation(status, self._free))
         self._vectors.extend(vectors)
         if len(self._vectors) < len(self._texts):
             return None
@@ -94,9 +93,9 @@ class Embedding(TurnTask):
         return sequences
 
     def _vector(self, sequence: int) -> tuple[float, ...]:
-        low = self._session.engine.low
-        size = int(low.llama_model_n_embd_out(self._session.model))
-        pooled = low.llama_get_embeddings_seq(self._session.context, sequence)
+        low = self._loaded.engine.low
+        size = int(low.llama_model_n_embd_out(self._loaded.model))
+        pooled = low.llama_get_embeddings_seq(self._loaded.context, sequence)
         if not pooled:
             raise failure("internal", "llama.cpp gave no embedding for a text.")
         values = pooled[:size]

@@ -4,38 +4,32 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Literal
 
-from engine.protocol.messages import Answer, Generate, Generated, Message, Piece, Reading, TokenChoice
-from engine.worker.begun import with_begun
-from engine.worker.choices import ChoiceReader
+from engine.protocol.messages import Answer, Generate, Generated, Message, Piece, Reading, StopReason, TokenChoice
+from engine.worker.failures import EndOfRequest, failure
 from engine.worker.loaded_context import LoadedContext
 from engine.worker.media import MediaPrompt
 from engine.worker.media_reader import MediaReader
-from engine.worker.outcome import EndOfRequest, failure
-from engine.worker.prompt import NOT_REPLACED, Replaced, read_prompt
-from engine.worker.sampling import SamplerChain, settings_of
+from engine.worker.prompt import NOT_REPLACED, Replaced, read_prompt, with_begun
+from engine.worker.sampling import ChoiceReader, SamplerChain, settings_of
 from engine.worker.slots import Slots
-from engine.worker.stop_texts import StopTexts
 from engine.worker.tasks import SequenceTask
-from engine.worker.text import PieceDecoder
-
-StopReason = Literal["end_of_text", "length", "context_full", "stopped"]
+from engine.worker.text import PieceDecoder, StopTexts
 
 
-def begin(session: LoadedContext, slots: Slots, request: Generate) -> Generation:
+def begin(loaded: LoadedContext, slots: Slots, request: Generate) -> Generation:
     """Return the generation.
 
     Raises:
         EndOfRequest: with a `Failure`: the model makes no text, or the prompt cannot be read.
     """
-    if not session.makes_text:
+    if not loaded.makes_text:
         raise failure("argument", "This model does not continue text; chat needs a model that generates.")
     if "" in settings_of(request).stop:
         raise failure("argument", "A text that ends the answer is empty; leave it out.")
-    prompt, replaced, marks = read_prompt(session, request.messages, request.prompt, request.template)
-    tokens, first = with_begun(session, request, prompt)
-    return Generation(session, slots, request, tokens, first, prompt, marks=marks, replaced=replaced)
+    prompt, replaced, marks = read_prompt(loaded, request.messages, request.prompt, request.template)
+    tokens, first = with_begun(loaded, request, prompt)
+    return Generation(loaded, slots, request, tokens, first, prompt, marks=marks, replaced=replaced)
 
 
 class Generation(SequenceTask):
@@ -43,7 +37,7 @@ class Generation(SequenceTask):
 
     def __init__(
         self,
-        session: LoadedContext,
+        loaded: LoadedContext,
         slots: Slots,
         request: Generate,
         tokens: list[int],
@@ -53,18 +47,18 @@ class Generation(SequenceTask):
         marks: Sequence[int] = (),
         replaced: Replaced = NOT_REPLACED,
     ) -> None:
-        super().__init__(request.id, tokens, MediaReader(session, prompt), marks)
+        super().__init__(request.id, tokens, MediaReader(loaded, prompt), marks)
         self._slots = slots
-        self._vocabulary = session.vocabulary
-        self._is_end = session.engine.low.llama_vocab_is_eog
+        self._vocabulary = loaded.vocabulary
+        self._is_end = loaded.engine.low.llama_vocab_is_eog
         self._cells = prompt.cells
         further_cells = prompt.cells(tokens) - len(tokens)
-        self._room = session.context_tokens - further_cells
+        self._room = loaded.context_tokens - further_cells
         settings = settings_of(request)
         self._most = settings.max_tokens
-        self._sampler = SamplerChain(session, settings, [token for token in tokens if token >= 0])
-        self._decoder = PieceDecoder(session, request.marks)
-        self._choices = ChoiceReader(session, settings.alternatives) if settings.alternatives else None
+        self._sampler = SamplerChain(loaded, settings, [token for token in tokens if token >= 0])
+        self._decoder = PieceDecoder(loaded, request.marks)
+        self._choices = ChoiceReader(loaded, settings.alternatives) if settings.alternatives else None
         self._chosen: list[TokenChoice] = []
         self._first = first
         self._stops = StopTexts(settings.stop)

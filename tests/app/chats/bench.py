@@ -1,122 +1,157 @@
-"""A desk with a model that may have eyes or ears, which can be closed and opened anew."""
+"""The bench of all tests of conversations: a desk with a model, which can be closed and opened anew."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
-import pytest
 from pytestqt.qtbot import QtBot
 
 from app.chats.attacher import Attacher
-from app.chats.state_saver import StateSaver
+from app.chats.saved_kv_states import ModelKvStates
 from app.models.conversation import Conversation, Restored
+from app.models.open_model import OpenModel
+from app.paths import kept_states_path
 from app.settings import Settings
 from app.wiring import Desk, make_desk
 from engine.chats.message import Message
 from engine.devices.device import CPU_ID
-from engine.layout.layout import single_device
+from engine.layout.layout import make_layout
 from engine.memory.side_files import SideFiles, read_projector
 from engine.plan.edit import Edit
 from engine.session.status import Phase
 from engine.settings.context_settings import ContextSettings
+from engine.units import MIB
 from tests.support.models import write_tiny_llama
 from tests.support.pictures import picture
 from tests.support.side_models import write_tiny_ear, write_tiny_projector
 from tests.support.sounds import tone
 
-N_LAYERS = 2
-SHORT = {"max_tokens": 8, "seed": 1, "temperature": 0.0}
+SHORT: Mapping[str, object] = {"max_tokens": 8, "seed": 1, "temperature": 0.0}
 
 
 class Bench:
-    """A desk that can be closed and opened anew, and a model that may have eyes or ears."""
+    """A desk over files of its own. `settings`: of the samplers, for conversations that begin here."""
 
-    def __init__(self, qtbot: QtBot, folder: Path) -> None:
-        self._qtbot, self._folder = qtbot, folder
-        self._model = write_tiny_llama(folder / "ada.gguf", n_layers=N_LAYERS, n_ctx_train=1 << 16)
-        self._eyes = write_tiny_projector(folder / "mmproj-ada.gguf", image_px=64)
-        self._ears = write_tiny_ear(folder / "mmproj-ada-ears.gguf")
-        self.restart()
+    def __init__(
+        self, qtbot: QtBot, folder: Path, *, n_layers: int = 2, settings: Mapping[str, object] = SHORT
+    ) -> None:
+        self._qtbot, self.folder, self._n_layers, self._settings = qtbot, folder, n_layers, settings
+        self._model = write_tiny_llama(folder / "ada.gguf", n_layers=n_layers, n_ctx_train=1 << 16)
+        self._open()
 
-    def restart(self) -> None:
-        self.desk: Desk = make_desk(Settings(self._folder / "settings.ini"))
+    def _open(self) -> None:
+        self.desk: Desk = make_desk(Settings(self.folder / "settings.ini"))
         self.desk.archive.start()
-        self.attacher = Attacher(self.desk.models.current, self.desk.background)
+        self.attacher = Attacher(self.model, self.desk.background)
         self.refused: list[str] = []
         self.restored: list[Restored] = []
+        self.painted: list[str] = []
         self.attacher.refused.connect(self.refused.append)
         self.conversation.restored.connect(self.restored.append)
+        self.conversation.piece_kept.connect(lambda piece: self.painted.append(piece.content))
+
+    def restart(self) -> None:
+        self.desk.close()
+        self._open()
+
+    @property
+    def model(self) -> OpenModel:
+        return self.desk.models.current
 
     @property
     def conversation(self) -> Conversation:
-        return self.desk.models.current.conversation
+        return self.model.conversation
 
     @property
     def path(self) -> tuple[Message, ...]:
         return self.conversation.tree.path
 
+    @property
+    def saver(self) -> ModelKvStates:
+        states = self.conversation.answering.states
+        assert isinstance(states, ModelKvStates)
+        return states
+
+    @property
+    def files(self) -> list[Path]:
+        """Saved states."""
+        return sorted(kept_states_path().glob("*.state"))
+
     def wait(self, condition: Callable[[], bool]) -> None:
         self._qtbot.waitUntil(condition)
 
-    def load(self, *, sees: bool = True, hears: bool = False, n_ctx: int = 1024) -> None:
-        if self.desk.models.current.name != "ada":
+    # ------------------------------------------------------------------ loading
+
+    def start_lab(self) -> None:
+        self.desk.rig.start()
+        self.desk.rig.lab.start([128 * MIB])
+        self.wait(lambda: len(self.desk.rig.live.rig.devices) == 1)
+
+    def load(self, *devices: str, n_ctx: int = 512, sees: bool = False, hears: bool = False) -> None:
+        """Load the model on `devices`, one for each layer; on the CPU without."""
+        if self.model.name != "ada":
             self.desk.opener.open(self._model)
-            self.wait(lambda: self.desk.models.current.name == "ada")
+            self.wait(lambda: self.model.name == "ada")
         context = ContextSettings(n_ctx=n_ctx, threads=1, threads_batch=1)
-        projector = self._ears if hears else self._eyes if sees else None
-        files = SideFiles() if projector is None else SideFiles(read_projector(projector, CPU_ID))
-        edit = Edit(single_device(N_LAYERS, CPU_ID), context, files)
+        layout = make_layout(self._n_layers, devices or (CPU_ID,) * self._n_layers)
+        edit = Edit(layout, context, _side_files(self.folder, sees=sees, hears=hears))
         self.desk.document.replace(edit, "test")
-        loading = self.desk.models.current.loading
+        loading = self.model.loading
         self.desk.loader.load()
-        self.wait(lambda: loading.loaded is not None and loading.loaded.edit.side_files == files)
-        self.wait(lambda: loading.phase is Phase.READY)
+        self.wait(lambda: loading.loaded is not None and loading.loaded.edit == edit)
+        self.wait(lambda: loading.phase is Phase.READY and self.saver.is_settled)
+        chat = self.conversation.chat
+        if not chat.settings:
+            self.conversation.change_chat(msgspec.structs.replace(chat, settings=dict(self._settings)))
+
+    # ------------------------------------------------------------------ talking
 
     def attach(self, *seeds: int) -> None:
-        paths = [self._folder / f"{seed}.png" for seed in seeds]
-        for seed, path in zip(seeds, paths, strict=True):
-            path.write_bytes(picture(seed))
-        self.attacher.add(paths)
-        self.wait(lambda: not self.attacher.is_reading)
+        """Attach images."""
+        self._attach({f"{seed}.png": picture(seed) for seed in seeds})
 
     def attach_sounds(self, *seeds: int) -> None:
-        paths = [self._folder / f"{seed}.wav" for seed in seeds]
-        for seed, path in zip(seeds, paths, strict=True):
-            path.write_bytes(tone(seed))
-        self.attacher.add(paths)
+        self._attach({f"{seed}.wav": tone(seed) for seed in seeds})
+
+    def _attach(self, files: Mapping[str, bytes]) -> None:
+        for name, data in files.items():
+            (self.folder / name).write_bytes(data)
+        self.attacher.add([self.folder / name for name in files])
         self.wait(lambda: not self.attacher.is_reading)
 
-    def ask(self, words: str) -> Message:
-        chat = self.conversation.chat
-        if chat.settings != SHORT:
-            self.conversation.change_chat(msgspec.structs.replace(chat, settings=SHORT))
-        self.conversation.send(words, self.attacher.take())
+    def say(self, text: str) -> Message:
+        """Ask with what is attached; return the answer."""
+        self.conversation.send(text, self.attacher.take())
         return self.answered()
+
+    def answered(self) -> Message:
+        self.wait(lambda: not self.conversation.is_answering and self.model.loading.phase is Phase.READY)
+        return self.path[-1]
 
     def settle(self) -> None:
         """What waits for a pause is written now."""
-        saver = self.conversation.answering.states
-        assert isinstance(saver, StateSaver)
-        saver.save_now()
-        self.wait(lambda: saver.is_settled)
+        self.saver.save_now()
+        self.wait(lambda: self.saver.is_settled)
 
-    def answered(self) -> Message:
-        self.wait(lambda: not self.conversation.is_answering)
-        return self.path[-1]
+    def reopened(self, chat: str) -> tuple[Message, ...]:
+        """What another reader of the store finds."""
+        found: list[tuple[Message, ...]] = []
+        self.desk.archive.read(chat, lambda _chat, tree: found.append(tree.path))
+        self.wait(lambda: bool(found))
+        return found[0]
+
+
+def _side_files(folder: Path, *, sees: bool, hears: bool) -> SideFiles:
+    if hears:
+        return SideFiles(read_projector(write_tiny_ear(folder / "mmproj-ada-ears.gguf"), CPU_ID))
+    if sees:
+        return SideFiles(read_projector(write_tiny_projector(folder / "mmproj-ada.gguf", image_px=64), CPU_ID))
+    return SideFiles()
 
 
 def prompt_tokens(answer: Message) -> int:
     assert answer.state == "done", answer.note
     assert answer.timings is not None
     return answer.timings.prompt_tokens
-
-
-@pytest.fixture
-def bench(qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    for name in ("DATA", "CACHE"):
-        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name))
-    bench = Bench(qtbot, tmp_path)
-    yield bench
-    bench.desk.close()

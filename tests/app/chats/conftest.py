@@ -1,7 +1,25 @@
-"""The bench that tests of attached images and sounds share."""
+"""The bench that tests of conversations share."""
 
 from __future__ import annotations
 
-from tests.app.chats.bench import bench
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
-__all__ = ["bench"]
+import pytest
+from pytestqt.qtbot import QtBot
+
+from tests.app.chats.bench import Bench
+
+
+@pytest.fixture
+def bench(
+    request: pytest.FixtureRequest, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Bench]:
+    """A bench in folders of its own; a module says in `BENCH` what is special about its own."""
+    for name in ("DATA", "CACHE"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name))
+    options: dict[str, Any] = getattr(request.module, "BENCH", {})
+    opened = Bench(qtbot, tmp_path, **options)
+    yield opened
+    opened.desk.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -21,85 +20,28 @@ from app.chats.archive import ChatArchive
 from app.chats.attacher import Attacher
 from app.chats.shown_messages import answer_note, shown_message
 from app.models.context_counter import ContextCounter
-from app.models.conversation import Conversation
 from app.notices import Notices
 from app.paths import chats_path
-from app.settings import Settings
 from app.theme import Theme
 from app.window.chat_presenter import ChatPresenter
 from app.window.prompt_presenter import PromptPresenter
 from app.window.shelf_presenter import ShelfPresenter
 from app.window.status_line import StatusLine
-from app.wiring import Desk, make_desk
 from engine.chats.asking import chat_messages
 from engine.chats.context import ContextUse
 from engine.chats.conversation import Conversation as Chat
 from engine.chats.message import Message
 from engine.chats.store import ChatStore
 from engine.chats.tree import tree_of
-from engine.devices.device import CPU_ID
-from engine.layout.layout import single_device
-from engine.plan.edit import Edit
 from engine.protocol.messages import Tokenise
-from engine.session.status import Phase
-from engine.settings.context_settings import ContextSettings
-from tests.support.models import write_tiny_llama
+from tests.app.chats.bench import Bench
 from widgets.chat.chat_pane import ChatPane
 from widgets.chat.conversation_list import ConversationList
 from widgets.chat.shown import ActionKind, MessageAction
 from widgets.markdown.typesetter import Typesetter
 
-DEADLINE_MS = 120_000
-N_LAYERS = 2
 SHORT: dict[str, object] = {"max_tokens": 12, "seed": 1}
-
-
-class Bench:
-    """A desk whose model is loaded on demand."""
-
-    def __init__(self, qtbot: QtBot, desk: Desk, folder: Path) -> None:
-        self.desk = desk
-        self._qtbot = qtbot
-        self._folder = folder
-        self.painted: list[str] = []
-        self.conversation.piece_kept.connect(lambda piece: self.painted.append(piece.text))
-
-    @property
-    def conversation(self) -> Conversation:
-        return self.desk.models.current.conversation
-
-    @property
-    def path(self) -> tuple[Message, ...]:
-        return self.conversation.tree.path
-
-    def wait(self, condition: Callable[[], bool]) -> None:
-        self._qtbot.waitUntil(condition, timeout=DEADLINE_MS)
-
-    def load(self, n_ctx: int = 512) -> None:
-        path = write_tiny_llama(self._folder / "ada.gguf", n_layers=N_LAYERS, n_ctx_train=1 << 16)
-        self.desk.opener.open(path)
-        self.wait(lambda: self.desk.models.current.name == "ada")
-        context = ContextSettings(n_ctx=n_ctx, threads=1, threads_batch=1)
-        self.desk.document.replace(Edit(single_device(N_LAYERS, CPU_ID), context), "test")
-        self.desk.loader.load()
-        self.wait(lambda: self.desk.loading.phase is Phase.READY)
-        chat = self.conversation.chat
-        self.conversation.change_chat(msgspec.structs.replace(chat, settings=SHORT))
-
-    def say(self, text: str) -> Message:
-        self.conversation.send(text)
-        return self.answered()
-
-    def answered(self) -> Message:
-        self.wait(lambda: not self.conversation.is_answering and self.desk.loading.phase is Phase.READY)
-        return self.path[-1]
-
-    def reopened(self, chat: str) -> tuple[Message, ...]:
-        """What another reader of the store finds."""
-        found: list[tuple[Message, ...]] = []
-        self.desk.archive.read(chat, lambda _chat, tree: found.append(tree.path))
-        self.wait(lambda: bool(found))
-        return found[0]
+BENCH = {"settings": SHORT}
 
 
 def present(bench: Bench, pane: ChatPane) -> ChatPresenter:
@@ -117,16 +59,6 @@ def present(bench: Bench, pane: ChatPane) -> ChatPresenter:
         status_line=StatusLine(pane),
         window=pane,
     )
-
-
-@pytest.fixture
-def bench(qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    desk = make_desk(Settings(tmp_path / "settings.ini"))
-    desk.rig.start()
-    desk.archive.start()
-    yield Bench(qtbot, desk, tmp_path)
-    desk.close()
 
 
 def test_an_answer_is_kept_with_what_it_took_and_painted_when_it_is(bench: Bench) -> None:
@@ -417,16 +349,14 @@ def test_without_a_place_for_conversations_it_says_so_once_and_goes_on(
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "file"))
     assert not chats_path().parent.is_dir()
-    desk = make_desk(Settings(tmp_path / "settings.ini"))
+    bench = Bench(qtbot, tmp_path)
     told: list[str] = []
-    desk.notices.given.connect(lambda notice: told.append(notice.text))
-    desk.archive.start()
-    bench = Bench(qtbot, desk, tmp_path)
+    bench.desk.notices.given.connect(lambda notice: told.append(notice.text))
     bench.wait(lambda: any("not kept" in text for text in told))
     bench.load()
     assert bench.say("hello").content
     assert sum("not kept" in text for text in told) == 1
-    desk.close()
+    bench.desk.close()
 
 
 def test_a_file_goes_with_a_question_and_stays_with_it(bench: Bench, tmp_path: Path) -> None:

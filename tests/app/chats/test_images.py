@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from pytestqt.qtbot import QtBot
 
-from app.chats.thumbnails import Thumbnails
+from app.chats.attacher import Thumbnails
 from app.models.context_counter import ContextCounter
 from engine.chats.context import ContextUse
 from tests.app.chats.bench import Bench, prompt_tokens
 from tests.support.pictures import picture
-from widgets.chat.gallery import Gallery
+from widgets.chat.images import Gallery
 
 
 def test_images_are_counted_asked_with_and_branched(bench: Bench) -> None:
-    bench.load()
+    bench.load(sees=True, n_ctx=1024)
     bench.attach(1, 2)
     bench.wait(lambda: bench.attacher.tokens > 0 and all(each.tokens for each in bench.attacher.files))
     counted = bench.attacher.tokens
-    first = bench.ask("What?")
+    first = bench.say("What?")
     words = prompt_tokens(first) - counted
     assert (bench.path[0].attachments[0].kind, counted) == ("image", 2 * 64)
     bench.conversation.regenerate(first.id)
@@ -30,14 +30,14 @@ def test_images_are_counted_asked_with_and_branched(bench: Bench) -> None:
     edited = bench.answered()
     assert prompt_tokens(edited) == counted + words - 1
     assert len(bench.path[0].attachments) == 2
-    later = bench.ask("And?")
+    later = bench.say("And?")
     assert prompt_tokens(later) > prompt_tokens(edited)
 
 
 def test_the_meter_has_images_as_attachments(bench: Bench) -> None:
-    bench.load()
+    bench.load(sees=True, n_ctx=1024)
     bench.attach(1, 2)
-    bench.ask("What?")
+    bench.say("What?")
     told: list[ContextUse] = []
     counter = ContextCounter(bench.desk.loading)
     counter.counted.connect(told.append)
@@ -47,41 +47,40 @@ def test_the_meter_has_images_as_attachments(bench: Bench) -> None:
 
 
 def test_a_conversation_with_images_goes_on_after_a_restart(bench: Bench) -> None:
-    bench.load()
+    bench.load(sees=True, n_ctx=1024)
     bench.attach(1)
-    first = bench.ask("Tell me of everything that the old harbour had seen in its two hundred years by the sea. " * 2)
+    first = bench.say("Tell me of everything that the old harbour had seen in its two hundred years by the sea. " * 2)
     assert first.content.strip(), "nothing is said of a question whose answer is empty"
     bench.settle()
-    bench.desk.close()
     bench.restart()
     bench.wait(lambda: not bench.conversation.is_empty)
-    bench.load()
+    bench.load(sees=True, n_ctx=1024)
     bench.wait(lambda: bool(bench.restored))
     assert bench.restored[0].tokens >= prompt_tokens(first), bench.restored
-    answer = bench.ask("And?")
+    answer = bench.say("And?")
     assert answer.timings is not None
     assert answer.timings.cached_tokens >= prompt_tokens(first)
 
 
 def test_a_model_without_eyes_says_what_to_do(bench: Bench) -> None:
-    bench.load(sees=False)
+    bench.load(n_ctx=1024)
     bench.attach(1)
     assert not bench.attacher.files
     assert any("1.png is not taken" in text and "projector" in text for text in bench.refused)
-    bench.load()
+    bench.load(sees=True, n_ctx=1024)
     bench.attach(1)
-    bench.ask("What?")
-    bench.load(sees=False)
-    refused = bench.ask("And now?")
+    bench.say("What?")
+    bench.load(n_ctx=1024)
+    refused = bench.say("And now?")
     assert refused.state == "failed"
     assert "Choose the model's projector" in refused.note
 
 
 def test_images_that_are_too_many_leave_out_old_turns(bench: Bench) -> None:
-    bench.load(n_ctx=512)
+    bench.load(sees=True)
     for seed in range(6):
         bench.attach(seed)
-        answer = bench.ask(f"What is number {seed}?")
+        answer = bench.say(f"What is number {seed}?")
         assert prompt_tokens(answer) < 512
     assert bench.conversation.left_out
 

@@ -7,12 +7,12 @@ from tests.app.chats.bench import Bench, prompt_tokens
 
 
 def test_sounds_are_counted_asked_with_and_kept(bench: Bench) -> None:
-    bench.load(hears=True)
+    bench.load(hears=True, n_ctx=1024)
     bench.attach_sounds(1, 2)
     bench.wait(lambda: bench.attacher.tokens > 0 and all(each.tokens for each in bench.attacher.files))
     counted = bench.attacher.tokens
     assert shown_file(bench.attacher.files[0], 1024).detail == f"0:01, {counted // 2} tokens"
-    first = bench.ask("What?")
+    first = bench.say("What?")
     words = prompt_tokens(first) - counted
     assert [(each.kind, each.length_ms) for each in bench.path[0].attachments] == [("audio", 400)] * 2
     bench.conversation.regenerate(first.id)
@@ -25,14 +25,14 @@ def test_sounds_are_counted_asked_with_and_kept(bench: Bench) -> None:
 
 
 def test_a_model_without_ears_says_what_to_do(bench: Bench) -> None:
-    bench.load()
+    bench.load(sees=True, n_ctx=1024)
     bench.attach_sounds(1)
     assert not bench.attacher.files
     assert any("1.wav is not taken" in text and "a projector for sound" in text for text in bench.refused)
-    bench.load(hears=True)
+    bench.load(hears=True, n_ctx=1024)
     bench.attach_sounds(1)
-    bench.ask("What?")
-    bench.load()
-    refused = bench.ask("And now?")
+    bench.say("What?")
+    bench.load(sees=True, n_ctx=1024)
+    refused = bench.say("And now?")
     assert refused.state == "failed"
     assert "nothing is loaded that hears it" in refused.note

@@ -263,8 +263,6 @@ def test_a_rig_file_that_cannot_be_used(
         (["rig", "serve", "--port", "70000"], '"70000"'),
         (["devices", "--rpc", "somewhere"], '"somewhere"'),
         (["devices", "--rpc", "127.0.0.1:1", "--rpc", "127.0.0.1:1"], "twice"),
-        (["export", "x.gguf", "--layout", "l.json"], "export"),
-        (["bench", "--fast"], "bench"),
         (["chat"], "chat"),
     ],
 )

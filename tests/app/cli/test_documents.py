@@ -242,7 +242,7 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert str(path) in people.out
 
 
-@pytest.mark.parametrize("words", [(), ("plan",), ("load",), ("rig", "lab"), ("rig", "serve"), ("export",)])
+@pytest.mark.parametrize("words", [(), ("plan",), ("load",), ("rig", "lab"), ("rig", "serve")])
 def test_help(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         run_here(capsys, *words, "--help")

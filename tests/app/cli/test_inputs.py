@@ -30,7 +30,7 @@ def test_overhead_of_earlier_loads_counts(data_folder: Path) -> None:
 @pytest.mark.parametrize("passed", [True, False])
 def test_a_self_test_counts_for_its_backend(passed: bool, data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = make_rig(make_gpu("CUDA0", 8), make_gpu("CUDA1", 8))
-    monkeypatch.setattr("engine.rigs.search.discover", lambda _endpoints: rig)
+    monkeypatch.setattr("engine.rigs.discovery.discover", lambda _endpoints: rig)
     self_test_path().parent.mkdir(parents=True, exist_ok=True)
     keep_verdict(self_test_path(), rig.devices[0], SelfTest(rounds=1, different=0 if passed else 1))
     assert [device.capabilities.repeatable for device in this_machine().devices] == [passed, passed]

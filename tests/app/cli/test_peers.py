@@ -49,7 +49,7 @@ def test_a_load_through_the_tunnel_from_the_first_code_to_the_last_pairing(
         assert announced.startswith("to programs of this computer alone, as 127.0.0.1 is reached from nowhere else.")
         assert "--host" in announced
         code = said(server, CODE).group(1)
-        wrong = run_here(capsys, "rig", "pair", endpoint, "AAAA-AAAA", "--json")
+        wrong = run_here(capsys, "rig", "pair", endpoint, "AAAA-AAAA-AAAA-AAAA", "--json")
         assert (wrong.code, wrong.error["kind"]) == (2, "argument")
         assert wrong.error["message"].startswith(f"{endpoint} did not accept the code")
 
@@ -89,13 +89,13 @@ def test_what_belongs_to_the_tunnel_needs_it(capsys: pytest.CaptureFixture[str])
 
 def test_what_cannot_be_paired_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     for endpoint, code, words in (
-        ("attic", "K7QM-3XHD", "is not an endpoint"),
-        (f"127.0.0.1:{free_port()}", "K7QM", "A pairing code has 8"),
+        ("attic", "K7QM-3XHD-9RWP-T2FV", "is not an endpoint"),
+        (f"127.0.0.1:{free_port()}", "K7QM", "A pairing code has 16"),
     ):
         answer = run_here(capsys, "rig", "pair", endpoint, code, "--json")
         assert (answer.code, answer.error["kind"]) == (2, "argument")
         assert words in answer.error["message"]
-    nobody = run_here(capsys, "rig", "pair", f"127.0.0.1:{free_port()}", "K7QM-3XHD", "--json")
+    nobody = run_here(capsys, "rig", "pair", f"127.0.0.1:{free_port()}", "K7QM-3XHD-9RWP-T2FV", "--json")
     assert (nobody.code, nobody.error["kind"]) == (6, "unreachable")
     unknown = run_here(capsys, "devices", "--peer", "garden", "--json")
     assert (unknown.code, unknown.error["kind"]) == (2, "argument")

@@ -57,7 +57,7 @@ def test_inspect_imports_what_reads_a_model(tmp_path: Path) -> None:
     assert not {name for name in modules if name.startswith("engine.memory.compute_graph")}
 
 
-@pytest.mark.parametrize("command", ["inspect", "devices", "plan", "load", "embed", "rig", "demo", "doctor", "bench"])
+@pytest.mark.parametrize("command", ["inspect", "devices", "plan", "load", "embed", "rig", "demo", "doctor"])
 def test_every_command_has_its_own_help(command: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", RUN, command, "--help"], cwd=ROOT, capture_output=True, text=True, check=True

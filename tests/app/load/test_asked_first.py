@@ -17,7 +17,7 @@ from engine.settings.context_settings import ContextSettings
 from engine.units import MIB
 from tests.support.models import write_tiny_llama
 from tests.support.windows import WindowOpener
-from widgets.layout_editor.moves import PinToggle
+from widgets.layout_editor.pins import PinToggle
 from widgets.library.load_question import LoadQuestionBar
 
 N_LAYERS = 8

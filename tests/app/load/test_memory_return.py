@@ -13,9 +13,8 @@ from app.rig.device_list import DeviceList
 from app.settings import Settings
 from app.wiring import make_desk
 from engine.devices.device import Device, Rig, make_host
-from engine.fit.loaded_models import HeldModel
-from engine.fit.recovery import LIMIT_S
-from engine.gguf.identity import FileIdentity
+from engine.fit.loaded_models import LIMIT_S, HeldModel
+from engine.gguf.model_file import FileIdentity
 from engine.telemetry.sample import Sample
 from engine.units import GIB
 

@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 
 from app.load.room import Room, find_room, idle_text, load_question
 from engine.devices.device import Device, Rig, make_host
-from engine.fit.beside import rig_beside
-from engine.fit.loaded_models import HeldModel
-from engine.gguf.identity import FileIdentity
+from engine.fit.loaded_models import HeldModel, rig_beside
+from engine.gguf.model_file import FileIdentity
 from engine.memory.estimate import DeviceMemory, Grade
 from engine.plan.report import DeviceRow, make_row
 from engine.units import GIB

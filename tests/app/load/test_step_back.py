@@ -23,7 +23,7 @@ from engine.settings.context_settings import ContextSettings
 from engine.units import MIB
 from tests.support.models import write_tiny_llama
 from tests.support.side_models import write_tiny_lora
-from widgets.layout_editor.moves import PinToggle
+from widgets.layout_editor.pins import PinToggle
 
 N_LAYERS = 8
 CONTEXT = ContextSettings(n_ctx=256, n_batch=64, n_ubatch=64, threads=1, threads_batch=1)
@@ -159,7 +159,7 @@ def test_unloading_another_model_is_one_click_and_changes_no_layout(
     wait(qtbot, lambda: desk.models.current is not first)
     edit = desk.document.edit
     assert edit is not None
-    proposal = Proposal("Unload wide", edit, "CPU 1 MiB less", "unload", unload="wide")
+    proposal = Proposal("Unload wide", edit, "CPU 1 MiB less", "unload", unload=first.key)
     notices: list[Notice] = []
     desk.notices.given.connect(notices.append)
     with monkeypatch.context() as patch:

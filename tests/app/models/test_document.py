@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from app.models.document import LayoutDocument
 from engine.devices.device import Device, Rig, make_host
 from engine.gguf.reader import read_model
 from engine.layout.layout import Layout, make_layout, single_device
+from engine.layout.moves import BoundaryMove, Move, RangeMove
 from engine.memory.estimate import DeviceMemory, Grade
 from engine.memory.side_files import Projector, SideFiles
 from engine.plan.edit import Edit
@@ -53,8 +53,8 @@ def layout_of(document: LayoutDocument) -> Layout:
     return document.edit.layout
 
 
-def boundary_to(layer: int) -> Callable[[Layout], Layout]:
-    return lambda layout: layout.move_boundary(0, layer)
+def boundary_to(layer: int) -> Move:
+    return BoundaryMove(0, layer)
 
 
 def test_a_drag_is_one_step_of_undo(document: LayoutDocument) -> None:
@@ -74,8 +74,8 @@ def test_a_drag_is_one_step_of_undo(document: LayoutDocument) -> None:
 
 
 def test_each_move_starts_from_the_layout_before_the_drag(document: LayoutDocument) -> None:
-    document.move(lambda layout: layout.move_range(0, 7, "CPU"))
-    document.move(lambda layout: layout.move_range(0, 0, "RPC1"))
+    document.move(RangeMove(0, 7, "CPU"))
+    document.move(RangeMove(0, 0, "RPC1"))
     assert layout_of(document).assignment()[1:4] == ("RPC0",) * 3
 
 

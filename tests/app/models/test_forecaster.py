@@ -22,7 +22,8 @@ from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.errors import CancelledError
 from engine.gguf.model_file import ModelFile
 from engine.gguf.reader import read_model
-from engine.layout.layout import make_layout
+from engine.layout.layout import Layout, make_layout
+from engine.layout.moves import BoundaryMove, RangeMove
 from engine.plan.edit import Edit
 from engine.plan.plan import Plan
 from engine.plan.preview import Preview, PreviewTables, make_preview
@@ -99,12 +100,17 @@ def _free(bytes_free: int) -> Callable[[Rig], Rig]:
     return lambda rig: Rig(tuple(replace(each, free_bytes=bytes_free) for each in rig.devices), rig.host)
 
 
+class FirstBoundary(BoundaryMove):
+    """A move of the first boundary that leaves a layout without boundaries as it is."""
+
+    def apply(self, layout: Layout) -> Layout:
+        return BoundaryMove.apply(self, layout) if len(layout.runs) > 1 else layout
+
+
 Deed = Callable[[LayoutDocument], None]
-boundaries = st.integers(0, N_LAYERS).map(
-    lambda layer: lambda each: each.move(lambda old: old.move_boundary(0, layer) if len(old.runs) > 1 else old)
-)
+boundaries = st.integers(0, N_LAYERS).map(lambda layer: lambda each: each.move(FirstBoundary(0, layer)))
 ranges = st.tuples(st.integers(0, N_LAYERS - 1), st.sampled_from(PLACES)).map(
-    lambda to: lambda each: each.move(lambda old: old.move_range(to[0], N_LAYERS - 1, to[1]))
+    lambda to: lambda each: each.move(RangeMove(to[0], N_LAYERS - 1, to[1]))
 )
 gathered = st.sampled_from(PLACES).map(lambda device: lambda each: gather(each, device))
 lengths = st.sampled_from((256, 512, 2048)).map(lambda n_ctx: lambda each: _settings(each, n_ctx))
@@ -182,7 +188,7 @@ def test_a_drag_shows_what_is_ready(document: LayoutDocument, qtbot: QtBot) -> N
     drawn: list[Preview | None] = []
     document.preview_changed.connect(drawn.append)
     for first in range(7, 0, -1):
-        document.move(lambda layout, first=first: layout.move_range(first, N_LAYERS - 1, "RPC1"))  # type: ignore[misc]
+        document.move(RangeMove(first, N_LAYERS - 1, "RPC1"))
         shown = len(drawn)
         qtbot.waitUntil(lambda shown=shown: len(drawn) > shown)  # type: ignore[misc]
     document.finish_move()

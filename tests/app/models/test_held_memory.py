@@ -14,7 +14,7 @@ from app.settings import Settings
 from app.wiring import Desk, make_desk
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.fit.loaded_models import HeldModel
-from engine.gguf.identity import FileIdentity
+from engine.gguf.model_file import FileIdentity
 from engine.gguf.reader import read_model
 from engine.layout.layout import single_device
 from engine.plan.edit import Edit

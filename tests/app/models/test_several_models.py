@@ -99,13 +99,10 @@ class Bench:
 
     def answer_of(self, model: OpenModel) -> str:
         """Ask something and return the answer."""
-        texts: list[str] = []
-        model.conversation.answer_text.connect(texts.append)
         model.conversation.send("hello")
         assert model.loading.phase is Phase.ANSWERING
         self.wait_for(model, Phase.READY)
-        model.conversation.answer_text.disconnect(texts.append)
-        return "".join(texts)
+        return model.conversation.tree.path[-1].content
 
     @property
     def loaded_names(self) -> list[str]:

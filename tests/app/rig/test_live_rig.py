@@ -9,20 +9,20 @@ from pytestqt.qtbot import QtBot
 
 from app.rig.device_list import DeviceList, list_of_file
 from app.rig.live_rig import NOT_HERE, LiveRig
-from engine.devices.device import Device, Holding, Rig, make_host
+from engine.devices.device import Device, Rig, make_host
 from engine.devices.rig_file import encode_rig
 from engine.fit.loaded_models import HeldModel
-from engine.gguf.identity import FileIdentity
 from engine.protocol.messages import DeviceMemoryReading
 from engine.telemetry.sample import Sample
 from engine.units import GIB, MIB
+from tests.support.orders import file_key, holding
 
 HOST = make_host("host", 16 * GIB)
 CARD = Device("CUDA0", "card", "CUDA", "gpu", 8 * GIB, 8 * GIB)
 
 
 def loaded(name: str, *endpoints: str, **held_bytes: int) -> HeldModel:
-    return HeldModel(FileIdentity(((1, hash(name), 0, 0),)), name, held_bytes, frozenset(endpoints), idle_since_s=0.0)
+    return HeldModel(file_key(name), name, held_bytes, frozenset(endpoints), idle_since_s=0.0)
 
 
 REMOTE_MODEL = loaded("remote", "192.0.2.7:50052", RPC0=GIB)
@@ -101,7 +101,7 @@ def test_the_current_models_memory_counts_as_free_and_that_of_others_as_taken(li
     live.set_models([first, second], first)
     sampled(live, 5 * GIB)
     assert card_free(live) == 6 * GIB
-    assert live.rig.devices[0].holdings == (Holding("second", GIB),)
+    assert live.rig.devices[0].holdings == (holding("second", GIB),)
     live.set_models([first, second], second)
     assert card_free(live) == 4 * GIB
     live.set_models([first, second], None)

@@ -10,7 +10,7 @@ from pytestqt.qtbot import QtBot
 
 from app.wiring import WindowParts
 from engine.devices.device import Rig, make_host
-from engine.gguf.identity import identify
+from engine.gguf.model_file import identify
 from engine.gguf.reader import read_model
 from engine.layout.layout import single_device
 from engine.plan.edit import Edit

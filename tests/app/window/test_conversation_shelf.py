@@ -15,7 +15,7 @@ from engine.chats.message import Message
 from engine.chats.store import ChatStore
 from engine.chats.tree import MessageTree, add
 from tests.support.windows import WindowOpener
-from widgets.chat.template_field import OTHER
+from widgets.chat.settings_panel import OTHER
 
 
 @pytest.fixture

@@ -20,9 +20,8 @@ from app.rig.examiner import Examiner
 from app.rig.limit_book import LimitBook
 from app.rig.live_rig import LiveRig
 from app.window.doctor_dialog import DoctorDialog, DoctorPresenter
-from engine.doctor.examination import Step
 from engine.doctor.machine import Machine
-from engine.doctor.report import Check
+from engine.doctor.report import Check, Step
 from tests.support.patience import DEADLINE_S
 
 FIRST = Check(name="device", device="CPU", detail="a processor")

@@ -56,7 +56,7 @@ def view_of(window: WindowParts) -> LibraryView:
 
 
 def is_planned(window: WindowParts) -> bool:
-    shown = window.desk.library.shown.shelf.models
+    shown = window.desk.library.contents.models
     return bool(shown) and all(fit is not None for model in shown for fit in model.fits)
 
 
@@ -73,7 +73,7 @@ def current(view: LibraryView) -> Listed:
 
 
 def test_nothing_is_looked_into_before_anybody_asks(window: WindowParts, models: Path) -> None:
-    assert not window.desk.library.shown.is_awake
+    assert not window.desk.library.is_awake
     assert not library_path().exists()
 
 
@@ -134,7 +134,7 @@ def test_forecasts_are_made_again_when_speeds_are_others(window: WindowParts, mo
     show_library(window, qtbot)
 
     def speeds() -> set[float]:
-        shelf = window.desk.library.shown.shelf
+        shelf = window.desk.library.contents
         return {fit.speed for model in shelf.models for fit in model.fits if fit is not None}
 
     before = speeds()
@@ -170,11 +170,11 @@ def test_notes_stay_with_the_content_of_a_file(window: WindowParts, models: Path
     qtbot.waitUntil(lambda: current(view).notes.tags == ("code", "small"))
     view.details.notes_edit.setPlainText("good at short answers")
     view.list_view.select(1)
-    qtbot.waitUntil(lambda: window.desk.library.shown.shelf.models[0].notes.text == "good at short answers")
+    qtbot.waitUntil(lambda: window.desk.library.contents.models[0].notes.text == "good at short answers")
     (models / "Ada").rename(models / "Renamed")
-    window.desk.library.looker.look()
-    qtbot.waitUntil(lambda: "Renamed" in str(window.desk.library.shown.shelf.models[0].entry.proposed.copy.path))
-    qtbot.waitUntil(lambda: window.desk.library.shown.shelf.models[0].notes.tags == ("code", "small"))
+    window.desk.library.scan()
+    qtbot.waitUntil(lambda: "Renamed" in str(window.desk.library.contents.models[0].entry.proposed.copy.path))
+    qtbot.waitUntil(lambda: window.desk.library.contents.models[0].notes.tags == ("code", "small"))
     view.filters.favourite_button.setChecked(True)
     assert view.visible_titles() == ("Ada",)
 
@@ -184,23 +184,23 @@ def test_a_folder_is_added_watched_and_taken_off(
 ) -> None:
     view = show_library(window, qtbot)
     (tmp_path / "more").mkdir()
-    window.desk.library.keeper.add_folder(tmp_path / "more")
-    qtbot.waitUntil(lambda: window.desk.library.shown.shelf.folders == (tmp_path / "more",))
+    window.desk.library.add_folder(tmp_path / "more")
+    qtbot.waitUntil(lambda: window.desk.library.contents.folders == (tmp_path / "more",))
     qtbot.waitUntil(lambda: is_planned(window) and view.progress_label.text() == "")
     write_tiny_llama(tmp_path / "more/Cy-F16.gguf", n_layers=2)
-    window.desk.library.looker.wake()  # What the watch does every few seconds.
+    window.desk.library.wake()  # What the watch does every few seconds.
     qtbot.waitUntil(lambda: view.visible_titles() == ("Ada", "Bob", "Cy"))
     qtbot.waitUntil(lambda: is_planned(window) and view.progress_label.text() == "")
     (tmp_path / "more/Cy-F16.gguf").unlink()
-    window.desk.library.looker.look()
-    qtbot.waitUntil(lambda: window.desk.library.shown.shelf.models[2].entry.proposed.copy.is_missing)
+    window.desk.library.scan()
+    qtbot.waitUntil(lambda: window.desk.library.contents.models[2].entry.proposed.copy.is_missing)
     view.list_view.select(2)
     assert view.details.fit_badge.text() == "missing"
     assert not view.details.open_button.isEnabled()
     view.details.trash_button.click()
     qtbot.waitUntil(lambda: view.visible_titles() == ("Ada", "Bob"))
-    window.desk.library.keeper.remove_folder(tmp_path / "more")
-    qtbot.waitUntil(lambda: window.desk.library.shown.shelf.folders == ())
+    window.desk.library.remove_folder(tmp_path / "more")
+    qtbot.waitUntil(lambda: window.desk.library.contents.folders == ())
 
 
 def test_the_trash_is_asked_about_with_the_owners_name(window: WindowParts, models: Path, qtbot: QtBot) -> None:
@@ -300,7 +300,7 @@ def test_an_empty_library_offers_models_that_fit(window: WindowParts, qtbot: QtB
 def test_a_damaged_index_is_said(window: WindowParts, models: Path, qtbot: QtBot) -> None:
     put(library_path(), b"no database" * 100)
     show_library(window, qtbot)
-    assert window.desk.library.shown.shelf.aside.endswith("library-kept-1.sqlite")
+    assert window.desk.library.contents.aside.endswith("library-kept-1.sqlite")
 
 
 def test_what_is_only_opened_is_listed_and_may_be_forgotten(
@@ -309,18 +309,18 @@ def test_what_is_only_opened_is_listed_and_may_be_forgotten(
     path = write_tiny_llama(put(tmp_path / "downloads/Dan-F16.gguf", b""), n_layers=2)
     window.desk.opener.open(path)
     qtbot.waitUntil(lambda: window.desk.document.model is not None)
-    qtbot.waitUntil(lambda: path in window.desk.library.shown.stock.index.opened())
+    qtbot.waitUntil(lambda: path in window.desk.library.catalogue.index.opened())
     view = show_library(window, qtbot)
     assert view.visible_titles() == ("Ada", "Bob", "Dan")
     view.list_view.select(2)
     assert view.details.places_label.text() == f"Opened: {path}"
     path.unlink()
-    window.desk.library.looker.look()
+    window.desk.library.scan()
     qtbot.waitUntil(lambda: current(view).entry.proposed.copy.is_missing)
     view.details.trash_button.click()
     qtbot.waitUntil(lambda: view.visible_titles() == ("Ada", "Bob"))
-    window.desk.library.looker.look()
-    qtbot.waitUntil(lambda: not window.desk.library.looker.is_looking)
+    window.desk.library.scan()
+    qtbot.waitUntil(lambda: not window.desk.library.is_scanning)
     assert view.visible_titles() == ("Ada", "Bob")
 
 

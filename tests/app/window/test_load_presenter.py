@@ -6,7 +6,7 @@ import pytest
 
 from app.wiring import WindowParts
 from engine.fit.loaded_models import HeldModel
-from engine.gguf.identity import FileIdentity
+from engine.gguf.model_file import FileIdentity
 from engine.session.status import Phase
 
 

@@ -22,7 +22,7 @@ from engine.devices.device import Device
 from tests.support.models import write_tiny_llama
 from tests.support.windows import WindowOpener
 from widgets.devices.readings import CardAlert
-from widgets.library.recent_model import RecentModel
+from widgets.library.recent_models import RecentModel
 
 
 @pytest.fixture

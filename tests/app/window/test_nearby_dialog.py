@@ -103,7 +103,7 @@ def test_a_machine_is_found_paired_added_and_forgotten(
         assert not dialog.pair_button.isEnabled()
 
         code = served.code.renew()
-        QTest.keyClicks(dialog.code_line, "AAAA-AAAA")
+        QTest.keyClicks(dialog.code_line, "AAAA-AAAA-AAAA-AAAA")
         click(dialog, "pair")
         qtbot.waitUntil(lambda: "did not accept the code" in dialog.text)
         dialog.code_line.clear()
@@ -142,7 +142,7 @@ def test_a_machine_that_cannot_be_called_is_told_in_the_dialog(
     dialog = NearbyDialog(window, peers)
     dialog.show()
     QTest.keyClicks(dialog.address_line, endpoint)
-    QTest.keyClicks(dialog.code_line, "k7qm3xhd")
+    QTest.keyClicks(dialog.code_line, "k7qm3xhd9rwpt2fv")
     click(dialog, "pair")
     qtbot.waitUntil(lambda: "refused the connection" in dialog.text)
     assert dialog.text.startswith(endpoint)

@@ -23,8 +23,7 @@ from tests.support.models import write_header_only, write_tiny_llama
 from tests.support.previews import make_gpu, make_rig
 from tests.support.side_models import write_tiny_lora, write_tiny_projector
 from tests.support.windows import WindowOpener
-from widgets.controls.settings_dialog import SettingsDialog
-from widgets.controls.side_file_form import AdapterScale
+from widgets.controls.settings_dialog import AdapterScale, SettingsDialog
 
 
 @pytest.fixture

@@ -1,21 +1,23 @@
-"""One damaged page of the database loses what was on it and nothing else, whichever page it is; and it is said."""
+"""A damaged page of the database loses at most messages that were written after the last copy; and it is said."""
 
 from __future__ import annotations
 
 import random
+import shutil
+import sqlite3
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from engine.chats import database
 from engine.chats.conversation import Conversation
+from engine.chats.copies import DatabaseCopies
 from engine.chats.message import Attachment, Message
-from engine.chats.repair import mark_of
+from engine.chats.recovery import damage_record
 from engine.chats.store import ChatStore
 from engine.chats.tree import MessageTree, edited, tree_of
 from engine.errors import ChatError
@@ -23,9 +25,12 @@ from tests.support.patience import DEADLINE_S
 from tests.support.selection import examples
 
 PAGE_BYTES = 4096
-CONVERSATIONS = 60
+CONVERSATIONS = 100
+LATE = 10
+"""So many conversations were written after the last copy: 60 of about 600 messages."""
 LONG = 20_000
 """Bytes of some messages: several pages of their own."""
+FILE = b"attached " * 2000
 
 
 def words(ident: str, size: int) -> str:
@@ -56,33 +61,55 @@ def talk(ident: str, number: int) -> MessageTree:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What was in a database: its bytes, trees by conversation, and which of those were deleted."""
+class Saved:
+    """A database with a copy that is older than its last messages: the bytes of both, and what was in it by time."""
 
     data: bytes
-    trees: Mapping[str, MessageTree]
-    deleted: frozenset[str]
+    copies: Path
+    early: dict[str, MessageTree]
+    late: dict[str, MessageTree]
 
     @property
     def n_pages(self) -> int:
         return len(self.data) // PAGE_BYTES
 
+    def put(self, path: Path, place: int, page: bytes) -> None:
+        """Write both to a folder, with other bytes in the place of one page."""
+        path.parent.mkdir(exist_ok=True)
+        shutil.copytree(self.copies, DatabaseCopies(path).folder, dirs_exist_ok=True)
+        path.write_bytes(self.data[: place * PAGE_BYTES] + page + self.data[(place + 1) * PAGE_BYTES :])
+
+    def page(self, place: int) -> bytes:
+        return self.data[place * PAGE_BYTES : (place + 1) * PAGE_BYTES]
+
+    def place_of(self, text: bytes) -> int:
+        """Return the last page with a text: the first ones are of the attachments' table or of earlier versions."""
+        return self.data.rindex(text) // PAGE_BYTES
+
+
+def save(store: ChatStore, trees: Mapping[str, MessageTree]) -> None:
+    for ident, tree in trees.items():
+        store.save(Conversation(id=ident, title=f"<{ident}> title", settings={"seed": 7}, leaf=tree.leaf))
+        store.apply(ident, MessageTree(), tree)
+    store.settled().result(DEADLINE_S)
+
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Kept:
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
     path = tmp_path_factory.mktemp("kept") / "chats.sqlite3"
-    trees = {ident: talk(ident, number) for number in range(CONVERSATIONS) for ident in [f"c{number:03}"]}
-    with closing(ChatStore(path)) as store:
-        for ident, tree in trees.items():
-            store.save(Conversation(id=f"{ident}", title=f"<{ident}> title", settings={"seed": 7}, leaf=tree.leaf))
-            done = store.apply(ident, MessageTree(), tree)
-        for gone in ("c013", "c014"):
-            done = store.delete(gone)
-        store.apply("c020", trees["c020"], MessageTree())
-        done = store.apply("c020", MessageTree(), trees["c020"])  # so that pages were free once
-        done.result(DEADLINE_S)
-        read = {ident: store.tree(ident) for ident in trees}
-    return Kept(path.read_bytes(), read, frozenset({"c013", "c014"}))
+    trees = {f"c{number:03}": talk(f"c{number:03}", number) for number in range(CONVERSATIONS)}
+    early = dict(list(trees.items())[:-LATE])
+    late = {ident: tree for ident, tree in trees.items() if ident not in early}
+    with closing(ChatStore(path, makes_copies=False)) as store:
+        save(store, early)
+        store.apply("c020", early["c020"], MessageTree())
+        store.apply("c020", MessageTree(), early["c020"])  # so that pages were free once
+        store.keep_file(FILE)[1].result(DEADLINE_S)
+        DatabaseCopies(path).make()
+        save(store, late)
+        early = {ident: store.tree(ident) for ident in early}
+        late = {ident: store.tree(ident) for ident in late}
+    return Saved(path.read_bytes(), DatabaseCopies(path).folder, early, late)
 
 
 def byte(page: bytes, numbers: random.Random) -> bytes:
@@ -104,7 +131,7 @@ def half(page: bytes, numbers: random.Random) -> bytes:
 def use(path: Path, trees: Mapping[str, MessageTree], new: str) -> tuple[str, list[str]]:
     """Do all that people do with conversations; return what is said at the start and what went wrong."""
     said = []
-    with closing(ChatStore(path)) as store:
+    with closing(ChatStore(path, makes_copies=False)) as store:
 
         def tried(work: Callable[[], object]) -> None:
             try:
@@ -124,120 +151,144 @@ def use(path: Path, trees: Mapping[str, MessageTree], new: str) -> tuple[str, li
 @pytest.mark.parametrize(
     ("damage", "is_large"), [(byte, False), (byte, True), (zeros, True), (noise, True), (half, False)]
 )
-def test_what_was_on_a_damaged_page_is_all_that_is_lost(
+def test_a_damaged_page_loses_messages_after_the_last_copy_at_most(
     tmp_path: Path,
-    kept: Kept,
+    saved: Saved,
     monkeypatch: pytest.MonkeyPatch,
     damage: Callable[[bytes, random.Random], bytes],
     is_large: bool,
 ) -> None:
-    """Damage of a small database is found at the start, of a large one where it is met."""
+    """Damage of a small database is found at the start, of a large one when it is met."""
     if is_large:
         monkeypatch.setattr(database, "CHECKED_WHOLE_BYTES", 0)
     numbers = random.Random(damage.__name__)
-    places = [0, *numbers.sample(range(1, kept.n_pages), examples(40) // 2)]
-    for place in places:
+    lost = []
+    for place in [0, *numbers.sample(range(1, saved.n_pages), examples(150) // 5 - 1)]:
         path = tmp_path / str(place) / "chats.sqlite3"
-        path.parent.mkdir()
-        page = kept.data[place * PAGE_BYTES : (place + 1) * PAGE_BYTES]
-        bad = damage(page, numbers)
-        path.write_bytes(kept.data[: place * PAGE_BYTES] + bad + kept.data[(place + 1) * PAGE_BYTES :])
-        notice, said = use(path, kept.trees, "first")
+        saved.put(path, place, damage(saved.page(place), numbers))
+        notice, said = use(path, saved.early | saved.late, "first")
         assert all("is damaged" in sentence for sentence in said), (place, said)
         if said:
             assert is_large or damage is half, place
             assert not notice, (place, notice)
-            notice, said = use(path, kept.trees, "second")
-            assert "copied" in notice, place
+            notice, said = use(path, saved.early | saved.late, "second")
         assert said == [], (place, notice)
         assert use(path, {}, "third") == ("", []), place
-        assert not mark_of(path).exists()
+        assert not damage_record(path).exists()
         aside = path.with_name("chats-kept-1.sqlite3")
         assert aside.exists() == bool(notice)
-        assert not notice or aside.name in notice
-        with closing(ChatStore(path)) as store:
-            there = {chat.id: chat for chat in store.conversations()}
-            for ident, tree in kept.trees.items():
-                assert (ident in there) == (ident not in kept.deleted) or ident.encode() in page, (place, ident)
-                now = store.tree(ident).messages
-                for message in tree.messages.values():
-                    if f"{ident}-".encode() in page or message.content[:8].encode() in page:
-                        continue
-                    assert now.get(message.id) == message, (place, message.id)
-            assert set(there) - set(kept.trees) <= {"first", "second", "third"}
+        if not notice:
+            continue  # the page was of an index, a free one, or nobody notices
+        assert aside.name in notice
+        assert "the copy of" in notice
+        assert "lost" in notice
+        with closing(ChatStore(path, makes_copies=False)) as store:
+            for ident, tree in saved.early.items():
+                assert store.tree(ident) == tree, (place, ident)
+            found = [
+                store.tree(ident).messages.get(message.id) == message
+                for ident, tree in saved.late.items()
+                for message in tree.messages.values()
+            ]
+            assert store.file(store.keep_file(FILE)[0]) == FILE
+            there = {chat.id for chat in store.conversations()}
+            assert there <= {*saved.early, *saved.late, "first", "second", "third"}
+        lost.append(found.count(False))
+        if "No message is lost" in notice:
+            assert all(found), (place, notice)
+        shutil.rmtree(path.parent)
+    print(f"{damage.__name__}: messages written after the copy and lost, by page: {sorted(lost)}")
 
 
-def long_talk(path: Path, kept: Kept) -> tuple[bytes, Message]:
-    message = next(each for each in kept.trees["c017"].messages.values() if len(each.content) >= LONG)
-    path.write_bytes(kept.data)
-    return kept.data, message
-
-
-def test_a_long_message_loses_the_damaged_page_alone(tmp_path: Path, kept: Kept) -> None:
+def test_a_lost_message_is_named_in_its_place_and_the_rest_keeps_its_order(tmp_path: Path, saved: Saved) -> None:
+    """Without a copy: what plain SQL can read of the damaged file is in a new one."""
     path = tmp_path / "chats.sqlite3"
-    data, message = long_talk(path, kept)
-    text = message.content.encode()
-    first = data.index(text[4000:4100]) // PAGE_BYTES  # its first page that is no leaf; others follow
-    assert text[-2000:-1900] in data[(first + 1) * PAGE_BYTES :]
-    damaged = first + 1
-    path.write_bytes(data[: damaged * PAGE_BYTES] + b"\7" * PAGE_BYTES + data[(damaged + 1) * PAGE_BYTES :])
-    notice, said = use(path, kept.trees, "first")
-    assert ("copied" in notice, said) == (True, [])
-    with closing(ChatStore(path)) as store:
-        found = store.tree("c017").messages[message.id]
-    before, _, after = found.content.partition("\ufffd")
-    assert message.content.startswith(before)
-    assert message.content.endswith(after)
-    assert len(before) + len(after) >= len(message.content) - PAGE_BYTES
-    assert "was lost" in found.note
-    assert msgspec.structs.replace(found, content=message.content, note="") == message
-
-
-def test_what_was_lost_leaves_the_rest_in_its_order(tmp_path: Path, kept: Kept) -> None:
-    """A leaf with some messages of a conversation: what follows them still follows what came before."""
-    path = tmp_path / "chats.sqlite3"
-
-    def page_of(message: str) -> int:
-        return kept.data.index(words(message, 300).encode()) // PAGE_BYTES
-
     parted = next(
         ident
-        for number, ident in enumerate(kept.trees)
-        if number % 5 and ident not in kept.deleted and page_of(f"<{ident}-q0>") < page_of(f"<{ident}-q2>")
+        for ident in saved.early
+        if not ident.endswith(("0", "5"))
+        and saved.place_of(words(f"<{ident}-q0>", 300).encode()) < saved.place_of(words(f"<{ident}-q2>", 300).encode())
     )
-    damaged = page_of(f"<{parted}-q0>")
-    path.write_bytes(kept.data[: damaged * PAGE_BYTES] + bytes(PAGE_BYTES) + kept.data[(damaged + 1) * PAGE_BYTES :])
-    with closing(ChatStore(path)) as store:
+    place = saved.place_of(words(f"<{parted}-q0>", 300).encode())
+    saved.put(path, place, bytes(PAGE_BYTES))
+    shutil.rmtree(DatabaseCopies(path).folder)
+    with closing(ChatStore(path, makes_copies=False)) as store:
+        assert "there is no copy of it" in store.notice
         tree = store.tree(parted)
         assert {"assistant": "user", "user": "assistant"}[tree.path[0].role] == tree.path[1].role
         assert ["was lost" in message.content for message in tree.path] == [True] + [False] * (len(tree.path) - 1)
-        assert tree.path[1:] == kept.trees[parted].path[-len(tree.path) + 1 :]
+        assert tree.path[1:] == saved.early[parted].path[-len(tree.path) + 1 :]
 
 
-def test_a_database_that_another_program_has_open_is_repaired_later(tmp_path: Path, kept: Kept) -> None:
+def test_messages_without_their_conversation_are_listed_again(tmp_path: Path, saved: Saved) -> None:
     path = tmp_path / "chats.sqlite3"
-    path.write_bytes(kept.data)
-    with closing(ChatStore(path)) as window:
-        mark_of(path).touch()
-        with closing(ChatStore(path)) as command_line:
+    last = max(saved.late)
+    saved.put(path, 0, saved.page(0))
+    page = saved.place_of(f"<{last}> title".encode())
+    saved.put(path, page, bytes(PAGE_BYTES))
+    with closing(ChatStore(path, makes_copies=False)) as store:
+        assert "No message is lost" in store.notice
+        titles = {chat.id: chat.title for chat in store.conversations()}
+        assert titles[last].startswith(f"<{last}-q0> is said")
+        assert store.tree(last).messages == saved.late[last].messages
+
+
+def test_an_answer_that_went_on_after_the_copy_is_whole(tmp_path: Path) -> None:
+    """Also one of which the copy has only pieces; and the copy's text stays if the damaged file has another one."""
+    path = tmp_path / "chats.sqlite3"
+    question = Message(id="q", role="user", content="Why?")
+    begun = Message(id="a", role="assistant", parent="q", content="", state="writing")
+    with closing(ChatStore(path, makes_copies=False)) as store:
+        store.save(Conversation(id="c"))
+        store.apply("c", MessageTree(), tree_of([question, begun], "a"))
+        store.append("a", "Because ").result(DEADLINE_S)
+        DatabaseCopies(path).make()
+        whole = Message(id="a", role="assistant", parent="q", content="Because it is.", created_ms=1)
+        store.finish("c", whole).result(DEADLINE_S)
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute("UPDATE message SET content = 'garbage' WHERE id = 'q'")
+    damage_record(path).touch()
+    with closing(ChatStore(path, makes_copies=False)) as store:
+        assert "1 later message" in store.notice
+        assert store.tree("c").path == (question, whole)
+
+
+def test_a_database_that_another_program_has_open_is_recovered_later(tmp_path: Path, saved: Saved) -> None:
+    path = tmp_path / "chats.sqlite3"
+    saved.put(path, 0, saved.page(0))
+    with closing(ChatStore(path, makes_copies=False)) as window:
+        damage_record(path).touch()
+        with closing(ChatStore(path, makes_copies=False)) as command_line:
             assert "another program" in command_line.notice
             command_line.save(Conversation(id="new")).result(DEADLINE_S)
         assert window.conversation("new") is not None
-    with closing(ChatStore(path)) as store:
-        assert "copied" in store.notice
+    with closing(ChatStore(path, makes_copies=False)) as store:
+        assert "No message is lost" in store.notice
         assert store.conversation("new") is not None
 
 
-def test_a_repair_that_was_killed_is_done_again(tmp_path: Path, kept: Kept) -> None:
+def test_a_recovery_that_was_killed_is_done_again(tmp_path: Path, saved: Saved) -> None:
     path = tmp_path / "chats.sqlite3"
+    saved.put(path, 0, saved.page(0))
     path.with_name("chats-new.sqlite3").write_bytes(b"half of it")
-    path.write_bytes(kept.data)
-    mark_of(path).touch()
-    with closing(ChatStore(path)) as store:
-        assert len(store.conversations()) == CONVERSATIONS - 2
+    damage_record(path).touch()
+    with closing(ChatStore(path, makes_copies=False)) as store:
+        assert len(store.conversations()) == CONVERSATIONS
     assert not path.with_name("chats-new.sqlite3").exists()
     path.rename(path.with_name("chats-new.sqlite3"))
-    mark_of(path).touch()
-    with closing(ChatStore(path)) as store:
-        assert (store.notice, len(store.conversations())) == ("", CONVERSATIONS - 2)
-    assert not mark_of(path).exists()
+    damage_record(path).touch()
+    with closing(ChatStore(path, makes_copies=False)) as store:
+        assert (store.notice, len(store.conversations())) == ("", CONVERSATIONS)
+    assert not damage_record(path).exists()
+
+
+def test_a_damaged_copy_is_passed_over(tmp_path: Path, saved: Saved) -> None:
+    path = tmp_path / "chats.sqlite3"
+    saved.put(path, 0, bytes(PAGE_BYTES))
+    copies = DatabaseCopies(path)
+    (sound,) = copies.paths()
+    newer = sound.with_name("chats-99990101-000000.sqlite3")
+    newer.write_bytes(sound.read_bytes()[:PAGE_BYTES] + bytes(20 * PAGE_BYTES))
+    with closing(ChatStore(path, makes_copies=False)) as store:
+        assert f"{copies.time_of(sound):%Y-%m-%d %H:%M}" in store.notice
+        assert {chat.id for chat in store.conversations()} == set(saved.early)

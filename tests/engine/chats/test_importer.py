@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.chats import importer, imports
+from engine.chats import imports
 from engine.chats.exports import as_json
 from engine.chats.importer import import_file
 from engine.chats.store import ChatStore
 from engine.errors import ChatError
+from engine.process import decoders
 from tests.support.kept_conversation import CHAT, DATA, kept_tree
 
 
@@ -57,7 +58,7 @@ def test_nothing_is_parsed_in_this_process(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_process_that_does_not_answer_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importer, "child_argv", lambda _child: [sys.executable, "-c", "import os; os.abort()"])
+    monkeypatch.setattr(decoders, "child_argv", lambda _child: [sys.executable, "-c", "import os; os.abort()"])
     with pytest.raises(ChatError, match=r"^big.json takes too much"):
         import_file(tmp_path / "chats.sqlite3", tmp_path / "big.json")
 

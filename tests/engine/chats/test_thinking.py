@@ -1,4 +1,4 @@
-"""Thinking and answer: told apart in the same way, however the text is cut."""
+"""Thought and answer are divided in the same way, however the text is cut."""
 
 from __future__ import annotations
 
@@ -8,16 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.chats.thinking import FAMILIES, SKIPPED, Marks, Splitter, begun_answer, marks_of, split
+from engine.chats.thinking import FAMILIES, SKIPPED, Delta, Marks, Splitter, begun_answer, marks_of
 
 PARTS = [*(text for marks in FAMILIES for text in marks), *SKIPPED, "a", " ", "\n", "<", "</", "<|", "[", "thin", "é"]
 
 
+def split(text: str) -> Delta:
+    """Return the thought and the answer of a whole text."""
+    splitter = Splitter()
+    first, rest = splitter.add(text), splitter.rest()
+    return Delta(first.reasoning + rest.reasoning, first.content + rest.content)
+
+
 def in_pieces(text: str, cuts: list[int]) -> tuple[str, str]:
     splitter, places = Splitter(), sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
-    told = [splitter.add(text[begin:end]) for begin, end in pairwise(places)]
-    told.append(splitter.rest())
-    return "".join(each.reasoning for each in told), "".join(each.content for each in told)
+    deltas = [splitter.add(text[begin:end]) for begin, end in pairwise(places)]
+    deltas.append(splitter.rest())
+    return "".join(each.reasoning for each in deltas), "".join(each.content for each in deltas)
 
 
 @given(st.lists(st.sampled_from(PARTS), max_size=30).map("".join), st.lists(st.integers(0, 500), max_size=30))
@@ -66,5 +73,5 @@ def test_marks_are_found_in_a_template() -> None:
 def test_a_long_thought_takes_no_long_time_in_small_pieces() -> None:
     splitter = Splitter()
     splitter.add("<think>")
-    told = "".join(splitter.add("word ").reasoning for _ in range(20_000))
-    assert len(told) >= 20_000 * 5 - 10
+    thought = "".join(splitter.add("word ").reasoning for _ in range(20_000))
+    assert len(thought) >= 20_000 * 5 - 10

@@ -18,7 +18,7 @@ from engine.chats.llama_ui import as_jsonl
 from engine.chats.message import Attachment, Message, Role
 from engine.chats.tree import MessageTree, add, tree_of
 from engine.errors import ChatError
-from engine.sounds.reader import MAX_LENGTH_MS
+from engine.sounds.recordings import MAX_LENGTH_MS
 from tests.support.kept_conversation import CHAT, CHOICES, DATA, FILE, kept_tree
 from tests.support.pictures import picture
 from tests.support.sounds import tone

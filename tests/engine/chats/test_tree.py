@@ -20,11 +20,10 @@ from engine.chats.tree import (
     step_version,
     tree_of,
     turn_of,
-    without_branch,
     without_turn,
 )
 
-OPERATIONS = ("ask", "answer", "edit", "select", "step", "pin", "turn", "branch")
+OPERATIONS = ("ask", "answer", "edit", "select", "step", "pin", "turn")
 
 
 def question(ident: str, parent: str | None = None) -> Message:
@@ -79,7 +78,7 @@ def step(tree: MessageTree, operation: str, number: int, name: str) -> MessageTr
         return step_version(tree, picked.id, number - 25)
     if operation == "pin":
         return changed(tree, msgspec.structs.replace(picked, pinned=True))
-    return without_turn(tree, picked.id) if operation == "turn" else without_branch(tree, picked.id)
+    return without_turn(tree, picked.id)
 
 
 @given(edits())
@@ -89,7 +88,7 @@ def test_any_sequence_leaves_a_tree_and_loses_only_what_was_taken_away(operation
         before = tree
         tree = step(before, operation, number, f"m{place}")
         check(tree)
-        if operation not in ("turn", "branch"):
+        if operation != "turn":
             assert set(before.messages) <= set(tree.messages)
         else:
             gone = [message for message in before.messages if message not in tree.messages]
@@ -139,16 +138,18 @@ def test_a_turn_goes_with_all_its_answers_and_later_ones_move_up() -> None:
     assert left.messages["q2"].parent is None
 
 
-def test_a_branch_goes_and_the_nearest_version_is_shown() -> None:
-    tree = add(add(two_turns(), answer("a1b", "q1")), answer("a1c", "q1"))
-    assert ids(without_branch(tree, "a1c")) == ["q1", "a1b"]
-    assert ids(without_branch(select(tree, "a2"), "q2")) == ["q1", "a1"]
-    assert without_branch(tree, "q1") == MessageTree({}, None)
+def test_a_turn_goes_and_the_nearest_version_of_its_question_is_shown() -> None:
+    tree = edited(two_turns(), "q2", "other words", created_ms=1)
+    assert ids(without_turn(tree, tree.path[-1].id)) == ["q1", "a1", "q2", "a2"]
+    assert ids(without_turn(two_turns(), "q2")) == ["q1", "a1"]
+    left = without_turn(tree_of((question("q1"),), "q1"), "q1")
+    assert left == MessageTree({}, None)
 
 
 def test_what_is_shown_stays_where_something_else_is_taken_away() -> None:
-    tree = select(add(two_turns(), answer("a1b", "q1")), "a2")
-    assert ids(without_branch(tree, "a1b")) == ["q1", "a1", "q2", "a2"]
+    tree = select(edited(two_turns(), "q2", "other words", created_ms=1), "a2")
+    other = next(message.id for message in tree.messages.values() if message.content == "other words")
+    assert ids(without_turn(tree, other)) == ["q1", "a1", "q2", "a2"]
 
 
 def test_turns_are_named_by_their_question() -> None:

@@ -11,13 +11,11 @@ from engine.cancellation import CancelToken
 from engine.confinement import landlock_version
 from engine.devices.device import Device, Rig, make_host
 from engine.doctor import installed
-from engine.doctor.cards import Card, card_checks, cards_on_bus
-from engine.doctor.examination import Progress, Step, examine
-from engine.doctor.installed import pack_checks
+from engine.doctor.installed import Card, card_checks, cards_on_bus, pack_checks
 from engine.doctor.machine import engine_check, find_rig, personal_names
-from engine.doctor.report import Check, Report, document, table, without_names
+from engine.doctor.report import Check, Progress, Report, Step, document, examine, table, without_names
 from engine.errors import EngineError, UnreachableError
-from engine.packs.listing import ListedPack, PackState
+from engine.packs.store import ListedPack, PackState
 from engine.pci import PciId
 from engine.rigs.engine_checks import Case, Checked, Trial
 from engine.units import GIB, MIB
@@ -193,7 +191,9 @@ def test_a_search_that_fails_leaves_the_host() -> None:
     rig, problem = find_rig(find)
     assert rig.devices == ()
     assert problem == "192.0.2.1:1 does not answer."
-    assert find_rig(find, find) == (rig, problem)
+    again, problem_again = find_rig(find, find)
+    # Free memory of the host is read anew by each search.
+    assert (again.devices, again.host.id, problem_again) == ((), rig.host.id, problem)
 
 
 def test_a_second_search_finds_what_the_first_could_not_tell() -> None:

@@ -9,11 +9,11 @@ import pytest
 
 from engine.cancellation import CancelToken
 from engine.devices.device import Rig
-from engine.doctor.examination import Progress, examine
 from engine.doctor.machine import Files, Machine
+from engine.doctor.report import Progress, examine
 from engine.fit.speed_book import read_speed_book
 from engine.rigs.check_book import read_check_book
-from engine.rigs.host import host_device
+from engine.rigs.discovery import host_device
 from engine.rigs.lab import LabRig
 from engine.units import MIB
 from tests.support.models import write_tiny_llama

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.downloads.connections import MAX_SPAN_BYTES, Span, SpanPlan, Trial
-from engine.downloads.ranges import Ranges, add_range, first_gap
-from engine.downloads.rate import RateMeter
+from engine.downloads.connections import MAX_SPAN_BYTES, RateMeter, Span, SpanPlan, Trial
+from engine.downloads.part_file import Ranges, add_range, first_gap
 
 
 @given(st.integers(1, 500), st.integers(1, 60), st.lists(st.integers(1, 4), min_size=1, max_size=40), st.data())

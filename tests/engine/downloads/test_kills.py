@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.downloads.journal import read_journal
-from engine.downloads.ranges import count_bytes
+from engine.downloads.part_file import count_bytes, read_journal
 from tests.support.hub_server import HubServer, Repo, hub_server, sha256
 from tests.support.transfers import KIB, Running, fetch, hub_file, order_of, some_bytes
 

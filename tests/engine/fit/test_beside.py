@@ -8,14 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.devices.device import CPU_ID, Device, Holding, Rig, make_host
-from engine.fit.beside import rig_beside, rows_fit
-from engine.fit.loaded_models import HeldModel, choose_victims
-from engine.fit.recovery import LIMIT_S, Recovery, begin_recovery
-from engine.gguf.identity import FileIdentity
+from engine.devices.device import CPU_ID, Device, Rig, make_host
+from engine.fit.loaded_models import LIMIT_S, HeldModel, Recovery, begin_recovery, choose_victims, rig_beside, rows_fit
 from engine.memory.estimate import DeviceMemory, Grade
 from engine.plan.report import DeviceRow, make_row
-from tests.support.orders import worker_device
+from tests.support.orders import file_key, holding, worker_device
 
 
 def card(device_id: str, total: int, free: int | None) -> Device:
@@ -23,8 +20,7 @@ def card(device_id: str, total: int, free: int | None) -> Device:
 
 
 def model(name: str, endpoints: tuple[str, ...] = (), **held: int) -> HeldModel:
-    key = FileIdentity(((1, hash(name), 0, 0),))
-    return HeldModel(key, name, held, frozenset(endpoints), idle_since_s=0.0)
+    return HeldModel(file_key(name), name, held, frozenset(endpoints), idle_since_s=0.0)
 
 
 def row(device: Device, need: int) -> DeviceRow:
@@ -57,7 +53,7 @@ def test_what_leaves_is_free_and_the_others_are_named() -> None:
     rig = Rig((card("CUDA0", 1000, 400), card("CUDA1", 2000, None)), HOST)
     beside = rig_beside(rig, [A, B], [A])
     assert free(beside) == {"CUDA0": 450, "CUDA1": 1925, CPU_ID: 3000}
-    assert beside.devices[0].holdings == (Holding("B", 125),)
+    assert beside.devices[0].holdings == (holding("B", 125),)
     alone = rig_beside(rig, [A], [A])
     assert free(alone)["CUDA1"] is None
     assert alone.devices[0].holdings == ()
@@ -78,7 +74,7 @@ def test_a_worker_that_another_model_holds_has_nothing_free() -> None:
     rig = Rig((first, second, worker_device("RPC2", "attic:2", 500)), HOST)
     beside = rig_beside(rig, [model("Y", ("attic:1",), RPC0=100)])
     assert [device.free_bytes for device in beside.devices] == [0, 0, 500]
-    assert [device.holdings for device in beside.devices] == [(Holding("Y", 100),), (Holding("Y", 0),), ()]
+    assert [device.holdings for device in beside.devices] == [(holding("Y", 100),), (holding("Y", 0),), ()]
     other = model("Y", ("attic:1",), RPC0=100)
     assert rig_beside(rig, [other], [other]).devices[0].free_bytes == 500
 

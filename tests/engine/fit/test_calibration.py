@@ -22,8 +22,7 @@ from engine.fit.calibration import (
     write_calibration,
 )
 from engine.memory.estimate import DeviceMemory, Grade, MemoryEstimate
-from engine.plan.check import check_fit
-from engine.plan.report import DeviceRow, make_row
+from engine.plan.report import DeviceRow, check_fit, make_row
 from engine.units import GIB, MIB
 from tests.support.orders import worker_device
 

@@ -20,7 +20,7 @@ from engine.fit.loaded_models import (
     held_bytes,
     next_expiry_s,
 )
-from engine.gguf.identity import FileIdentity
+from engine.gguf.model_file import FileIdentity
 from engine.layout.layout import single_device
 from engine.memory.estimate import DeviceMemory, Grade
 from engine.plan.edit import Edit

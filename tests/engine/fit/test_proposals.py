@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from engine.cancellation import CancelToken
 from engine.devices.device import CPU_ID, Holding, Rig
 from engine.errors import CancelledError
-from engine.fit.proposal import Proposal, ProposalKind
+from engine.fit.proposal import Proposal, ProposalKind, changes_in_words
 from engine.fit.proposals import MAX_PROPOSALS, best_by_forecast, propose, propose_by_forecast
-from engine.fit.strategies.constraints import Constraints, Pin
-from engine.fit.strategies.watch import Watch
+from engine.fit.strategies.constraints import Constraints, Pin, Watch
 from engine.gguf.reader import read_model
+from engine.language import Language, use_language
 from engine.layout.engine_parameters import MAX_ENTRIES, entry_count
 from engine.layout.layout import Layout, make_layout, single_device
 from engine.layout.split_modes import with_shares
@@ -33,7 +33,7 @@ from engine.plan.report import DeviceRow
 from engine.settings.context_settings import ContextSettings
 from engine.units import GIB, MIB
 from tests.support.models import write_header_only
-from tests.support.orders import plan_of
+from tests.support.orders import file_key, holding, plan_of
 from tests.support.previews import make_gpu, make_rig
 from tests.support.selection import examples
 from tests.support.strategies import rigs
@@ -318,14 +318,14 @@ def test_shares_leave_layers_to_the_cpu_where_no_member_has_room() -> None:
 
 
 def test_another_model_of_ours_is_unloaded_where_it_holds_what_is_missing() -> None:
-    holdings = (Holding("large", 6 * GIB), Holding("small", 2 * GIB))
+    holdings = (holding("large", 6 * GIB), holding("small", 2 * GIB))
     cards = (TWO_CARDS.devices[0], replace(TWO_CARDS.devices[1], free_bytes=4 * GIB, holdings=holdings))
     rig = Rig(cards, TWO_CARDS.host)
     found = propose(plan_of(memory_of("dense"), rig, HALVES, CONTEXT), {"CUDA1": GIB})
     (unload,) = [each for each in found if each.unload]
     assert (unload.text, unload.unload, unload.edit.layout, unload.edit.context) == (
         "Unload small",
-        "small",
+        file_key("small"),
         HALVES,
         CONTEXT,
     )
@@ -336,6 +336,31 @@ def test_another_model_of_ours_is_unloaded_where_it_holds_what_is_missing() -> N
         each.unload for each in propose(plan_of(memory_of("dense"), rig, HALVES, CONTEXT), {"CUDA1": 7 * GIB})
     )
     assert not any(each.unload for each in propose(plan_of(memory_of("dense"), rig, HALVES, CONTEXT), {"CUDA0": GIB}))
+
+
+UNLOAD: tuple[ProposalKind, ...] = ("unload",)
+
+
+def test_two_quantisations_of_one_model_are_two_models() -> None:
+    large, small = (Holding("Gemma", size * GIB, file_key(f"gemma-{size}.gguf")) for size in (6, 2))
+    for holdings in ((large, small), (small, large)):
+        cards = (TWO_CARDS.devices[0], replace(TWO_CARDS.devices[1], free_bytes=4 * GIB, holdings=holdings))
+        plan = plan_of(memory_of("dense"), Rig(cards, TWO_CARDS.host), HALVES, CONTEXT)
+        (unload,) = propose(plan, {"CUDA1": GIB}, UNLOAD)
+        assert (unload.text, unload.unload, unload.detail) == ("Unload Gemma", small.key, "CUDA1 2.00 GiB less")
+
+
+def test_changes_are_told_in_the_language_of_people() -> None:
+    use_language(
+        Language("xx", {"{device} {size} less": "<{device} {size}", "{device} {size} more": ">{device} {size}"})
+    )
+    try:
+        before = rows(memory_of("dense"), TWO_CARDS, HALVES, CONTEXT)
+        after = rows(memory_of("dense"), TWO_CARDS, HALVES.assign(16, "CUDA0"), CONTEXT)
+        words = changes_in_words(tuple(before.values()), tuple(after.values()))
+    finally:
+        use_language(Language())
+    assert [part[:6] for part in words.split(", ")] == ["<CUDA1", ">CUDA0"]
 
 
 def test_pinned_layers_stay_and_devices_that_are_off_get_nothing() -> None:

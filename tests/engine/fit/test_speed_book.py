@@ -28,8 +28,7 @@ from engine.plan.plan import Plan
 from engine.plan.preview import plan_speed
 from engine.settings.context_settings import ContextSettings
 from engine.speed.answers import KEPT_ANSWERS, Answer
-from engine.speed.prediction import SpeedForecast
-from engine.speed.route import DeviceTime
+from engine.speed.prediction import DeviceTime, SpeedForecast
 from engine.speed.speeds import NO_MEASUREMENTS, Link, Speeds, layout_class
 from engine.speed.work import Work
 from tests.support.models import write_header_only

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from engine.gguf.file_names import bits_of, side_role_of, split_tag
+from engine.hub.addresses import role_of, tag_of
 from engine.hub.listing import HubFile, make_listing
-from engine.hub.names import role_of, tag_of
 from engine.library.names import parse_name
 
 

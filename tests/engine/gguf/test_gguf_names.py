@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.gguf.blocks import block_index, part_of_tensor
-from engine.gguf.file_type import file_type_name
+from engine.gguf.model_file import block_index, file_type_name, part_of_tensor
 from engine.gguf.reader import read_model
 from tests.support.gguf_bytes import GgufBytes, number_value
 

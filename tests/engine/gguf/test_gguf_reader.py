@@ -11,7 +11,7 @@ import pytest
 
 from engine.errors import ModelFileError
 from engine.gguf.reader import read_model
-from engine.gguf.tensor_types import TENSOR_TYPES
+from engine.gguf.tensor_table import TENSOR_TYPES
 from engine.units import MIB
 from tests.support.gguf_bytes import U64, GgufBytes, Tensor, number_array, number_value, text_value
 from tests.support.headers import HEADER_SIZES, write_real_header

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import ModelFileError
-from engine.gguf.identity import identify
+from engine.gguf.model_file import identify
 
 
 def test_another_name_of_the_same_file_is_the_same_model(tmp_path: Path) -> None:

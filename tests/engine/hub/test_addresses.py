@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import ArgumentError
-from engine.hub.addresses import HubAddress, WebAddress, parse_address
-from engine.hub.names import is_safe_path, role_of, tag_of
+from engine.hub.addresses import HubAddress, WebAddress, is_safe_path, parse_address, role_of, tag_of
 from engine.texts import escape
 
 

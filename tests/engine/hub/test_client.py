@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from engine.errors import ArgumentError
 from engine.hub.card import fetch_card
 from engine.hub.client import list_repo, search_models
-from engine.hub.errors import HubError
-from engine.hub.found import SearchQuery
-from engine.hub.settings import HubSettings, hub_settings
+from engine.hub.listing import SearchQuery
+from engine.hub.settings import HubError, HubSettings, hub_settings
 from tests.support.hub_server import Fault, HubServer, Repo, hub_server
 
 REPO = "org/small-GGUF"
@@ -65,6 +66,23 @@ def test_a_hub_in_trouble_is_told_at_once(server: HubServer, hub: HubSettings, f
         search_models(SearchQuery("small"), hub)
     assert (caught.value.fault, caught.value.kind) == (word, "unreachable")
     assert len(server.asked) == 1, "it was asked once"
+
+
+@pytest.fixture
+def eager_threads() -> Iterator[None]:
+    """Python changes from thread to thread as often as it can, so that a gap between two steps is met."""
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval_s)
+
+
+@pytest.mark.usefixtures("eager_threads")
+def test_searches_at_the_same_time_leave_each_other_alone(server: HubServer, hub: HubSettings) -> None:
+    """A shared HTTP client was closed by each new search, between another one's choosing it and using it."""
+    with ThreadPoolExecutor(8) as pool:
+        answers = [pool.submit(search_models, SearchQuery("small"), hub) for _ in range(200)]
+    assert {answer.result()[0].repo for answer in answers} == {REPO}
 
 
 def test_what_is_not_there(hub: HubSettings) -> None:

@@ -14,8 +14,7 @@ from engine.gguf.reader import read_model
 from engine.hub.addresses import HubAddress
 from engine.hub.client import list_repo
 from engine.hub.fit import FitVerdict, HeaderGrade, RepoFit
-from engine.hub.fitting import fit_repo
-from engine.hub.forecast import FitWish, scaled_model
+from engine.hub.forecast import FitWish, fit_repo, scaled_model
 from engine.hub.remote_header import HeaderCache, read_remote_model
 from engine.hub.settings import HubSettings, hub_settings
 from engine.units import GIB, MIB

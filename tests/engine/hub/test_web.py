@@ -7,7 +7,7 @@ from email.message import Message
 
 import pytest
 
-from engine.hub.errors import HubError
+from engine.hub.settings import HubError
 from engine.hub.web import fault_of_status, open_range, open_url, retry_after
 from tests.support.hub_server import Fault, HubServer, Repo, hub_server
 

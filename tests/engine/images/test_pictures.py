@@ -12,8 +12,7 @@ from PIL import Image
 
 from engine.chats.attachments import read_attachment
 from engine.errors import ChatError
-from engine.images.pictures import is_image, look_at, pixels_of
-from engine.images.reader import MAX_SIDE_PX, read_image
+from engine.images.pictures import MAX_SIDE_PX, is_image, look_at, pixels_of, read_image
 from tests.support.pictures import SIZE, picture
 
 FORMS = {"JPEG": "image/jpeg", "PNG": "image/png", "BMP": "image/bmp", "GIF": "image/gif", "WEBP": "image/webp"}
@@ -53,28 +52,28 @@ def test_an_attached_image_is_looked_at_by_a_child(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_all_forms_are_read_to_the_pixel(form: str) -> None:
     data = picture(form=form)
-    facts, pixels = read_image(data, small=False)
+    facts = read_image(data, small=False)
     assert is_image(data)
     assert (facts.fault, facts.mime, facts.width_px, facts.height_px) == ("", FORMS[form], *SIZE)
-    assert len(pixels) == 3 * SIZE[0] * SIZE[1]
+    assert len(facts.pixels) == 3 * SIZE[0] * SIZE[1]
 
 
 def test_an_image_is_as_people_see_it() -> None:
     turned = Image.Exif()
     turned[0x0112] = 6
-    facts, _ = read_image(written(Image.new("RGB", (40, 20), RED), "JPEG", exif=turned), small=False)
+    facts = read_image(written(Image.new("RGB", (40, 20), RED), "JPEG", exif=turned), small=False)
     assert (facts.width_px, facts.height_px) == (20, 40)
     clear = Image.new("RGBA", (1, 1), (255, 0, 0, 0))
-    assert tuple(read_image(written(clear), small=False)[1]) == WHITE
+    assert tuple(read_image(written(clear), small=False).pixels) == WHITE
     frames = [Image.new("RGB", (2, 2), colour) for colour in (RED, (0, 0, 255))]
     moving = written(frames[0], "GIF", save_all=True, append_images=frames[1:])
-    assert tuple(read_image(moving, small=False)[1][:3]) == RED
+    assert tuple(read_image(moving, small=False).pixels[:3]) == RED
 
 
 def test_a_large_image_is_made_smaller() -> None:
-    facts, pixels = read_image(written(Image.new("RGB", (6000, 3000), RED)), small=False)
+    facts = read_image(written(Image.new("RGB", (6000, 3000), RED)), small=False)
     assert (facts.width_px, facts.height_px) == (MAX_SIDE_PX, MAX_SIDE_PX // 2)
-    assert len(pixels) == 3 * facts.width_px * facts.height_px
+    assert len(facts.pixels) == 3 * facts.width_px * facts.height_px
 
 
 @pytest.mark.parametrize(
@@ -95,4 +94,4 @@ def test_what_is_no_image_is_a_sentence(data: bytes, words: str) -> None:
 def test_forms_that_nobody_asked_for_are_not_decoded() -> None:
     for form in ("TIFF", "PPM", "TGA", "ICO"):
         data = written(Image.new("RGB", (16, 16), RED), form)
-        assert read_image(data, small=True)[0].fault
+        assert read_image(data, small=True).fault

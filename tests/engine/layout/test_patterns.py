@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from engine.gguf.blocks import part_of_tensor
+from engine.gguf.model_file import part_of_tensor
 from engine.layout.found_names import found_overrides, names_pattern
 from engine.layout.layout import Override, make_layout
 from engine.layout.patterns import OVERRIDE_PARTS, OverridePart, find_pattern_fault, part_pattern, pattern_finder

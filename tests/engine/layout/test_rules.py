@@ -11,8 +11,8 @@ from hypothesis import given
 from engine.devices.device import Capabilities, Device, Rig, make_host
 from engine.gguf.model_file import Block, MetadataValue, ModelFile, TensorInfo
 from engine.layout.engine_parameters import engine_parameters
-from engine.layout.layout import Layout, Override, make_layout, single_device
-from engine.layout.rules import Violation, violations
+from engine.layout.layout import Layout, Override, Violation, make_layout, single_device
+from engine.layout.rules import violations
 from engine.settings.context_settings import ContextSettings
 from engine.units import GIB
 from tests.support.engine_split import assignment_of

@@ -20,7 +20,7 @@ import os
 import engine.library.facts as facts
 read = facts.read_facts
 facts.read_facts = lambda paths: os._exit(3) if "deadly" in paths[0].name else read(paths)
-from engine.library.child import main
+from engine.library.children import main
 main()
 """
 _WAITS = "import sys; sys.stdin.buffer.read()"

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from engine.gguf.reader import read_model
-from engine.memory.cache_growth import kv_bytes_per_token
 from engine.memory.hyper_parameters import read_state
-from engine.memory.kv_cache import layer_states
+from engine.memory.kv_cache import kv_bytes_per_token, layer_states
 from engine.settings.context_settings import ContextSettings
 from tests.support.gguf_bytes import GgufBytes, Tensor, number_array, number_value, text_value
 from tests.support.headers import write_real_header

@@ -13,9 +13,9 @@ from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.layout.layout import Layout, Override, Run
 from engine.memory.compute_graph.ggml.allocator import Buffer
 from engine.memory.compute_graph.ggml.graph import Graph
-from engine.memory.compute_graph.ggml.parts import take_apart
 from engine.memory.compute_graph.ggml.scheduler import HOST, Backend, Scheduler
-from engine.memory.compute_graph.ggml.simulation import Segment, Simulation, Steps, Stop
+from engine.memory.compute_graph.ggml.sections import take_apart
+from engine.memory.compute_graph.ggml.simulation import PlacedSection, Segment, Simulation, Steps
 from engine.memory.model_memory import ModelMemory
 from engine.settings.context_settings import ContextSettings
 from tests.support.selection import examples
@@ -34,9 +34,9 @@ def _buffer_bytes(graph: Graph) -> int:
     """Return the compute buffer of a graph on the CPU alone."""
     cpu = Backend(HOST, True, 32, None, frozenset(), False, lambda tensor: tensor.n_bytes)
     scheduler = Scheduler([cpu], pipeline=False, op_offload=False, offload_batch=32)
-    stops = (None, *(Stop(section, ()) for section in take_apart(graph, (), {})), None)
+    placed_sections = (None, *(PlacedSection(section, ()) for section in take_apart(graph, (), {})), None)
     steps = Steps(scheduler, lambda name: pytest.fail(f"{name} is asked for"))
-    return Simulation([Segment(steps, (HOST,), stops)]).sizes()[HOST].size_bytes
+    return Simulation([Segment(steps, (HOST,), placed_sections)]).sizes()[HOST].size_bytes
 
 
 def test_the_smallest_free_block_that_fits_is_taken() -> None:

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.memory.compute_graph.ggml.allocator import Buffer
-from engine.memory.compute_graph.ggml.divided_buffer import DividedBuffer, n_parts
+from engine.memory.compute_graph.ggml.allocator import Buffer, DividedBuffer, n_parts
 from engine.memory.model_memory import ModelMemory
 from tests.support.truth import truth_cases, truth_model
 

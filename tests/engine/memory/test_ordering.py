@@ -7,9 +7,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from engine.memory.compute_graph.building import chains
-from engine.memory.compute_graph.ggml.parts import take_apart
-from engine.memory.compute_graph.ggml.sections import FarReachError, Section
+from engine.memory.compute_graph.building import graph_tables
+from engine.memory.compute_graph.ggml.sections import FarReachError, Section, take_apart
 from engine.memory.compute_graph.ggml.simulation import SectionName
 from engine.memory.model_memory import ModelMemory
 from engine.settings.context_settings import FlashAttention
@@ -35,7 +34,7 @@ def _sizes(name: str, cases: list[TruthCase]) -> list[dict[str, int]]:
     return [{device_id: each.compute_bytes for device_id, each in devices.items()} for devices in found]
 
 
-def _refuse(chain: chains.Chains, name: SectionName) -> Section:
+def _refuse(chain: graph_tables.SectionMaker, name: SectionName) -> Section:
     """Have the graph made as a whole."""
     raise FarReachError
 
@@ -48,6 +47,6 @@ def test_sections_are_put_in_order_as_the_whole_graph_is(
     cases = _cases(name, flash_attn)
     found = _sizes(name, cases)
     assert all(found)
-    monkeypatch.setattr(chains.Chains, "section", _refuse)
-    monkeypatch.setattr(chains, "take_apart", lambda graph, _, common: take_apart(graph, (), common))
+    monkeypatch.setattr(graph_tables.SectionMaker, "section", _refuse)
+    monkeypatch.setattr(graph_tables, "take_apart", lambda graph, _, common: take_apart(graph, (), common))
     assert _sizes(name, cases) == found

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.memory.compute_graph.ggml.graph import Graph, Tensor
-from engine.memory.compute_graph.ggml.reordering import Order, Seen, reorder
+from engine.memory.compute_graph.ggml.vulkan_order import Order, Seen, reorder
 
 OPS = ("mul_mat", "add", "mul", "rms_norm", "unary", "rope", "scale", "view", "reshape", "set_rows", "soft_max")
 

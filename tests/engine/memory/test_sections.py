@@ -8,10 +8,10 @@ import pytest
 
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.layout.layout import Layout, Override, make_layout
-from engine.memory.compute_graph.building import chains
-from engine.memory.compute_graph.building.chains import Chains
+from engine.memory.compute_graph.building import graph_tables
+from engine.memory.compute_graph.building.graph_tables import SectionMaker
 from engine.memory.compute_graph.ggml.allocator import Allocation
-from engine.memory.compute_graph.ggml.parts import take_apart
+from engine.memory.compute_graph.ggml.sections import take_apart
 from engine.memory.model_memory import ModelMemory
 from engine.settings.context_settings import ContextSettings
 from tests.support.truth import truth_model
@@ -55,7 +55,7 @@ def test_sections_come_to_what_the_whole_graph_does(name: str, monkeypatch: pyte
     assert tables is not None
     assert tables.compute is not None
     monkeypatch.setattr(tables.compute, "_whole", True)
-    monkeypatch.setattr(chains, "take_apart", lambda graph, _, common: take_apart(graph, (), common))
+    monkeypatch.setattr(graph_tables, "take_apart", lambda graph, _, common: take_apart(graph, (), common))
     assert found == [in_one.estimate(layout, context, RIG).devices for layout in layouts]
 
 
@@ -73,8 +73,8 @@ def test_a_boundary_that_moves_asks_for_few_new_steps(name: str, monkeypatch: py
     memory = ModelMemory(truth_model(name))
     n_layers = memory.model.n_layers
     work = {"sections": 0, "steps": 0}
-    make, fill = Chains._make, Allocation.fill
-    monkeypatch.setattr(Chains, "_make", lambda *a: (work.update(sections=work["sections"] + 1), make(*a))[1])
+    make, fill = SectionMaker._make, Allocation.fill
+    monkeypatch.setattr(SectionMaker, "_make", lambda *a: (work.update(sections=work["sections"] + 1), make(*a))[1])
     monkeypatch.setattr(Allocation, "fill", lambda *a: (work.update(steps=work["steps"] + 1), fill(*a))[1])
     for cut in range(n_layers // 3, n_layers // 3 + 8):
         places = ["A"] * cut + ["B"] * (n_layers - cut)

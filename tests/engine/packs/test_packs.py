@@ -10,19 +10,19 @@ import pytest
 
 from engine.engine_build import engine_version
 from engine.errors import PackError
-from engine.packs.book import (
+from engine.packs.manifest import Manifest, Needs, PackFile, find_damage, parse_manifest
+from engine.packs.store import (
     NO_PACKS,
     PACKS_VARIABLE,
     PackBook,
+    PackStore,
     Verdict,
     file_states,
     libraries_to_load,
+    list_packs,
     read_book,
     write_book,
 )
-from engine.packs.listing import list_packs
-from engine.packs.manifest import Manifest, Needs, PackFile, find_damage, parse_manifest
-from engine.packs.store import PackStore
 from tests.support.packs import write_pack
 
 BUILD = "engine 1 abc"

@@ -16,8 +16,7 @@ from engine.devices.device import CPU_ID
 from engine.gguf.reader import read_model
 from engine.layout.layout import Layout, Run
 from engine.memory.model_memory import ModelMemory
-from engine.packs.book import NO_PACKS, PACKS_VARIABLE
-from engine.packs.store import PackStore
+from engine.packs.store import NO_PACKS, PACKS_VARIABLE, PackStore
 from engine.plan.edit import Edit
 from engine.plan.plan import Plan
 from engine.plan.requests import load_request

@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from engine.devices.device import CPU_ID, Device, Holding, Rig, make_host
+from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.gguf.model_file import MetadataValue, ModelFile
 from engine.layout.layout import Layout, Override, make_layout, single_device
 from engine.layout.rules import violations
@@ -15,7 +15,7 @@ from engine.plan.advice import advice
 from engine.plan.plan_document import plan_document, plan_text
 from engine.settings.context_settings import ContextSettings
 from engine.units import GIB
-from tests.support.orders import N_LAYERS, made_up_model, plan_of, worker_device
+from tests.support.orders import N_LAYERS, holding, made_up_model, plan_of, worker_device
 
 CARD = Device("CUDA0", "card", "CUDA", "gpu", GIB)
 REMOTE = worker_device("RPC0", "attic:50052", GIB)
@@ -83,7 +83,7 @@ def test_a_plan_says_it_in_both_forms() -> None:
 
 
 def test_a_worker_of_another_model_of_ours_is_named_with_it() -> None:
-    rig = Rig((CARD, replace(REMOTE, free_bytes=0, holdings=(Holding("mixture", GIB),))), RIG.host)
+    rig = Rig((CARD, replace(REMOTE, free_bytes=0, holdings=(holding("mixture", GIB),))), RIG.host)
     (found,) = advice(PLAIN, model(), rig, CONTEXT)
     assert found.rule == "worker_in_use"
     assert "RPC0 works for mixture" in found.message

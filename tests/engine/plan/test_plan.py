@@ -6,6 +6,7 @@ import os
 import weakref
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,7 +15,9 @@ from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.errors import ModelFileError, RuleViolationError
 from engine.gguf.reader import read_model
 from engine.layout.layout import Layout, Run, single_device
+from engine.memory import model_memory
 from engine.memory.estimate import DeviceMemory, Grade
+from engine.memory.model_memory import ContextMemory
 from engine.memory.side_files import Projector, SideFiles
 from engine.plan.edit import Edit
 from engine.plan.plan import Plan, make_plan
@@ -165,3 +168,23 @@ def test_tables_of_a_search_are_let_go_as_it_goes_on(plan: Plan, n_ctx: int, n_k
         tables.append(weakref.ref(memory.for_context(context)))
     # At once, without a search for garbage: the latest.
     assert [each() is not None for each in tables] == [False] * (n_kept - 1) + [True] * n_kept
+
+
+def test_a_drag_with_everything_left_open_makes_no_tables_twice(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[ContextSettings] = []
+
+    class CountedMemory(ContextMemory):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            made.append(arguments[-1])
+
+    monkeypatch.setattr(model_memory, "ContextMemory", CountedMemory)
+    full = replace(CARD, total_bytes=48 * GIB, free_bytes=0)
+    opened = settings(plan, n_ctx=AUTO_CONTEXT, op_offload="auto").on(Rig((full,), RIG.host))
+    for n_on_cpu in (1, 2, 3, 1):
+        layout = Layout(N_LAYERS, (Run(CPU_ID, 0, n_on_cpu - 1), Run("CUDA0", n_on_cpu, N_LAYERS - 1)), "CUDA0")
+        assert not opened.with_layout(layout).report.fits
+    lengths = [context.n_ctx for context in made]
+    assert lengths == sorted(set(lengths), reverse=True)
+    assert lengths[0] == 32768
+    assert lengths[-1] == 256

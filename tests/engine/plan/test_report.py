@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from engine.devices.device import CPU_ID, Device, Rig, make_host
-from engine.layout.layout import Layout, Run
-from engine.layout.rules import Violation
+from engine.layout.layout import Layout, Run, Violation
 from engine.memory.estimate import DeviceMemory, Grade, MemoryEstimate
-from engine.plan.check import check_fit
 from engine.plan.plan_document import plan_document, plan_text
 from engine.plan.preview import PreviewTables, make_preview
+from engine.plan.report import check_fit
 from engine.probing.measured import rows_from_parts
 from engine.protocol.messages import Part
 from engine.settings.context_settings import ContextSettings

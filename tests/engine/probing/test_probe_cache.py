@@ -17,12 +17,10 @@ from engine.memory import model_memory
 from engine.memory.estimate import DeviceMemory, Grade, MemoryEstimate
 from engine.plan.plan import Plan
 from engine.plan.report import make_row
-from engine.probing.probe import ProbeRun, Probes
-from engine.probing.probe_cache import ProbeCache
-from engine.process.one_shot import Questions
-from engine.process.spare import SpareChild
+from engine.probing.probe import ProbeCache, ProbeRun, Probes
+from engine.process.questions import Questions, SpareChild
 from engine.protocol.messages import OFFLOAD_VARIABLE
-from engine.rigs.host import host_device
+from engine.rigs.discovery import host_device
 from engine.settings.context_settings import AUTO_CONTEXT, ContextSettings
 from engine.units import GIB, MIB
 from tests.support.models import write_tiny_llama
@@ -103,7 +101,7 @@ def test_a_second_probe_needs_no_child(tmp_path: Path, monkeypatch: pytest.Monke
     def refuse(*_arguments: object, **_options: object) -> None:
         raise AssertionError("a child was asked")
 
-    monkeypatch.setattr("engine.process.spare.Questions", refuse)
+    monkeypatch.setattr("engine.process.questions.Questions", refuse)
     assert ProbeRun(plan_of(model, rig, layout, CONTEXT), cache).run().report == first.report
 
 

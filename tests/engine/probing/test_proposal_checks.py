@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from engine.cancellation import CancelToken
-from engine.devices.device import CPU_ID, Holding
+from engine.devices.device import CPU_ID
 from engine.errors import BusyError
 from engine.fit.step_back import Refusal, Tried
 from engine.fit.strategies.constraints import Constraints, Pin
@@ -27,7 +27,7 @@ from engine.probing.proposal_checks import ProposalCheck, missing_bytes
 from engine.settings.context_settings import ContextSettings
 from engine.units import GIB, MIB
 from tests.support.models import write_header_only
-from tests.support.orders import plan_of
+from tests.support.orders import holding, plan_of
 from tests.support.patience import DEADLINE_S
 from tests.support.previews import make_gpu, make_rig
 
@@ -139,11 +139,11 @@ def test_a_stronger_change_keeps_to_what_is_pinned(memory: ModelMemory) -> None:
 
 
 def test_another_model_of_ours_that_goes_is_checked_with_its_memory_free(memory: ModelMemory) -> None:
-    held = replace(CARDS[1], free_bytes=GIB, holdings=(Holding("other", 20 * GIB),))
+    held = replace(CARDS[1], free_bytes=GIB, holdings=(holding("other", 20 * GIB),))
     plan = plan_of(memory, make_rig(CARDS[0], held), HALVES, ContextSettings(n_ctx=8192))
     probes = PlannedProbes({})
     found = ProposalCheck(plan, {"CUDA1": 2 * GIB}, probes, CancelToken(), DEADLINE_S).run()
-    unload = next(each for each in found if each.unload)
+    unload = next(each for each in found if each.unload is not None)
     assert (unload.text, unload.edit.layout, unload.grade) == ("Unload other", HALVES, Grade.PROBED)
     freed = next(asked.rig.device("CUDA1") for asked in probes.asked if asked.edit.layout == HALVES)
     assert freed is not None

@@ -10,8 +10,7 @@ import psutil
 import pytest
 
 from engine.errors import WorkerCrashedError
-from engine.process.one_shot import Questions
-from engine.process.spare import SpareChild
+from engine.process.questions import Questions, SpareChild
 from engine.protocol.messages import DeviceList, ListDevices
 from tests.support.patience import DEADLINE_S
 

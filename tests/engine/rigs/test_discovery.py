@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
+import psutil
 import pytest
 
 from engine.cancellation import CancelToken
-from engine.devices.device import Capabilities
+from engine.devices.device import CPU_ID, Capabilities
 from engine.errors import (
     ArgumentError,
     BusyError,
@@ -17,10 +19,49 @@ from engine.errors import (
     WorkerStalledError,
 )
 from engine.protocol.messages import GgmlDevice
-from engine.rigs.discovery import DEFAULT_GPU_MARGIN_BYTES, devices_of, discover
-from engine.units import GIB
+from engine.rigs.discovery import (
+    DEFAULT_GPU_MARGIN_BYTES,
+    devices_of,
+    discover,
+    find_devices,
+    find_workers,
+    host_device,
+)
+from engine.rigs.lab import LabRig
+from engine.rigs.self_test import SelfTest, keep_verdict
+from engine.units import GIB, MIB
 from tests.support.fake_worker import fake_worker_argv
+from tests.support.previews import make_gpu, make_rig
 from tests.support.rpc_peers import rpc_server
+
+
+def test_the_host_is_this_machine() -> None:
+    host = host_device()
+    assert host.id == "CPU"
+    assert host.name
+    assert 0 < host.total_bytes <= psutil.virtual_memory().total
+    assert host.free_bytes is not None
+    assert 0 < host.free_bytes <= host.total_bytes
+
+
+def test_verdicts_of_self_tests_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig, verdicts = make_rig(make_gpu("CUDA0", 8)), tmp_path / "verdicts.json"
+    monkeypatch.setattr("engine.rigs.discovery.discover", lambda _endpoints: rig)
+    assert not find_devices(verdicts).devices[0].capabilities.repeatable
+    keep_verdict(verdicts, rig.devices[0], SelfTest(rounds=1, different=0))
+    assert find_devices(verdicts).devices[0].capabilities.repeatable
+
+
+def test_the_devices_of_a_worker_are_found_by_themselves_or_beside_this_machines(tmp_path: Path) -> None:
+    with LabRig([16 * MIB]) as lab:
+        endpoint = lab.rig.devices[0].endpoint
+        assert endpoint is not None
+        assert [device.endpoint for device in find_workers(endpoint, tmp_path / "checks.json")] == [endpoint]
+        found = find_devices(tmp_path / "none.json", (endpoint,))
+    assert endpoint in {device.endpoint for device in found.devices}
+    assert found.ids[-1] == CPU_ID
+    with pytest.raises(UnreachableError):
+        find_workers(endpoint, tmp_path / "checks.json")
 
 
 def test_this_machine_without_anything_remote() -> None:

@@ -18,8 +18,8 @@ import pytest
 from engine.devices.device import CPU_ID, Capabilities, Device, Fault, Rig, make_host
 from engine.rigs.check_book import CheckBook, book_key, read_check_book, write_check_book
 from engine.rigs.check_models import write_models
+from engine.rigs.discovery import host_device
 from engine.rigs.engine_checks import CONTEXT, Case, Checked, Checker, Trial, cases_of, shared_cases
-from engine.rigs.host import host_device
 from engine.rigs.lab import LabRig
 from engine.units import GIB, MIB
 from tests.support.patience import DEADLINE_S

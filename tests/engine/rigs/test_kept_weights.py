@@ -17,7 +17,7 @@ from engine.gguf.reader import read_model
 from engine.layout.layout import single_device
 from engine.memory.model_memory import ModelMemory
 from engine.protocol.messages import Serve
-from engine.rigs.host import host_device
+from engine.rigs.discovery import host_device
 from engine.rigs.lab import ServingChild
 from engine.session.events import Loaded
 from engine.settings.context_settings import ContextSettings

@@ -10,12 +10,10 @@ import pytest
 from engine.devices.device import Rig
 from engine.engine_build import engine_build, engine_version
 from engine.errors import EngineError, WorkerCrashedError
-from engine.packs.book import PACKS_VARIABLE, PackBook, file_states, read_book, write_book
-from engine.packs.book import Verdict as PackVerdict
-from engine.packs.store import PackStore
+from engine.packs.store import PACKS_VARIABLE, PackBook, PackStore, file_states, read_book, write_book
+from engine.packs.store import Verdict as PackVerdict
 from engine.rigs import packed
-from engine.rigs.discovery import discover
-from engine.rigs.host import host_device
+from engine.rigs.discovery import discover, host_device
 from engine.rigs.pack_keeper import PackKeeper
 from tests.support.packs import (
     CRASHES,

@@ -20,15 +20,14 @@ from engine.gguf.reader import read_model
 from engine.layout.layout import Layout, Run
 from engine.probing.probe import probe
 from engine.protocol.messages import Generate, Serving
-from engine.rigs.host import host_device
+from engine.rigs.discovery import Peer, find_peer, host_device
 from engine.rigs.lab import LabRig
-from engine.rigs.search import Peer, find_peer
 from engine.rigs.secure_serving import SecureAddress, serve_secure
 from engine.rigs.speeds import measure_speeds
 from engine.session.events import Done, Failed, Loaded, Token
 from engine.settings.context_settings import ContextSettings
 from engine.tunnel.calling import pair_with
-from engine.tunnel.codes import OpenCode
+from engine.tunnel.pairing import OpenCode
 from engine.tunnel.pairings import Pairing
 from engine.tunnel.tunnels import Tunnels
 from engine.units import MIB

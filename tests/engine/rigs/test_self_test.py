@@ -10,7 +10,7 @@ import pytest
 from engine.devices.device import Capabilities, Device, Rig, make_host
 from engine.engine_build import engine_version
 from engine.errors import EngineError
-from engine.process.one_shot import Questions
+from engine.process.questions import Questions
 from engine.protocol.messages import AnyRequest, Load, Logits, Message
 from engine.rigs import self_test
 from engine.rigs.lab import LabRig

@@ -10,9 +10,9 @@ import pytest
 from engine.cancellation import CancelToken
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.errors import EngineError
-from engine.process.one_shot import ask_child
+from engine.process.questions import ask_child
 from engine.protocol.messages import DeviceRef, DeviceSpeed, MeasureSpeed
-from engine.rigs.host import host_device
+from engine.rigs.discovery import host_device
 from engine.rigs.lab import LabRig
 from engine.rigs.speeds import measure_speeds
 from engine.units import GIB, MIB

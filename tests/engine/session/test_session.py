@@ -67,6 +67,44 @@ def test_load_generate_unload() -> None:
     ]
 
 
+def test_a_stream_has_the_events_of_its_own_request_and_the_receiver_those_of_the_others() -> None:
+    with fake("normal") as log:
+        log.session.load(make_order())
+        log.wait_for_endings(1)
+        first, second = log.session.stream(Generate(prompt="Hello")), log.session.stream(Generate(prompt="you"))
+        other = log.session.ask(Generate(prompt="there"))
+        for stream, text in ((second, "you"), (first, "Hello")):
+            *tokens, done = stream
+            assert isinstance(done, Done)
+            assert "".join(event.text for event in tokens if isinstance(event, Token)) == text
+            assert {event.request for event in (*tokens, done)} == {stream.number}
+            assert stream.is_empty
+        assert log.wait_for_endings(2)[1].request == other  # type: ignore[union-attr]
+    assert {event.request for event in log.events if isinstance(event, Token)} == {other}
+    with pytest.raises(ArgumentError):
+        log.session.stream(Generate(prompt="x"))
+
+
+@pytest.mark.parametrize(("mode", "ending"), [("killed_generate", Crashed), ("failing_generate", Failed)])
+def test_a_stream_ends_whatever_becomes_of_the_child(mode: str, ending: type[Crashed | Failed]) -> None:
+    with fake(mode) as log:
+        log.session.load(make_order())
+        log.wait_for_endings(1)
+        assert isinstance(list(log.session.stream(Generate(prompt="Hello")))[-1], ending)
+    assert len(log.endings) == 1
+
+
+def test_a_stream_is_stopped_by_itself() -> None:
+    with fake("stubborn_generate", stop_timeout_s=1.0) as log:
+        log.session.load(make_order())
+        log.wait_for_endings(1)
+        stream = log.session.stream(Generate(prompt="Hello"))
+        stream.stop()
+        *_, ending = stream
+        assert isinstance(ending, Failed)
+        assert "did not stop" in ending.message
+
+
 def test_progress_begins_before_the_child_and_never_goes_back() -> None:
     with fake("normal") as log:
         log.session.load(make_order())

@@ -15,11 +15,10 @@ import pytest
 from app.cli.settings_options import add_settings_arguments, option_name
 from engine.errors import LayoutError
 from engine.json_file import JsonObject
-from engine.settings.context_file import context_document, parse_context
 from engine.settings.context_settings import ContextSettings
 from engine.settings.kinds import Value, WholeNumber
 from engine.settings.page import settings_page
-from engine.settings.table import GROUPS, KEYS, SETTINGS, Setting, memory_part
+from engine.settings.table import GROUPS, KEYS, SETTINGS, Setting, context_document, memory_part, parse_context
 
 ROOT = Path(__file__).resolve().parents[3]
 

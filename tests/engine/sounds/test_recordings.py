@@ -9,8 +9,16 @@ import pytest
 
 from engine.chats.attachments import as_attachment, read_attachment
 from engine.errors import ChatError
-from engine.sounds.reader import MAX_LENGTH_MS, kind_of_sound, read_sound, sample_count
-from engine.sounds.recordings import MAX_SOUND_BYTES, is_sound, listen_to, samples_of
+from engine.sounds.recordings import (
+    MAX_LENGTH_MS,
+    MAX_SOUND_BYTES,
+    is_sound,
+    kind_of_sound,
+    listen_to,
+    read_sound,
+    sample_count,
+    samples_of,
+)
 from tests.support.sounds import MP3_FRAME_SAMPLES, MP3_RATE, RATE, flac, float_wav, silent_mp3, tone
 
 MP3_MS = 20 * MP3_FRAME_SAMPLES * 1000 // MP3_RATE
@@ -24,11 +32,11 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_all_forms_are_read(form: str) -> None:
     data, mime, length_ms = FORMS[form]
-    facts, samples = read_sound(data, RATE)
+    facts = read_sound(data, RATE)
     assert is_sound(data)
     assert (facts.fault, facts.mime) == ("", mime)
     assert abs(facts.length_ms - length_ms) <= 1
-    assert abs(len(samples) - 2 * sample_count(length_ms, RATE)) <= 2 * RATE // 1000
+    assert abs(len(facts.samples) - 2 * sample_count(length_ms, RATE)) <= 2 * RATE // 1000
 
 
 def test_an_attached_sound_is_listened_to_by_a_child(tmp_path: Path) -> None:
@@ -44,7 +52,7 @@ def test_an_attached_sound_is_listened_to_by_a_child(tmp_path: Path) -> None:
 def test_samples_are_as_many_as_the_length_says_in_any_rate() -> None:
     data = tone(rate=44_100, channels=2)
     for rate in (8_000, 24_000):
-        assert abs(len(read_sound(data, rate)[1]) - 2 * sample_count(400, rate)) < 2 * rate // 100
+        assert abs(len(read_sound(data, rate).samples) - 2 * sample_count(400, rate)) < 2 * rate // 100
     samples = array("f", samples_of(data, "tone", 400, 24_000))
     assert len(samples) == 9_600
     assert 0.1 < max(samples) <= 1
@@ -62,8 +70,8 @@ def test_numbers_of_no_sense_are_no_samples() -> None:
 
 def test_what_is_longer_than_the_limit_is_refused() -> None:
     long = tone(length_ms=MAX_LENGTH_MS + 2_000, rate=500)
-    facts, samples = read_sound(long, RATE)
-    assert (facts.fault, samples) == ("it is longer than 15 minutes; cut it", b"")
+    facts = read_sound(long, RATE)
+    assert (facts.fault, facts.samples) == ("it is longer than 15 minutes; cut it", b"")
     with pytest.raises(ChatError, match=r"larger than 32 MiB; save it as MP3, or cut it"):
         as_attachment(tone()[:44] + bytes(MAX_SOUND_BYTES), "talk.wav")
 
@@ -73,9 +81,9 @@ def test_what_is_longer_than_the_limit_is_refused() -> None:
     [b"RIFF\0\0\0\0WAVE" + bytes(300), b"ID3\4" + bytes(300), b"fLaC" + bytes(300), tone()[:44], b"\xff\xfb\x90"],
 )
 def test_what_is_no_sound_is_a_sentence(data: bytes) -> None:
-    facts, samples = read_sound(data, RATE)
+    facts = read_sound(data, RATE)
     assert facts.fault.startswith("it is damaged or empty")
-    assert not samples
+    assert not facts.samples
 
 
 def test_a_damaged_sound_is_named() -> None:

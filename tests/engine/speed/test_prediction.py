@@ -18,13 +18,13 @@ from engine.plan.plan import Plan
 from engine.plan.plan_document import plan_document, plan_text
 from engine.plan.preview import PreviewTables, make_preview, plan_speed
 from engine.settings.context_settings import ContextSettings
-from engine.speed.known_cards import described_seconds, hop_seconds
 from engine.speed.prediction import SpeedForecast, usual_fill
-from engine.speed.speeds import NO_MEASUREMENTS, Link, Speeds
+from engine.speed.speeds import NO_MEASUREMENTS, Link, Speeds, described_seconds, hop_seconds
 from engine.speed.work import Work
-from engine.units import GIB
+from engine.units import GIB, MIB
 from tests.support.models import write_header_only, write_tiny_moe
 from tests.support.previews import make_gpu, make_rig
+from tests.support.truth import truth_model
 
 NAMELESS = replace(make_gpu("CUDA1", 24), name="unheard of")
 WORKER = Device("RPC0", "attic", "RPC", "gpu", 24 * GIB, endpoint="192.0.2.7:50052")
@@ -92,12 +92,37 @@ def test_a_fuller_context_takes_longer_and_the_fill_is_told(memory: ModelMemory)
     layout = single_device(32, "CUDA0")
     empty, usual, full = (speed_of(memory, layout, fill=fill) for fill in (0, None, 8192))
     assert empty.token_s < usual.token_s < full.token_s
-    assert usual.fill_tokens == usual_fill(CONTEXT) == 2048
+    assert usual.n_tokens == usual_fill(CONTEXT) == 2048
     assert usual_fill(msgspec.structs.replace(CONTEXT, n_ctx=1024)) == 512
     shared = msgspec.structs.replace(CONTEXT, n_ctx=8192, n_seq_max=4)
     assert speed_of(memory, layout, context=shared, fill=512).token_s == pytest.approx(
         speed_of(memory, layout, fill=512).token_s, rel=0.01
     ), "an answer reads its own cache, not those of others"
+
+
+def test_state_of_fixed_size_is_read_whole() -> None:
+    memory = ModelMemory(truth_model("falcon-mamba-7b"))
+    layout, context = single_device(memory.model.n_layers, "CUDA0"), ContextSettings(n_ctx=65_536)
+    tables = memory.for_context(context)
+    assert tables is not None
+    work = Work(memory.model)
+    for fill in (0, 2048, 65_536):
+        size, products = work.state(tables, fill).between(0, layout.n_layers - 1)
+        assert (size, products) == (sum(tables.layers_kv_bytes), 0)
+        assert size // MIB == 38
+    empty, full = (speed_of(memory, layout, context=context, fill=fill).token_s for fill in (0, 65_536))
+    assert full == empty
+
+
+def test_a_cache_is_read_as_far_as_it_is_filled(memory: ModelMemory) -> None:
+    tables = memory.for_context(CONTEXT)
+    work = Work(memory.model)
+    whole = work.state(tables, 8192).between(0, 31)
+    assert whole[0] == sum(tables.layers_kv_bytes if tables else ())
+    assert work.state(tables, 2048).between(0, 31) == pytest.approx((whole[0] / 4, whole[1] / 4))
+    assert work.state(tables, 0).between(0, 31) == (0, 0)
+    shared = memory.for_context(msgspec.structs.replace(CONTEXT, n_seq_max=4))
+    assert work.state(shared, 8192).between(0, 31)[0] == pytest.approx(whole[0] / 4), "each has its own quarter"
 
 
 def test_without_offloaded_caches_the_host_reads_them(memory: ModelMemory) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from engine.devices.device import CPU_ID
 from engine.fit.speed_book import EMPTY_BOOK, read_speed_book, write_speed_book
-from engine.gguf.blocks import part_of_tensor
+from engine.gguf.model_file import part_of_tensor
 from engine.gguf.reader import read_model
 from engine.layout.layout import Layout, Override, make_layout, single_device
 from engine.memory.model_memory import ModelMemory
@@ -19,13 +19,14 @@ from engine.plan.edit import Edit
 from engine.plan.plan import Plan
 from engine.plan.plan_document import plan_document, plan_text
 from engine.plan.preview import plan_prompt, plan_speed
-from engine.rigs.speed_learning import TimedAnswer, bare_speed, learnt
+from engine.rigs.speeds import TimedAnswer, bare_speed, learnt
 from engine.settings.context_settings import ContextSettings
-from engine.speed.prompts import PromptForecast
+from engine.speed.prediction import SpeedForecast
 from engine.speed.speeds import NO_MEASUREMENTS, Link, Speeds, layout_class
 from engine.speed.work import Work
 from tests.support.models import write_header_only, write_tiny_moe
 from tests.support.previews import make_gpu, make_rig
+from tests.support.truth import truth_model
 
 RIG = make_rig(make_gpu("CUDA0", 24), make_gpu("CUDA1", 24))
 CONTEXT = ContextSettings(n_ctx=8192)
@@ -50,7 +51,7 @@ def prompt_of(
     *,
     n_tokens: int = 1024,
     changes: Mapping[str, object] | None = None,
-) -> PromptForecast:
+) -> SpeedForecast:
     context = msgspec.structs.replace(CONTEXT, **(changes or {}))
     found = plan_prompt(Work(memory.model), Plan(memory, RIG, Edit(layout, context)), speeds, n_tokens)
     assert found is not None
@@ -106,14 +107,34 @@ def test_links_carry_every_token(memory: ModelMemory) -> None:
     assert second.link_s == pytest.approx(4 * 4096 / 1e8 + 1e-3 / 512, rel=0.1)
 
 
-def test_of_experts_all_are_read_and_few_multiplied(tmp_path: Path) -> None:
+def test_recurrent_layers_have_no_attention_to_pay_for() -> None:
+    memory = ModelMemory(truth_model("falcon-mamba-7b"))
+    layout, changes = single_device(memory.model.n_layers, "CUDA0"), {"n_ctx": 65_536}
+    short, long = (prompt_of(memory, layout, n_tokens=n, changes=changes).token_s for n in (1024, 65_536))
+    assert long == pytest.approx(short, rel=0.01)
+
+
+def test_sliding_window_layers_attend_to_their_window() -> None:
+    memory = ModelMemory(truth_model("gemma-3-4b"))
+    layout = single_device(memory.model.n_layers, "CUDA0")
+    window, full = (
+        prompt_of(memory, layout, n_tokens=65_536, changes={"n_ctx": 65_536, "swa_full": swa_full}).token_s
+        for swa_full in (False, True)
+    )
+    short = prompt_of(memory, layout, n_tokens=1024, changes={"n_ctx": 65_536}).token_s
+    # One layer in six attends to everything.
+    assert (window - short) < 0.25 * (full - short)
+
+
+def test_of_experts_a_prompt_reads_all_and_a_token_its_own(tmp_path: Path) -> None:
     path = write_tiny_moe(tmp_path / "moe.gguf", n_layers=4, n_embd=256, n_ff=512, n_expert=8, n_expert_used=2)
     memory = ModelMemory(read_model(path))
     layout = single_device(4, "CUDA0")
     expert_bytes = sum(block.expert_bytes for block in memory.model.blocks)
     slow = replace(KNOWN, bandwidths={**KNOWN.bandwidths, "CUDA0": 1e6})
-    times = [n * prompt_of(memory, layout, slow, n_tokens=n, changes={"n_ctx": 512}).token_s for n in (1, 128)]
-    assert all(each > expert_bytes / 1e6 for each in times)
+    assert 128 * prompt_of(memory, layout, slow, n_tokens=128, changes={"n_ctx": 512}).token_s > expert_bytes / 1e6
+    parts = [Work(memory.model).experts_read(n_tokens) for n_tokens in (1, 2, 128)]
+    assert parts == [0.0, 0.25, pytest.approx(1.0)], "a second token chooses a quarter of what the first one left"
 
 
 def test_of_what_is_moved_experts_alone_are_read_in_part(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
 import stat
 import threading
@@ -9,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from engine.tunnel.codes import ALPHABET, LIFETIME_S, MAX_GUESSES, OpenCode, make_code, read_code
-from engine.tunnel.fingerprints import shown_fingerprint
-from engine.tunnel.identity import IdentityError, read_identity
+from engine.tunnel.identity import IdentityError, read_identity, shown_fingerprint
+from engine.tunnel.pairing import ALPHABET, LIFETIME_S, MAX_GUESSES, OpenCode, _proof, make_code, read_code
 from engine.tunnel.pairings import MAX_NAME, Pairing, PairingBook, PairingError, make_pairing
+
+CODE = "K7QM-3XHD-9RWP-T2FV"
 
 
 def paired(folder: Path, name: str, role: str = "server") -> Pairing:
@@ -118,15 +121,15 @@ def test_the_name_that_the_other_side_chose_steers_nothing() -> None:
 def test_a_code_is_read_however_it_is_typed() -> None:
     code = make_code()
     letters = code.replace("-", "")
-    assert len(letters) == 8
+    assert [len(group) for group in code.split("-")] == [4, 4, 4, 4]
     assert set(letters) <= set(ALPHABET)
     assert read_code(code) == read_code(f" {letters.lower()} ") == read_code(" ".join(letters)) == letters.encode()
     assert make_code() != code
 
 
-@pytest.mark.parametrize("text", ["", "K7QM", "K7QM-3XH0", "K7QM-3XHDD", "K7QM_3XHD"])
+@pytest.mark.parametrize("text", ["", "K7QM-3XHD", f"{CODE[:-1]}0", f"{CODE}D", CODE.replace("-", "_")])
 def test_what_is_no_code_is_told(text: str) -> None:
-    with pytest.raises(ValueError, match="A pairing code has 8 letters and digits"):
+    with pytest.raises(ValueError, match="A pairing code has 16 letters and digits"):
         read_code(text)
 
 
@@ -161,3 +164,12 @@ def test_a_code_is_for_a_time_and_a_new_one_ends_it() -> None:
     now_s += LIFETIME_S
     assert opened.current is None
     assert not opened.take(other, right=True)
+
+
+def test_a_proof_is_about_the_code_both_nonces_both_certificates_and_its_side() -> None:
+    parts = [b"client", b"CODE", b"c" * 16, b"s" * 16, b"client certificate", b"server certificate"]
+    fingerprints = hashlib.sha256(parts[4]).hexdigest() + hashlib.sha256(parts[5]).hexdigest()
+    expected = hmac.new(b"CODE", b"client" + b"c" * 16 + b"s" * 16 + fingerprints.encode(), "sha256").digest()
+    assert _proof(*parts) == expected
+    changed = [_proof(*parts[:at], parts[at][:-1] + b"?", *parts[at + 1 :]) for at in range(len(parts))]
+    assert len({expected, *changed}) == 1 + len(parts)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import socket
-import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -13,51 +13,47 @@ from pathlib import Path
 
 import pytest
 
-from engine.tunnel.channel import calling_context, serving_context
 from engine.tunnel.identity import read_identity
-from engine.tunnel.relay import BUFFER_BYTES, Ended, relay
+from engine.tunnel.streams import (
+    BUFFER_BYTES,
+    Stream,
+    calling_context,
+    plain_stream,
+    relay,
+    serving_context,
+    tls_stream,
+)
 from tests.support.patience import DEADLINE_S
 
 N_BYTES = 8 * BUFFER_BYTES + 12345
 
 
 class Line:
-    """A tunnel from `near` to `far` in two threads; `ended` is what its halves returned."""
+    """A tunnel from `near` to `far`; both of its ends run in the event loop of one thread."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
-        identity = read_identity(folder / "identity.pem")
+        self.identity = read_identity(folder / "identity.pem")
         self.near, near_end = (stack.enter_context(each) for each in socket.socketpair())
         self.far, far_end = (stack.enter_context(each) for each in socket.socketpair())
-        inner, outer = socket.socketpair()
-        self.serving: ssl.SSLSocket | None = None
-
-        def answer() -> None:
-            self.serving = serving_context(identity, None).wrap_socket(outer, server_side=True)
-
-        shaking = threading.Thread(target=answer)
-        shaking.start()
-        self.calling = stack.enter_context(calling_context(identity, identity.certificate).wrap_socket(inner))
-        shaking.join(DEADLINE_S)
-        assert self.serving is not None
-        stack.enter_context(self.serving)
-        self.ended: dict[str, Ended] = {}
-        halves = {"near": (self.calling, near_end), "far": (self.serving, far_end)}
-        self.threads: list[threading.Thread] = [
-            threading.Thread(target=self._pass, args=(name, *half)) for name, half in halves.items()
-        ]
-        for thread in self.threads:
-            thread.start()
+        self.thread = threading.Thread(target=lambda: asyncio.run(self._run(near_end, far_end)))
+        self.thread.start()
         for each in (self.near, self.far):
             each.settimeout(DEADLINE_S)
 
-    def _pass(self, name: str, tls: ssl.SSLSocket, plain: socket.socket) -> None:
-        self.ended[name] = relay(tls, plain)
-        tls.close()
-        plain.close()
+    async def _run(self, near_end: socket.socket, far_end: socket.socket) -> None:
+        inner, outer = socket.socketpair()
+        serving, calling = await asyncio.gather(
+            tls_stream(outer, serving_context(self.identity, None), server_side=True),
+            tls_stream(inner, calling_context(self.identity, self.identity.certificate)),
+        )
+        await asyncio.gather(self._pass(calling, near_end), self._pass(serving, far_end))
+
+    async def _pass(self, tls: Stream, end: socket.socket) -> None:
+        await relay(tls, await plain_stream(end))
 
     def join(self) -> None:
-        for thread in self.threads:
-            thread.join(DEADLINE_S)
+        self.thread.join(DEADLINE_S)
+        assert not self.thread.is_alive()
 
 
 @pytest.fixture
@@ -123,11 +119,9 @@ def test_what_was_said_before_the_end_arrives(line: Line) -> None:
     assert line.far.recv(100) == b"the last words"
     assert line.far.recv(100) == b""
     line.join()
-    assert line.ended == {"near": Ended.PLAIN, "far": Ended.TLS}
 
 
 def test_the_other_end_sees_a_worker_that_is_gone(line: Line) -> None:
     line.far.close()
     assert line.near.recv(100) == b""
     line.join()
-    assert line.ended == {"near": Ended.TLS, "far": Ended.PLAIN}

@@ -5,20 +5,23 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from engine.devices.endpoint import GreetingStatus
-from engine.tunnel import answering
-from engine.tunnel.calling import CALL_TIMEOUT_S, TunnelError, open_session, pair_with
-from engine.tunnel.channel import BrokenTalkError, Channel
-from engine.tunnel.codes import MAX_GUESSES
+from engine.tunnel import listener
+from engine.tunnel.calling import CALL_TIMEOUT_S, TunnelError, pair_with
+from engine.tunnel.pairing import MAX_GUESSES
 from engine.tunnel.pairings import PairingError
+from engine.tunnel.streams import BrokenTalkError
 from tests.support.patience import DEADLINE_S
-from tests.support.tunnels import Attic, Home, attic, echoing, relaying_middle
+from tests.support.tunnels import Attic, Home, Session, attic, echoing, relaying_middle
 
-WRONG = "AAAA-AAAA"
+SELECT_LIMIT = 1024
+"""`FD_SETSIZE` of every system that has one."""
+WRONG = "AAAA-AAAA-AAAA-AAAA"
 
 
 @pytest.fixture
@@ -32,9 +35,9 @@ def laptop(tmp_path: Path) -> Home:
     return Home(tmp_path / "laptop")
 
 
-def ask(channel: Channel, data: bytes) -> bytes:
-    channel.send(data)
-    return channel.receive(len(data))
+def ask(session: Session, data: bytes) -> bytes:
+    session.send(data)
+    return session.receive(len(data))
 
 
 def status_of(call: Callable[[], object]) -> GreetingStatus:
@@ -50,12 +53,12 @@ def test_paired_machines_know_each_other_and_talk(served: Attic, laptop: Home) -
     assert pairing.fingerprint == served.home.identity.fingerprint
     (client,) = served.home.book.all("client")
     assert (client.name, client.fingerprint) == ("my laptop", laptop.identity.fingerprint)
-    channel = served.open(laptop)
-    assert channel.tls.version() == "TLSv1.3"
+    session = served.open(laptop)
+    assert session.tls.version() == "TLSv1.3"
     for size in (1, 100, 70_000):
         data = os.urandom(size)
-        assert ask(channel, data) == data
-    channel.close()
+        assert ask(session, data) == data
+    session.close()
     # The place is free for the next session.
     again = served.open(laptop)
     assert ask(again, b"again") == b"again"
@@ -91,34 +94,34 @@ def test_somebody_in_the_middle_with_certificates_of_his_own_pairs_nobody(
 
 def test_who_is_not_paired_is_told_so(served: Attic, laptop: Home) -> None:
     certificate = served.home.identity.certificate
-    call = status_of(lambda: open_session(served.endpoint, certificate, laptop.identity, DEADLINE_S))
+    call = status_of(lambda: Session(served.endpoint, certificate, laptop.identity, DEADLINE_S))
     assert call is GreetingStatus.UNTRUSTED
 
 
 def test_another_certificate_is_told_before_anything_is_sent(served: Attic, laptop: Home, tmp_path: Path) -> None:
     other = Home(tmp_path / "other").identity.certificate
     with pytest.raises(TunnelError, match="another certificate than when it was paired"):
-        open_session(served.endpoint, other, laptop.identity, DEADLINE_S)
+        Session(served.endpoint, other, laptop.identity, DEADLINE_S)
 
 
 def test_a_forgotten_machine_is_put_out_and_stays_out(served: Attic, laptop: Home) -> None:
     served.pair(laptop)
-    channel = served.open(laptop)
-    assert ask(channel, b"still here") == b"still here"
+    session = served.open(laptop)
+    assert ask(session, b"still here") == b"still here"
     served.home.book.forget("laptop")
     # It ends without a word from us.
     with pytest.raises(BrokenTalkError):
-        channel.receive(1)
-    channel.close()
+        session.receive(1)
+    session.close()
     assert status_of(lambda: served.open(laptop)) is GreetingStatus.UNTRUSTED
 
 
 def test_one_session_at_a_time_and_the_next_is_told(served: Attic, laptop: Home) -> None:
     served.pair(laptop)
-    channel = served.open(laptop)
+    session = served.open(laptop)
     assert status_of(lambda: served.open(laptop)) is GreetingStatus.BUSY
-    assert ask(channel, b"unharmed") == b"unharmed"
-    channel.close()
+    assert ask(session, b"unharmed") == b"unharmed"
+    session.close()
 
 
 def test_a_worker_that_is_gone_is_told(laptop: Home, tmp_path: Path) -> None:
@@ -135,15 +138,39 @@ def test_nobody_there_and_somebody_else_are_told_apart(laptop: Home) -> None:
     certificate = laptop.identity.certificate
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
-        silent = lambda: open_session(f"127.0.0.1:{port}", certificate, laptop.identity, 0.2)  # noqa: E731
+        silent = lambda: Session(f"127.0.0.1:{port}", certificate, laptop.identity, 0.2)  # noqa: E731
         assert status_of(silent) is GreetingStatus.TIMED_OUT
-    refused = lambda: open_session(f"127.0.0.1:{port}", certificate, laptop.identity, DEADLINE_S)  # noqa: E731
+    refused = lambda: Session(f"127.0.0.1:{port}", certificate, laptop.identity, DEADLINE_S)  # noqa: E731
     assert status_of(refused) is GreetingStatus.REFUSED
     with echoing() as reach, reach() as known:
         port = known.getpeername()[1]
-        echoed = lambda: open_session(f"127.0.0.1:{port}", certificate, laptop.identity, DEADLINE_S)  # noqa: E731
+        echoed = lambda: Session(f"127.0.0.1:{port}", certificate, laptop.identity, DEADLINE_S)  # noqa: E731
         assert status_of(echoed) is GreetingStatus.NOT_RPC
 
 
 def test_a_greeting_has_time_for_a_call_that_finds_the_place_taken() -> None:
-    assert answering.BUSY_S < CALL_TIMEOUT_S < 2.0
+    assert listener.BUSY_S < CALL_TIMEOUT_S < 2.0
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """So many open files that all further ones have numbers that `select` does not take."""
+    resource = pytest.importorskip("resource", reason="Windows has no such limit, and other numbers")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4096)), hard))
+    with ExitStack() as stack:
+        first = stack.enter_context(open(os.devnull, "rb"))  # noqa: PTH123 - its number is what matters
+        while (number := os.dup(first.fileno())) < SELECT_LIMIT:
+            stack.callback(os.close, number)
+        stack.callback(os.close, number)
+        yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("many_files")
+def test_a_process_with_many_open_files_pairs_and_talks(laptop: Home, tmp_path: Path) -> None:
+    with echoing() as reach, attic(tmp_path / "attic", reach) as served:
+        served.pair(laptop)
+        session = served.open(laptop)
+        assert ask(session, b"hello") == b"hello"
+        session.close()

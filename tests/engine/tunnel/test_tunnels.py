@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -16,9 +17,9 @@ import pytest
 from engine.devices.device import Device, Rig
 from engine.devices.endpoint import Greeting, GreetingStatus, greet_all, make_notice, parse_endpoint, read_notice
 from engine.devices.rig_file import encode_rig, parse_rig
-from engine.rigs.host import host_device
-from engine.tunnel import forwarding
-from engine.tunnel.forwarding import Forwarder
+from engine.rigs.discovery import host_device
+from engine.tunnel import calling
+from engine.tunnel.calling import Forwarder
 from engine.tunnel.tunnels import Tunnels
 from tests.support.patience import DEADLINE_S
 from tests.support.rpc_peers import rpc_server
@@ -117,15 +118,19 @@ def test_another_user_of_this_computer_is_not_let_in(
     served: Attic, laptop: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The forwarder asks the system whose a connection is; here it is told that it is of somebody else."""
-    forwarder = Forwarder(served.endpoint, served.home.identity.certificate, laptop.identity)
-    monkeypatch.setattr(forwarding, "is_our_user", lambda _caller: False)
-    with socket.create_connection(("127.0.0.1", forwarder.port)) as caller:
-        caller.settimeout(DEADLINE_S)
-        taken, _ = forwarder._listening.accept()
-        forwarder._places.acquire()
-        forwarder._serve(taken)
-        assert caller.recv(1) == b""
-    forwarder._listening.close()
+    monkeypatch.setattr(calling, "is_our_user", lambda _caller: False)
+
+    async def call() -> bytes:
+        forwarder = Forwarder(served.endpoint, served.home.identity.certificate, laptop.identity)
+        running = asyncio.create_task(forwarder.run())
+        reader, writer = await asyncio.open_connection("127.0.0.1", forwarder.port)
+        said = await reader.read(1)
+        writer.close()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        return said
+
+    assert asyncio.run(asyncio.wait_for(call(), DEADLINE_S)) == b""
 
 
 def test_a_notice_is_read_as_it_was_made_and_within_bounds() -> None:

@@ -10,9 +10,8 @@ import psutil
 import pytest
 
 from engine.protocol.messages import ChatMessage
-from engine.worker import template_process
-from engine.worker.chat_template import TemplateError, render_plain_chat
-from engine.worker.template_process import TemplateProcess
+from engine.worker import chat_template
+from engine.worker.chat_template import TemplateError, TemplateProcess, render_plain_chat
 from tests.support.patience import DEADLINE_S
 
 CHAT = (ChatMessage("system", "Be brief."), ChatMessage("user", "Hi"))
@@ -28,7 +27,7 @@ def kept() -> Iterator[TemplateProcess]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine the time would be up before what is tested."""
-    monkeypatch.setattr(template_process, "RENDER_SECONDS", DEADLINE_S)
+    monkeypatch.setattr(chat_template, "RENDER_SECONDS", DEADLINE_S)
 
 
 def render(process: TemplateProcess, template: str) -> str:
@@ -132,7 +131,7 @@ SHARED = "{% set n = namespace(v=[1]) %}{% for i in range(40) %}{% set n.v = [n.
     ],
 )
 def test_a_template_that_does_not_end_is_ended(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_process, "RENDER_SECONDS", 0.3)
+    monkeypatch.setattr(chat_template, "RENDER_SECONDS", 0.3)
     process = TemplateProcess()
     with pytest.raises(TemplateError):
         render(process, template)
@@ -141,7 +140,7 @@ def test_a_template_that_does_not_end_is_ended(template: str, monkeypatch: pytes
 
 
 def _says_hi(process: TemplateProcess, monkeypatch: pytest.MonkeyPatch) -> bool:
-    monkeypatch.setattr(template_process, "RENDER_SECONDS", DEADLINE_S)
+    monkeypatch.setattr(chat_template, "RENDER_SECONDS", DEADLINE_S)
     return render(process, "hi") == "hi"
 
 

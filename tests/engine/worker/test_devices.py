@@ -10,7 +10,7 @@ import pytest
 from engine.protocol.messages import DeviceRef, Failure
 from engine.worker.bindings import Bindings
 from engine.worker.devices import resolve_devices
-from engine.worker.outcome import EndOfRequest
+from engine.worker.failures import EndOfRequest
 
 CPU = 9
 SERVERS = {"a:1": [101, 102], "b:1": [103]}

@@ -5,8 +5,18 @@ from __future__ import annotations
 import pytest
 
 from engine.protocol.messages import Failure
-from engine.worker.diagnosis import context_failure, model_failure
-from engine.worker.log import CONT, DEBUG, ERROR, INFO, WARN, EngineLog, FailedAllocation, LogFacts
+from engine.worker.log import (
+    CONT,
+    DEBUG,
+    ERROR,
+    INFO,
+    WARN,
+    EngineLog,
+    FailedAllocation,
+    LogFacts,
+    context_failure,
+    model_failure,
+)
 
 LINES = [
     (DEBUG, "load_tensors: layer   0 assigned to device CPU, is_swa = 0"),

@@ -11,10 +11,10 @@ from typing import Any, cast
 import pytest
 
 from engine.protocol.messages import MediaFile
+from engine.worker.failures import EndOfRequest
 from engine.worker.loaded_context import DECODED, LoadedContext
 from engine.worker.media import Media, MediaPrompt
 from engine.worker.media_reader import MediaReader
-from engine.worker.outcome import EndOfRequest
 from engine.worker.side_files import Projector
 from engine.worker.stop import StopRequest
 from tests.support.pictures import image_file, picture

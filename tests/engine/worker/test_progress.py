@@ -7,7 +7,7 @@ import queue
 import time
 
 from engine.protocol.messages import Message, StageProgress
-from engine.worker.progress import StageReporter
+from engine.worker.warm_up import StageReporter
 from tests.support.patience import DEADLINE_S
 
 

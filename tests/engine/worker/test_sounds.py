@@ -57,7 +57,7 @@ TOKENS = {"gemma4ua": 10, "ultravox": 375}
 HOLDER = """
 import os, signal, sys
 from pathlib import Path
-if "engine.sounds.reader" in sys.orig_argv and Path({held!r}).exists():
+if "engine.sounds.recordings" in sys.orig_argv and Path({held!r}).exists():
     Path({begun!r}).write_text(str(os.getpid()))
     signal.pause()
 """

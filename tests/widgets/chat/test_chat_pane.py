@@ -16,11 +16,10 @@ from engine.settings.sampling_table import SAMPLING
 from tests.support.patience import DEADLINE_MS
 from tests.widgets.chat.conftest import LOADING, READY, STOPPED, exchange
 from widgets.chat.attachment_row import AttachedFile
+from widgets.chat.chat_heading import ContextPart
 from widgets.chat.chat_pane import ChatPane, chat_start
-from widgets.chat.context_meter import ContextPart
 from widgets.chat.prompt_edit import files_of
-from widgets.chat.settings_panel import SettingChange, SettingRow
-from widgets.chat.template_field import OF_MODEL, OTHER
+from widgets.chat.settings_panel import OF_MODEL, OTHER, SettingChange, SettingRow
 
 
 def ask(pane: ChatPane, text: str) -> None:

@@ -9,10 +9,8 @@ from PySide6.QtWidgets import QApplication, QLineEdit, QMenu
 from pytestqt.modeltest import ModelTester
 from pytestqt.qtbot import QtBot
 
-from widgets.chat.chat_list_model import ChatListModel
-from widgets.chat.chat_rows import sign_place
-from widgets.chat.conversation_list import ConversationList
-from widgets.chat.listed_chats import ChatChange, ChatPlace, ListedChat, ListedHit
+from widgets.chat.chat_list_model import ChatChange, ChatListModel, ChatPlace, ListedChat, ListedHit
+from widgets.chat.conversation_list import ConversationList, sign_place
 
 CHATS = (
     ListedChat("p", "pinned one", pinned=True),

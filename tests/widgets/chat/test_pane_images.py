@@ -10,7 +10,7 @@ from tests.support.pictures import picture
 from tests.widgets.chat.conftest import exchange
 from widgets.chat.attachment_row import AttachedFile
 from widgets.chat.chat_pane import ChatPane
-from widgets.chat.image_strip import PICTURE_PX
+from widgets.chat.images import PICTURE_PX
 from widgets.chat.shown import ShownImage, ShownMessage
 
 RED = b"\xff\x00\x00"

@@ -1,10 +1,14 @@
-"""Text that fits its place, in figures of one width."""
+"""Counts and text as they are shown: thousands apart, and what fits its place."""
 
 from __future__ import annotations
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PySide6.QtGui import QFont
 from pytestqt.qtbot import QtBot
 
+from widgets.common.counts import SEPARATOR, format_count, parse_count
 from widgets.common.text import elide, fitting, text_width, ui_font
 
 
@@ -30,3 +34,18 @@ def test_figures_have_one_width(qtbot: QtBot) -> None:
     font = ui_font()
     assert font.isFeatureSet(QFont.Tag("tnum"))
     assert len({round(text_width(digit * 8, font), 3) for digit in "0123456789"}) == 1
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0"), (999, "999"), (16384, "16 384"), (1048576, "1 048 576")])
+def test_thousands_are_apart(count: int, text: str) -> None:
+    assert format_count(count) == text.replace(" ", SEPARATOR)
+
+
+@given(st.integers(min_value=0, max_value=10**17))
+def test_what_is_shown_reads_back(count: int) -> None:
+    assert parse_count(format_count(count)) == count
+
+
+@pytest.mark.parametrize("text", ["", "k", "²", "٣"])
+def test_no_digits_are_no_count(text: str) -> None:
+    assert parse_count(text) is None

@@ -14,7 +14,7 @@ from engine.devices.device import make_host
 from engine.units import GIB, MIB
 from tests.support.previews import make_gpu
 from widgets.controls.auto_layout_dialog import AutoLayoutDialog
-from widgets.controls.auto_wishes import AutoWishes, StrategyWords
+from widgets.controls.values import AutoWishes, StrategyWords
 
 WORDS = (
     StrategyWords("fewest", "Fewest Devices", "Use few"),

@@ -9,12 +9,14 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QComboBox, QProgressBar, QWidget
 from pytestqt.qtbot import QtBot
 
+from engine.language import Language, use_language
 from engine.layout.layout import SPLIT_MODES
 from engine.plan.decisions.decision import Decision
 from engine.session.status import ModelStatus, Phase
 from engine.settings.context_settings import AUTO_CONTEXT, KV_TYPES, ContextSettings
+from widgets.controls.decided import decided_text
 from widgets.controls.settings_bar import SettingsBar
-from widgets.controls.states import SplitModeChoice
+from widgets.controls.values import SplitModeChoice
 
 SETTINGS = ContextSettings(n_ctx=16384, n_ubatch=256, type_k="q8_0", swa_full=True, threads=3)
 
@@ -292,3 +294,12 @@ def test_requests_that_share_a_cache_share_the_context(bar: SettingsBar) -> None
     bar.set_context(ContextSettings(n_ctx=16384, n_seq_max=4, kv_unified=True), 32768)
     assert plain(bar.context_editor.n_ctx_box.text()) == "16 384"
     assert bar.context_editor.context_label.text() == "Context"
+
+
+def test_a_decided_switch_is_told_in_the_language_of_people() -> None:
+    use_language(Language("xx", {"on": "an", "off": "aus"}))
+    try:
+        texts = [decided_text(Decision("op_offload", value, "why")) for value in (True, False)]
+    finally:
+        use_language(Language())
+    assert texts == ["an: why", "aus: why"]

@@ -16,9 +16,8 @@ from engine.plan.decisions.decision import Decision
 from engine.settings.context_settings import AUTO_CONTEXT, ContextSettings
 from engine.settings.table import KEYS, SETTINGS
 from widgets.controls.setting_controls import ChoiceControl, LengthControl, NumberControl
-from widgets.controls.settings_dialog import SettingsDialog
-from widgets.controls.side_file_form import AdapterScale
-from widgets.controls.states import AdapterName, SideFileNames
+from widgets.controls.settings_dialog import AdapterScale, SettingsDialog
+from widgets.controls.values import AdapterName, SideFileNames
 
 DECISIONS = (
     Decision("n_ctx", 32768, "What 24 GiB on devices suggest; more can be chosen."),

@@ -9,7 +9,8 @@ from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
-from widgets.controls.share_editor import ShareChange, ShareEditor, with_percent
+from engine.layout.moves import SharesMove
+from widgets.controls.share_editor import ShareEditor, with_percent
 
 
 @pytest.fixture
@@ -32,14 +33,14 @@ def test_shares_are_shown_in_per_cent_of_the_whole(editor: ShareEditor) -> None:
 
 
 def test_a_slider_reports_each_step_and_the_end(editor: ShareEditor) -> None:
-    changes: list[ShareChange] = []
+    changes: list[SharesMove] = []
     ends: list[bool] = []
-    editor.shares_changed.connect(changes.append)
-    editor.shares_finished.connect(lambda: ends.append(True))
+    editor.moved.connect(changes.append)
+    editor.move_finished.connect(lambda: ends.append(True))
     slider, _ = editor.member("CUDA0")
     slider.setSliderDown(True)
     slider.setValue(50)
-    assert changes == [ShareChange((("CUDA0", 50.0), ("CUDA1", 50.0), ("RPC0", 0.0)))]
+    assert changes == [SharesMove((("CUDA0", 50.0), ("CUDA1", 50.0), ("RPC0", 0.0)))]
     assert ends == []
     editor.set_shares(changes[-1].shares)
     assert percents(editor) == [(50, 50), (50, 50), (0, 0)]
@@ -49,14 +50,14 @@ def test_a_slider_reports_each_step_and_the_end(editor: ShareEditor) -> None:
 
 
 def test_an_entered_number_is_a_finished_change(editor: ShareEditor) -> None:
-    heard: list[ShareChange | None] = []
-    editor.shares_changed.connect(heard.append)
-    editor.shares_finished.connect(lambda: heard.append(None))
+    heard: list[SharesMove | None] = []
+    editor.moved.connect(heard.append)
+    editor.move_finished.connect(lambda: heard.append(None))
     _, number = editor.member("RPC0")
     number.selectAll()
     QTest.keyClicks(number, "20")
     QTest.keyClick(number, Qt.Key.Key_Return)
-    assert heard == [ShareChange((("CUDA0", 60.0), ("CUDA1", 20.0), ("RPC0", 20.0))), None]
+    assert heard == [SharesMove((("CUDA0", 60.0), ("CUDA1", 20.0), ("RPC0", 20.0))), None]
 
 
 def test_a_number_is_not_taken_away_while_it_is_typed(editor: ShareEditor) -> None:

@@ -12,12 +12,13 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QMenu
 from pytestqt.qtbot import QtBot
 
-from engine.devices.device import Device, Fault, Holding, make_host
+from engine.devices.device import Device, Fault, make_host
 from engine.memory.estimate import DeviceMemory, Grade
 from engine.plan.report import make_row
 from engine.speed.speeds import Link
 from engine.telemetry.sample import Sample
 from engine.units import GIB, MIB
+from tests.support.orders import holding
 from widgets.common.palette import DARK, LIGHT
 from widgets.devices.device_card import DeviceCard
 from widgets.devices.device_strip import DeviceStrip
@@ -149,7 +150,7 @@ def test_a_size_that_cannot_be_used_keeps_the_dialog_open(qtbot: QtBot) -> None:
         QTest.keyClick(dialog.cap_edit, Qt.Key.Key_Return)
 
     assert dialog.isVisible()
-    assert '"a lot" is not a size' in dialog.error_label.text()
+    assert '"a lot" is not a size' in dialog.problem_label.text()
     with qtbot.waitSignal(dialog.finished):
         dialog.reject()
 
@@ -257,7 +258,7 @@ def test_an_alert_takes_the_place_of_the_readings_and_goes_again(qtbot: QtBot) -
 
 def test_a_card_names_the_other_models_that_hold_memory_there(qtbot: QtBot) -> None:
     strip = make_strip(qtbot)
-    held = replace(GPU, holdings=(Holding("mix <b>ture</b>", 3 * GIB), Holding("tiny", 5 * MIB)))
+    held = replace(GPU, holdings=(holding("mix <b>ture</b>", 3 * GIB), holding("tiny", 5 * MIB)))
     strip.set_devices((held, REMOTE, HOST))
     assert "mix &lt;b&gt;ture&lt;/b&gt; holds 3.00 GiB<br>tiny holds 5.0 MiB" in card_of(strip, "CUDA0").toolTip()
     assert "holds" not in card_of(strip, "CPU").toolTip()

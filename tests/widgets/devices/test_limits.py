@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.units import GIB, MIB, parse_size
-from widgets.devices.limits import DeviceLimits, parse_limits
-from widgets.devices.limits_dialog import editable_size
+from widgets.devices.limits import DeviceLimits, editable_size, parse_limits
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from PySide6.QtCore import QRect, Qt
@@ -10,9 +10,12 @@ from PySide6.QtGui import QAccessible, QAccessibleInterface
 from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
+from engine.plan.preview import Preview
 from tests.support.accessibility import interface_of, name_of, nameless, walk
 from tests.support.previews import dense_preview, make_layout, with_layout
 from widgets.layout_editor.editor import LayoutEditor
+from widgets.layout_editor.placement import LaneContent
+from widgets.layout_editor.texts import LoadedWords, accessible_summary
 
 _Role = QAccessible.Role
 
@@ -119,3 +122,23 @@ def test_a_part_follows_the_layout_and_ends_with_it(editor: LayoutEditor) -> Non
     editor.set_preview(None)
     assert view.childCount() == 0
     assert layer.state().invalid
+
+
+def test_a_drag_makes_no_summary_unless_a_screen_reader_asks(
+    editor: LayoutEditor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sentences on all lanes are made for each question, not for each frame."""
+    made: list[str] = []
+
+    def count(preview: Preview, lanes: Sequence[LaneContent], state: LoadedWords) -> str:
+        made.append(accessible_summary(preview, lanes, state))
+        return made[-1]
+
+    monkeypatch.setattr("widgets.layout_editor.view.accessible_summary", count)
+    QAccessible.setActive(False)
+    for first in range(10, 15):
+        editor.set_preview(with_layout(dense_preview(), make_layout(32, [("CUDA0", first), ("CUDA1", 32 - first)])))
+    assert made == []
+    described = interface_of(editor.view).text(QAccessible.Text.Description)
+    assert "CUDA0: layers 0–13" in described
+    assert len(made) == 1

@@ -1,4 +1,4 @@
-"""The editor by keyboard: each step is a move and its end."""
+"""The editor by keyboard: where the keys take the focus; each step is a move and its end."""
 
 from __future__ import annotations
 
@@ -11,11 +11,66 @@ from PySide6.QtWidgets import QLineEdit, QVBoxLayout, QWidget
 from pytestqt.qtbot import QtBot
 
 from engine.devices.device import CPU_ID
+from engine.layout.moves import BoundaryMove, OutputMove, RangeMove
 from engine.plan.preview import Preview
 from tests.support.previews import dense_preview, make_layout, with_layout
 from widgets.layout_editor.editor import LayoutEditor
-from widgets.layout_editor.keys import KEYS, Command, command_of
-from widgets.layout_editor.moves import BoundaryMove, OutputMove, RangeMove, Selection
+from widgets.layout_editor.keyboard import (
+    KEYS,
+    BoundaryFocus,
+    Command,
+    LayerFocus,
+    OutputFocus,
+    Selection,
+    command_of,
+    kept_focus,
+    next_layer,
+    next_stop,
+)
+
+LAYOUT = make_layout(10, [("A", 4), ("B", 3), (CPU_ID, 3)])
+
+
+def test_tab_walks_the_boundaries_then_the_output_then_out() -> None:
+    stops = []
+    focus = next_stop(LAYOUT, None, 1)
+    while focus is not None:
+        stops.append(focus)
+        focus = next_stop(LAYOUT, focus, 1)
+    assert stops == [BoundaryFocus(0), BoundaryFocus(1), OutputFocus()]
+    assert next_stop(LAYOUT, None, -1) == OutputFocus()
+    assert next_stop(LAYOUT, BoundaryFocus(0), -1) is None
+
+
+def test_tab_from_a_layer_goes_to_the_boundaries_of_its_run() -> None:
+    assert next_stop(LAYOUT, LayerFocus(5, 5), 1) == BoundaryFocus(1)
+    assert next_stop(LAYOUT, LayerFocus(5, 5), -1) == BoundaryFocus(0)
+    assert next_stop(LAYOUT, LayerFocus(9, 9), 1) == OutputFocus()
+    assert next_stop(LAYOUT, LayerFocus(0, 0), -1) is None
+
+
+def test_arrows_leave_a_boundary_to_its_sides() -> None:
+    assert next_layer(LAYOUT, BoundaryFocus(0), -1, extend=False) == LayerFocus(3, 3)
+    assert next_layer(LAYOUT, BoundaryFocus(0), 1, extend=False) == LayerFocus(4, 4)
+    assert next_layer(LAYOUT, None, 1, extend=False) == LayerFocus(0, 0)
+    assert next_layer(LAYOUT, OutputFocus(), -1, extend=False) == LayerFocus(9, 9)
+
+
+def test_extending_keeps_the_anchor_and_stops_at_the_ends() -> None:
+    focus = next_layer(LAYOUT, LayerFocus(8, 6), 1, extend=True)
+    assert focus.span == (6, 9)
+    assert next_layer(LAYOUT, focus, 1, extend=True) == focus
+    assert next_layer(LAYOUT, LayerFocus(6, 6), -1, extend=True).span == (5, 6)
+
+
+def test_focus_moves_to_what_is_left_of_a_changed_layout() -> None:
+    two = make_layout(10, [("A", 4), ("B", 6)])
+    one = make_layout(10, [("A", 10)])
+    assert kept_focus(two, BoundaryFocus(1)) == BoundaryFocus(0)
+    assert kept_focus(one, BoundaryFocus(0)) is None
+    assert kept_focus(make_layout(4, [("A", 4)]), LayerFocus(8, 2)) is None
+    assert kept_focus(two, LayerFocus(8, 2)) == LayerFocus(8, 2)
+
 
 Key = Qt.Key
 CTRL = Qt.KeyboardModifier.ControlModifier
@@ -30,8 +85,7 @@ class Typist:
     def __init__(self, editor: LayoutEditor) -> None:
         self.editor = editor
         self.said: list[object] = []
-        for signal in (editor.boundary_moved, editor.range_moved, editor.output_moved):
-            signal.connect(self.said.append)
+        editor.moved.connect(self.said.append)
         editor.move_finished.connect(lambda: self.said.append("finished"))
 
     def type(self, *keys: Qt.Key, held: Qt.KeyboardModifier = NONE) -> None:
@@ -140,7 +194,7 @@ def test_tab_leaves_the_editor_past_its_last_stop(qtbot: QtBot) -> None:
     QTest.keyClick(before, Key.Key_Tab)
     qtbot.waitUntil(editor.view.hasFocus)
     said: list[object] = []
-    editor.boundary_moved.connect(said.append)
+    editor.moved.connect(said.append)
     QTest.keyClick(editor.view, Key.Key_Right, CTRL)
     assert said == [BoundaryMove(0, 17)], "Tab enters at the first boundary"
     for _ in range(3):
@@ -149,7 +203,7 @@ def test_tab_leaves_the_editor_past_its_last_stop(qtbot: QtBot) -> None:
     QTest.keyClick(after, Key.Key_Backtab, SHIFT)
     qtbot.waitUntil(editor.view.hasFocus)
     outputs: list[object] = []
-    editor.output_moved.connect(outputs.append)
+    editor.moved.connect(outputs.append)
     QTest.keyClick(editor.view, Key.Key_Up, CTRL)
     assert outputs == [OutputMove("CUDA1")], "Shift+Tab enters at the output"
 

@@ -12,6 +12,7 @@ from PySide6.QtWidgets import QApplication, QToolTip
 from pytestqt.qtbot import QtBot
 
 from engine.devices.device import CPU_ID
+from engine.layout.moves import BoundaryMove, Move, OutputMove, RangeMove
 from engine.plan.preview import Preview
 from tests.support.previews import (
     dense_layers,
@@ -26,7 +27,9 @@ from tests.support.previews import (
     with_layout,
 )
 from widgets.layout_editor.editor import LayoutEditor
-from widgets.layout_editor.moves import BoundaryMove, OutputMove, RangeMove, Selection
+from widgets.layout_editor.keyboard import Selection
+from widgets.layout_editor.marks import Marks
+from widgets.layout_editor.scene import EditorScene
 from widgets.layout_editor.shown import Shown
 
 LEFT = Qt.MouseButton.LeftButton
@@ -41,10 +44,13 @@ class Hand:
         self.editor = editor
         self.viewport = editor.view.viewport()
         self.said: list[object] = []
-        for signal in (editor.boundary_moved, editor.range_moved, editor.output_moved):
-            signal.connect(self.said.append)
+        editor.moved.connect(self.said.append)
         editor.move_finished.connect(lambda: self.said.append("finished"))
         editor.move_cancelled.connect(lambda: self.said.append("cancelled"))
+
+    @property
+    def moves(self) -> list[Move]:
+        return [each for each in self.said if isinstance(each, Move)]
 
     @property
     def shown(self) -> Shown:
@@ -129,7 +135,7 @@ def test_pressing_a_handle_moves_nothing(make_hand: MakeHand) -> None:
     hand = make_hand(dense_preview())
     start = hand.handle(0)
     hand.drag(start, start + QPoint(2, 0))
-    assert hand.said == []
+    assert hand.moves == []
 
 
 def test_previews_during_a_drag_do_not_end_it(make_hand: MakeHand) -> None:
@@ -200,6 +206,8 @@ def test_a_selection_is_what_is_dragged_even_across_runs(make_hand: MakeHand) ->
     hand.click(hand.layer(12))
     hand.click(hand.layer(19), SHIFT)
     assert hand.editor.selection == Selection((12, 19))
+    assert hand.moves == []
+    hand.said.clear()
     hand.drag(hand.layer(14), hand.layer(14, 2))
     assert hand.said == [RangeMove(12, 19, CPU_ID), "finished"]
 
@@ -213,7 +221,7 @@ def test_coming_back_to_its_lane_is_said_too(make_hand: MakeHand) -> None:
 def test_a_click_chooses_one_layer_and_moves_nothing(make_hand: MakeHand) -> None:
     hand = make_hand(dense_preview())
     hand.drag(hand.layer(5), hand.layer(5) + QPoint(3, 3))
-    assert hand.said == []
+    assert hand.moves == []
     assert hand.editor.selection == Selection((5, 5))
 
 
@@ -224,7 +232,7 @@ def test_a_drag_over_an_empty_lane_selects_the_layers_it_passes(make_hand: MakeH
     hand.drag(hand.layer(20, 0), hand.layer(26, 0))
     assert hand.editor.selection == Selection((20, 26))
     assert heard[-1] == Selection((20, 26))
-    assert hand.said == []
+    assert hand.moves == []
 
 
 def test_the_output_goes_to_another_lane(make_hand: MakeHand) -> None:
@@ -238,6 +246,7 @@ def test_the_output_goes_to_another_lane(make_hand: MakeHand) -> None:
 def test_escape_restores_the_selection_from_before_the_drag(make_hand: MakeHand) -> None:
     hand = make_hand(dense_preview())
     hand.click(hand.layer(2))
+    hand.said.clear()
     hand.press(hand.layer(20))
     hand.move(hand.layer(20, 0))
     QTest.keyClick(hand.editor.view, Qt.Key.Key_Escape)
@@ -251,9 +260,9 @@ def test_layers_cannot_be_dropped_on_a_device_that_is_not_there(make_hand: MakeH
     gone = with_layout(preview, make_layout(32, [("CUDA0", 16), ("GONE", 10), (CPU_ID, 6)]))
     hand = make_hand(gone)
     hand.drag(hand.layer(3), hand.layer(3, 3))
-    assert hand.said == []
+    assert hand.moves == []
     hand.drag(hand.layer(20), hand.layer(20, 1))
-    assert hand.said == [RangeMove(16, 25, "CUDA1"), "finished"]
+    assert hand.moves == [RangeMove(16, 25, "CUDA1")]
 
 
 def test_each_of_fourteen_boundaries_can_be_taken(make_hand: MakeHand) -> None:
@@ -297,7 +306,7 @@ def test_the_right_button_does_nothing(make_hand: MakeHand) -> None:
     QTest.mousePress(hand.viewport, Qt.MouseButton.RightButton, NONE, hand.layer(3))
     assert not hand.editor.is_dragging
     QTest.mouseRelease(hand.viewport, Qt.MouseButton.RightButton, NONE, hand.layer(3))
-    assert hand.said == []
+    assert hand.moves == []
 
 
 def test_a_new_preview_keeps_what_is_under_the_resting_pointer_up_to_date(make_hand: MakeHand) -> None:
@@ -321,3 +330,34 @@ def test_the_tooltip_under_the_pointer_shows_names_as_they_are(qtbot: QtBot, mak
     assert "&lt;b&gt;Card&lt;/b&gt;<br>CUDA0: estimated" in QToolTip.text()
     QToolTip.hideText()
     qtbot.waitUntil(lambda: not QToolTip.isVisible())
+
+
+def test_a_drag_that_was_ended_from_outside_sends_nothing_more(make_hand: MakeHand) -> None:
+    hand = make_hand(dense_preview())
+    start = hand.handle(0)
+    hand.press(start)
+    hand.move(QPoint(hand.edge(18), start.y()))
+    hand.editor.end_drag()
+    assert not hand.editor.is_dragging
+    hand.move(QPoint(hand.edge(20), start.y()))
+    hand.release(start)
+    assert hand.said == [BoundaryMove(0, 18)]
+
+
+def test_each_step_of_a_drag_updates_the_marks_once(make_hand: MakeHand, monkeypatch: pytest.MonkeyPatch) -> None:
+    preview = dense_preview()
+    hand = make_hand(preview)
+    start = hand.handle(0)
+    hand.press(start)
+    updates: list[Marks] = []
+    set_marks = EditorScene.set_marks
+
+    def count(scene: EditorScene, marks: Marks, *, active: int | None, focused: int | None) -> None:
+        updates.append(marks)
+        set_marks(scene, marks, active=active, focused=focused)
+
+    monkeypatch.setattr(EditorScene, "set_marks", count)
+    hand.move(QPoint(hand.edge(14), start.y()))
+    assert len(updates) == 1
+    hand.editor.set_preview(with_layout(preview, make_layout(32, [("CUDA0", 14), ("CUDA1", 12), (CPU_ID, 6)])))
+    assert len(updates) == 2

@@ -9,22 +9,21 @@ from pathlib import Path
 import msgspec
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QColor
+from PySide6.QtGui import QAccessible, QColor
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QLabel
 from pytestqt.qtbot import QtBot
 
-from engine.devices.device import CPU_ID, Holding
-from engine.layout.rules import Violation
+from engine.devices.device import CPU_ID
+from engine.layout.layout import Violation
 from engine.memory.side_files import Projector, SideFiles
 from engine.plan.preview import Preview
 from engine.settings.context_settings import ContextSettings
-from engine.speed.known_cards import Source
-from engine.speed.prediction import SpeedForecast
-from engine.speed.prompts import PromptForecast
-from engine.speed.route import DeviceTime
-from engine.speed.sending import Sending
+from engine.speed.prediction import DeviceTime, SpeedForecast
+from engine.speed.speeds import Sending, Source
 from engine.units import GIB, MIB
+from tests.support.accessibility import interface_of
+from tests.support.orders import holding
 from tests.support.previews import (
     dense_layers,
     dense_preview,
@@ -41,10 +40,11 @@ from tests.support.previews import (
 )
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.palette import DARK, LIGHT, Palette
+from widgets.layout_editor.annotations import Notes
 from widgets.layout_editor.editor import EMPTY_TEXT, LayoutEditor
-from widgets.layout_editor.marks import tooltip_of
-from widgets.layout_editor.notes import Notes
-from widgets.layout_editor.shown import BarTarget
+from widgets.layout_editor.marks import marks_of, pin_rects, tooltip_of
+from widgets.layout_editor.pins import NO_PINS, PinnedLayers, Pins, PinToggle
+from widgets.layout_editor.shown import BarTarget, LayerTarget, OutputTarget
 from widgets.layout_editor.texts import note_lines
 
 MakeEditor = Callable[..., LayoutEditor]
@@ -158,7 +158,7 @@ def test_other_loaded_models_are_named_and_take_room_from_a_loaded_one(make_edit
     alone = make_preview(make_rig(card), layout, layers)
     editor = make_editor(alone)
     editor.set_loaded(loaded_from(alone))
-    beside = replace(card, free_bytes=18 * GIB, holdings=(Holding("mixture", 5 * GIB),))
+    beside = replace(card, free_bytes=18 * GIB, holdings=(holding("mixture", 5 * GIB),))
     editor.set_preview(make_preview(make_rig(beside), layout, layers))
     shown = editor.shown
     assert shown is not None
@@ -216,7 +216,7 @@ def test_the_header_sums_up_the_model_or_the_selection(make_editor: MakeEditor) 
 
 def test_the_accessible_text_tells_the_layout(make_editor: MakeEditor) -> None:
     editor = make_editor(dense_preview())
-    text = editor.view.accessibleDescription()
+    text = interface_of(editor.view).text(QAccessible.Text.Description)
     assert "32 layers, not loaded" in text
     assert "CUDA1: layers 16–25" in text
     assert "Output on CPU." in text
@@ -248,7 +248,7 @@ def test_the_header_and_the_lanes_tell_the_speed(make_editor: MakeEditor) -> Non
     times = {each.content.device.id: each.time for each in editor.shown.values}
     assert times == {"CUDA0": "10 ms", "CUDA1": "", CPU_ID: "30 ms"}
     editor.set_preview(with_speed(preview, "answers", 0.02, answered_per_second=46.0))
-    assert editor.speed_text == "about 50 tokens/s, 46 measured"
+    assert editor.speed_text == "46 tokens/s measured (predicted 50)"
     label = next(each for each in editor.findChildren(QLabel) if each.text() == editor.speed_text)
     assert "2048 tokens in the context" in label.toolTip()
     assert "CPU: 15 ms a token (learnt from answers)" in label.toolTip()
@@ -260,9 +260,9 @@ def test_the_header_tells_the_speed_of_prompts(make_editor: MakeEditor) -> None:
     preview = with_speed(dense_preview(), "measured")
     assert preview.speed is not None
     parts = (DeviceTime(CPU_ID, 0.004, 0.0, "answers"),)
-    prompt = PromptForecast(0.004, 2048, parts, "answers", is_learnt=True)
+    prompt = SpeedForecast(0.004, 2048, parts, "answers", is_learnt=True)
     editor = make_editor(replace(preview, speed=replace(preview.speed, prompt=prompt), answered_per_second=24.0))
-    assert editor.speed_text == "about 25 tokens/s, 24 measured, prompt 250/s"
+    assert editor.speed_text == "24 tokens/s measured (predicted 25), prompt 250/s"
     label = next(each for each in editor.findChildren(QLabel) if each.text() == editor.speed_text)
     told = "A prompt of 2048 tokens is read at about 250 tokens per second (learnt from answers; corrected by answers)."
     assert told in label.toolTip()
@@ -283,7 +283,7 @@ def test_a_guess_is_told_as_a_guess(make_editor: MakeEditor) -> None:
     assert "CPU: ~30 ms a token (not measured)" in label.toolTip()
     assert "Measure Speeds" in label.toolTip()
     editor.set_preview(with_speed(dense_preview(), "guess", answered_per_second=24.0))
-    assert editor.speed_text == "roughly 25 tokens/s, 24 measured"
+    assert editor.speed_text == "24 tokens/s measured (predicted roughly 25)"
 
 
 def test_the_time_that_a_load_takes_to_send_weights_is_told(make_editor: MakeEditor) -> None:
@@ -297,3 +297,72 @@ def test_the_time_that_a_load_takes_to_send_weights_is_told(make_editor: MakeEdi
     assert note.startswith("A load sends 3.00 GiB to RPC0: about 27 s")
     short = replace(preview, sendings=(Sending("RPC0", GIB, 4.9),))
     assert not any("sends" in text for text, _ in note_lines(short))
+
+
+Key = Qt.Key
+
+
+@pytest.fixture
+def editor(qtbot: QtBot) -> LayoutEditor:
+    editor = LayoutEditor()
+    qtbot.addWidget(editor)
+    editor.resize(900, 500)
+    with qtbot.waitExposed(editor):
+        editor.show()
+    preview = dense_preview()
+    n_layers = preview.layout.n_layers
+    editor.set_preview(with_layout(preview, make_layout(n_layers, [(CPU_ID, 8), ("CUDA0", n_layers - 8)])))
+    editor.setFocus()
+    return editor
+
+
+def test_the_key_asks_for_the_selected_layers_or_the_output(editor: LayoutEditor) -> None:
+    asked: list[object] = []
+    editor.pin_toggled.connect(asked.append)
+    editor.toggle_pin()
+    assert asked == [], "nothing is chosen"
+    QTest.keyClick(editor.view, Key.Key_Home)
+    QTest.keyClick(editor.view, Key.Key_Right, Qt.KeyboardModifier.ShiftModifier)
+    QTest.keyClick(editor.view, Key.Key_P)
+    QTest.keyClick(editor.view, Key.Key_Tab)
+    QTest.keyClick(editor.view, Key.Key_P)
+    QTest.keyClick(editor.view, Key.Key_Tab)
+    editor.toggle_pin()
+    assert asked == [PinToggle((0, 1)), PinToggle(None)], "a boundary cannot be pinned"
+
+
+def test_pinned_layers_are_marked_in_the_lane_they_stay_in(editor: LayoutEditor) -> None:
+    shown = editor.shown
+    assert shown is not None
+    pins = Pins((PinnedLayers(CPU_ID, 0, 3), PinnedLayers("gone", 5, 6), PinnedLayers("CUDA0", 30, 10_000)), "CUDA0")
+    cpu, cuda, output = pin_rects(shown, pins)
+    assert cpu == shown.block_rect(shown.lane_of[CPU_ID], 0, 3)
+    assert cuda.right() <= shown.track.right
+    assert output.left() == shown.track.output[0]
+    assert marks_of(shown, None, None, None, pins, has_keyboard=False).pinned == (cpu, cuda, output)
+    assert pin_rects(shown, NO_PINS) == ()
+
+
+def test_the_tooltip_says_it(editor: LayoutEditor) -> None:
+    shown = editor.shown
+    assert shown is not None
+    pins = Pins((PinnedLayers(CPU_ID, 0, 3),), "CUDA0")
+    lane = shown.lane_of[CPU_ID]
+    assert tooltip_of(shown, LayerTarget(2, lane), pins).endswith("Pinned to CPU: automatic layouts leave it there.")
+    assert "Pinned" not in tooltip_of(shown, LayerTarget(4, lane), pins)
+    assert "Pinned to CUDA0" in tooltip_of(shown, OutputTarget(), pins)
+
+
+def test_a_pin_is_painted(editor: LayoutEditor) -> None:
+    shown = editor.shown
+    assert shown is not None
+    before = editor.view.viewport().grab().toImage()
+    editor.set_pins(Pins((PinnedLayers(CPU_ID, 0, 3),)))
+    rect = shown.block_rect(shown.lane_of[CPU_ID], 0, 3)
+    point = editor.view.mapFromScene(rect.center().x(), rect.top() + 1)
+    after = editor.view.viewport().grab().toImage()
+    ratio = after.devicePixelRatio()
+    x, y = round(point.x() * ratio), round(point.y() * ratio)
+    assert before.pixelColor(x, y) != after.pixelColor(x, y)
+    editor.set_pins(NO_PINS)
+    assert editor.view.viewport().grab().toImage().pixelColor(x, y) == before.pixelColor(x, y)

@@ -12,8 +12,7 @@ from pytestqt.qtbot import QtBot
 
 from widgets.common.palette import DARK, LIGHT, Palette
 from widgets.library.model_panel import ModelPanel
-from widgets.library.recent_list_model import CURRENT_ROLE, RecentListModel
-from widgets.library.recent_model import ModelChoice, RecentModel
+from widgets.library.recent_models import CURRENT_ROLE, ModelChoice, RecentListModel, RecentModel
 
 MODELS = (
     RecentModel(Path("/models/qwen.gguf"), "Qwen3-30B-A3B", "Q4_K_M · 17.3 GiB"),

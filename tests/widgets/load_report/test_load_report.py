@@ -10,14 +10,15 @@ from PySide6.QtWidgets import QLabel, QProgressBar
 from pytestqt.qtbot import QtBot
 
 from engine.devices.device import Device, make_host
+from engine.devices.holder import MemoryHolder
 from engine.memory.estimate import DeviceMemory, Grade
 from engine.plan.report import make_row
-from engine.session.events import Cancelled, Crashed, Failed, Loaded, OutOfMemory
+from engine.session.events import Attempt, Cancelled, Crashed, Failed, Loaded, OutOfMemory
 from engine.units import GIB, MIB
 from widgets.common.palette import DARK, LIGHT, Palette
 from widgets.load_report.load_report import IDLE_SENTENCE, LoadReport
 from widgets.load_report.outcome import ProposalWords
-from widgets.load_report.report_table import ReportTable
+from widgets.load_report.report_table import ATTEMPTS_TITLE, ReportTable
 
 GPU = Device("CUDA0", "RTX 3090", "CUDA", "gpu", 24 * GIB, free_bytes=23 * GIB)
 ROWS = (
@@ -86,7 +87,7 @@ def test_loaded_shows_a_table(report: LoadReport) -> None:
 def test_each_ending_replaces_the_one_before(qtbot: QtBot, report: LoadReport) -> None:
     report.show_loaded(LOADED)
     report.show_out_of_memory(OUT_OF_MEMORY, {"CUDA0": "RTX 3090"})
-    assert report.badge_text == "OOM"
+    assert report.badge_text == "OUT OF MEMORY"
     assert badge_of(report).property("role") == "badge-bad"
     assert report.sentence.startswith("CUDA0 (RTX 3090) was asked for 2.00 GiB")
     assert report.detail == "cudaMalloc failed"
@@ -124,14 +125,13 @@ def test_a_proposal_is_chosen_by_its_button(qtbot: QtBot, report: LoadReport) ->
     assert "Move layer 3 (CUDA0 1.0 MiB less)\nLower the ubatch\n" in report.plain_text()
 
 
-def test_the_report_is_copied(qtbot: QtBot, report: LoadReport) -> None:
+def test_the_report_is_copied(report: LoadReport) -> None:
     report.show_out_of_memory(OUT_OF_MEMORY)
-    with qtbot.waitSignal(report.copied):
-        QTest.mouseClick(report.copy_button, Qt.MouseButton.LeftButton)
+    QTest.mouseClick(report.copy_button, Qt.MouseButton.LeftButton)
 
     copied = QGuiApplication.clipboard().text()
     assert copied == report.plain_text()
-    assert copied.startswith("OOM: CUDA0 was asked for 2.00 GiB")
+    assert copied.startswith("OUT OF MEMORY: CUDA0 was asked for 2.00 GiB")
     assert "cudaMalloc failed" in copied
 
 
@@ -157,3 +157,51 @@ def swatch_colors(report: LoadReport) -> set[str]:
     table = next(table for table in report.findChildren(ReportTable) if table.isVisible())
     pixmaps = [label.pixmap() for label in table.findChildren(QLabel)]
     return {pixmap.toImage().pixelColor(1, 1).name() for pixmap in pixmaps if not pixmap.isNull()}
+
+
+FIRST = Attempt(number=1, layout="layers 0-7 on CUDA0", reason="The layout as it was asked for.")
+SECOND = Attempt(number=2, layout="layers 0-1 on CPU, layers 2-7 on CUDA0", reason="CUDA0 refused 2.00 GiB.")
+HELD_BY_OTHERS = OutOfMemory(
+    stage="allocate", device="CUDA0", requested_bytes=2 * GIB, free_bytes=GIB, allocated=(), message="It is full.",
+    holders=(MemoryHolder(pid=7, name="browser", held_bytes=3 * GIB), MemoryHolder(pid=8, name="python", ours=True)),
+)  # fmt: skip
+
+
+def test_attempts_are_shown_while_they_go_on_and_stay_with_the_ending(report: LoadReport) -> None:
+    report.show_progress("fit")
+    report.show_attempt(FIRST)
+    assert not any(ATTEMPTS_TITLE in text for text in visible_texts(report))
+    report.show_progress("allocate")
+    report.show_attempt(SECOND)
+    report.show_progress("fit")
+    (log,) = [text for text in visible_texts(report) if ATTEMPTS_TITLE in text]
+    assert "2. layers 0-1 on CPU, layers 2-7 on CUDA0" in log
+    assert "CUDA0 refused 2.00 GiB." in log
+    report.show_cancelled(Cancelled(stage="fit"))
+    assert log in visible_texts(report)
+    assert log in report.plain_text()
+    assert report.sentence.endswith("2 layouts were tried.")
+
+
+def test_the_next_load_begins_with_an_empty_log(report: LoadReport) -> None:
+    for attempt in (FIRST, SECOND):
+        report.show_attempt(attempt)
+    report.show_cancelled(Cancelled(stage="fit"))
+    report.show_progress("header")
+    assert report.attempts == ()
+    assert not any(ATTEMPTS_TITLE in text for text in visible_texts(report))
+    report.show_cancelled(Cancelled(stage="header"))
+    assert ATTEMPTS_TITLE not in report.plain_text()
+
+
+def test_a_first_attempt_replaces_an_older_log(report: LoadReport) -> None:
+    for attempt in (FIRST, SECOND, FIRST):
+        report.show_attempt(attempt)
+    assert len(report.attempts) == 1
+
+
+def test_who_holds_the_memory_is_said_and_copied(report: LoadReport) -> None:
+    report.show_out_of_memory(HELD_BY_OTHERS)
+    sentence = "Memory of CUDA0 is held by browser (7) 3.00 GiB, python (8) an unknown amount, this program."
+    assert report.detail == f"It is full.\n{sentence}"
+    assert sentence in report.plain_text()

@@ -9,7 +9,6 @@ from engine.memory.estimate import DeviceMemory, Grade
 from engine.plan.report import DeviceRow, make_row
 from engine.session.events import STAGE_WORDS, Cancelled, Crashed, Failed, Loaded, OutOfMemory, Stage
 from engine.units import GIB, KIB, MIB
-from widgets.load_report.columns import table_lines, visible_columns
 from widgets.load_report.outcome import (
     cancelled_outcome,
     crashed_outcome,
@@ -18,7 +17,7 @@ from widgets.load_report.outcome import (
     loaded_outcome,
     out_of_memory_outcome,
 )
-from widgets.load_report.plain_text import plain_report
+from widgets.load_report.report_table import plain_report, table_lines, visible_columns
 
 WORKER = Device("RPC0", "attic", "RPC", "gpu", 8 * GIB, free_bytes=6 * GIB, endpoint="192.0.2.7:50052")
 SPARE = Device("RPC1", "cellar", "RPC", "gpu", 8 * GIB, endpoint="192.0.2.8:50052")
@@ -112,7 +111,7 @@ def out_of_memory(*, free_bytes: int | None) -> OutOfMemory:
 def test_out_of_memory_names_the_device_and_the_bytes(free_bytes: int | None, sentence: str) -> None:
     outcome = out_of_memory_outcome(out_of_memory(free_bytes=free_bytes), {"RPC0": "attic"})
 
-    assert (outcome.badge, outcome.tone, outcome.sentence) == ("OOM", "bad", sentence)
+    assert (outcome.badge, outcome.tone, outcome.sentence) == ("OUT OF MEMORY", "bad", sentence)
     assert outcome.detail == "failed to allocate RPC0 buffer of size 2147483648"
     assert plain_report(outcome).endswith("\n\nfailed to allocate RPC0 buffer of size 2147483648\n")
     assert outcome.rows_title == "Already placed when it failed"

@@ -8,14 +8,14 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PySide6.QtCore import QUrl
+from PySide6.QtCore import QCoreApplication, QUrl
 from PySide6.QtGui import QTextCharFormat, QTextDocument
 from PySide6.QtWidgets import QApplication
 
 from tests.widgets.markdown.test_stream import texts
 from widgets.common.palette import DARK, LIGHT
 from widgets.markdown.document import MarkdownDocument
-from widgets.markdown.formulas import FormulaKey, make_formula
+from widgets.markdown.formulas import Formula, FormulaKey, Formulas
 from widgets.markdown.stream import MarkdownStream, parse_whole
 from widgets.markdown.typesetter import Typesetter
 
@@ -104,19 +104,16 @@ def test_a_selection_is_copied_with_the_source_of_formulas(typesetter: Typesette
     assert document.text_between(0, document.characterCount()) == "so x^2 is\ncode"
 
 
-@pytest.mark.parametrize("source", [r"\frac{a}{b}", "x^2", r"\begin{cases} a \\ b \end{cases}"])
-def test_formulas_have_a_picture(source: str) -> None:
-    formula = make_formula(FormulaKey(source, False, "#ff0000"))
-    assert formula is not None
-    assert formula.svg.startswith(b"<svg")
-    assert 0 < formula.depth < formula.height
-
-
-@pytest.mark.parametrize("source", [r"\frac{a", "}{", "{" * 30 + "}" * 30, r"\left(" * 200])
-def test_what_is_no_formula_stays_words(source: str) -> None:
-    assert make_formula(FormulaKey(source, True, "#ff0000")) is None
-
-
-@given(st.text(alphabet=r"\frac{}^_abx &" + "\n∑", max_size=30))
-def test_no_formula_raises(source: str) -> None:
-    make_formula(FormulaKey(source, True, "#000000"))
+def test_a_formula_is_drawn_in_the_background_and_shown_as_its_source_before() -> None:
+    later: list[Callable[[], None]] = []
+    picture = Formula(b"<svg></svg>", 10.0, 8.0, 2.0)
+    formulas = Formulas(later.append, lambda key: picture if key.source == "x^2" else None)
+    keys = [FormulaKey("x^2", False, "#ff0000"), FormulaKey("}{", False, "#ff0000")]
+    assert [formulas.get(key) for key in keys] == [None, None]
+    assert [formulas.get(key) for key in keys] == [None, None]
+    assert len(later) == 2, "each is asked for once"
+    for work in later:
+        work()
+    QCoreApplication.processEvents()
+    assert [formulas.get(key) for key in keys] == [picture, None]
+    assert len(later) == 2

@@ -1,4 +1,6 @@
-"""What the graphs of one model are made of: its layers, their weights, and which of them are alike."""
+"""What the graphs of one model are made of: its layers and their weights, which of them are alike, and the sections of
+graphs that stand for all layers of a kind.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +12,34 @@ from typing import Literal
 from engine.architectures.record import Architecture
 from engine.gguf.model_file import ModelFile
 from engine.layout.engine_parameters import TensorOverride
-from engine.layout.unlisted_layers import count_unlisted_layers
-from engine.memory.compute_graph.building.facts import Weights, block_weights, global_weights
-from engine.memory.compute_graph.building.family import Family, build_graph, find_family
-from engine.memory.compute_graph.building.homes import memory_of
-from engine.memory.compute_graph.building.numbers import LayerNumbers, Numbers, read_layers, read_numbers
-from engine.memory.compute_graph.building.placed import Placed
-from engine.memory.compute_graph.building.sketch import Batch, Sketch
+from engine.layout.split_modes import count_unlisted_layers
+from engine.memory.backends import ALL_KERNELS, Kernels, find_unsupported
+from engine.memory.compute_graph.building.context import Batch, GraphContext
+from engine.memory.compute_graph.building.graph import Family, build_graph, find_family
+from engine.memory.compute_graph.building.hparams import LayerNumbers, Numbers, read_layers, read_numbers
+from engine.memory.compute_graph.building.layer import (
+    HomeOf,
+    Placed,
+    Weights,
+    block_weights,
+    global_weights,
+    homes,
+    homes_of_variants,
+    in_their_blocks,
+    memory_of,
+)
 from engine.memory.compute_graph.ggml.scheduler import HOST
+from engine.memory.compute_graph.ggml.sections import (
+    ON_CPU,
+    FarReachError,
+    Marks,
+    Section,
+    memory_at,
+    pin_at,
+    take_apart,
+)
+from engine.memory.compute_graph.ggml.simulation import SectionName
 from engine.memory.hyper_parameters import HyperParameters, MissingNumberError, number
-from engine.memory.kernels import ALL_KERNELS, Kernels, find_unsupported
 from engine.memory.override_homes import OverrideHomes
 
 Sizes = Literal["none", "moved", "all"]
@@ -82,26 +102,26 @@ class GraphTables:
         self.architecture: Architecture = architecture
         self.left_out: list[frozenset[str]] = [frozenset()]
         """Names of the weights that devices of a sort have no kernel for; of sort 0 are those that have all."""
-        self._sorts: dict[Kernels, int] = {ALL_KERNELS: 0}
+        self._kernel_classes: dict[Kernels, int] = {ALL_KERNELS: 0}
         self.variants: list[Variant] = []
         """Found by the numbers that `alike` and `outside` give: the same for equal ones, whatever the overrides."""
         self._numbers: dict[object, int] = {}
         self._homes = override_homes
 
-    def sort_of(self, kernels: Kernels) -> int:
+    def kernel_class(self, kernels: Kernels) -> int:
         """Return the sort of a device with these kernels, by the weights that it leaves to the host."""
-        found = self._sorts.get(kernels)
+        found = self._kernel_classes.get(kernels)
         if found is None:
             names = find_unsupported(self._model, self.architecture, kernels)
             if names not in self.left_out:
                 self.left_out.append(names)
-            found = self._sorts[kernels] = self.left_out.index(names)
+            found = self._kernel_classes[kernels] = self.left_out.index(names)
         return found
 
     def _try_graph(self, model: ModelFile) -> None:
         """Build one layer of each kind, so that tensors which do not fit show here and not while somebody drags."""
-        batch = Batch(2, 1, 2, 256, 256, 1, 1, "f16", "f16", flash=False, turned_values=True, offload_kqv=True)
-        sketch = Sketch(
+        batch = Batch(2, 1, 2, 256, 256, 1, 1, "f16", "f16", flash=False, v_trans=True, offload_kqv=True)
+        ctx = GraphContext(
             self.numbers, self.family.style, batch, self.outer, lambda _, memory: memory, 0, has_cache=self.has_cache
         )
         firsts = {kind: index for index, kind in reversed(list(enumerate(self.kinds)))}
@@ -112,12 +132,12 @@ class GraphTables:
         counts: list[int] = []
         try:
             build_graph(
-                sketch,
+                ctx,
                 self.family,
                 layers,
                 HOST,
                 sliding=self.slides,
-                passed=lambda _: counts.append(len(sketch.graph.nodes)),
+                passed=lambda _: counts.append(len(ctx.graph.nodes)),
             )
         except (ArithmeticError, LookupError, AssertionError, ValueError) as error:
             raise MissingNumberError(
@@ -193,3 +213,126 @@ def _units(silent: Sequence[bool]) -> Iterator[tuple[int, int]]:
         if not is_silent:
             yield first, index
             first = index + 1
+
+
+_MOST_GRAPHS = 16
+"""A drag over devices of several sorts needs a graph for each step."""
+
+
+class SectionMaker:
+    """Makes sections. `pinned`: norms are pinned to the device of their layer; `op_offload`: devices compute operations
+    whose weights are on the host."""
+
+    def __init__(
+        self,
+        tables: GraphTables,
+        batch: Batch,
+        *,
+        pinned: bool,
+        op_offload: bool,
+    ) -> None:
+        self.tables = tables
+        self._batch = batch
+        self._pinned = pinned
+        self._op_offload = op_offload
+        self._known: dict[SectionName, Section] = {}
+        self._parts: dict[tuple[tuple[TensorOverride, ...], tuple[int, ...]], tuple[Section, ...]] = {}
+
+    def sizes_matter(self, memory: str, left_out: int) -> Sizes:
+        """Return whose bytes tell layers apart in this memory of devices of the sort `left_out`."""
+        if not self._op_offload:
+            return "none"
+        return "all" if left_out or memory == HOST else "moved"
+
+    def section(self, name: SectionName) -> Section:
+        """Return the section of some layers behind others: `("layers", before, layers, left_out, is_last, outer)`, of
+        which the first in the graph has none before; or `("end", before, layers, left_out, True, outer)` with the
+        output matrix. Layers are given by the numbers of their variants, as `outer` is of what is in no layer;
+        `left_out` has the sort of device of each of these layers, and of the output.
+
+        Raises:
+            FarReachError: layers read more than their neighbours.
+        """
+        found = self._known.get(name)
+        if found is None:
+            found = self._known[name] = self._make(*name)
+        return found
+
+    def _make(
+        self,
+        kind: str,
+        before: tuple[int, ...],
+        layers: tuple[int, ...],
+        left_out: tuple[int, ...],
+        is_last: bool,
+        outer: int,
+    ) -> Section:
+        variants = [self.tables.variants[number] for number in (*before, *layers)]
+        memories = [memory_at(place, sort) for place, sort in enumerate(left_out)]
+        home = homes_of_variants(
+            {memory: variant.moved for memory, variant in zip(memories, variants, strict=False)},
+            self.tables.variants[outer].moved,
+            {memory: self.tables.left_out[sort] for memory, sort in zip(memories, left_out, strict=True)},
+        )
+        ctx = self._sketch(home)
+        placed = [
+            self._placed(variant.layer, memories[place], pin_at(place), is_last=is_last and place == len(variants) - 1)
+            for place, variant in enumerate(variants)
+        ]
+        ends = kind == "end"
+        marks = Marks(ctx.graph, {0, len(before)} if ends else {0, len(before), len(variants)})
+        family, slides = self.tables.family, self.tables.slides
+        build_graph(ctx, family, placed, memories[-1], sliding=slides, ends=ends, passed=marks, inside=bool(before))
+        if not ctx.shared.all_inputs:
+            raise FarReachError
+        places = range(len(memories))
+        if before:
+            return marks.last(ctx.common, places, open_end=not ends)
+        return marks.first(ctx.common, places)
+
+    def parts(self, overrides: tuple[TensorOverride, ...], kernel_classes: tuple[int, ...]) -> tuple[Section, ...]:
+        """Return the graph of all layers in parts, given the sort of device of each layer and of the output."""
+        found = self._parts.get((overrides, kernel_classes))
+        if found is None:
+            if len(self._parts) >= _MOST_GRAPHS:
+                self._parts.clear()
+            found = self._parts[overrides, kernel_classes] = self._take_apart(overrides, kernel_classes)
+        return found
+
+    def _take_apart(
+        self, overrides: tuple[TensorOverride, ...], kernel_classes: tuple[int, ...]
+    ) -> tuple[Section, ...]:
+        tables = self.tables
+        memories = [memory_at(place, sort) for place, sort in enumerate(kernel_classes)]
+        left_out = {
+            memory: tables.left_out[sort] for memory, sort in zip(memories, kernel_classes, strict=True) if sort
+        }
+        home = homes(tables.moved(overrides), left_out)
+        if tables.numbers.shares_blocks:
+            home = in_their_blocks(home, memories)
+        ctx = self._sketch(home)
+        last = tables.n_trunk - 1
+        placed = [
+            self._placed(index, memories[index], pin_at(index), is_last=index == last, home=memories[source])
+            for index, source in enumerate(tables.sources)
+        ]
+        starts: list[tuple[int, int]] = []
+        build_graph(
+            ctx,
+            tables.family,
+            placed,
+            memories[-1],
+            sliding=tables.slides,
+            passed=lambda _: starts.append((len(ctx.graph.nodes), len(ctx.graph.leafs))),
+        )
+        return take_apart(ctx.graph, starts[1:], ctx.common)
+
+    def _sketch(self, home: HomeOf) -> GraphContext:
+        tables = self.tables
+        style = tables.family.style
+        return GraphContext(tables.numbers, style, self._batch, tables.outer, home, ON_CPU, has_cache=tables.has_cache)
+
+    def _placed(self, index: int, memory: str, pin: int, *, is_last: bool, home: str | None = None) -> Placed:
+        tables = self.tables
+        pin = pin if self._pinned else -1
+        return Placed(tables.layers[index], tables.weights[index], memory, home or memory, pin, is_last, index)

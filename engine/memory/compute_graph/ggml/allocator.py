@@ -1,8 +1,9 @@
-"""The engine's graph allocator without memory: offsets in one buffer per memory, and how large each has to be.
+"""The graph allocator of ggml-alloc.c without memory: offsets in one buffer per memory, and how large each has to be.
 
-Mirrors the rules of ggml-alloc: inputs first, results in place of a source where the operation allows, the best fitting
-free block otherwise, and everything but outputs given back after its last reader. It goes from section to section of a
-graph; what it does in one depends on what is in the buffers by then and on who reads what later.
+Mirrors its rules: inputs first, results in place of a source if the operation allows it (`ggml_gallocr_allocate_node`),
+the best fitting free block otherwise (`ggml_dyn_tallocr_alloc`), and everything but outputs freed after its last
+reader. It goes from section to section of a graph; what it does in one depends on what is in the buffers by then and
+on who reads what later.
 """
 
 from __future__ import annotations
@@ -126,12 +127,12 @@ def look_back(piece: Piece, ahead: Ahead, backends: Sequence[Backend]) -> Ahead:
     if begins:
         passing += roots
     if piece.early:
-        # What was computed before the turn of this section may be read behind it alone.
+        # What was computed before this section may be read only after it.
         read = {piece.slots[key] for key in (*ahead.read, *roots) if key in piece.slots}
         passing += [(0, EARLY, slot) for slot in piece.early if slot in read]
-    before = [section.hand_back(key) for key in passing if section.is_known_before(key)]
+    before = [section.name_before(key) for key in passing if section.is_known_before(key)]
     here = piece.spans[0].copies
-    copies = [_hand_back(piece, copy) for copy, _, _ in here]
+    copies = [_copy_before(piece, copy) for copy, _, _ in here]
     # All that reads a copy may have been computed before.
     still = [
         each.key
@@ -139,18 +140,18 @@ def look_back(piece: Piece, ahead: Ahead, backends: Sequence[Backend]) -> Ahead:
         if piece.reads[own] or copy.key in ahead.read
     ]
     if not begins:
-        behind = [_hand_back(piece, copy) for copy in ahead.copies]
+        behind = [_copy_before(piece, copy) for copy in ahead.copies]
         copies += behind
         still += [each.key for each, copy in zip(behind, ahead.copies, strict=True) if copy.key in ahead.read]
-    known = piece.handed_back.union([key for key in before if key is not None], still)
+    known = piece.names_before.union([key for key in before if key is not None], still)
     memories = {backends[span.backend].memory for span in piece.spans if span.backend >= 0}
     return Ahead(tuple(copies), known, ahead.memories | memories)
 
 
-def _hand_back(piece: Piece, copy: Copy) -> Copy:
+def _copy_before(piece: Piece, copy: Copy) -> Copy:
     """Return what the section before calls a copy that its last split begins with."""
-    key = piece.section.hand_back(copy.key)
-    root_key = None if copy.root_key is None else piece.section.hand_back(copy.root_key)
+    key = piece.section.name_before(copy.key)
+    root_key = None if copy.root_key is None else piece.section.name_before(copy.root_key)
     if key is None or root_key is None:
         raise FarReachError
     return copy if key == copy.key else replace(copy, key=key, root_key=root_key)
@@ -269,7 +270,7 @@ class _Step:
             if self._slots is self._piece.slots:
                 self._slots = self._slots.copy()
             found = self._slots[key] = len(self._reads)
-            passed = self._piece.section.pass_on(key)
+            passed = self._piece.section.name_after(key)
             if passed is not None:
                 self._passed.append((found, passed))
             self._reads.append(0)
@@ -352,3 +353,59 @@ class _Step:
         if self._reads[slot] == 0 and block is not None:
             self._blocks[slot] = None
             self._buffers[block[0]].give_back(block[1], block[2])
+
+
+_MOST_PARTS = 16
+"""`GGML_VBUFFER_MAX_CHUNKS`: the last part takes all that is left."""
+_APART = 1 << 62
+"""Between the first bytes of two parts."""
+
+
+def n_parts(buffer: Buffer) -> int:
+    """Return of how many buffers one is made."""
+    return len(buffer.parts) if isinstance(buffer, DividedBuffer) else 1
+
+
+class DividedBuffer(Buffer):
+    """Parts of at most `most_bytes` each; one is larger only for a tensor that is. An offset tells the part too."""
+
+    __slots__ = ("_most_bytes", "parts")
+
+    def __init__(self, most_bytes: int) -> None:
+        super().__init__()
+        self._most_bytes = most_bytes
+        self.parts: list[Buffer] = []
+
+    def take(self, size: int) -> int:
+        """Return the offset of a new block: one that fits between others, the last such part's smallest; else the end
+        of the part that has to grow least; else a new part."""
+        number = self._with_gap(size)
+        if number is None:
+            number = self._with_end(size)
+        if number is None:
+            number = len(self.parts)
+            is_last = number == _MOST_PARTS - 1
+            self.parts.append(Buffer(sizes=(_APART // 2 if is_last else max(size, self._most_bytes),)))
+        offset = self.parts[number].take(size)
+        self.size_bytes = sum(part.size_bytes for part in self.parts)
+        return number * _APART + offset
+
+    def give_back(self, offset: int, size: int) -> None:
+        """Return a block to its part."""
+        number, inside = divmod(offset, _APART)
+        self.parts[number].give_back(inside, size)
+
+    def _with_gap(self, size: int) -> int | None:
+        numbers = range(len(self.parts) - 1, -1, -1)
+        return next((each for each in numbers if any(free >= size for free in self.parts[each].sizes[:-1])), None)
+
+    def _with_end(self, size: int) -> int | None:
+        found: int | None = None
+        best = -_APART
+        for number, part in enumerate(self.parts):
+            if not part.sizes or part.sizes[-1] < size:
+                continue
+            left = part.size_bytes - part.offsets[-1] - size
+            if (best < 0 and left > best) or 0 <= left < best:
+                found, best = number, left
+        return found

@@ -4,24 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from engine.gguf.tensor_table import TYPES_BY_NAME
 from engine.memory.effort import go_on
 
 Shape = tuple[int, int, int, int]
-
-TYPE_SIZES: dict[str, tuple[int, int]] = {
-    "f32": (1, 4),
-    "f16": (1, 2),
-    "bf16": (1, 2),
-    "i32": (1, 4),
-    "i64": (1, 8),
-    "q8_0": (32, 34),
-    "q5_1": (32, 24),
-    "q5_0": (32, 22),
-    "q4_1": (32, 20),
-    "q4_0": (32, 18),
-    "iq4_nl": (32, 18),
-}
-"""Type -> elements and bytes of a block."""
 
 VIEW_OPS = frozenset({"view", "reshape", "permute", "transpose"})
 """Operations that compute nothing; the scheduler passes over them."""
@@ -78,21 +64,21 @@ def _extent(type_name: str, ne: Shape, nb: Shape) -> int:
     """Return the bytes from the first to the last element (`ggml_nbytes`)."""
     if 0 in ne:
         return 0
-    block = TYPE_SIZES[type_name][0]
+    block = TYPES_BY_NAME[type_name].block_elements
     first = ne[0] * nb[0] // block
     return first + (ne[1] - 1) * nb[1] + (ne[2] - 1) * nb[2] + (ne[3] - 1) * nb[3]
 
 
 def strides(type_name: str, ne: Shape) -> Shape:
     """Return the strides of a contiguous tensor, in bytes."""
-    block, size = TYPE_SIZES[type_name]
+    _, block, size = TYPES_BY_NAME[type_name]
     row = size * ne[0] // block
     return size, row, row * ne[1], row * ne[1] * ne[2]
 
 
 def row_size(type_name: str, n_elements: int) -> int:
     """Return the bytes of a row of `n_elements`."""
-    block, size = TYPE_SIZES[type_name]
+    _, block, size = TYPES_BY_NAME[type_name]
     return n_elements // block * size
 
 
@@ -236,7 +222,7 @@ class Graph:
     def view(self, source: Tensor, ne: Sequence[int], nb: Sequence[int] = (), op: str = "view") -> Tensor:
         """Return a view with the strides `nb`, of which missing ones follow as if contiguous."""
         shape = shape4(ne)
-        block, size = TYPE_SIZES[source.type]
+        _, block, size = TYPES_BY_NAME[source.type]
         nb1 = nb[1] if len(nb) > 1 else size * shape[0] // block
         nb2 = nb[2] if len(nb) > 2 else nb1 * shape[1]
         nb3 = nb[3] if len(nb) > 3 else nb2 * shape[2]
@@ -254,10 +240,10 @@ class Graph:
 
     def transpose(self, source: Tensor) -> Tensor:
         ne, nb = source.ne, source.nb
-        turned = (ne[1], ne[0], ne[2], ne[3]), (nb[1], nb[0], nb[2], nb[3])
+        swapped = (ne[1], ne[0], ne[2], ne[3]), (nb[1], nb[0], nb[2], nb[3])
         # Where elements are in blocks the engine takes the rows that it then sees for shorter than they are.
-        n_bytes = source.n_bytes if TYPE_SIZES[source.type][0] == 1 else _extent(source.type, *turned)
-        return Tensor("transpose", source.type, *turned, [source], source.root or source, n_bytes)
+        n_bytes = source.n_bytes if TYPES_BY_NAME[source.type].block_elements == 1 else _extent(source.type, *swapped)
+        return Tensor("transpose", source.type, *swapped, [source], source.root or source, n_bytes)
 
     def write(self, op: str, target: Tensor, *src: Tensor) -> Tensor:
         """Return an operation that writes into `target` (a cache, a state or a view of one)."""

@@ -25,7 +25,7 @@ HOST = "host"
 class Backend:
     """One entry of the scheduler. `memory` names where its results go; entries of one device share it.
 
-    `supports`: whether an operation can run there, None where all can; `blind_to`: memories that it can only read
+    `supports`: whether an operation can run there, None where all can; `unreadable`: memories that it can only read
     copies of; `offloads`: whether it takes over an operation whose weight is on the host; `alloc_size`: what a tensor
     takes in its memory; `reorders`: whether it computes in an order of its own; `most_bytes`: its largest buffer, None:
     any.
@@ -35,7 +35,7 @@ class Backend:
     is_cpu: bool
     alignment: int
     supports: Callable[[Tensor], bool] | None
-    blind_to: frozenset[str]
+    unreadable: frozenset[str]
     offloads: bool
     alloc_size: Callable[[Tensor], int]
     reorders: bool = False
@@ -111,7 +111,7 @@ class Piece:
     """A section cut into spans. What needs a place has a slot: tensors that of their number, copies those behind.
 
     `reads`: how often each slot is read, and once more what is kept for good; `slots`: of what other sections know, by
-    name; `passed`: those that the next one may know, with their names there; `handed_back`: what the nodes and the
+    name; `passed`: those that the next one may know, with their names there; `names_before`: what the nodes and the
     copies of new splits read, by the names in the section before; `early`: slots that sections before this one fill.
     """
 
@@ -120,7 +120,7 @@ class Piece:
     reads: tuple[int, ...]
     slots: dict[Key, int]
     passed: tuple[tuple[int, Key], ...]
-    handed_back: frozenset[Key]
+    names_before: frozenset[Key]
     early: tuple[int, ...] = ()
 
 
@@ -163,12 +163,12 @@ class Scheduler:
         self._offload_batch = offload_batch
         self._repeats = len({backend.memory for backend in backends}) < len(backends)
         self._deciding: dict[Callable[[Tensor], bool], int] = {}
-        self._blind: dict[str, int] = {}
+        self._unreadable: dict[str, int] = {}
         for index, backend in enumerate(backends):
             if backend.supports is not None:
                 self._deciding[backend.supports] = self._deciding.get(backend.supports, 0) | 1 << index
-            for memory in backend.blind_to:
-                self._blind[memory] = self._blind.get(memory, 0) | 1 << index
+            for memory in backend.unreadable:
+                self._unreadable[memory] = self._unreadable.get(memory, 0) | 1 << index
         self._works: dict[tuple[Section, int], list[Work]] = {}
         self._incapable: dict[Section, list[int]] = {}
         self._certain: dict[Section, tuple[Node, ...]] = {}
@@ -214,7 +214,7 @@ class Scheduler:
                 for supports, backends in self._deciding.items():
                     if not supports(section.tensors[node.number]):
                         incapable[node.number] |= backends
-        blind = self._blind
+        blind = self._unreadable
         if not blind:
             return incapable
         found = incapable.copy()
@@ -264,8 +264,8 @@ class Scheduler:
         if home is None:
             return -1
         backend = self._first_that_holds(home, unable)
-        lends = self._op_offload and backend == self._last and home == HOST
-        if lends and offload_batch(node) >= self._offload_batch:
+        op_offload = self._op_offload and backend == self._last and home == HOST
+        if op_offload and offload_batch(node) >= self._offload_batch:
             takers = (index for index in range(self._last) if self.backends[index].offloads)
             return next((index for index in takers if not unable >> index & 1), backend)
         return backend
@@ -284,7 +284,7 @@ class Scheduler:
             if key in known:
                 backends[number] = known[key]
         self._complete(bound, backends)
-        passed = {named: backends[number] for number, named in section.passed_on if backends[number] != -1}
+        passed = {named: backends[number] for number, named in section.known_after if backends[number] != -1}
         involved = tuple(sorted({backends[number] for number in section.operations}))
         return Assigned(bound, backends, involved), passed
 
@@ -384,7 +384,7 @@ class Scheduler:
                 reads[slot] += 1
                 slots[place] = slot
             work.append(rows[number] if slots is None else (*rows[number][:2], _alike(section, node, slots), (*slots,)))
-        copies = (section.pass_on(key) for key in made if section.is_known_behind(key))
+        copies = (section.name_after(key) for key in made if section.is_known_after(key))
         passed += _passed(section, islice(slot_of.items(), len(named), None))
         return (
             make_piece(section, tuple(spans), reads, slot_of, passed),
@@ -440,7 +440,7 @@ def _expand(rows: Sequence[tuple[Bound, list[int]]], skip: int, *, backwards: bo
 
 def _passed(section: Section, slots: Iterable[tuple[Key, int]]) -> tuple[tuple[int, Key], ...]:
     """Return those of the named slots that the next section may know, with their names there."""
-    behind = ((slot, section.pass_on(name)) for name, slot in slots)
+    behind = ((slot, section.name_after(name)) for name, slot in slots)
     return tuple([(slot, name) for slot, name in behind if name is not None])
 
 
@@ -458,14 +458,14 @@ def make_piece(
     read.update(copy.root_key for _, copy in copied if copy.root_key is not None)
     roots = {root for root, _ in copied}
     read.update((0, EARLY, slot) for slot in early if reads[slot] or slot in roots)
-    before = (section.hand_back(key) for key in read if section.is_known_before(key))
+    before = (section.name_before(key) for key in read if section.is_known_before(key))
     return Piece(
         section=section,
         spans=spans,
         reads=tuple(reads),
         slots=slots,
         passed=passed,
-        handed_back=frozenset([name for name in before if name is not None]),
+        names_before=frozenset([name for name in before if name is not None]),
         early=early,
     )
 

@@ -1,14 +1,18 @@
 """A graph in sections: what neighbouring layers of two kinds add to it, whatever devices they are on.
 
-Layers of a kind make the same nodes, so a section is made once and stands for all layers of its kind behind a layer of
-another. It is made of one layer, or of a few where layers leave their nodes to the next one. Memories and the backends
+Layers of a kind make the same nodes, so a section is made once and stands for all layers of its kind after a layer of
+another. It is made of one layer, or of a few if layers leave their nodes to the next one. Memories and the backends
 that norms are pinned to go by the place of the layer: see `memory_at` and `pin_at`.
+
+Layers that read what others far away made have no neighbours that stand for all that comes before: their graph is
+taken apart into sections that hold for one place only (`take_apart`), and serve all layouts all the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from engine.memory.compute_graph.ggml.graph import INPLACE_OPS, VIEW_OPS, Graph, Tensor
@@ -19,7 +23,7 @@ Key = tuple[object, ...]
 """Name of a tensor that more than one section uses: `("in", n)` an input, `("view", n, shape, offset)` a view of one,
 `("weight", home)` a weight that layers share, `("embd", n)` what comes before the layers, `(0, n)` what the section's
 layer makes and `(-1, n)` what the layer before made. `("copy", key, backend)` is a copy of one. `(n, EARLY, slot)`
-is what the section `n` behind makes, computed before its turn."""
+is made by the section `n` places further on, and computed before it (see `vulkan_order`)."""
 EARLY = "early"
 
 
@@ -47,10 +51,10 @@ def pin_at(place: int) -> int:
     return ON_CPU - 1 - place
 
 
-def pass_on(key: Key) -> Key | None:
+def name_after(key: Key) -> Key | None:
     """Return what the next section calls `key`, None for what it cannot know."""
     if key[0] == "copy":
-        original = pass_on(key[1])  # type: ignore[arg-type]
+        original = name_after(key[1])  # type: ignore[arg-type]
         return None if original is None else ("copy", original, key[2])
     if isinstance(key[0], str):
         return key
@@ -71,9 +75,9 @@ def is_early(key: Key) -> bool:
     return key[1] == EARLY
 
 
-def _hand_back(key: Key) -> Key | None:
+def _name_before(key: Key) -> Key | None:
     if key[0] == "copy":
-        original = _hand_back(key[1])  # type: ignore[arg-type]
+        original = _name_before(key[1])  # type: ignore[arg-type]
         return None if original is None else ("copy", original, key[2])
     if isinstance(key[0], str):
         return key
@@ -112,16 +116,19 @@ class Node(NamedTuple):
 class Section:
     """Neighbouring nodes of a graph, in order. Everything goes by the numbers of its `tensors`.
 
-    `roots`: of what each tensor is a view, itself if it is none; `names`: what other sections know it by, None where
-    they do not; `operations`: nodes that compute something; `leafs`: what they read and nothing computes, in the order
-    in which a walk finds it; `scratch`: those that are in no memory before something is put in them; `known_before`:
-    those that sections before this one have backends for; `passed_on`: those whose backends the next one has to know,
-    with their names there; `reads`: how often each is read, views of it included, and once more what is kept for good;
-    `fused`: see `Graph`; `shape`: what the layer makes, and `shape_before`: what the layer before made, which tell
-    whether two sections can be neighbours; `layers`: the places of those whose memories it uses.
-
-    `earlier` and `later` are for sections that hold for one place in one graph: the names that those before and behind
-    have in common with it. None where names are the same, or follow from the distance, everywhere.
+    `roots`: what each tensor is a view of (`view_src`), itself if it is none.
+    `names`: what other sections know each tensor by; None if they do not.
+    `operations`: nodes that compute something.
+    `leafs`: what nodes read and nothing computes, in the order in which `ggml_build_forward_expand` finds it.
+    `scratch`: leafs that have no memory before something is put in them.
+    `known_before`: tensors that sections before this one have backends for.
+    `known_after`: tensors whose backends the next section has to know, with their names there.
+    `reads`: how often each tensor is read, views of it included, and once more if it is an output.
+    `fused`: see `Graph`.
+    `shape`, `shape_before`: what the layer and the one before it make; they tell whether sections can be neighbours.
+    `layers`: the places of the layers whose memories it uses.
+    `earlier`, `later`: for sections that hold for one place in one graph, the names that they share with the sections
+    before and after; None if names are the same, or follow from the distance, everywhere.
     """
 
     tensors: tuple[Tensor, ...]
@@ -132,7 +139,7 @@ class Section:
     leafs: tuple[int, ...]
     scratch: tuple[int, ...]
     known_before: tuple[tuple[int, Key], ...]
-    passed_on: tuple[tuple[int, Key], ...]
+    known_after: tuple[tuple[int, Key], ...]
     reads: tuple[int, ...]
     fused: tuple[tuple[int, str], ...]
     layers: tuple[int, ...]
@@ -141,15 +148,15 @@ class Section:
     earlier: frozenset[Key] | None = None
     later: frozenset[Key] | None = None
 
-    def pass_on(self, key: Key) -> Key | None:
+    def name_after(self, key: Key) -> Key | None:
         """Return what the section behind calls `key`, None for what it cannot know."""
-        return pass_on(key) if self.later is None or is_early(key) else key
+        return name_after(key) if self.later is None or is_early(key) else key
 
-    def hand_back(self, key: Key) -> Key | None:
+    def name_before(self, key: Key) -> Key | None:
         """Return what the section before calls `key`, None for what it cannot know."""
-        return _hand_back(key) if self.earlier is None or is_early(key) else key
+        return _name_before(key) if self.earlier is None or is_early(key) else key
 
-    def is_known_behind(self, key: Key) -> bool:
+    def is_known_after(self, key: Key) -> bool:
         """Return whether the sections behind may ask for `key`."""
         return self.later is None or (original := _original(key)) in self.later or _is_weight(original)
 
@@ -233,7 +240,7 @@ class Marks:
         _check_reach(nodes, leafs, keys)
         shapes = {"shape": _shape(made[place + 1]), "shape_before": _shape(made[place])}
         known = [(tensor, key) for tensor, key in keys.items() if key[0] in (-1, -2)]
-        passed = [(tensor, found) for tensor, key in keys.items() if key[0] in (0, -1) and (found := pass_on(key))]
+        passed = [(tensor, found) for tensor, key in keys.items() if key[0] in (0, -1) and (found := name_after(key))]
         return number_tensors(graph, nodes, leafs, keys, known, passed, tuple(layers), **shapes)
 
 
@@ -243,17 +250,17 @@ def number_tensors(
     leafs: Sequence[Tensor],
     keys: Mapping[Tensor, Key],
     known_before: Iterable[tuple[Tensor, Key]],
-    passed_on: Iterable[tuple[Tensor, Key]],
+    known_after: Iterable[tuple[Tensor, Key]],
     layers: tuple[int, ...],
     **others: Any,
 ) -> Section:
     """Return a section of these tensors; `others`: fields of it that need no numbers."""
-    known_before, passed_on = tuple(known_before), tuple(passed_on)
+    known_before, known_after = tuple(known_before), tuple(known_after)
     numbers: dict[Tensor, int] = {}
     there: list[Tensor] = [*leafs, *nodes]
     for node in nodes:
         there += node.src
-    there += [tensor for tensor, _ in (*known_before, *passed_on)]
+    there += [tensor for tensor, _ in (*known_before, *known_after)]
     there += [tensor.root for tensor in there if tensor.root is not None]
     for tensor in there:
         numbers.setdefault(tensor, len(numbers))
@@ -274,7 +281,7 @@ def number_tensors(
         leafs=tuple([numbers[leaf] for leaf in leafs]),
         scratch=tuple([numbers[leaf] for leaf in leafs if leaf.home is None and not leaf.is_input]),
         known_before=tuple([(numbers[tensor], key) for tensor, key in known_before]),
-        passed_on=tuple([(numbers[tensor], key) for tensor, key in passed_on]),
+        known_after=tuple([(numbers[tensor], key) for tensor, key in known_after]),
         reads=tuple(reads),
         fused=tuple([(numbers[node], memory) for node, memory in graph.fused if node in here]),
         layers=layers,
@@ -344,7 +351,7 @@ def _made(graph: Graph, before: Mark | None, mark: Mark) -> list[Tensor]:
 
 
 def _waiting(current: Tensor) -> list[Tensor]:
-    """Return what a walk from `current` would add to the graph, in order."""
+    """Return the nodes that expanding `current` would add to the graph, in order."""
     found: list[Tensor] = []
     if not current.visited:
         _visit_waiting(current, set(), found)
@@ -362,7 +369,7 @@ def _visit_waiting(tensor: Tensor, seen: set[Tensor], found: list[Tensor]) -> No
 
 
 def _leafs(nodes: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return the leafs that a walk over `nodes` finds, in its order."""
+    """Return the leafs of `nodes`, in the order in which `ggml_build_forward_expand` finds them."""
     here, seen, found = set(nodes), set[Tensor](), dict[Tensor, None]()
     for node in nodes:
         if node not in seen:
@@ -382,3 +389,77 @@ def _visit_leafs(tensor: Tensor, here: set[Tensor], seen: set[Tensor], found: di
 
 def _is_view_of_input(tensor: Tensor) -> bool:
     return tensor.op in VIEW_OPS and tensor.root is not None and tensor.root.is_input
+
+
+def take_apart(graph: Graph, starts: Sequence[tuple[int, int]], common: Mapping[Tensor, Key]) -> tuple[Section, ...]:
+    """Return the parts of a graph, given how many nodes and leafs come before each behind the first, and names of what
+    layers have in common."""
+    cuts = _cuts(graph, starts)
+    nodes = [graph.nodes[start:end] for (start, _), (end, _) in pairwise(cuts)]
+    of_part = {node: part for part, made in enumerate(nodes) for node in made}
+    # What the host fills in, and what has no contents before something is put in it, is there from the start.
+    first = dict.fromkeys((leaf for leaf in graph.leafs if leaf.home is None), 0) | of_part
+    last: dict[Tensor, int] = {}
+    read: list[dict[Tensor, None]] = []
+    for part, made in enumerate(nodes):
+        sources = [source for node in made for source in node.src]
+        roots = (tensor.root for tensor in (*sources, *made) if tensor.root is not None)
+        here = dict.fromkeys((*sources, *roots))
+        read.append(here)
+        for tensor in here:
+            first.setdefault(tensor, part)
+            last[tensor] = part
+    keys = _keys(graph, first, last) | dict(common)
+    known: list[list[tuple[Tensor, Key]]] = [[] for _ in cuts]
+    shared: list[set[Key]] = [set() for _ in cuts]
+    for tensor, end in last.items():
+        for part in range(first[tensor] + 1, end + 1):
+            shared[part].add(keys[tensor])
+            if not tensor.is_leaf or (tensor.home is None and not tensor.is_input):
+                known[part].append((tensor, keys[tensor]))
+    order = {leaf: number for number, leaf in enumerate(graph.leafs)}
+    found = []
+    for part, made in enumerate(nodes):
+        leafs = {*graph.leafs[cuts[part][1] : cuts[part + 1][1]], *(tensor for tensor in read[part] if tensor.is_leaf)}
+        found.append(
+            number_tensors(
+                graph,
+                made,
+                sorted(leafs, key=order.__getitem__),
+                keys,
+                known[part],
+                known[part + 1],
+                _layers_of(graph, made, leafs),
+                earlier=frozenset(shared[part]),
+                later=frozenset(shared[part + 1]),
+            )
+        )
+    return tuple(found)
+
+
+def _cuts(graph: Graph, starts: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return where parts begin and the last ends: each has a weight, and so a backend whatever is around it."""
+    found = [(0, 0)]
+    end = (len(graph.nodes), len(graph.leafs))
+    for cut in (*starts, end):
+        if any(source.is_weight for node in graph.nodes[found[-1][0] : cut[0]] for source in node.src):
+            found.append(cut)
+    return [*(found[:-1] or found), end]
+
+
+def _keys(graph: Graph, first: dict[Tensor, int], last: dict[Tensor, int]) -> dict[Tensor, Key]:
+    """Return names for all leafs, for what more than one part reads, and for the views of these."""
+    named = {node for node in graph.nodes if last.get(node, -1) > first[node]}.union(graph.leafs)
+    return {
+        tensor: ("at", number)
+        for number, tensor in enumerate((*graph.leafs, *graph.nodes))
+        if tensor in named or tensor.root in named
+    }
+
+
+def _layers_of(graph: Graph, nodes: Sequence[Tensor], leafs: Iterable[Tensor]) -> tuple[int, ...]:
+    """Return the places of the layers that a part refers to."""
+    here = set(nodes)
+    memories = {leaf.home for leaf in leafs} | {memory for node, memory in graph.fused if node in here}
+    places = {place_of(memory) for memory in memories if memory is not None and stands_for_place(memory)}
+    return tuple(sorted(places | {ON_CPU - 1 - node.backend for node in nodes if node.backend < ON_CPU}))

@@ -1,6 +1,6 @@
-"""Walks over the sections of a graph: which backend, which cuts, which offsets, each remembered.
+"""Passes over the sections of a graph: which backend, which cuts, which offsets, each step remembered.
 
-A step of any of these walks depends on one section and a small state. Layers repeat and states recur after a layer or
+A step of any of these passes depends on one section and a small state. Layers repeat and states recur after a layer or
 two, so that a layout which was never seen is mostly made of steps that were. A step knows the backends that can matter
 to its section and no others, by numbers among those (a segment's): what was found between the second and the third
 device of a layout holds between any others of their sort. Segments are remembered with all of their steps.
@@ -20,24 +20,25 @@ from engine.memory.compute_graph.ggml.allocator import (
     Ahead,
     Allocation,
     Buffer,
+    DividedBuffer,
     Growth,
     Held,
     Leaf,
     Size,
     joined,
     look_back,
+    n_parts,
     start,
     start_in,
 )
-from engine.memory.compute_graph.ggml.crossing import Crossing, Places, State, crossing
-from engine.memory.compute_graph.ggml.divided_buffer import DividedBuffer, n_parts
-from engine.memory.compute_graph.ggml.ordering import Followed, NodePlace, pieces_ahead, put_in_order
+from engine.memory.compute_graph.ggml.backend_map import BackendMap, Places, State, backend_map
 from engine.memory.compute_graph.ggml.scheduler import Assigned, Bound, Cut, Piece, Place, Scheduler
 from engine.memory.compute_graph.ggml.sections import FarReachError, Key, Section, is_shared
+from engine.memory.compute_graph.ggml.vulkan_order import Followed, NodePlace, pieces_ahead, put_in_order
 from engine.memory.effort import go_on
 
 SectionName = tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...], bool, int]
-"""See `Chains.section`."""
+"""See `SectionMaker.section`."""
 
 _numbers = count()
 """What segments and steps are remembered by: by themselves they would hold each other, and be freed long after use."""
@@ -52,7 +53,7 @@ what all may read, by backend."""
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class CutState:
     """Where cutting stands: see `PieceStep`; `lasting` has the backends for which there are copies, in order."""
 
     backend: int = -1
@@ -60,11 +61,13 @@ class Standing:
     passing: frozenset[Key] = _NO_COPIES
     lasting: tuple[tuple[int, frozenset[Key]], ...] = ()
 
-    def crossed(self, crossing: Crossing) -> Standing:
+    def mapped(self, backend_map: BackendMap) -> CutState:
         """Return the same in the next segment; what is of no backend there is nothing to it."""
-        lasting = {index: crossing.keys(keys) for old, keys in self.lasting if (index := crossing.backend(old)) >= 0}
-        return Standing(
-            crossing.backend(self.backend), self.has_inputs, crossing.keys(self.passing), _in_order(lasting)
+        lasting = {
+            index: backend_map.keys(keys) for old, keys in self.lasting if (index := backend_map.backend(old)) >= 0
+        }
+        return CutState(
+            backend_map.backend(self.backend), self.has_inputs, backend_map.keys(self.passing), _in_order(lasting)
         )
 
 
@@ -73,9 +76,10 @@ def _in_order(lasting: Mapping[int, frozenset[Key]]) -> tuple[tuple[int, frozens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Stop:
-    """A section of the walk, or its name, and the places of the layers whose memories it uses. Two stops are equal only
-    if they are one, which is quicker to find out."""
+class PlacedSection:
+    """A section or its name, and the places of the layers whose memories it uses.
+
+    Two are equal only if they are the same object, which is quicker to find out."""
 
     section: SectionName | Section
     places: tuple[Place, ...]
@@ -83,17 +87,19 @@ class Stop:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """Sections that steps of one kind go over: `stops` with the one before them and the one behind, None where there is
-    none; `memories`: the real one of each backend. Two segments are equal only if they are one."""
+    """Neighbouring sections on the devices of one scheduler. Two segments are equal only if they are the same object.
+
+    `placed_sections` begin with the one before the segment and end with the one after it, None at an end of the graph.
+    `memories`: the real memory of each backend."""
 
     steps: Steps
     memories: tuple[str, ...]
-    stops: tuple[Stop | None, ...]
+    placed_sections: tuple[PlacedSection | None, ...]
     number: int = field(default_factory=_numbers.__next__)
 
-    def crossing(self, other: Segment) -> Crossing:
-        """Return the way to another segment of the same walk."""
-        return crossing(self.steps.names, self.memories, other.steps.names, other.memories)
+    def backend_map(self, other: Segment) -> BackendMap:
+        """Return the map to another segment of the same graph."""
+        return backend_map(self.steps.names, self.memories, other.steps.names, other.memories)
 
 
 class Steps:
@@ -104,7 +110,7 @@ class Steps:
         self._own_number = next(_numbers)
         self._section_of = section_of
         self._allocation = Allocation(scheduler.backends, scheduler.n_copies)
-        self._bounds: dict[Stop, Bound] = {}
+        self._bounds: dict[PlacedSection, Bound] = {}
         self._assigned: dict[tuple[Bound | None, Bound, Bound | None, int], tuple[Assigned, int]] = {}
         self._pieces: dict[object, PieceStep] = {}
         self.reorders = any(backend.reorders for backend in scheduler.backends)
@@ -114,9 +120,9 @@ class Steps:
         self._fills: dict[tuple[Piece, int, int], tuple[int, Growth]] = {}
         self._starts: dict[tuple[tuple[Section, tuple[int, ...]], ...], tuple[int, Growth]] = {}
         self._moved: dict[Assigned, frozenset[str]] = {}
-        self._entered: dict[tuple[int, Crossing, int], int] = {}
+        self._entered: dict[tuple[int, BackendMap, int], int] = {}
         self._assigned_segments: dict[tuple[int, int], tuple[tuple[Assigned, ...], int]] = {}
-        self._cut_segments: dict[tuple[tuple[Assigned, ...], Standing], tuple[tuple[Piece, ...], Standing]] = {}
+        self._cut_segments: dict[tuple[tuple[Assigned, ...], CutState], tuple[tuple[Piece, ...], CutState]] = {}
         self._aheads_of: dict[tuple[tuple[Piece, ...], int], tuple[tuple[int, ...], int]] = {}
         self._filled_segments: dict[tuple[tuple[Piece, ...], tuple[int, ...], int], tuple[Growth, int]] = {}
         self._numbers: dict[State, int] = {}
@@ -135,20 +141,22 @@ class Steps:
             self._states.append(state)
         return found
 
-    def entered(self, origin: Steps, crossing: Crossing, state: int) -> int:
+    def entered(self, origin: Steps, backend_map: BackendMap, state: int) -> int:
         """Return the number here of a state of the segment `origin`."""
-        found = self._entered.get((origin._own_number, crossing, state))
+        found = self._entered.get((origin._own_number, backend_map, state))
         if found is None:
-            found = self._entered[origin._own_number, crossing, state] = self.number(crossing.of(origin._states[state]))
+            found = self._entered[origin._own_number, backend_map, state] = self.number(
+                backend_map.of(origin._states[state])
+            )
         return found
 
-    def bound(self, stop: Stop) -> Bound:
-        """Return the section of a stop on its backends."""
-        found = self._bounds.get(stop)
+    def bound(self, placed: PlacedSection) -> Bound:
+        """Return a placed section bound to the backends."""
+        found = self._bounds.get(placed)
         if found is None:
-            section = stop.section if isinstance(stop.section, Section) else self._section_of(stop.section)
-            places = dict(zip(section.layers, stop.places, strict=True))
-            found = self._bounds[stop] = self.scheduler.bind(section, places)
+            section = placed.section if isinstance(placed.section, Section) else self._section_of(placed.section)
+            places = dict(zip(section.layers, placed.places, strict=True))
+            found = self._bounds[placed] = self.scheduler.bind(section, places)
         return found
 
     # ------------------------------------------------------------------ one segment
@@ -157,11 +165,13 @@ class Steps:
         """Return the sections with their backends, and what those passed on, given what came before."""
         found = self._assigned_segments.get((segment.number, state))
         if found is None:
-            found = self._assigned_segments[segment.number, state] = self._assign_all(segment.stops, state)
+            found = self._assigned_segments[segment.number, state] = self._assign_all(segment.placed_sections, state)
         return found
 
-    def _assign_all(self, stops: Sequence[Stop | None], state: int) -> tuple[tuple[Assigned, ...], int]:
-        bounds = [None if stop is None else self.bound(stop) for stop in stops]
+    def _assign_all(
+        self, placed_sections: Sequence[PlacedSection | None], state: int
+    ) -> tuple[tuple[Assigned, ...], int]:
+        bounds = [None if placed is None else self.bound(placed) for placed in placed_sections]
         found: list[Assigned] = []
         last: tuple[Bound | None, Bound | None, Bound | None] | None = None
         for around in zip(bounds, bounds[1:], bounds[2:], strict=False):
@@ -185,14 +195,14 @@ class Steps:
         assigned, passed = self.scheduler.assign(bounds, 0 if before is None else 1, known)
         return assigned, self.number(tuple(passed.items()))
 
-    def cut(self, assigned: tuple[Assigned, ...], before: Standing) -> tuple[tuple[Piece, ...], Standing]:
+    def cut(self, assigned: tuple[Assigned, ...], before: CutState) -> tuple[tuple[Piece, ...], CutState]:
         """Return the sections in pieces, and where cutting stands behind them."""
         found = self._cut_segments.get((assigned, before))
         if found is None:
             found = self._cut_segments[assigned, before] = self._cut_all(assigned, before)
         return found
 
-    def _cut_all(self, assigned: Sequence[Assigned], before: Standing) -> tuple[tuple[Piece, ...], Standing]:
+    def _cut_all(self, assigned: Sequence[Assigned], before: CutState) -> tuple[tuple[Piece, ...], CutState]:
         known = self._pieces
         backend, has_inputs, passing = before.backend, before.has_inputs, before.passing
         lasting = dict(before.lasting)
@@ -212,7 +222,7 @@ class Steps:
                 _, backend, has_inputs, passing, _ = found
                 lasting.update(zip(involved, copies, strict=True))
             pieces.append(piece)
-        return tuple(pieces), Standing(backend, has_inputs, passing, _in_order(lasting))
+        return tuple(pieces), CutState(backend, has_inputs, passing, _in_order(lasting))
 
     def _cut(self, assigned: Assigned, before: Cut) -> PieceStep:
         go_on()
@@ -363,7 +373,7 @@ class Simulation:
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         self._segments = segments
-        self._crossings = [a.crossing(b) for a, b in pairwise(segments)]
+        self._backend_maps = [a.backend_map(b) for a, b in pairwise(segments)]
 
     def sizes(self) -> dict[str, Size]:
         """Return the size of the compute buffer in each memory.
@@ -427,7 +437,7 @@ class Simulation:
         held: Sequence[Held] = ()
         for place, segment in enumerate(self._segments):
             here = {name: buffers[memory] for name, memory in named[place].items()}
-            held = self._crossings[place - 1].held(held) if place else start_in(leafs, n_copies, here, Counter())
+            held = self._backend_maps[place - 1].held(held) if place else start_in(leafs, n_copies, here, Counter())
             held = segment.steps.fill_on(pieces[place], aheads[place], held, here)
         return {
             memory: Size(found.size_bytes, sizes[memory].pipeline_bytes, n_parts(found))
@@ -448,7 +458,7 @@ class Simulation:
     def _entered(self, place: int, state: int) -> int:
         """Return the number that a state of the segment before has in the one at `place`."""
         origin = self._segments[place - 1].steps
-        return self._segments[place].steps.entered(origin, self._crossings[place - 1], state)
+        return self._segments[place].steps.entered(origin, self._backend_maps[place - 1], state)
 
     def _assign(self) -> list[tuple[Assigned, ...]]:
         found = []
@@ -461,9 +471,9 @@ class Simulation:
 
     def _cut(self, assigned: Sequence[tuple[Assigned, ...]]) -> list[tuple[Piece, ...]]:
         found = []
-        standing = Standing()
+        standing = CutState()
         for place, segment in enumerate(self._segments):
-            standing = standing.crossed(self._crossings[place - 1]) if place else standing
+            standing = standing.mapped(self._backend_maps[place - 1]) if place else standing
             pieces, standing = segment.steps.cut(assigned[place], standing)
             found.append(pieces)
         return found
@@ -482,7 +492,7 @@ class Simulation:
         """Yield the pieces of the segments behind one."""
         for before, segment in enumerate(self._segments[place + 1 :], place):
             first, *others = pieces[before + 1]
-            yield first, segment.crossing(self._segments[before])
+            yield first, segment.backend_map(self._segments[before])
             yield from ((piece, None) for piece in others)
 
     def _look_back(self, pieces: Sequence[tuple[Piece, ...]]) -> list[tuple[int, ...]]:
@@ -492,7 +502,7 @@ class Simulation:
         for place in reversed(range(len(self._segments))):
             segment = self._segments[place]
             if behind is not None:
-                state = segment.steps.entered(behind.steps, behind.crossing(segment), state)
+                state = segment.steps.entered(behind.steps, behind.backend_map(segment), state)
             behind = segment
             aheads, state = segment.steps.look_back(pieces[place], state)
             found.append(aheads)

@@ -19,11 +19,11 @@ from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.errors import ArgumentError
 from engine.fit.initial_layout import initial_layout
 from engine.fit.strategies.catalogue import STRATEGIES, auto_layout
-from engine.fit.strategies.constraint_rules import check_constraints
-from engine.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints, Pin
+from engine.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints, Pin, check_constraints
 from engine.fit.strategies.proportional import memory_shares, proportional_counts
 from engine.fit.strategies.workbench import Workbench, moved_tensors
 from engine.gguf.reader import read_model
+from engine.language import Language, use_language
 from engine.layout.engine_parameters import MAX_ENTRIES, entry_count
 from engine.layout.layout import Layout, make_layout
 from engine.memory.model_memory import ModelMemory
@@ -487,3 +487,22 @@ def test_constraints_are_refused_or_can_be_kept(constraints: Constraints, rig: R
     else:
         with pytest.raises(ArgumentError, match=r"\.$"):
             check_constraints(constraints, rig, n_layers)
+
+
+def test_reasons_are_whole_sentences_that_can_be_translated() -> None:
+    wanted = {
+        "All {count_layers} and the output layer fit on {id} alone, so nothing is split.": "1",
+        "No single device holds everything": "zwei",
+        "No {count} devices together hold everything": "mehrere",
+        "{why}, so {name_list} share it in proportion to what they can take: {describe_runs}.": "{why}",
+        "{used} holds everything that is not pinned elsewhere: {describe_runs}.": "sonst",
+    }
+    use_language(Language("xx", wanted))
+    try:
+        two = found("fewest", "dense 8B", make_rig(make_gpu("CUDA0", 5), make_gpu("CUDA1", 5)))
+        three = found("fewest", "dense 8B", make_rig(*(make_gpu(f"CUDA{number}", 3) for number in range(4))))
+        pin = Constraints(pins=(Pin(CPU_ID, 0, 0),))
+        one = found("fewest", "dense 8B", make_rig(make_gpu("CUDA0", 24)), pin)
+    finally:
+        use_language(Language())
+    assert [each.explanation for each in (two, three, one)] == ["zwei", "mehrere", "sonst"]

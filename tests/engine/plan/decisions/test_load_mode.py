@@ -12,8 +12,8 @@ from engine.gguf.reader import read_model
 from engine.memory.model_memory import ModelMemory
 from engine.memory.side_files import Adapter, SideFiles
 from engine.plan.decisions.decision import Decision
-from engine.plan.decisions.host_facts import HostFacts
 from engine.plan.decisions.resolve import resolve
+from engine.plan.decisions.threads import HostFacts
 from engine.processor import Processor
 from engine.settings.context_settings import ContextSettings, LoadMode
 from engine.units import GIB

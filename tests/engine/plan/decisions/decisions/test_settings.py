@@ -13,10 +13,10 @@ from engine.gguf.reader import read_model
 from engine.layout.layout import Layout
 from engine.memory.model_memory import ModelMemory
 from engine.plan.decisions.attention import refused_cache_types
+from engine.plan.decisions.context_length import default_context
 from engine.plan.decisions.decision import Decision
-from engine.plan.decisions.defaults import default_context
-from engine.plan.decisions.host_facts import HostFacts
 from engine.plan.decisions.resolve import resolve
+from engine.plan.decisions.threads import HostFacts
 from engine.processor import Processor
 from engine.settings.context_settings import AUTO_CONTEXT, ContextSettings
 from engine.units import GIB

@@ -1,0 +1,344 @@
+"""Saved KV states of conversations in the window: after a restart or with another layout nothing is read again.
+
+`KvStateRepository` is the folder of all of them, used in the background. `ModelKvStates` decides for one model when the
+KV cache of a conversation is saved and restored: it is written in a pause after an answer, and before the model is
+unloaded. It is restored when a model has been loaded under a conversation, and before a conversation goes on that the
+model does not hold any more.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from PySide6.QtCore import QObject, QTimer
+
+from app.background import Background
+from app.models.answering import StateStorage
+from app.models.conversation import Restored
+from app.models.loading import AnswerLost
+from app.models.open_model import OpenModel
+from app.notices import Notices
+from app.settings import Settings
+from engine.chats.saved_kv_states import (
+    DEFAULT_QUOTA_BYTES,
+    MIN_TOKENS,
+    KvStateKey,
+    SavedKvStates,
+    key_of,
+    model_identity,
+)
+from engine.errors import EngineError
+from engine.language import tr
+from engine.plan.plan import Plan
+from engine.plan.preview import LoadedLayout
+from engine.protocol.messages import RestoreSequence, SaveSequence, SequenceRestored, SequenceSaved
+from engine.session.events import Answered
+
+PAUSE_MS = 2000
+"""After an answer, before its state is written: a question that follows at once goes first."""
+
+_log = logging.getLogger("layerdeck.states")
+
+
+@dataclass(frozen=True, slots=True)
+class SavedKvUse:
+    """The size of all saved KV states, of how many conversations they are, and the limit for them."""
+
+    size_bytes: int
+    n_conversations: int
+    quota_bytes: int
+
+
+class KvStateRepository(QObject):
+    """Does what `SavedKvStates` does in background threads; the first failure is shown, later ones are logged."""
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: Settings,
+        background: Background,
+        notices: Notices,
+        parent: QObject | None = None,
+    ) -> None:
+        super().__init__(parent)
+        quota_bytes = settings.kept_states_bytes
+        self._states = SavedKvStates(folder, DEFAULT_QUOTA_BYTES if quota_bytes is None else quota_bytes)
+        self._settings = settings
+        self._background = background
+        self._notices = notices
+        self._deleted: set[str] = set()
+        """Deleted conversations: a state of one that is still being written is removed."""
+        self._has_warned = False
+
+    def start(self) -> None:
+        """Make the folder, and remove what was never finished."""
+        self._do(tr("Looking for saved KV states"), self._states.make_folder)
+
+    def key_of(self, plan: Plan, then: Callable[[KvStateKey | None], None]) -> None:
+        """Call `then` with the key of a loaded plan's states, or with None if the model cannot be identified."""
+
+        def fail(error: EngineError) -> None:
+            self._fail(error)
+            then(None)
+
+        def work() -> KvStateKey:
+            return key_of(model_identity(plan.model), plan.settings, plan.edit.side_files.adapters)
+
+        self._background.run("Naming a model", work, then, fail, quiet=True)
+
+    def find(self, conversation: str, key: KvStateKey, then: Callable[[Path | None], None]) -> None:
+        """Call `then` with the saved state of a conversation, or with None if there is none or it cannot be read."""
+
+        def fail(error: EngineError) -> None:
+            self._fail(error)
+            then(None)
+
+        self._background.run(
+            "Looking for a saved KV state", lambda: self._states.find(conversation, key), then, fail, quiet=True
+        )
+
+    def place(self, conversation: str, key: KvStateKey) -> Path | None:
+        """Return the file for a state to be written, or None if it is not to be saved."""
+        is_wanted = conversation not in self._deleted and self._states.quota_bytes > 0
+        return self._states.place(conversation, key) if is_wanted else None
+
+    def keep(self, conversation: str, path: Path) -> None:
+        """Add a state that the child has written; the states used longest ago make room for it."""
+        if conversation in self._deleted:
+            self.forget(conversation)
+            return
+
+        def tell(gone: tuple[Path, ...]) -> None:
+            if path in gone:
+                self.warn(tr("The KV state of this conversation is larger than the limit for saved KV states."))
+
+        self._background.run("Adding a saved KV state", lambda: self._states.keep(path), tell, self._fail, quiet=True)
+
+    def forget(self, conversation: str) -> None:
+        """Remove the states of a deleted conversation."""
+        self._deleted.add(conversation)
+        self._do(tr("Removing saved KV states"), lambda: self._states.forget_conversation(conversation))
+
+    def remember(self, conversation: str) -> None:
+        """Save states of a conversation again: it was restored."""
+        self._deleted.discard(conversation)
+
+    def warn(self, sentence: str) -> None:
+        """Show, once, that a state cannot be saved or restored."""
+        _log.info("%s", sentence)
+        if not self._has_warned:
+            self._has_warned = True
+            self._notices.say(
+                tr("{sentence} The model will read the conversation again when it continues.", sentence=sentence),
+                bad=True,
+            )
+
+    # ------------------------------------------------------------------ the dialog
+
+    def measure(self, then: Callable[[SavedKvUse], None]) -> None:
+        """Call `then` with the size of all saved states."""
+
+        def work() -> SavedKvUse:
+            sizes = self._states.sizes()
+            return SavedKvUse(sum(sizes.values()), len(sizes), self._states.quota_bytes)
+
+        self._background.run("Measuring saved KV states", work, then, self._fail, quiet=True)
+
+    def set_quota(self, quota_bytes: int, then: Callable[[], None]) -> None:
+        """Set the limit for all saved states."""
+        self._settings.kept_states_bytes = quota_bytes
+        self._do(tr("Making room"), lambda: self._states.set_quota(quota_bytes), then)
+
+    def empty(self, then: Callable[[], None]) -> None:
+        """Remove all saved states."""
+        self._do(tr("Removing saved KV states"), self._states.empty, then)
+
+    def _do(self, what: str, work: Callable[[], object], then: Callable[[], None] = lambda: None) -> None:
+        self._background.run(what, work, lambda _: then(), self._fail, quiet=True)
+
+    def _fail(self, error: EngineError) -> None:
+        self.warn(error.summary())
+
+
+@dataclass(frozen=True, slots=True)
+class _Unsaved:
+    """A state that the model has after an answer and the disk has not. `tokens` is None if they were not counted."""
+
+    chat: str
+    request: int
+    tokens: int | None
+
+
+@dataclass(slots=True)
+class _Restoring:
+    """A state being restored. `chat` is empty after a load, until its conversation is known. `then`: waiting calls."""
+
+    chat: str
+    then: list[Callable[[], None]] = field(default_factory=list)
+    request: int | None = None
+
+
+class ModelKvStates(QObject, StateStorage):
+    """Saves and restores the KV cache of one model. After a failure the model reads the conversation again."""
+
+    def __init__(self, model: OpenModel, repository: KvStateRepository, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._loading = model.loading
+        self._conversation = model.conversation
+        self._repository = repository
+        self._key: KvStateKey | None = None
+        """The key of the loaded model's states; None while it is not known."""
+        self._held: list[str] = []
+        """Conversations in the KV cache, the one asked last at the end."""
+        self._running: _Unsaved | None = None
+        self._unsaved: _Unsaved | None = None
+        self._saving: dict[int, tuple[str, Path]] = {}
+        self._restoring: _Restoring | None = None
+        self._timer = QTimer(self)
+        self._timer.setSingleShot(True)
+        self._timer.setInterval(PAUSE_MS)
+        self._timer.timeout.connect(self.save_now)
+        model.conversation.answering.states = self
+        model.loading.loaded_changed.connect(self._on_loaded_changed)
+        model.loading.leaving.connect(self._on_leaving)
+        model.loading.bridge.answered.connect(self._on_answered)
+        model.loading.answer_lost.connect(self._on_lost)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no state waits to be written or read."""
+        return self._unsaved is None and not self._saving and self._restoring is None
+
+    # ------------------------------------------------------------------ calls of the conversation
+
+    def before_answer(self, chat: str, then: Callable[[], None], *, goes_on: bool) -> None:
+        """Call `then` when the conversation's state is restored, if there is one that the model does not hold."""
+        self._timer.stop()
+        if self._unsaved is not None and self._unsaved.chat != chat:
+            self.save_now()  # another conversation may take its place
+        if self._restoring is not None and goes_on:
+            self._restoring.then.append(lambda: self.before_answer(chat, then, goes_on=goes_on))
+        elif chat in self._held or self._key is None or not goes_on:
+            then()
+        else:
+            self._restore(chat, then)
+
+    def asked(self, chat: str, request: int) -> None:
+        """An answer has begun: an earlier state is not worth saving any more."""
+        self._timer.stop()
+        self._unsaved, self._running = None, _Unsaved(chat, request, None)
+        self._hold(chat)
+
+    def answered(self, chat: str, request: int, tokens: int) -> None:
+        """Save the state in the next pause."""
+        self._unsaved, self._running = _Unsaved(chat, request, tokens), None
+        self._timer.start()
+
+    # ------------------------------------------------------------------ saving
+
+    def save_now(self) -> None:
+        """Have the model write the state that is not on disk yet."""
+        self._timer.stop()
+        unsaved, self._unsaved = self._unsaved, None
+        if unsaved is None or (unsaved.tokens is not None and unsaved.tokens < MIN_TOKENS) or self._key is None:
+            return
+        path = self._repository.place(unsaved.chat, self._key)
+        if path is None:
+            return
+        try:
+            number = self._loading.ask(SaveSequence(path=str(path), of=unsaved.request))
+        except EngineError:
+            return  # It was lost a moment ago.
+        self._saving[number] = unsaved.chat, path
+
+    def _on_leaving(self) -> None:
+        """Save before the model is unloaded; an answer that is being written is stopped."""
+        if self._running is not None:
+            self._unsaved, self._running = self._running, None
+            self._loading.bridge.session.stop(self._unsaved.request)
+        self.save_now()
+
+    # ------------------------------------------------------------------ restoring
+
+    def _on_loaded_changed(self, loaded: LoadedLayout | None) -> None:
+        self._key, self._unsaved, self._running = None, None, None
+        self._held.clear()
+        self._timer.stop()
+        self._end_restoring()
+        info = self._loading.snapshot.loaded
+        if loaded is None or info is None:
+            return
+        restoring = self._restoring = _Restoring("")
+
+        def take(key: KvStateKey | None) -> None:
+            if restoring is not self._restoring:
+                return
+            self._key = key
+            conversation = self._conversation
+            if key is not None and conversation.tree.messages and conversation.chat.id not in self._held:
+                self._find(restoring, conversation.chat.id)
+            else:
+                self._end_restoring()
+
+        self._repository.key_of(info.order.plan, take)
+
+    def _restore(self, chat: str, then: Callable[[], None]) -> None:
+        restoring = self._restoring = _Restoring(chat, [then])
+        self._find(restoring, chat)
+
+    def _find(self, restoring: _Restoring, chat: str) -> None:
+        restoring.chat = chat
+
+        def ask(path: Path | None) -> None:
+            if restoring is not self._restoring:
+                return
+            if path is None:
+                self._end_restoring()
+                return
+            try:
+                restoring.request = self._loading.ask(RestoreSequence(path=str(path)))
+            except EngineError:
+                self._end_restoring()
+
+        assert self._key is not None
+        self._repository.find(chat, self._key, ask)
+
+    def _end_restoring(self) -> None:
+        restoring, self._restoring = self._restoring, None
+        if restoring is not None:
+            if restoring.chat:
+                # Also without a state: the model reads the conversation now, and a second look would find nothing.
+                self._hold(restoring.chat)
+            for then in restoring.then:
+                then()
+
+    def _hold(self, chat: str) -> None:
+        info = self._loading.snapshot.loaded
+        slots = 1 if info is None else max(info.slots, 1)
+        self._held[:] = [*(each for each in self._held if each != chat), chat][-slots:]
+
+    # ------------------------------------------------------------------ answers of the model
+
+    def _on_answered(self, event: Answered) -> None:
+        if event.request in self._saving:
+            chat, path = self._saving.pop(event.request)
+            if isinstance(event.answer, SequenceSaved):
+                self._repository.keep(chat, path)
+        elif self._restoring is not None and event.request == self._restoring.request:
+            if isinstance(event.answer, SequenceRestored):
+                self._conversation.tell_restored(self._restoring.chat, Restored(event.answer.tokens))
+            self._end_restoring()
+
+    def _on_lost(self, lost: AnswerLost) -> None:
+        if self._running is not None and lost.request == self._running.request:
+            self._running = None
+        if lost.request in self._saving:
+            self._saving.pop(lost.request)
+            _log.info("a state was not saved: %s", lost.sentence)
+        elif self._restoring is not None and lost.request == self._restoring.request:
+            _log.info("a state was not restored: %s", lost.sentence)
+            self._conversation.tell_restored(self._restoring.chat, Restored(0, lost.sentence))
+            self._end_restoring()

@@ -1,0 +1,290 @@
+"""The models found on this computer, and the steps that find out more about them. No Qt: each step is for a thread."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from engine.cancellation import CancelToken
+from engine.devices.device import Rig
+from engine.fit.strategies.constraints import Constraints
+from engine.language import tr
+from engine.library.census import Census
+from engine.library.changes import Changes
+from engine.library.children import plan_models
+from engine.library.duplicates import Duplicates, find_duplicates, sha256_of, suspects
+from engine.library.errors import LibraryError
+from engine.library.facts import Facts, fingerprint
+from engine.library.fit import Fit
+from engine.library.index import LibraryIndex
+from engine.library.listed import Listed
+from engine.library.looking import current_facts, list_models, look, read_facts_of, unread
+from engine.library.notes import NO_NOTES, KeptDocument, Notes
+from engine.library.planning import jobs
+from engine.library.scan import is_stale
+from engine.library.settled import rig_key
+from engine.library.stores import Store, folder_stores, known_stores, opened_stores
+from engine.library.walking import is_text
+
+REPORT_EVERY_S = 0.5
+"""Headers and forecasts arrive by the hundred: the list is made again this often at most."""
+_LARGE = 2000
+_REPORT_LARGE_EVERY_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryContents:
+    """The library at one moment.
+
+    `problems`: a sentence for each folder that could not be read.
+    `aside`: the path of an index that was set aside because it could not be used; empty if there is none.
+    `is_scanned`: the stores have been scanned since the window was opened.
+    """
+
+    models: tuple[Listed, ...] = ()
+    folders: tuple[Path, ...] = ()
+    problems: tuple[str, ...] = ()
+    n_files: int = 0
+    aside: str = ""
+    is_scanned: bool = False
+
+
+class ProgressLimit:
+    """Limits how often progress is reported."""
+
+    def __init__(self, n_files: int) -> None:
+        self._every_s = REPORT_EVERY_S if n_files < _LARGE else _REPORT_LARGE_EVERY_S
+        self._last_s = time.monotonic()
+
+    def is_due(self) -> bool:
+        """Return whether progress is to be reported now; if so, it is not again for a while."""
+        now_s = time.monotonic()
+        if now_s - self._last_s < self._every_s:
+            return False
+        self._last_s = now_s
+        return True
+
+
+class LibraryCatalogue:
+    """One for a window. Steps may run at the same time; a lock protects what they find out."""
+
+    def __init__(self, path: Path, stores: Callable[[], Sequence[Store]] | None = None) -> None:
+        self._path = path
+        self._stores = stores or (lambda: known_stores(os.environ, Path.home()))
+        self._lock = threading.Lock()
+        self._index: LibraryIndex | None = None
+        self._closed = False
+        self._census = Census()
+        self._facts: dict[Path, Facts] = {}
+        self._fits: dict[str, Fit] = {}
+        self._rig_key = ""
+        self._is_scanned = False
+
+    def close(self) -> None:
+        """Close the index; running steps fail."""
+        with self._lock:
+            self._closed = True
+            if self._index is not None:
+                self._index.close()
+
+    @property
+    def index(self) -> LibraryIndex:
+        """The index, opened when it is first asked for."""
+        with self._lock:
+            if self._closed:
+                raise LibraryError(tr("The library is closed."))
+            if self._index is None:
+                self._index = LibraryIndex(self._path)
+            return self._index
+
+    # ------------------------------------------------------------------ the list
+
+    def load(self) -> LibraryContents:
+        """Return the results of the last scan, without a new one."""
+        index = self.index
+        census, facts = index.census(), index.facts()
+        with self._lock:
+            self._census = census
+            self._facts = current_facts(census, facts)
+        return self.contents()
+
+    def contents(self) -> LibraryContents:
+        """Return the library as it is known now."""
+        index = self.index
+        with self._lock:
+            census, facts, fits = self._census, dict(self._facts), dict(self._fits)
+        return LibraryContents(
+            list_models(census.files, facts, index.notes(), fits),
+            index.folders(),
+            tuple(problem.sentence for problem in census.problems),
+            len(census.files),
+            "" if index.set_aside is None else str(index.set_aside),
+            self._is_scanned,
+        )
+
+    def scan(self) -> Changes:
+        """Scan all stores, and return the differences to the last scan."""
+        index = self.index
+        census, changes = look(index, self._places(index))
+        facts = current_facts(census, index.facts())
+        with self._lock:
+            self._census, self._facts, self._is_scanned = census, facts, True
+        return changes
+
+    def is_stale(self) -> bool:
+        """Return whether the stores have changed since they were scanned."""
+        index = self.index
+        with self._lock:
+            census = self._census
+        return set(self._places(index)) != set(census.stores) or is_stale(census)
+
+    def _places(self, index: LibraryIndex) -> tuple[Store, ...]:
+        # Opened files come last: a file that is in another store as well belongs to that one.
+        return (*folder_stores(index.folders()), *self._stores(), *opened_stores(index.opened()))
+
+    def read_headers(self, report: Callable[[int, int], None], token: CancelToken) -> None:
+        """Read and index the headers that are not known; `report` gets the number done and the number of all."""
+        index = self.index
+        with self._lock:
+            census = self._census
+            wanted = unread(census, self._facts)
+        limit = ProgressLimit(len(census.files))
+        n_read = 0
+
+        def take(path: Path, facts: Facts) -> None:
+            nonlocal n_read
+            n_read += 1
+            with self._lock:
+                self._facts[path] = facts
+            if limit.is_due():
+                report(n_read, len(wanted))
+
+        if wanted:
+            report(0, len(wanted))
+            index.keep_facts(read_facts_of(census, wanted, take, token))
+
+    def plan(
+        self, rig: Rig, strategy: str, constraints: Constraints, report: Callable[[int, int], None], token: CancelToken
+    ) -> None:
+        """Make and index the forecasts that are missing for `rig`; `report` gets the number done and of all."""
+        index = self.index
+        key = rig_key(rig, constraints, strategy)
+        kept = index.fits(key)
+        with self._lock:
+            self._rig_key, self._fits = key, kept
+            census, facts = self._census, dict(self._facts)
+        wanted = jobs((model.entry for model in list_models(census.files, facts, {}, {})), kept)
+        limit = ProgressLimit(len(census.files))
+        fresh: dict[str, Fit] = {}
+        n_planned = 0
+
+        def take(mark: str, fit: Fit) -> None:
+            nonlocal n_planned
+            n_planned += 1
+            fresh[mark] = fit
+            with self._lock:
+                if self._rig_key == key:
+                    self._fits[mark] = fit
+            if limit.is_due():
+                index.keep_fits(key, fresh)
+                fresh.clear()
+                report(n_planned, len(wanted))
+
+        report(0, len(wanted))
+        plan_models(wanted, rig, strategy, constraints, take, token)
+        if not token.cancelled:
+            index.keep_fits(key, fresh)
+
+    # ------------------------------------------------------------------ changes
+
+    def set_folders(self, folders: Iterable[Path]) -> None:
+        """Set the folders that are scanned besides the known stores."""
+        self.index.keep_folders(folders)
+
+    def note(self, marks: Iterable[str], change: Mapping[str, object]) -> None:
+        """Change fields of the notes of files, by their fingerprints."""
+        index, marks = self.index, tuple(marks)
+        known = index.notes()
+        for mark in marks:
+            index.keep_notes((mark,), msgspec.structs.replace(known.get(mark, NO_NOTES), **change))
+
+    def note_opened(self, path: Path, at_s: float) -> Notes:
+        """Note when the model at `path`, its first part, was opened, in seconds since 1970; return its notes."""
+        if is_text(str(path)):
+            self.index.keep_opened(path, at_s)
+        self.note_use(path, {"last_used": at_s})
+        return self.index.notes().get(fingerprint(path), NO_NOTES)
+
+    def note_use(self, path: Path, change: Mapping[str, object]) -> None:
+        """Change fields of the notes of the model at `path`."""
+        mark = fingerprint(path)
+        if mark:
+            self.note((mark,), change)
+
+    def forget_missing(self, paths: Iterable[Path]) -> None:
+        """Take files that do not exist any more out of the list."""
+        gone = set(paths)
+        with self._lock:
+            files = tuple(file for file in self._census.files if file.path not in gone)
+            self._census = replace(self._census, files=files)
+            census = self._census
+        self.index.keep_census(census)
+        self.index.forget_opened(gone)
+
+    def documents(self, marks: Iterable[str]) -> tuple[KeptDocument, ...]:
+        """Return the named layouts and presets of a model."""
+        found = {(each.kind, each.name): each for mark in marks for each in self.index.documents(mark)}
+        return tuple(found.values())
+
+    def save_document(self, path: Path, document: KeptDocument) -> None:
+        """Save a layout or a preset under the fingerprint of the model at `path`."""
+        mark = fingerprint(path)
+        if not mark:
+            raise LibraryError(
+                tr("{name} cannot be read any more; {name2} was not kept.", name=path.name, name2=document.name)
+            )
+        self.index.keep_document(mark, document)
+
+    def forget_document(self, marks: Iterable[str], kind: str, name: str) -> None:
+        """Remove a saved layout or preset."""
+        for mark in marks:
+            self.index.forget_document(mark, kind, name)
+
+    # ------------------------------------------------------------------ duplicates
+
+    def duplicates(self, report: Callable[[int, int], None], token: CancelToken) -> tuple[Duplicates, ...]:
+        """Return files with the same contents. Files of the same size are hashed once.
+
+        `report` gets the number of bytes read, and of all bytes to be read.
+        """
+        index = self.index
+        with self._lock:
+            files = self._census.files
+        states = {file.path: file.state for file in files}
+        hashes = {path: sha256 for path, (state, sha256) in index.hashes().items() if states.get(path) == state}
+        unknown = [file for file in suspects(files) if file.sha256 is None and file.path not in hashes]
+        total_bytes, read_bytes = sum(file.size_bytes for file in unknown), 0
+        limit = ProgressLimit(0)
+
+        def count(n_bytes: int) -> None:
+            nonlocal read_bytes
+            read_bytes += n_bytes
+            if limit.is_due():
+                report(read_bytes, total_bytes)
+
+        for file in unknown:
+            try:
+                sha256 = sha256_of(file.path, token, count)
+            except OSError:
+                continue
+            if sha256 is None:
+                break
+            hashes[file.path] = sha256
+            index.keep_hash(file.path, file.state, sha256)
+        return find_duplicates(files, hashes)

@@ -1,0 +1,175 @@
+"""What a model holds of a conversation outlives it: a restart, another layout, other conversations in its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pytestqt.qtbot import QtBot
+
+from app.background import Background
+from app.chats.saved_kv_states import KvStateRepository
+from app.notices import Notice, Notices
+from app.settings import Settings
+from engine.chats.message import Message
+from engine.chats.saved_kv_states import KvStateKey, SavedKvStates
+from engine.devices.device import CPU_ID
+from engine.errors import ChatError
+from engine.session.status import Phase
+from tests.app.chats.bench import Bench
+
+N_LAYERS = 4
+MIXED = ("RPC0", CPU_ID, CPU_ID, "RPC0")
+LONG_WORDS = "Tell me of everything that the old harbour had seen in its two hundred years by the sea. " * 5
+BENCH = {"n_layers": N_LAYERS}
+
+
+def read_tokens(answer: Message) -> int:
+    assert answer.timings is not None
+    return answer.timings.prompt_tokens - answer.timings.cached_tokens
+
+
+def test_layers_move_in_the_middle_of_a_conversation_and_nothing_is_read_again(bench: Bench) -> None:
+    bench.start_lab()
+    bench.load(n_ctx=2048)
+    first = bench.say(LONG_WORDS)
+    assert first.timings is not None
+    asked = first.timings.prompt_tokens
+    assert read_tokens(first) == asked
+    # at once, not in a pause: it is saved because the model goes
+    bench.load(*MIXED, n_ctx=2048)
+    assert [each.tokens > asked for each in bench.restored] == [True]
+    second = bench.say("And then?")
+    assert second.state == "done"
+    assert read_tokens(second) < 40
+    assert second.timings is not None
+    assert second.timings.cached_tokens >= asked
+
+
+def test_a_restart_and_an_unload_cost_no_reading(bench: Bench) -> None:
+    bench.load(n_ctx=2048)
+    bench.say(LONG_WORDS)
+    bench.settle()
+    assert len(bench.files) == 1
+    bench.restart()
+    bench.wait(lambda: not bench.conversation.is_empty)
+    bench.load(n_ctx=2048)
+    assert [each.tokens > 100 for each in bench.restored] == [True]
+    assert read_tokens(bench.say("Who said so?")) < 40
+    bench.desk.unloader.unload_current()
+    bench.wait(lambda: not bench.model.loading.has_child)
+    bench.load(n_ctx=2048)
+    assert read_tokens(bench.say("Where was that?")) < 40
+
+
+def test_what_was_asked_before_the_state_was_back_waits_for_it(bench: Bench) -> None:
+    bench.load(n_ctx=2048)
+    bench.say(LONG_WORDS)
+    bench.desk.unloader.unload_current()
+    bench.wait(lambda: not bench.model.loading.has_child)
+    bench.desk.loader.load()
+    bench.wait(lambda: bench.model.loading.phase is Phase.READY)
+    assert read_tokens(bench.say("And then?")) < 40
+
+
+def test_a_conversation_comes_back_after_another_one_took_its_place(bench: Bench) -> None:
+    bench.load(n_ctx=2048)
+    bench.say(LONG_WORDS)
+    first = bench.conversation.chat.id
+    bench.desk.shelf.new()
+    bench.say(f"Something else. {LONG_WORDS}")
+    bench.desk.shelf.open(first)
+    bench.wait(lambda: bench.conversation.chat.id == first)
+    assert read_tokens(bench.say("And then?")) < 40
+    bench.settle()
+    assert len(bench.files) == 2
+
+
+def test_what_was_left_out_stays_so_after_a_restart_and_another_conversation(bench: Bench) -> None:
+    bench.load(n_ctx=2048)
+    answers = [bench.say(LONG_WORDS) for _ in range(5)]
+    assert [bool(answer.note) for answer in answers] == [False] * 4 + [True]
+    chat, left_out = bench.conversation.chat.id, bench.conversation.left_out
+    bench.settle()
+    bench.restart()
+    bench.wait(lambda: not bench.conversation.is_empty)
+    bench.load(n_ctx=2048)
+    assert bench.conversation.left_out == left_out
+    after_restart = bench.say("Who said so?")
+    bench.desk.shelf.new()
+    bench.say(LONG_WORDS)
+    bench.desk.shelf.open(chat)
+    bench.wait(lambda: bench.conversation.chat.id == chat)
+    after_another = bench.say("And then?")
+    for answer in (after_restart, after_another):
+        assert read_tokens(answer) < 40
+        assert not answer.note
+    assert bench.conversation.left_out == left_out
+
+
+def test_a_question_is_answered_while_a_state_is_written(bench: Bench) -> None:
+    bench.load(n_ctx=2048)
+    bench.say(LONG_WORDS)
+    bench.saver.save_now()
+    assert bench.model.loading.phase is Phase.READY
+    assert bench.say("And then?").state == "done"
+    bench.wait(lambda: bool(bench.files))
+
+
+def test_other_cache_types_are_another_state_and_a_damaged_one_is_read_again(bench: Bench) -> None:
+    bench.load(n_ctx=2048)
+    bench.say(LONG_WORDS)
+    bench.settle()
+    (path,) = bench.files
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    bench.desk.unloader.unload_current()
+    bench.wait(lambda: not bench.model.loading.has_child)
+    bench.load(n_ctx=2304)
+    assert [each.tokens for each in bench.restored] == [0]
+    assert "damaged" in bench.restored[0].refusal
+    answer = bench.say("And then?")
+    assert (answer.state, read_tokens(answer) > 100) == ("done", True)
+
+
+def test_nothing_is_kept_of_what_was_deleted_and_the_quota_holds(bench: Bench) -> None:
+    bench.load(n_ctx=2048)
+    bench.say(LONG_WORDS)
+    bench.settle()
+    bench.wait(lambda: bool(bench.files))
+    bench.desk.shelf.delete(bench.conversation.chat.id)
+    bench.wait(lambda: not bench.files)
+    bench.say(f"Another one. {LONG_WORDS}")
+    bench.settle()
+    said: list[str] = []
+    bench.desk.notices.given.connect(lambda notice: said.append(notice.text))
+    done: list[bool] = []
+    bench.desk.states.set_quota(1, lambda: done.append(True))
+    bench.wait(lambda: bool(done))
+    assert bench.files == []
+    assert Settings(bench.folder / "settings.ini").kept_states_bytes == 1
+    bench.say(LONG_WORDS)
+    bench.settle()
+    bench.wait(lambda: any("larger than the limit" in text for text in said))
+    assert bench.files == []
+
+
+def test_a_search_that_fails_answers_that_there_is_no_state(
+    qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A conversation waits for the answer before it goes on."""
+
+    def fail(_states: SavedKvStates, _conversation: str, _key: KvStateKey) -> Path | None:
+        raise ChatError("The folder is gone.")
+
+    monkeypatch.setattr(SavedKvStates, "find", fail)
+    notices = Notices()
+    said: list[Notice] = []
+    notices.given.connect(said.append)
+    background = Background()
+    repository = KvStateRepository(tmp_path, Settings(tmp_path / "settings.ini"), background, notices)
+    found: list[Path | None] = []
+    repository.find("c", KvStateKey("m", "f16", "f16", False, 1), found.append)
+    qtbot.waitUntil(lambda: bool(found))
+    assert found == [None]
+    assert ["gone" in notice.text for notice in said] == [True]

@@ -1,0 +1,208 @@
+"""The library page: the list by keyboard and mouse, search and filters, what is shown if nothing matches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import QPoint, Qt
+from PySide6.QtTest import QTest
+from pytestqt.modeltest import ModelTester
+from pytestqt.qtbot import QtBot
+
+from engine.library.arranging import ALL, Wanted
+from engine.library.listed import Listed
+from engine.library.notes import Notes
+from engine.library.starters import STARTERS
+from tests.widgets.library.listed_models import ON_CARD, TOO_LARGE, model
+from widgets.common.palette import DARK, LIGHT, Palette
+from widgets.library.entry_details import NotesWish, OpenWish
+from widgets.library.entry_words import row_words
+from widgets.library.library_list import WORDS_ROLE, LibraryListModel
+from widgets.library.library_view import LibraryView
+
+ADA = model("ada", "Q4_K_M", "Q8_0", capabilities=("tools",))
+BOB = model("bob", notes=Notes(is_favourite=True, tags=("code",), last_used=5.0))
+CEM = model("cem", fit=TOO_LARGE, n_parameters=70_000_000_000)
+MODELS = (ADA, BOB, CEM)
+
+
+@pytest.fixture
+def view(qtbot: QtBot) -> LibraryView:
+    view = LibraryView()
+    qtbot.addWidget(view)
+    view.resize(1100, 700)
+    view.show_models(MODELS)
+    view.show()
+    return view
+
+
+def row_place(view: LibraryView, row: int) -> QPoint:
+    return view.list_view.visualRect(view.list_view.rows.index(row)).center()
+
+
+def test_the_list_model_keeps_the_rules(qtmodeltester: ModelTester) -> None:
+    rows = LibraryListModel()
+    qtmodeltester.check(rows)  # type: ignore[no-untyped-call]
+    rows.set_models(MODELS)
+    qtmodeltester.check(rows)  # type: ignore[no-untyped-call]
+    assert str(rows.data(rows.index(1), Qt.ItemDataRole.AccessibleTextRole)).startswith("bob, favourite, llama")
+    assert rows.data(rows.index(0), WORDS_ROLE) == row_words(ADA)
+    assert rows.model_at(rows.index(7)) is None
+
+
+def test_a_click_shows_a_model_and_a_double_click_opens_it(view: LibraryView) -> None:
+    shown: list[Listed | None] = []
+    opened: list[OpenWish] = []
+    view.model_shown.connect(shown.append)
+    view.details.open_requested.connect(opened.append)
+    QTest.mouseClick(view.list_view.viewport(), Qt.MouseButton.LeftButton, pos=row_place(view, 1))
+    assert shown == [BOB]
+    assert view.details.title_label.text() == "bob"
+    QTest.mouseDClick(view.list_view.viewport(), Qt.MouseButton.LeftButton, pos=row_place(view, 1))
+    assert opened == [OpenWish(Path("/models/bob-Q4_K_M.gguf"))]
+
+
+@pytest.mark.parametrize(("key", "signal"), [
+    (Qt.Key.Key_Return, "open_requested"), (Qt.Key.Key_Space, "notes_changed"),
+    (Qt.Key.Key_Delete, "removal_requested"),
+])  # fmt: skip
+def test_keys_of_the_list(view: LibraryView, key: Qt.Key, signal: str) -> None:
+    said: list[object] = []
+    getattr(view.details, signal).connect(said.append)
+    view.list_view.select(1)
+    QTest.keyClick(view.list_view, key)
+    (wish,) = said
+    if isinstance(wish, NotesWish):
+        assert wish.change == {"is_favourite": False}
+
+
+def test_what_is_selected_stays_so_when_the_list_changes(view: LibraryView) -> None:
+    view.list_view.select(1)
+    view.show_models((model("aaa"), *MODELS))
+    assert view.list_view.current == BOB
+    view.show_models((ADA, CEM))
+    assert view.list_view.current == ADA
+
+
+def test_a_search_goes_by_words_and_enter_opens_the_first(view: LibraryView) -> None:
+    opened: list[OpenWish] = []
+    view.details.open_requested.connect(opened.append)
+    QTest.keyClicks(view.filters.search_edit, "Q8 ada")
+    assert view.visible_titles() == ("ada",)
+    assert view.count_label.text() == "1 of 3 models"
+    QTest.keyClick(view.filters.search_edit, Qt.Key.Key_Return)
+    assert [wish.path.name for wish in opened] == ["ada-Q4_K_M.gguf"]
+
+
+def test_escape_clears_a_search_and_then_leaves(view: LibraryView, qtbot: QtBot) -> None:
+    closed: list[bool] = []
+    view.closed.connect(lambda: closed.append(True))
+    view.filters.search_edit.setText("bob")
+    QTest.keyClick(view.filters.search_edit, Qt.Key.Key_Escape)
+    assert (view.filters.search_edit.text(), closed) == ("", [])
+    QTest.keyClick(view.filters.search_edit, Qt.Key.Key_Escape)
+    assert closed == [True]
+    QTest.keyClick(view.list_view, Qt.Key.Key_Escape)
+    assert closed == [True, True]
+
+
+def test_down_goes_from_the_search_to_the_list(view: LibraryView, qtbot: QtBot) -> None:
+    view.begin()
+    QTest.keyClick(view.filters.search_edit, Qt.Key.Key_Down)
+    qtbot.waitUntil(view.list_view.hasFocus)
+
+
+def test_filters_make_one_value(view: LibraryView) -> None:
+    wanted: list[Wanted] = []
+    filters = view.filters
+    filters.wanted_changed.connect(wanted.append)
+    QTest.mouseClick(filters.favourite_button, Qt.MouseButton.LeftButton)
+    assert view.visible_titles() == ("bob",)
+    filters.favourite_button.click()
+    filters.capability_buttons["tools"].click()
+    assert view.visible_titles() == ("ada",)
+    filters.capability_buttons["tools"].click()
+    filters.fit_box.setCurrentIndex(1)
+    assert view.visible_titles() == ("ada", "bob")
+    filters.order_box.setCurrentIndex(filters.order_box.findText("By parameters"))
+    filters.turn_button.click()
+    expected = Wanted(order="parameters", descending=True, fit="fits")
+    assert wanted[-1] == filters.wanted == expected
+    filters.clear()
+    assert filters.wanted == replace(expected, fit="any")
+    assert view.visible_titles() == ("cem", "bob", "ada")
+
+
+def test_tags_are_offered_as_long_as_a_model_has_them(view: LibraryView) -> None:
+    filters = view.filters
+    assert filters.tag_box.isVisible()
+    filters.tag_box.setCurrentIndex(1)
+    assert (filters.wanted.tag, view.visible_titles()) == ("code", ("bob",))
+    view.show_models((ADA, CEM))
+    assert filters.wanted == ALL
+    assert not filters.tag_box.isVisible()
+
+
+def test_without_a_match_one_click_shows_all_again(view: LibraryView) -> None:
+    view.filters.search_edit.setText("nothing like it")
+    assert view.nothing_label.isVisible()
+    view.clear_button.click()
+    assert view.visible_titles() == ("ada", "bob", "cem")
+    assert not view.nothing_label.isVisible()
+
+
+def test_an_empty_library_offers_models_once_it_was_scanned(view: LibraryView) -> None:
+    chosen: list[object] = []
+    view.starters.starter_chosen.connect(chosen.append)
+    view.show_starters(STARTERS[:2])
+    view.show_models((), is_looked=False)
+    assert not view.starters.isVisible()
+    view.show_models(())
+    assert view.starters.isVisible()
+    view.starters.cards[1].click()
+    assert chosen == [STARTERS[1]]
+
+
+def test_problems_and_progress_are_shown(view: LibraryView) -> None:
+    assert not view.problem_label.isVisible()
+    view.show_models(MODELS, ("/a cannot be read.", "/b cannot be read."))
+    view.show_progress("Reading headers: 1 of 3")
+    assert view.problem_label.text().count("cannot be read") == 2
+    assert view.progress_label.text() == "Reading headers: 1 of 3"
+
+
+def test_the_tabs_lead_to_the_hub_and_back(view: LibraryView, qtbot: QtBot) -> None:
+    searched: list[object] = []
+    view.find_panel.search_requested.connect(searched.append)
+    view.find_tab.click()
+    assert view.find_panel.isVisible()
+    assert len(searched) == 1
+    view.show_find("org/m")
+    assert view.find_panel.search_edit.text() == "org/m"
+    view.models_tab.click()
+    assert view.list_view.isVisible()
+
+
+@pytest.mark.parametrize("palette", [DARK, LIGHT])
+def test_rows_are_painted_in_the_colours_of_the_palette(view: LibraryView, palette: Palette) -> None:
+    """A row that fits has the palette's green somewhere at its right, and the selected one another ground."""
+    view.apply_palette(palette)
+    view.list_view.select(0)
+    image = view.list_view.viewport().grab().toImage()
+    rows = [view.list_view.visualRect(view.list_view.rows.index(row)) for row in range(2)]
+    ground = [image.pixelColor(rect.left() + 4, rect.center().y()).name() for rect in rows]
+    assert ground[0] == palette.line
+    assert ground[1] != palette.line
+
+
+def test_a_measured_speed_names_its_devices_unless_the_forecast_uses_the_same() -> None:
+    """Measured on the CPU, it was shown beside "fits on CUDA0" as if it were that layout's."""
+    here = Notes(measured=32.04, measured_on="CUDA0")
+    elsewhere = Notes(measured=9.1, measured_on="CPU, RPC0")
+    assert row_words(model("m", notes=here)).speed == "32.0 tokens/s measured"
+    assert row_words(model("m", notes=elsewhere)).speed == "9.1 tokens/s measured on CPU, RPC0"
+    assert row_words(model("m", notes=Notes())).speed == "30–40 tokens/s"
+    assert row_words(model("m", notes=elsewhere, fit=None)).speed == "9.1 tokens/s measured on CPU, RPC0"
+    assert row_words(model("m", fit=ON_CARD)).fit == "fits on CUDA0"

@@ -1,0 +1,283 @@
+"""Dialogs that show text token by token: the prompt that a model reads, and how the tokens of an answer were chosen."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QColor, QFontDatabase, QTextCharFormat, QTextCursor
+from PySide6.QtWidgets import QPlainTextEdit, QWidget
+
+from engine.language import tr
+from widgets.common.counts import format_count
+from widgets.common.dialog import Dialog
+from widgets.common.palette import DARK, Palette
+from widgets.common.roles import plain_label
+from widgets.common.row_table import RowTable
+from widgets.markdown.blocks import visible
+
+MOST_SHADED = 8000
+"""So many tokens are told apart by their shade; of more the text alone is shown."""
+
+
+class TokenText(QPlainTextEdit):
+    """Read-only; the document's own signal `cursorPositionChanged` tells that another token may be at the cursor."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setReadOnly(True)
+        self.setFont(QFontDatabase.systemFont(QFontDatabase.SystemFont.FixedFont))
+        self._ends: list[int] = []
+
+    def show_tokens(self, pieces: Sequence[str], shade: Callable[[int], QColor | None]) -> None:
+        """Show tokens from the first on; `shade` gives the ground of each, None: that of the page."""
+        shown = list(map(shown_piece, pieces))
+        self._ends = list(accumulate(map(_length, shown)))
+        self.setPlainText("")
+        if len(shown) > MOST_SHADED:
+            self.setPlainText("".join(shown))
+        else:
+            self._write(shown, shade)
+        self.moveCursor(QTextCursor.MoveOperation.Start)
+
+    @property
+    def token(self) -> int | None:
+        """The place of the token at the cursor, None where there are none."""
+        if not self._ends:
+            return None
+        return min(bisect_right(self._ends, self.textCursor().position()), len(self._ends) - 1)
+
+    def select(self, token: int) -> None:
+        """Put the cursor at a token."""
+        cursor = self.textCursor()
+        cursor.setPosition(self._ends[token - 1] if token else 0)
+        self.setTextCursor(cursor)
+
+    def _write(self, pieces: Sequence[str], shade: Callable[[int], QColor | None]) -> None:
+        cursor = QTextCursor(self.document())
+        cursor.beginEditBlock()
+        for number, piece in enumerate(pieces):
+            look, ground = QTextCharFormat(), shade(number)
+            if ground is not None:
+                look.setBackground(ground)
+            cursor.insertText(piece, look)
+        cursor.endEditBlock()
+
+
+def shown_piece(piece: str) -> str:
+    """Return how a token is written; a character that is cut between two tokens is a mark in each."""
+    return visible(piece).replace("\\ufffd", "\N{REPLACEMENT CHARACTER}")
+
+
+def piece_words(piece: str) -> str:
+    """Return how a token is named in a line."""
+    return "“" + shown_piece(piece).replace("\n", "↵") + "”"
+
+
+def _length(text: str) -> int:
+    """Return how many positions a text takes in a document of Qt, which counts halves of pairs."""
+    return len(text) + sum(letter > "\uffff" for letter in text)
+
+
+TABLE_HEIGHT_PX = 210
+_ALIGNMENT = Qt.ItemDataRole.TextAlignmentRole
+MOST_OPAQUE = 100
+"""Of 255: the words stay readable on the darkest shade."""
+LIKELY = 0.999
+"""From this probability on a token has no shade: there was no choice."""
+HEADINGS = (tr("Token"), tr("Probability"))
+SOURCE = tr("By the model's own numbers, before all samplers and at temperature 1. Darker tokens were less probable.")
+
+
+@dataclass(frozen=True, slots=True)
+class ShownChoice:
+    """A token with its probability, and the likeliest ones there, the first of all first."""
+
+    text: str
+    probability: float
+    likeliest: Sequence[tuple[str, float]]
+
+
+class AlternativesTable(RowTable):
+    """The likeliest tokens at a place."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(HEADINGS, tr("What else there was"), parent, wide=0)
+        self.setFixedHeight(TABLE_HEIGHT_PX)
+
+    def show_choice(self, choice: ShownChoice | None) -> None:
+        """Show what else there was; None: nothing is known of it."""
+        rows = () if choice is None else choice.likeliest
+        self.show_rows([(piece_words(text), percent(probability)) for text, probability in rows])
+        for row in range(len(rows)):
+            number = self.model().index(row, 1)
+            self.model().setData(number, Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter, _ALIGNMENT)
+
+
+def doubt_shade(choice: ShownChoice, palette: Palette) -> QColor | None:
+    """Return the ground of a token: darker where it was less probable; None: that of the page."""
+    probability = min(1.0, max(0.0, choice.probability))
+    if probability >= LIKELY:
+        return None
+    colour = QColor(palette.experts)
+    colour.setAlpha(round(MOST_OPAQUE * (1 - probability)))
+    return colour
+
+
+def percent(probability: float) -> str:
+    """Return a probability as people read it."""
+    return f"{100 * probability:.2f} %" if probability < 0.1 else f"{100 * probability:.1f} %"
+
+
+SIZE_PX = (760, 620)
+
+
+class TokenDialog(Dialog):
+    """A text of tokens. The line below it names the token at the cursor, the table shows the alternatives there."""
+
+    def __init__(self, title: str, name: str, parent: QWidget | None = None) -> None:
+        super().__init__(title, parent)
+        self._palette = DARK
+        self.count_label = plain_label("", "strong")
+        self.note_label = plain_label("", "error", wrap=True)
+        self.note_label.hide()
+        self.text_edit = TokenText()
+        self.text_edit.setAccessibleName(name)
+        self.token_label = plain_label("", "strong")
+        self.table = AlternativesTable()
+        self.source_label = plain_label(SOURCE, "dim", wrap=True)
+        self.lay_out(self.count_label, self.note_label, self.text_edit, self.token_label, self.table, self.source_label)
+        self.text_edit.cursorPositionChanged.connect(self._show_token)
+        self.resize(*SIZE_PX)
+
+    def apply_palette(self, palette: Palette) -> None:
+        """Use the colours of `palette`."""
+        self._palette = palette
+        self._show_tokens()
+
+    def _pieces(self) -> Sequence[str]:
+        """Return the text of each token."""
+        raise NotImplementedError
+
+    def _choice(self, place: int) -> ShownChoice | None:
+        """Return how the token at a place was chosen, None if that is not known."""
+        raise NotImplementedError
+
+    def _token_words(self, place: int) -> str:
+        """Return the line that names the token at a place."""
+        raise NotImplementedError
+
+    def _shade(self, place: int) -> QColor | None:
+        choice = self._choice(place)
+        return None if choice is None else doubt_shade(choice, self._palette)
+
+    def _show_tokens(self) -> None:
+        """Show the text from its beginning."""
+        self.text_edit.show_tokens(self._pieces(), self._shade)
+        self._show_token()
+
+    def _show_token(self) -> None:
+        place = self.text_edit.token
+        self.table.show_choice(None if place is None else self._choice(place))
+        self.token_label.setText("" if place is None else self._token_words(place))
+
+
+@dataclass(frozen=True, slots=True)
+class ShownPrompt:
+    """A prompt as a model reads it.
+
+    tokens: the id of each token.
+    pieces: the text of each token; an image or a sound is one piece.
+    n_ctx: the size of the context in tokens; None: unknown.
+    note: a remark on the chat template; empty: none.
+    n_tokens: the length in tokens, images and sounds at their length; None: as many as `pieces`.
+    choices: how tokens of earlier answers were chosen, by place, if that was kept.
+    """
+
+    tokens: Sequence[int]
+    pieces: Sequence[str]
+    n_ctx: int | None = None
+    note: str = ""
+    n_tokens: int | None = None
+    choices: Mapping[int, ShownChoice] = field(default_factory=dict)
+
+
+class PromptDialog(TokenDialog):
+    """The prompt that a model reads. Neighbouring tokens without a choice differ in their shade."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        self._prompt = ShownPrompt((), ())
+        super().__init__(tr("What the model reads"), tr("The prompt"), parent)
+        self.count_label.setText(tr("Asking the model…"))
+        self.table.hide()
+        self.source_label.hide()
+
+    def show_prompt(self, prompt: ShownPrompt) -> None:
+        """Show a prompt from its beginning."""
+        self._prompt = prompt
+        room = "" if prompt.n_ctx is None else tr(" of {n_ctx}", n_ctx=format_count(prompt.n_ctx))
+        count = len(prompt.pieces) if prompt.n_tokens is None else prompt.n_tokens
+        self.count_label.setText(tr("{count}{room} tokens", count=format_count(count), room=room))
+        self.note_label.setText(prompt.note)
+        self.note_label.setVisible(bool(prompt.note))
+        self.table.setVisible(bool(prompt.choices))
+        self.source_label.setVisible(bool(prompt.choices))
+        self._show_tokens()
+
+    def show_fault(self, sentence: str) -> None:
+        """Say why there is nothing to show."""
+        self.show_prompt(ShownPrompt((), (), note=sentence))
+
+    def _pieces(self) -> Sequence[str]:
+        return self._prompt.pieces
+
+    def _choice(self, place: int) -> ShownChoice | None:
+        return self._prompt.choices.get(place)
+
+    def _shade(self, place: int) -> QColor | None:
+        if self._choice(place) is None and place % 2:
+            return QColor(self._palette.line)
+        return super()._shade(place)
+
+    def _token_words(self, place: int) -> str:
+        words = tr(
+            "Token {place} · ID {id}: {piece}",
+            place=format_count(place + 1),
+            id=self._prompt.tokens[place],
+            piece=piece_words(self._prompt.pieces[place]),
+        )
+        choice = self._choice(place)
+        return words if choice is None else f"{words}, {percent(choice.probability)}"
+
+
+class ChoicesDialog(TokenDialog):
+    """How the tokens of an answer were chosen: each is shaded by how probable it was."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        self._choices: Sequence[ShownChoice] = ()
+        super().__init__(tr("Tokens of an answer"), tr("The tokens of the answer"), parent)
+
+    def show_choices(self, choices: Sequence[ShownChoice], note: str = "") -> None:
+        """Show the choices of an answer from its beginning; `note`: a remark on them."""
+        self._choices = choices
+        count = tr("{count} tokens", count=format_count(len(choices)))
+        self.count_label.setText(" · ".join(filter(None, (count, note))))
+        self._show_tokens()
+
+    def _pieces(self) -> Sequence[str]:
+        return [choice.text for choice in self._choices]
+
+    def _choice(self, place: int) -> ShownChoice:
+        return self._choices[place]
+
+    def _token_words(self, place: int) -> str:
+        choice = self._choices[place]
+        return tr(
+            "Token {place}: {piece}, {percent}",
+            place=format_count(place + 1),
+            piece=piece_words(choice.text),
+            percent=percent(choice.probability),
+        )

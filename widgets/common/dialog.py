@@ -1,0 +1,92 @@
+"""Dialogs as all of ours are made: a title, parts one below the other, and a row of buttons at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import QDialog, QDialogButtonBox, QLayout, QPushButton, QVBoxLayout, QWidget
+
+from engine.errors import EngineError
+from widgets.common.roles import plain_label
+
+CLOSE = QDialogButtonBox.StandardButton.Close
+OK_CANCEL = QDialogButtonBox.StandardButton.Ok | QDialogButtonBox.StandardButton.Cancel
+
+
+class Dialog(QDialog):
+    """A dialog with a button to close it, and others from `add_button`.
+
+    `once`: the dialog is deleted when it closes; otherwise its owner keeps it to show it again.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        parent: QWidget | None = None,
+        *,
+        standard: QDialogButtonBox.StandardButton = CLOSE,
+        once: bool = False,
+    ) -> None:
+        super().__init__(parent)
+        self.setWindowTitle(title)
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose, once)
+        self.buttons = QDialogButtonBox(standard)
+        self.buttons.accepted.connect(self.accept)
+        self.buttons.rejected.connect(self.reject)
+
+    def add_button(self, text: str, do: Callable[[], object]) -> QPushButton:
+        """Add a button to the row that does not close the dialog; pressing it calls `do`."""
+        button = self.buttons.addButton(text, QDialogButtonBox.ButtonRole.ActionRole)
+        button.clicked.connect(lambda _checked: do())
+        return button
+
+    def lay_out(self, *parts: QWidget | QLayout | None) -> None:
+        """Put the parts one below the other, and the row of buttons below them; None takes the room that is left.
+
+        Called once, after all parts are made: Tab goes through widgets in the order in which they join the dialog.
+        """
+        column = QVBoxLayout(self)
+        column.setSpacing(8)
+        for part in (*parts, self.buttons):
+            if part is None:
+                column.addStretch(1)
+            elif isinstance(part, QLayout):
+                column.addLayout(part)
+            else:
+                column.addWidget(part)
+
+
+class EntryDialog(Dialog):
+    """A dialog with OK and Cancel. OK closes it if the entry is valid; otherwise `problem_label` says what is wrong."""
+
+    entered = Signal(object)
+    """The valid entry, after the dialog has closed."""
+
+    def __init__(self, title: str, parent: QWidget | None = None, *, once: bool = False) -> None:
+        super().__init__(title, parent, standard=OK_CANCEL, once=once)
+        self.problem_label = plain_label("", "error", wrap=True)
+        self.problem_label.hide()
+
+    def lay_out(self, *parts: QWidget | QLayout | None) -> None:
+        """Put the parts one below the other, then the problem and the row of buttons."""
+        super().lay_out(*parts, self.problem_label)
+
+    def entry(self) -> object:
+        """Return the entry.
+
+        Raises:
+            ValueError, EngineError: if the entry is not valid, with a sentence for the person.
+        """
+        raise NotImplementedError
+
+    def accept(self) -> None:
+        """Close and report the entry if it is valid, else show what is wrong."""
+        try:
+            entry = self.entry()
+        except (EngineError, ValueError) as error:
+            self.problem_label.setText(error.summary() if isinstance(error, EngineError) else str(error))
+            self.problem_label.show()
+            return
+        super().accept()
+        self.entered.emit(entry)

@@ -1,0 +1,156 @@
+"""The keyboard in the editor: what each key does, what has the focus, and where the keys take it.
+
+The focus is inside the editor: a boundary, layers or the output. Layers that have it are the selection.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from PySide6.QtCore import Qt
+
+from engine.language import tr
+from engine.layout.layout import Layout
+
+
+class Command(StrEnum):
+    """What a key asks for."""
+
+    PREVIOUS_LAYER = "previous layer"
+    NEXT_LAYER = "next layer"
+    FIRST_LAYER = "first layer"
+    LAST_LAYER = "last layer"
+    EXTEND_LEFT = "extend left"
+    EXTEND_RIGHT = "extend right"
+    BOUNDARY_LEFT = "boundary left"
+    BOUNDARY_RIGHT = "boundary right"
+    LANE_UP = "lane up"
+    LANE_DOWN = "lane down"
+    SELECT_RUN = "select run"
+    PIN = "pin"
+    CLEAR = "clear"
+
+
+KEYS: dict[str, str] = {
+    tr("Tab, Shift+Tab"): tr("next or previous boundary, then the output"),
+    tr("Left, Right"): tr("previous or next layer"),
+    tr("Home, End"): tr("first or last layer"),
+    tr("Shift+Left, Shift+Right"): tr("select more or fewer layers"),
+    tr("Space"): tr("select the whole run of the layer"),
+    tr("Ctrl+Left, Ctrl+Right (or Alt)"): tr("move the boundary by one layer"),
+    tr("Ctrl+Up, Ctrl+Down (or Alt)"): tr("move the selected layers, or the output, to the next device"),
+    tr("P"): tr("pin the selected layers, or the output, where they are for automatic layouts; again to let them go"),
+    tr("Escape"): tr("give up a drag; clear the selection"),
+}
+"""Keys and what they do, for the help text."""
+
+_Key = Qt.Key
+_PLAIN = {
+    _Key.Key_Left: Command.PREVIOUS_LAYER,
+    _Key.Key_Right: Command.NEXT_LAYER,
+    _Key.Key_Home: Command.FIRST_LAYER,
+    _Key.Key_End: Command.LAST_LAYER,
+    _Key.Key_Space: Command.SELECT_RUN,
+    _Key.Key_P: Command.PIN,
+    _Key.Key_Escape: Command.CLEAR,
+}
+_SHIFT = {_Key.Key_Left: Command.EXTEND_LEFT, _Key.Key_Right: Command.EXTEND_RIGHT}
+_MOVE = {
+    _Key.Key_Left: Command.BOUNDARY_LEFT,
+    _Key.Key_Right: Command.BOUNDARY_RIGHT,
+    _Key.Key_Up: Command.LANE_UP,
+    _Key.Key_Down: Command.LANE_DOWN,
+}
+
+
+def command_of(key: int, modifiers: Qt.KeyboardModifier) -> Command | None:
+    """Return what `key` asks for with `modifiers`, None if nothing."""
+    held = modifiers & ~Qt.KeyboardModifier.KeypadModifier
+    table = {
+        Qt.KeyboardModifier.NoModifier: _PLAIN,
+        Qt.KeyboardModifier.ShiftModifier: _SHIFT,
+        Qt.KeyboardModifier.ControlModifier: _MOVE,
+        Qt.KeyboardModifier.AltModifier: _MOVE,
+    }.get(held)
+    return None if table is None else table.get(Qt.Key(key))
+
+
+@dataclass(frozen=True, slots=True)
+class BoundaryFocus:
+    """The boundary between runs `index` and `index + 1`."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerFocus:
+    """A layer; `anchor` is where a selection that ends at it began."""
+
+    layer: int
+    anchor: int
+
+    @property
+    def span(self) -> tuple[int, int]:
+        return min(self.layer, self.anchor), max(self.layer, self.anchor)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFocus:
+    """The output block."""
+
+
+Focus = BoundaryFocus | LayerFocus | OutputFocus
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Layers chosen for a move, `(first, last)` both included, None when there are none."""
+
+    layers: tuple[int, int] | None = None
+
+    def contains(self, layer: int) -> bool:
+        return self.layers is not None and self.layers[0] <= layer <= self.layers[1]
+
+
+def run_of(layout: Layout, layer: int) -> int:
+    """Return the index of the run that holds `layer`."""
+    return next(index for index, run in enumerate(layout.runs) if run.first <= layer <= run.last)
+
+
+def next_stop(layout: Layout, focus: Focus | None, step: int) -> Focus | None:
+    """Return the next (`step` 1) or previous (-1) Tab stop: the boundaries, then the output; None past the ends."""
+    stops: list[Focus] = [BoundaryFocus(index) for index in range(len(layout.runs) - 1)]
+    stops.append(OutputFocus())
+    if isinstance(focus, LayerFocus):
+        # A layer lies between two boundaries: run i between boundaries i - 1 and i.
+        index = run_of(layout, focus.layer) + (0 if step > 0 else -1)
+    elif focus is None:
+        index = 0 if step > 0 else len(stops) - 1
+    else:
+        index = stops.index(focus) + step
+    return stops[index] if 0 <= index < len(stops) else None
+
+
+def next_layer(layout: Layout, focus: Focus | None, step: int, *, extend: bool) -> LayerFocus:
+    """Return the layer left (`step` -1) or right (1) of the focus; `extend` keeps the selection's beginning."""
+    last = layout.n_layers - 1
+    if isinstance(focus, LayerFocus):
+        layer = max(0, min(focus.layer + step, last))
+        return LayerFocus(layer, focus.anchor if extend else layer)
+    if isinstance(focus, BoundaryFocus):
+        run = layout.runs[focus.index]
+        layer = run.last if step < 0 else run.last + 1
+    else:
+        layer = last if isinstance(focus, OutputFocus) else 0
+    return LayerFocus(layer, layer)
+
+
+def kept_focus(layout: Layout, focus: Focus | None) -> Focus | None:
+    """Return `focus` if `layout` still has it, else what is nearest to it."""
+    if isinstance(focus, BoundaryFocus):
+        count = len(layout.runs) - 1
+        return BoundaryFocus(min(focus.index, count - 1)) if count else None
+    if isinstance(focus, LayerFocus) and max(focus.span) >= layout.n_layers:
+        return None
+    return focus

@@ -17,7 +17,14 @@ import json
 import os
 import tempfile
 import time
+from functools import cache
 from itertools import cycle
+from typing import TYPE_CHECKING
+
+from engine.images.formula import FormulaProcess
+
+if TYPE_CHECKING:
+    from widgets.markdown.formulas import Formula, FormulaKey
 
 GOAL_OPEN_MS, GOAL_TOKEN_MS, GOAL_FRAME_MS = 150.0, 2.0, 50.0
 """No turn of the whole window's loop may be longer than a frame either."""
@@ -63,6 +70,20 @@ def main() -> None:
         print(json.dumps(_measure(options)))
 
 
+@cache
+def _formulas() -> FormulaProcess:
+    return FormulaProcess()
+
+
+def _draw_formula(key: FormulaKey) -> Formula | None:
+    from widgets.markdown.formulas import Formula
+
+    drawn = _formulas().draw(key.source, is_display=key.is_display, colour=key.colour)
+    if drawn is None:
+        return None
+    return Formula(drawn.svg.encode(), drawn.width_px, drawn.height_px, drawn.depth_px)
+
+
 def _measure(options: argparse.Namespace) -> dict[str, object]:
     from PySide6.QtWidgets import QApplication
 
@@ -77,7 +98,7 @@ def _measure(options: argparse.Namespace) -> dict[str, object]:
     application = QApplication([])
     theme = Theme(application, "light")
     parse, draw = Worker("parse"), Worker("draw")
-    typesetter = Typesetter(parse.submit, draw.submit)
+    typesetter = Typesetter(parse.submit, draw.submit, draw_formula=_draw_formula)
     typesetter.apply_palette(theme.palette)
     typesetter.warm_up()
     messages = [

@@ -23,7 +23,7 @@ from statistics import median
 import numpy as np
 
 from engine.downloads.transfer import Transfer, TransferEnd
-from engine.protocol.messages import Download, DownloadProgress, TransferFile
+from engine.protocol.network import Download, DownloadProgress, TransferFile
 from engine.units import MIB
 
 ROOT = Path(__file__).resolve().parent.parent

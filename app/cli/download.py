@@ -21,7 +21,7 @@ from engine.downloads.job import Job, hub_job, time_words, web_job
 from engine.downloads.transfer import Transfer, TransferEnd
 from engine.hub.addresses import WebAddress, parse_address
 from engine.hub.client import list_repo
-from engine.protocol.messages import Download, DownloadProgress
+from engine.protocol.network import Download, DownloadProgress
 from engine.units import format_bytes
 
 _CLEAR_LINE = "\r\x1b[K"

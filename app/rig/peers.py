@@ -20,7 +20,7 @@ from engine.devices.device import Device, Rig
 from engine.devices.endpoint import parse_endpoint
 from engine.errors import ArgumentError, EngineError, RigError
 from engine.language import tr
-from engine.protocol.messages import NearbyMachine
+from engine.protocol.network import NearbyMachine
 from engine.rigs.discovery import Peer, find_peer
 from engine.tunnel.nearby import NearbySearch
 from engine.tunnel.pairings import Pairing, PairingBook

@@ -37,16 +37,8 @@ from engine.gguf.header import describe_foreign_file
 from engine.hub.addresses import is_sha256
 from engine.hub.settings import HubError
 from engine.hub.web import Head, open_url
-from engine.protocol.messages import (
-    Download,
-    Downloaded,
-    DownloadedFile,
-    DownloadProgress,
-    DownloadStage,
-    Failure,
-    Message,
-    TransferFile,
-)
+from engine.protocol.messages import Failure, Message
+from engine.protocol.network import Download, Downloaded, DownloadedFile, DownloadProgress, DownloadStage, TransferFile
 from engine.units import KIB, format_bytes
 
 READ_BYTES = 512 * KIB

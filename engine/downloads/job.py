@@ -13,7 +13,7 @@ from engine.downloads.placing import cache_folder, from_web, in_cache, in_folder
 from engine.hub.addresses import WebAddress
 from engine.hub.listing import HubFile, Quantisation, RepoListing
 from engine.hub.settings import HubSettings
-from engine.protocol.messages import DownloadStage, TransferFile
+from engine.protocol.network import DownloadStage, TransferFile
 
 QUEUE_VERSION = 1
 

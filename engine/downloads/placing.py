@@ -18,7 +18,7 @@ from engine.hub.client import file_url
 from engine.hub.listing import HubFile, RepoListing
 from engine.hub.settings import HubSettings
 from engine.hub.tokens import hub_home
-from engine.protocol.messages import TransferFile
+from engine.protocol.network import TransferFile
 
 
 def cache_folder(environment: Mapping[str, str] | None = None) -> Path:

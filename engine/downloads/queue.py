@@ -25,7 +25,7 @@ from engine.downloads.part_file import StorageError, discard_part
 from engine.downloads.transfer import Transfer, TransferEnd
 from engine.errors import EngineError, PlacedError
 from engine.json_file import read_kept, write_kept
-from engine.protocol.messages import Download, DownloadProgress
+from engine.protocol.network import Download, DownloadProgress
 
 MAX_FILE_BYTES = 16 * 1024 * 1024
 _END_S = 10.0

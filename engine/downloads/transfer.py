@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from engine.process.child import ChildProcess
 from engine.process.outcome import EndReason, ProcessOutcome
 from engine.programs import child_argv
-from engine.protocol.messages import AnyMessage, Download, Downloaded, DownloadedFile, DownloadProgress, Failure
+from engine.protocol.messages import Failure, Message
+from engine.protocol.network import Download, Downloaded, DownloadedFile, DownloadMessage, DownloadProgress
 
 STALL_S = 120.0
 """A child tells of itself twice a second, but a disk that is busy with writing may hold it up."""
@@ -60,6 +61,7 @@ class Transfer:
             stall_timeout_s=STALL_S,
             name="download",
             environment=_ENVIRONMENT,
+            messages=DownloadMessage,
         )
 
     @property
@@ -79,7 +81,7 @@ class Transfer:
         """Wait at most `timeout_s`; return whether it has ended."""
         return self._child.wait(timeout_s) is not None
 
-    def _take(self, message: AnyMessage) -> None:
+    def _take(self, message: Message) -> None:
         match message:
             case DownloadProgress():
                 self._on_progress(message)

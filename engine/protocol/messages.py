@@ -28,7 +28,6 @@ META_PREFIX = "Meta("
 """How the buffer type begins that stands for all members of a tensor split."""
 
 LoadStage = Literal["allocate", "read", "context", "warm_up"]
-DownloadStage = Literal["fetch", "wait", "verify"]
 StopReason = Literal["end_of_text", "length", "context_full", "stopped"]
 """Why a generation ended; `stopped`: by a person."""
 
@@ -253,27 +252,6 @@ class Serve(Request, frozen=True, tag="serve", kw_only=True):
     client_port: int | None = None
 
 
-class OpenTunnel(Request, frozen=True, tag="open_tunnel", kw_only=True):
-    """Listen here and pass on what comes to the machine at `endpoint`; answered by `TunnelOpened` or `Failure`.
-
-    `certificate`: base64 of DER, of that machine; `identity`: the file of our own. `port`: 0 for any.
-    """
-
-    endpoint: str
-    certificate: str
-    identity: str
-    port: int = 0
-
-
-class Browse(Request, frozen=True, tag="browse", kw_only=True):
-    """Look for machines that announce themselves; answered by a `NearbyMachines` whenever there are others.
-
-    `interfaces`: addresses of this machine to look on; none: all.
-    """
-
-    interfaces: tuple[str, ...] = ()
-
-
 class Logits(Request, frozen=True, tag="logits", kw_only=True):
     """Diagnosis: decode these tokens from an empty cache; answered by `LogitDigest`."""
 
@@ -307,44 +285,6 @@ class MeasureSpeed(Request, frozen=True, tag="measure_speed", kw_only=True):
     types: dict[str, int] = {}
 
 
-class TransferFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file to fetch: `target` is where it ends up, whole; `link` a path that is to lead there, where others look.
-
-    `size_bytes`, `sha256` and `etag` are what the hub says of it, None where nobody does. `commit` is for people.
-    """
-
-    url: str
-    target: str
-    size_bytes: int | None = None
-    sha256: str | None = None
-    etag: str | None = None
-    commit: str = ""
-    link: str | None = None
-
-
-class Download(Request, frozen=True, tag="download", kw_only=True):
-    """Fetch files, one after another: `DownloadProgress`... and then `Downloaded` or `Failure`.
-
-    `refs`: small files (path, text) to write at the end. `restart`: what was begun of a file that has changed since is
-    thrown away. At most `connections` at a time, each with `segment_bytes`, and one more is tried after `trial_s`.
-    `block_bytes`: what a kill may cost. `reserve_bytes` of the disk stay free. `tries` in a row without progress, the
-    second after about `backoff_s`.
-    """
-
-    files: tuple[TransferFile, ...]
-    refs: tuple[tuple[str, str], ...] = ()
-    token: str | None = None
-    restart: bool = False
-    connections: int = 4
-    segment_bytes: int = 256 << 20
-    block_bytes: int = 8 << 20
-    trial_s: float = 3.0
-    reserve_bytes: int = 1 << 30
-    tries: int = 5
-    backoff_s: float = 1.0
-    timeout_s: float = 30.0
-
-
 class Stop(Request, frozen=True, tag="stop", kw_only=True):
     """End the request with this id; without one the load, or every request there is."""
 
@@ -356,22 +296,8 @@ class Quit(Request, frozen=True, tag="quit", kw_only=True):
 
 
 AnyModelRequest = Generate | Embed | Tokenise | CountTokens | RenderTemplate | SaveSequence | RestoreSequence
-AnyRequest = (
-    ListDevices
-    | Probe
-    | Load
-    | AnyModelRequest
-    | Serve
-    | Logits
-    | Quantise
-    | DeviceMemoryQuery
-    | MeasureSpeed
-    | Download
-    | OpenTunnel
-    | Browse
-    | Stop
-    | Quit
-)
+DeviceRequest = ListDevices | MeasureSpeed | DeviceMemoryQuery | Serve | Logits | Quantise
+AnyRequest = Probe | Load | AnyModelRequest | DeviceRequest | Stop | Quit
 
 
 # ------------------------------------------------------------------ messages (from the child)
@@ -624,53 +550,6 @@ class Serving(Message, frozen=True, tag="serving", kw_only=True):
     is_guarded: bool = False
 
 
-class TunnelOpened(Message, frozen=True, tag="tunnel_opened", kw_only=True):
-    port: int
-
-
-class NearbyMachine(msgspec.Struct, frozen=True):
-    """What a machine says of itself, within bounds; nothing of it is sure before it is paired."""
-
-    name: str
-    endpoint: str
-    device: str
-    total_bytes: int
-    fingerprint: str
-
-
-class NearbyMachines(Message, frozen=True, tag="nearby_machines", kw_only=True):
-    machines: tuple[NearbyMachine, ...]
-
-
-class DownloadProgress(Message, frozen=True, tag="download_progress", kw_only=True):
-    """How much of all files is here; sent twice a second, also while it waits. `size_bytes` None: nobody said.
-
-    `note`: why it waits. `connections`: how many are open.
-    """
-
-    stage: DownloadStage
-    done_bytes: int
-    size_bytes: int | None
-    file: str
-    connections: int = 0
-    note: str = ""
-
-
-class DownloadedFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that is here, checked where its hash was known."""
-
-    path: str
-    size_bytes: int
-    sha256: str
-
-
-class Downloaded(Message, frozen=True, tag="downloaded", kw_only=True):
-    """All files are here. `fetched_bytes`: how much of them came over the network this time."""
-
-    files: tuple[DownloadedFile, ...]
-    fetched_bytes: int
-
-
 class LogitDigest(Message, frozen=True, tag="logit_digest", kw_only=True):
     """SHA-256 of the float32 logits of the last token, little endian, and the first eight values.
 
@@ -706,32 +585,7 @@ class Aborting(Message, frozen=True, tag="aborting", kw_only=True):
     text: str
 
 
-AnyMessage = (
-    Hello
-    | DeviceList
-    | DeviceSpeed
-    | DownloadProgress
-    | Downloaded
-    | Probed
-    | StageProgress
-    | LoadedModel
-    | AllocationFailure
-    | Failure
-    | Stopped
-    | Reading
-    | Piece
-    | Generated
-    | Embedded
-    | Tokenised
-    | Counted
-    | Rendered
-    | SequenceSaved
-    | SequenceRestored
-    | Serving
-    | TunnelOpened
-    | NearbyMachines
-    | LogitDigest
-    | Quantised
-    | DeviceMemoryReadings
-    | Aborting
-)
+LoadMessage = Probed | StageProgress | LoadedModel | AllocationFailure | Stopped
+ModelAnswer = Reading | Piece | Generated | Embedded | Tokenised | Counted | Rendered | SequenceSaved | SequenceRestored
+DeviceMessage = DeviceList | DeviceSpeed | DeviceMemoryReadings | Serving | LogitDigest | Quantised
+AnyMessage = Hello | Failure | Aborting | LoadMessage | ModelAnswer | DeviceMessage

@@ -98,13 +98,20 @@ class Requests(Generic[_R]):
     """Requests of the parent, one JSON object a line, of the union type `kind`.
 
     `on_read` is called for each in the thread that reads it, and returns what is queued. What cannot be decoded is
-    answered with a `Failure`.
+    answered with a `Failure`. `on_end` is called at the end of input with an exit status: 0, or 1 after an error.
     """
 
-    def __init__(self, kind: Any, pipe: Pipe, on_read: Callable[[_R], _R] = lambda request: request) -> None:
+    def __init__(
+        self,
+        kind: Any,
+        pipe: Pipe,
+        on_read: Callable[[_R], _R] = lambda request: request,
+        on_end: Callable[[int], object] = os._exit,
+    ) -> None:
         self._decoder: msgspec.json.Decoder[_R] = msgspec.json.Decoder(kind)
         self._pipe = pipe
         self._on_read = on_read
+        self._on_end = on_end
         self._queue: queue.SimpleQueue[_R] = queue.SimpleQueue()
         self._begun: list[bytes] = []
 
@@ -116,7 +123,7 @@ class Requests(Generic[_R]):
         return True
 
     def start_reading(self) -> None:
-        """Read on in a thread of its own, which ends the process with the input."""
+        """Read on in a thread of its own, which by default ends the process with the input."""
         threading.Thread(target=self._read_to_the_end, name="requests", daemon=True).start()
 
     def next(self) -> _R:
@@ -140,7 +147,7 @@ class Requests(Generic[_R]):
         finally:
             # The parent closed the pipe or died: nobody is left to serve, and native code may be busy for minutes.
             # After an error (memory may run out here too) nobody could end this process through the pipe any more.
-            os._exit(status)
+            self._on_end(status)
 
     def _read_some(self) -> bool:
         received = os.read(sys.stdin.fileno(), READ_BYTES)

@@ -17,18 +17,11 @@ import msgspec
 
 from engine.confinement import refuse_core_files
 from engine.errors import EngineError
-from engine.protocol.messages import (
-    PROTOCOL_VERSION,
-    AnyRequest,
-    Browse,
-    Failure,
-    Hello,
-    OpenTunnel,
-    TunnelOpened,
-)
+from engine.protocol.messages import PROTOCOL_VERSION, Failure, Hello
+from engine.protocol.network import Browse, OpenTunnel, TunnelOpened, TunnelRequest
 from engine.protocol.pipe import Pipe
 
-_decoder: msgspec.json.Decoder[AnyRequest] = msgspec.json.Decoder(AnyRequest)
+_decoder: msgspec.json.Decoder[TunnelRequest] = msgspec.json.Decoder(TunnelRequest)
 
 
 def main() -> None:
@@ -53,7 +46,7 @@ def main() -> None:
     os._exit(0)
 
 
-def _begin(request: AnyRequest, pipe: Pipe) -> None:
+def _begin(request: TunnelRequest, pipe: Pipe) -> None:
     match request:
         case OpenTunnel():
             import asyncio

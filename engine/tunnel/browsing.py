@@ -15,7 +15,8 @@ from zeroconf import IPVersion as Version
 from engine.confinement import code_folders, confine, system_folders
 from engine.devices.endpoint import MAX_DEVICE_BYTES, parse_endpoint
 from engine.errors import EngineError
-from engine.protocol.messages import Message, NearbyMachine, NearbyMachines
+from engine.protocol.messages import Message
+from engine.protocol.network import NearbyMachine, NearbyMachines
 from engine.texts import one_line, shorten
 from engine.tunnel.announcing import SERVICE, VERSION
 from engine.tunnel.identity import is_fingerprint

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from engine.process.child import ChildProcess
 from engine.process.outcome import EndReason, ProcessOutcome
 from engine.programs import child_argv
-from engine.protocol.messages import AnyMessage, Browse, Failure, NearbyMachine, NearbyMachines
+from engine.protocol.messages import Failure, Message
+from engine.protocol.network import Browse, NearbyMachine, NearbyMachines, TunnelMessage
 
 _ASK_S = 0.2
 _END_S = 5.0
@@ -31,7 +32,7 @@ class NearbySearch:
         self._on_found, self._on_problem = on_found, on_problem
         self._request = Browse(interfaces=tuple(interfaces))
         argv = child_argv("tunnel") if argv is None else argv
-        self._child = ChildProcess(self._take, self._take_end, argv=argv, name="nearby")
+        self._child = ChildProcess(self._take, self._take_end, argv=argv, name="nearby", messages=TunnelMessage)
         self._child.watch(False)
         self._lock = threading.Lock()
         self._closed = False
@@ -50,7 +51,7 @@ class NearbySearch:
         self._child.stop(ask_s=_ASK_S)
         self._child.wait(_END_S)
 
-    def _take(self, message: AnyMessage) -> None:
+    def _take(self, message: Message) -> None:
         if isinstance(message, NearbyMachines):
             self._on_found(message.machines)
         elif isinstance(message, Failure):

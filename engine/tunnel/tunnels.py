@@ -17,7 +17,8 @@ from engine.errors import EngineError, WorkerStalledError
 from engine.process.child import ChildProcess
 from engine.process.outcome import ProcessOutcome
 from engine.programs import child_argv
-from engine.protocol.messages import AnyMessage, Failure, OpenTunnel, TunnelOpened
+from engine.protocol.messages import Failure, Message
+from engine.protocol.network import OpenTunnel, TunnelMessage, TunnelOpened
 from engine.tunnel.pairings import PairingBook
 
 START_TIMEOUT_S = 30.0
@@ -76,7 +77,14 @@ class _Tunnel:
         self._child.wait(timeout_s)
 
     def _make(self) -> ChildProcess:
-        child = ChildProcess(self._take, self._take_end, argv=self._argv, name="tunnel", about=self._request.endpoint)
+        child = ChildProcess(
+            self._take,
+            self._take_end,
+            argv=self._argv,
+            name="tunnel",
+            about=self._request.endpoint,
+            messages=TunnelMessage,
+        )
         child.watch(False)
         return child
 
@@ -84,7 +92,7 @@ class _Tunnel:
         child.start()
         child.send(self._request)
 
-    def _take(self, message: AnyMessage) -> None:
+    def _take(self, message: Message) -> None:
         with self._condition:
             if isinstance(message, TunnelOpened):
                 self._port = message.port

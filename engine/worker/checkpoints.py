@@ -1,10 +1,10 @@
 """Checkpoints: what of a sequence's memory cannot be cut back, as it was after some of its tokens.
 
 A recurrent state knows where it is and nothing before, and a cache with a sliding window has lost what left the window.
-So copies are kept in the computer's memory, at token positions (`turn_marks`) where another prompt is likely to part
-from this one: before its last question, after it, and at its end. With them an answer is given anew, or a question
-changed, without reading everything again. llama.cpp's server does the same; the limits here are also in bytes, for a
-state may take hundreds of MiB.
+So copies are kept in the computer's memory, at token positions (`checkpoint_positions`) where another prompt is likely
+to part from this one: before its last question, after it, and at its end. With them an answer is given anew, or a
+question changed, without reading everything again. llama.cpp's server does the same; the limits here are also in bytes,
+for a state may take hundreds of MiB.
 """
 
 from __future__ import annotations
@@ -80,15 +80,15 @@ class CheckpointTaker:
         )
 
 
-def next_mark(held: int, marks: Sequence[int], looked_at: int, spacing: int) -> int:
-    """Return after how many tokens the next checkpoint is due, with `held` there: at a mark, or at a multiple of
-    `spacing` after `looked_at`."""
-    spaced = held + spacing - (held - looked_at) % spacing
-    return min((mark for mark in marks if held < mark < spaced), default=spaced)
+def next_checkpoint(held: int, positions: Sequence[int], checked_at: int, spacing: int) -> int:
+    """Return the token position at which the next checkpoint is due after `held` tokens: one of `positions`, or a
+    multiple of `spacing` after `checked_at`."""
+    spaced = held + spacing - (held - checked_at) % spacing
+    return min((each for each in positions if held < each < spaced), default=spaced)
 
 
 def least_missed(checkpoints: Sequence[Checkpoint]) -> int:
-    """Return the place of the one whose neighbours are nearest to each other; the last one goes last."""
+    """Return the index of the checkpoint whose neighbours are nearest to each other; the last one goes last."""
     ends = [0, *(checkpoint.tokens for checkpoint in checkpoints)]
     return min(range(len(checkpoints) - 1), key=lambda place: ends[place + 2] - ends[place], default=0)
 
@@ -96,15 +96,18 @@ def least_missed(checkpoints: Sequence[Checkpoint]) -> int:
 END_TOKENS = 4
 """The last tokens of a text may become others when it goes on."""
 SEAM_TOKENS = 1
-"""The same where a template's marks and what people wrote meet."""
+"""The same at the border between the markup of a template and what people wrote."""
 LEAST_QUESTION = 16
-"""In tokens: behind a shorter question it is not worth another mark."""
+"""In tokens. After a shorter question no further checkpoint is worth its memory."""
 
 
-def turn_marks(loaded: LoadedContext, text: str, messages: Sequence[ChatMessage], count: int) -> tuple[int, ...]:
-    """Return the marks of a prompt of `count` tokens, in tokens and ascending; none where the memory can be cut back.
+def checkpoint_positions(
+    loaded: LoadedContext, text: str, messages: Sequence[ChatMessage], count: int
+) -> tuple[int, ...]:
+    """Return the positions in a prompt of `count` tokens that are worth a checkpoint, ascending; none if the memory can
+    be cut back.
 
-    They are near the places meant and may be anywhere: what is read is the same.
+    They are estimates: a checkpoint may be anywhere, and only saves less.
     """
     if not loaded.needs_checkpoints:
         return ()
@@ -113,13 +116,13 @@ def turn_marks(loaded: LoadedContext, text: str, messages: Sequence[ChatMessage]
     if begin < 0:
         return _within(count, [count - END_TOKENS])
     end = begin + len(question)
-    behind = len(tokenize(loaded, text[end:], add_special=False))
+    after = len(tokenize(loaded, text[end:], add_special=False))
     asked = len(tokenize(loaded, question, add_special=False))
-    marks = [count - behind - asked - SEAM_TOKENS]
+    positions = [count - after - asked - SEAM_TOKENS]
     if asked >= LEAST_QUESTION:
-        marks.append(count - behind - SEAM_TOKENS)
-    return _within(count, marks)
+        positions.append(count - after - SEAM_TOKENS)
+    return _within(count, positions)
 
 
-def _within(count: int, marks: Sequence[int]) -> tuple[int, ...]:
-    return tuple(mark for mark in marks if 0 < mark < count)
+def _within(count: int, positions: Sequence[int]) -> tuple[int, ...]:
+    return tuple(each for each in positions if 0 < each < count)

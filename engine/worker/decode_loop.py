@@ -213,7 +213,7 @@ class DecodeLoop:
 
     def _counts(self) -> list[int]:
         """Return how many tokens of each running request go into the next batch."""
-        missing = [self._until_mark(task) for task in self._running]
+        missing = [self._until_checkpoint(task) for task in self._running]
         if max(missing) <= 1:
             return missing
         readers = [index for index, count in enumerate(missing) if count > 1]
@@ -226,11 +226,11 @@ class DecodeLoop:
             missing[index] = count
         return missing
 
-    def _until_mark(self, task: SequenceTask) -> int:
+    def _until_checkpoint(self, task: SequenceTask) -> int:
         """Return how many tokens are read before a checkpoint is taken, or an image or a sound comes."""
         if task.slot is None:
             return task.missing
-        return min(task.readable, self._slots.until_mark(task.slot, task.missing, task.marks))
+        return min(task.readable, self._slots.until_checkpoint(task.slot, task.missing, task.checkpoint_positions))
 
     def _go_on(self, shares: Sequence[_Share]) -> None:
         """Let the tasks go on by what was computed, and tell what came of it at once."""
@@ -242,7 +242,7 @@ class DecodeLoop:
             else:
                 slot.tokens += task.tokens[begun:end]
             slot.copied = False
-            self._slots.look_at(slot, task.tokens, task.marks)
+            self._slots.checkpoint_if_due(slot, task.tokens, task.checkpoint_positions)
             told = task.read(cells)
             if told is not None:
                 answers.append(told)

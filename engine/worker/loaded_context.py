@@ -15,7 +15,7 @@ from engine.worker.breakdown import BufferBytes, logged_parts, measured_parts
 from engine.worker.devices import ResolvedDevices
 from engine.worker.log import EngineLog, FreeMemory, allocation_failure, decode_failure
 from engine.worker.media import Media
-from engine.worker.side_files import Beside
+from engine.worker.side_files import LoadedSideFiles
 
 DECODED, NO_SLOT, ABORTED = 0, 1, 2
 FLOAT_BYTES = 4
@@ -33,7 +33,7 @@ class LoadedContext:
     settings: ContextSettings
     model: int
     context: int
-    beside: Beside | None = None
+    side_files: LoadedSideFiles | None = None
     embedded_tokens: int = 0
     """How many tokens the engine has kept embeddings of at a time: it does not say what its output buffer grows to."""
     media: Media | None = None
@@ -144,10 +144,10 @@ class LoadedContext:
             output_bytes = max(output_bytes, self.embeddings_bytes(self.embedded_tokens))
             facts.grow_output(output_bytes)
         sizes = sizes or breakdown.context_bytes(self.engine, self.context)
-        beside = () if self.beside is None else self.beside.parts
+        side_files = () if self.side_files is None else self.side_files.parts
         if sizes is None:
-            return (*logged_parts(self.devices, facts, None, output_bytes), *beside)
-        return (*measured_parts(self.devices, sizes, facts, output_bytes), *beside)
+            return (*logged_parts(self.devices, facts, None, output_bytes), *side_files)
+        return (*measured_parts(self.devices, sizes, facts, output_bytes), *side_files)
 
     def embeddings_bytes(self, tokens: int) -> int:
         """Return what the engine keeps while it embeds so many tokens: the logits and an embedding of each."""
@@ -155,8 +155,8 @@ class LoadedContext:
         return FLOAT_BYTES * tokens * (self.vocabulary_size + width)
 
     def free(self) -> None:
-        if self.beside is not None:
-            self.beside.free()
+        if self.side_files is not None:
+            self.side_files.free()
         self.engine.low.llama_free(self.context)
         self.engine.low.llama_model_free(self.model)
 

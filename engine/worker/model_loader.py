@@ -30,7 +30,7 @@ from engine.worker.log import (
 )
 from engine.worker.media import Media
 from engine.worker.members import MemberBuffers
-from engine.worker.side_files import Beside, SideFileLoader
+from engine.worker.side_files import LoadedSideFiles, SideFileLoader
 from engine.worker.stop import StopRequest
 from engine.worker.warm_up import StageReporter, WarmUp
 
@@ -179,7 +179,7 @@ class ModelLoader:
         split = load.parameters.split_mode == "tensor"
         members = {device: self._devices.by_id[device] for device in load.parameters.devices} if split else {}
         self._members = MemberBuffers(engine, members, self._end_refused)
-        self._beside_loader = SideFileLoader(engine, self._devices, log, self._free, stop)
+        self._side_file_loader = SideFileLoader(engine, self._devices, log, self._free, stop)
 
     def run(self) -> tuple[LoadedContext, LoadedModel]:
         """Load, and return the loaded context with what is to be told of it.
@@ -194,19 +194,19 @@ class ModelLoader:
         self._reporter.enter("allocate")
         check_file(self._load.path)
         model = self._read_model()
-        beside: Beside | None = None
+        side_files: LoadedSideFiles | None = None
         try:
-            beside = self._load_beside(model)
-            context = self._make_context(model, beside)
+            side_files = self._load_side_files(model)
+            context = self._make_context(model, side_files)
         except EndOfRequest:
-            if beside is not None:
-                beside.free()
+            if side_files is not None:
+                side_files.free()
             self._engine.low.llama_model_free(model)
             raise
-        loaded = LoadedContext(self._engine, self._log, self._devices, self._load.context, model, context, beside)
-        beside.adapters.apply(context)
-        if beside.projector is not None:
-            loaded.media = Media(beside.projector, int(self._engine.low.llama_model_n_embd_inp(model)))
+        loaded = LoadedContext(self._engine, self._log, self._devices, self._load.context, model, context, side_files)
+        side_files.adapters.apply(context)
+        if side_files.projector is not None:
+            loaded.media = Media(side_files.projector, int(self._engine.low.llama_model_n_embd_inp(model)))
         try:
             WarmUp(loaded, self._free, self._stop, self._reporter).run(self._load.context)
         except EndOfRequest:
@@ -233,11 +233,11 @@ class ModelLoader:
         self._reporter.advance(min(1.0, max(0.0, fraction)))
         return not self._stop.requested
 
-    def _load_beside(self, model: int) -> Beside:
+    def _load_side_files(self, model: int) -> LoadedSideFiles:
         placed = self._placed_before_context(model) if self._load.adapters or self._load.projector else ()
-        return self._beside_loader.load(self._load, model, placed)
+        return self._side_file_loader.load(self._load, model, placed)
 
-    def _make_context(self, model: int, beside: Beside) -> int:
+    def _make_context(self, model: int, side_files: LoadedSideFiles) -> int:
         self._check_stop()
         self._reporter.enter("context")
         self._log.on_buffer = self._on_buffer
@@ -247,7 +247,7 @@ class ModelLoader:
         if context:
             return int(context)
         self._check_stop()
-        self._raise_allocation_failure((*self._placed_before_context(model), *beside.parts))
+        self._raise_allocation_failure((*self._placed_before_context(model), *side_files.parts))
         raise EndOfRequest(context_failure(self._load.context.n_ctx, self._log.facts))
 
     def _on_buffer(self, buffer: LoggedBuffer) -> None:
@@ -341,8 +341,8 @@ def dry_weights(engine: Bindings, devices: ResolvedDevices, load: Load) -> dict[
 
 def wanted_devices(request: Load | Probe) -> tuple[str, ...]:
     """Return the ids that a request places anything on."""
-    beside = () if request.projector is None else (request.projector.device,)
-    return (*request.parameters.devices, *(override.device for override in request.parameters.overrides), *beside)
+    projector = () if request.projector is None else (request.projector.device,)
+    return (*request.parameters.devices, *(override.device for override in request.parameters.overrides), *projector)
 
 
 def check_file(path: str) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from engine.protocol.messages import ChatMessage, Generate, ImageFile, MediaFile, SoundFile
 from engine.worker.chat_template import TemplateError, TemplateProcess, render_plain_chat
-from engine.worker.checkpoints import turn_marks
+from engine.worker.checkpoints import checkpoint_positions
 from engine.worker.failures import failure
 from engine.worker.loaded_context import LoadedContext
 from engine.worker.media import Media, MediaPrompt
@@ -34,7 +34,7 @@ def read_prompt(
     loaded: LoadedContext, messages: Sequence[ChatMessage], prompt: str, template: str = ""
 ) -> tuple[MediaPrompt, Replaced, tuple[int, ...]]:
     """Return the prompt of a conversation, or of raw text where there is none, what `chat_text` has to say, and the
-    `turn_marks`.
+    `checkpoint_positions`.
 
     Raises:
         EndOfRequest: with a `Failure`: it is empty, or too long for the context of one request.
@@ -53,7 +53,7 @@ def read_prompt(
     if found.tokens[-1] < 0:
         raise failure("argument", "The chat template writes nothing after an image or a sound; write a question to it.")
     _check_batches(loaded, found)
-    return found, replaced, turn_marks(loaded, text, messages, len(found.tokens))
+    return found, replaced, checkpoint_positions(loaded, text, messages, len(found.tokens))
 
 
 def prompt_of(loaded: LoadedContext, text: str, files: Sequence[MediaFile] = ()) -> MediaPrompt:

@@ -124,8 +124,8 @@ class Projector:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
-    """What was loaded beside a model; `parts` is what it takes, as the engine logs it (in steps of 0.01 MiB)."""
+class LoadedSideFiles:
+    """Adapters and projector of a model; `parts` is what they take, as the engine logs it (in steps of 0.01 MiB)."""
 
     adapters: Adapters
     projector: Projector | None = None
@@ -138,14 +138,14 @@ class Beside:
 
 
 class SideFileLoader:
-    """Loads files beside a model that has its weights."""
+    """Loads adapters and projector of a model whose weights are loaded."""
 
     def __init__(
         self, engine: Bindings, devices: ResolvedDevices, log: EngineLog, free: FreeMemory, stop: StopRequest
     ) -> None:
         self._engine, self._devices, self._log, self._free, self._stop = engine, devices, log, free, stop
 
-    def load(self, load: Load, model: int, placed: tuple[Part, ...]) -> Beside:
+    def load(self, load: Load, model: int, placed: tuple[Part, ...]) -> LoadedSideFiles:
         """Load what the request names; `placed` is what was allocated before.
 
         Raises:
@@ -155,10 +155,10 @@ class SideFileLoader:
         adapters = Adapters(self._engine, handles, tuple(file.scale for file in load.adapters))
         parts = self._adapter_parts()
         if load.projector is None:
-            return Beside(adapters, None, parts)
+            return LoadedSideFiles(adapters, None, parts)
         n_threads = load.context.threads_batch or load.context.threads or default_threads()
         projector, further = self._projector(model, load.projector, n_threads, (*placed, *parts))
-        return Beside(adapters, projector, (*parts, *further))
+        return LoadedSideFiles(adapters, projector, (*parts, *further))
 
     def _adapter_parts(self) -> tuple[Part, ...]:
         return tuple(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from engine.worker.checkpoints import MOST, Checkpoint, CheckpointTaker, least_missed, next_mark
+from engine.worker.checkpoints import MOST, Checkpoint, CheckpointTaker, least_missed, next_checkpoint
 from engine.worker.loaded_context import LoadedContext
 
 MIN_COPIED_TOKENS = 16
@@ -18,7 +18,7 @@ class Slot:
     """A sequence. `tokens` are those whose state the memory holds, `of` is the request that they came with.
 
     `copied`: a copy that the engine makes with the next batch; until then its bytes are not there. `checkpoints` are
-    of its tokens, from the first on; `looked_at`: after how many of them one was taken last, or could not be.
+    of its tokens, from the first on; `checked_at`: after how many of them one was taken last, or could not be.
     """
 
     number: int
@@ -28,14 +28,14 @@ class Slot:
     copied: bool = False
     used: int = 0
     checkpoints: list[Checkpoint] = field(default_factory=list)
-    looked_at: int = 0
+    checked_at: int = 0
 
     def hold(self, tokens: Sequence[int]) -> None:
         """Note which tokens the memory holds now: the same as before, or fewer, or others."""
         kept = common_prefix(self.tokens, tokens)
         self.tokens[:] = tokens
         self.checkpoints[:] = [checkpoint for checkpoint in self.checkpoints if checkpoint.tokens <= kept]
-        self.looked_at = self.checkpoints[-1].tokens if self.checkpoints else 0
+        self.checked_at = self.checkpoints[-1].tokens if self.checkpoints else 0
 
 
 class Slots:
@@ -144,21 +144,21 @@ class Slots:
         """What all checkpoints take of the computer's memory."""
         return sum(each.size_bytes for each in {each for slot in self.all for each in slot.checkpoints})
 
-    def until_mark(self, slot: Slot, missing: int, marks: Sequence[int]) -> int:
+    def until_checkpoint(self, slot: Slot, missing: int, positions: Sequence[int]) -> int:
         """Return how many of the `missing` tokens may be read before a checkpoint is due."""
         if missing <= 1 or not self._taker.is_needed:
             return missing
         held = len(slot.tokens)
-        return min(missing, next_mark(held, marks, slot.looked_at, self._taker.spacing) - held)
+        return min(missing, next_checkpoint(held, positions, slot.checked_at, self._taker.spacing) - held)
 
-    def look_at(self, slot: Slot, wanted: Sequence[int], marks: Sequence[int]) -> None:
-        """Take a checkpoint where one is due on the way to `wanted`, but in no image, which is read whole."""
+    def checkpoint_if_due(self, slot: Slot, wanted: Sequence[int], positions: Sequence[int]) -> None:
+        """Take a checkpoint if one is due on the way to `wanted`, but not inside an image, which is read whole."""
         held = len(slot.tokens)
         if not self._taker.is_needed or _within_image(wanted, held):
             return
-        if held not in marks and held < slot.looked_at + self._taker.spacing:
+        if held not in positions and held < slot.checked_at + self._taker.spacing:
             return
-        slot.looked_at = held
+        slot.checked_at = held
         if any(checkpoint.tokens == held for checkpoint in slot.checkpoints):
             return
         size_bytes = self._taker.size_bytes(slot.number)
@@ -171,7 +171,7 @@ class Slots:
         for checkpoint in checkpoints:
             if self._taker.is_needed and self._make_room(slot, checkpoint.size_bytes):
                 slot.checkpoints.append(checkpoint)
-                slot.looked_at = checkpoint.tokens
+                slot.checked_at = checkpoint.tokens
 
     def _make_room(self, slot: Slot, size_bytes: int) -> bool:
         """Forget checkpoints until another one of `slot` has room: those of sequences unused for long go first."""

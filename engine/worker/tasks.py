@@ -36,14 +36,16 @@ class SequenceTask(Task, ABC):
 
     `tokens` is all that its slot is to hold; what the slot does not hold yet is read, images and sounds among it by
     `media`.
-    `marks`: after how many of them a checkpoint is of use, where the memory needs such.
+    `checkpoint_positions`: after how many of them a checkpoint is of use, if the memory needs any.
     """
 
-    def __init__(self, request: int, tokens: list[int], media: MediaReader, marks: Sequence[int] = ()) -> None:
+    def __init__(
+        self, request: int, tokens: list[int], media: MediaReader, checkpoint_positions: Sequence[int] = ()
+    ) -> None:
         super().__init__(request)
         self.tokens = tokens
         self.media = media
-        self.marks = marks
+        self.checkpoint_positions = checkpoint_positions
         self.slot: Slot | None = None
 
     @property

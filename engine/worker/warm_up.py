@@ -109,7 +109,7 @@ class WarmUp:
         loaded = self._loaded
         room = loaded.context_tokens * (1 if settings.kv_unified else loaded.n_sequences)
         largest = min(settings.n_ubatch, loaded.batch_tokens, room)
-        if loaded.beside is not None and loaded.beside.adapters.handles:
+        if loaded.side_files is not None and loaded.side_files.adapters.handles:
             loaded.log.on_failed = self._end_unmade
         if loaded.embeddable_tokens:
             self._reserve_embeddings(loaded.embeddable_tokens)

@@ -17,7 +17,7 @@ from engine.cancellation import CancelToken
 from engine.devices.device import Device, Rig, make_host
 from engine.devices.endpoint import GreetingStatus, greet_all
 from engine.errors import UnreachableError
-from engine.protocol.messages import NearbyMachines
+from engine.protocol.network import NearbyMachines
 from engine.rigs import speeds
 from engine.rigs.discovery import MAX_NAMED, discover
 from engine.rigs.engine_checks import Checker, cases_of

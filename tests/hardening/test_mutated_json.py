@@ -26,7 +26,7 @@ from engine.fit.calibration import read_calibration
 from engine.fit.speed_book import read_speed_book
 from engine.kept_weights import _read_list
 from engine.layout.layout_file import encode_layout, parse_layout
-from engine.protocol.messages import TransferFile
+from engine.protocol.network import TransferFile
 from engine.rigs.self_test import read_verdicts
 from engine.texts import MAX_SENTENCE
 from engine.tunnel.pairings import PairingBook

@@ -33,7 +33,8 @@ from engine.plan.edit import Edit
 from engine.plan.plan import make_plan
 from engine.probing.probe import probe
 from engine.process import questions
-from engine.protocol.messages import ChatMessage, Download, Generate, TransferFile
+from engine.protocol.messages import ChatMessage, Generate
+from engine.protocol.network import Download, TransferFile
 from engine.rigs.discovery import discover, host_device
 from engine.rigs.lab import LabRig
 from engine.session.events import AnyEvent, Crashed, Done, Failed, Loaded, Token

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from engine.downloads.file_transfer import carry_out
 from engine.downloads.transfer import Transfer, TransferEnd
-from engine.protocol.messages import Download, Downloaded, DownloadProgress, Failure, Message, TransferFile
+from engine.protocol.messages import Failure, Message
+from engine.protocol.network import Download, Downloaded, DownloadProgress, TransferFile
 from tests.support.hub_server import HubServer, sha256
 from tests.support.patience import DEADLINE_S
 

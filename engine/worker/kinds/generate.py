@@ -27,9 +27,9 @@ def begin(loaded: LoadedContext, slots: Slots, request: Generate) -> Generation:
         raise failure("argument", "This model does not continue text; chat needs a model that generates.")
     if "" in settings_of(request).stop:
         raise failure("argument", "A text that ends the answer is empty; leave it out.")
-    prompt, replaced, marks = read_prompt(loaded, request.messages, request.prompt, request.template)
+    prompt, replaced, positions = read_prompt(loaded, request.messages, request.prompt, request.template)
     tokens, first = with_begun(loaded, request, prompt)
-    return Generation(loaded, slots, request, tokens, first, prompt, marks=marks, replaced=replaced)
+    return Generation(loaded, slots, request, tokens, first, prompt, positions=positions, replaced=replaced)
 
 
 class Generation(SequenceTask):
@@ -44,10 +44,10 @@ class Generation(SequenceTask):
         first: str,
         prompt: MediaPrompt,
         *,
-        marks: Sequence[int] = (),
+        positions: Sequence[int] = (),
         replaced: Replaced = NOT_REPLACED,
     ) -> None:
-        super().__init__(request.id, tokens, MediaReader(loaded, prompt), marks)
+        super().__init__(request.id, tokens, MediaReader(loaded, prompt), positions)
         self._slots = slots
         self._vocabulary = loaded.vocabulary
         self._is_end = loaded.engine.low.llama_vocab_is_eog

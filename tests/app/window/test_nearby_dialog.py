@@ -20,7 +20,7 @@ from app.rig.live_rig import LiveRig
 from app.rig.peers import INTERFACES_VARIABLE, Found, Peers, list_machines
 from app.window.nearby_dialog import NearbyDialog, NearbyPresenter
 from engine.devices.endpoint import parse_endpoint
-from engine.protocol.messages import NearbyMachine
+from engine.protocol.network import NearbyMachine
 from engine.rigs.lab import LabRig
 from engine.tunnel.announcing import Announcement
 from engine.tunnel.pairings import make_pairing

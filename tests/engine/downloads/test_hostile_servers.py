@@ -11,7 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from engine.downloads.transfer import TransferEnd
-from engine.protocol.messages import DownloadProgress, Message, TransferFile
+from engine.protocol.messages import Message
+from engine.protocol.network import DownloadProgress, TransferFile
 from tests.support.hub_server import XET_PATH, Fault, HubServer, Repo, hub_server, sha256
 from tests.support.transfers import KIB, Running, fetch, hub_file, order_of, some_bytes
 

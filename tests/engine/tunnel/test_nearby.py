@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from engine.devices.endpoint import MAX_DEVICE_BYTES, parse_endpoint
 from engine.errors import EngineError
-from engine.protocol.messages import NearbyMachine
+from engine.protocol.network import NearbyMachine
 from engine.tunnel.announcing import Announcement
 from engine.tunnel.browsing import MAX_DEVICE, read_machine
 from engine.tunnel.nearby import NearbySearch

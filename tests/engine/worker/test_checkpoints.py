@@ -26,7 +26,7 @@ from engine.protocol.messages import (
     Stop,
 )
 from engine.settings.context_settings import ContextSettings
-from engine.worker.checkpoints import Checkpoint, least_missed, next_mark
+from engine.worker.checkpoints import Checkpoint, least_missed, next_checkpoint
 from tests.engine.worker.raw_child import RawChild, entries
 from tests.support.kept_models import write_kept_model
 from tests.support.models import write_tiny_llama
@@ -183,10 +183,10 @@ def test_checkpoints_of_a_file_are_checked(tmp_path: Path) -> None:
 
 
 def test_places() -> None:
-    assert next_mark(0, (30, 90), 0, 100) == 30
-    assert next_mark(30, (30, 90), 30, 100) == 90
-    assert next_mark(90, (30, 90), 90, 100) == 190
-    assert next_mark(500, (), 0, 120) == 600
+    assert next_checkpoint(0, (30, 90), 0, 100) == 30
+    assert next_checkpoint(30, (30, 90), 30, 100) == 90
+    assert next_checkpoint(90, (30, 90), 90, 100) == 190
+    assert next_checkpoint(500, (), 0, 120) == 600
     kept = [Checkpoint(tokens, memoryview(b"")) for tokens in (300, 500, 520, 1000, 1500, 1510)]
     assert least_missed(kept) == 1  # the last one is kept, however near it is
     assert least_missed(kept[:1]) == 0

@@ -16,7 +16,7 @@ from PySide6.QtCore import QEvent, QObject, QTimer, Signal
 
 from app.settings import Settings
 from app.theme import Theme
-from app.window.first_picture import make_first_picture
+from app.window.arrangement import make_first_picture
 
 UNSEEN_MS = 1000
 """A window that is never painted, as on another desktop or minimised, is made whole after this time."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 from PySide6.QtCore import QByteArray, QSettings
 
 from app.language import KEY, LANGUAGE_NAMES, SYSTEM
 from app.paths import make_folder, settings_path
-from app.theme import THEME_NAMES, ThemeName
+from app.theme import THEME_NAMES
 from engine.json_file import UNREADABLE
 from engine.language import tr
 from engine.texts import show
@@ -22,6 +23,8 @@ from widgets.library.recent_models import RecentModel
 MAX_RECENT = 12
 MAX_DIGITS = 19
 _Kept = TypeVar("_Kept", bound=msgspec.Struct)
+_Value = TypeVar("_Value")
+_Name = TypeVar("_Name", bound=str)
 
 
 def find_fault(file: Path) -> str:
@@ -93,41 +96,86 @@ class _Memory:
         """There is no place to write to."""
 
 
+class Preference(Generic[_Value]):
+    """One value of the settings, as an attribute of `Settings`.
+
+    `read` makes the value of what the file has under `key`, which is None if it has nothing; `write` makes its text.
+    """
+
+    def __init__(self, key: str, read: Callable[[object], _Value], write: Callable[[_Value], str] = str) -> None:
+        self._key, self._read, self._write = key, read, write
+
+    def __get__(self, settings: Settings, _owner: type[Settings]) -> _Value:
+        return self._read(settings.store.value(self._key))
+
+    def __set__(self, settings: Settings, value: _Value) -> None:
+        settings.store.setValue(self._key, self._write(value))
+
+
+def _switch(key: str, *, default: bool = False) -> Preference[bool]:
+    return Preference(
+        key, lambda kept: default if kept is None else kept == "true", lambda value: "true" if value else "false"
+    )
+
+
+def _choice(key: str, names: Iterable[_Name], default: _Name) -> Preference[_Name]:
+    return Preference(key, lambda kept: next((name for name in names if name == kept), default))
+
+
+def _text(key: str) -> Preference[str]:
+    return Preference(key, lambda kept: "" if kept is None else str(kept))
+
+
+def _load_answer(kept: object) -> LoadAnswer | None:
+    return next((answer for answer in LoadAnswer if answer == kept), None)
+
+
+def _size_bytes(kept: object) -> int | None:
+    text = str(kept)
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < MAX_DIGITS else None
+
+
 class Settings:
     """Typed access to one INI file. A value that cannot be read is as if it had never been written.
 
     `fault` says why nothing is kept beyond this run, for people; empty where it is. Nothing else depends on that.
     """
 
+    theme = _choice("theme", THEME_NAMES, "system")
+    language = _choice(KEY, LANGUAGE_NAMES, SYSTEM)
+    """The language of the window from the next start on."""
+    remote_warning_given = _switch("remote_warning_given")
+    reload_lost = _switch("reload_lost")
+    """Whether a model that was lost is loaded again without being asked."""
+    steps_back = _switch("steps_back")
+    """Whether a load that does not fit may try other layouts."""
+    without_room = Preference("without_room", _load_answer, lambda answer: "" if answer is None else answer.value)
+    """What to do if a model does not fit beside those that are loaded; None: ask."""
+    arrangement = _text("window/arrangement")
+    """How the window was arranged last; empty: never."""
+    drops_oldest_turns = _switch("chat/drop_oldest", default=True)
+    """Whether a full context drops the oldest turns, rather than to refuse the question."""
+    asks_when_full = _switch("chat/ask_when_full")
+    """Whether people are asked before a full context drops the oldest turns."""
+    kept_states_bytes = Preference(
+        "chat/kept_states_bytes", _size_bytes, lambda quota_bytes: "" if quota_bytes is None else str(quota_bytes)
+    )
+    """How much of the disk saved KV states may take; None: nobody said."""
+    last_chat = _text("chat/last")
+    """The conversation that was shown last."""
+    shows_chat_list = _switch("chat/list")
+    """Whether the list of conversations is shown beside a chat that is not alone."""
+
     def __init__(self, path: Path | None = None) -> None:
         file = path or settings_path()
         self.fault = find_fault(file)
-        self._store: _Store = _Memory() if self.fault else QSettings(str(file), QSettings.Format.IniFormat)
-
-    @property
-    def theme(self) -> ThemeName:
-        name = self._store.value("theme", "system")
-        return next((known for known in THEME_NAMES if known == name), "system")
-
-    @theme.setter
-    def theme(self, name: ThemeName) -> None:
-        self._store.setValue("theme", name)
-
-    @property
-    def language(self) -> str:
-        """Which language the window speaks from the next start on: one of `LANGUAGE_NAMES`."""
-        name = self._store.value(KEY, SYSTEM)
-        return next((known for known in LANGUAGE_NAMES if known == name), SYSTEM)
-
-    @language.setter
-    def language(self, name: str) -> None:
-        self._store.setValue(KEY, name)
+        self.store: _Store = _Memory() if self.fault else QSettings(str(file), QSettings.Format.IniFormat)
 
     @property
     def recent_models(self) -> tuple[RecentModel, ...]:
         """The models opened last, the latest first; their files are not touched."""
         try:
-            stored = msgspec.json.decode(str(self._store.value("recent_models", "[]")), type=list[_StoredModel])
+            stored = msgspec.json.decode(str(self.store.value("recent_models", "[]")), type=list[_StoredModel])
         except UNREADABLE:
             return ()
         return tuple(RecentModel(Path(each.path), each.title, each.detail) for each in stored)
@@ -162,14 +210,14 @@ class Settings:
 
     def _all_side_files(self) -> dict[str, KeptSideFiles]:
         try:
-            return msgspec.json.decode(str(self._store.value("side_files", "{}")), type=dict[str, KeptSideFiles])
+            return msgspec.json.decode(str(self.store.value("side_files", "{}")), type=dict[str, KeptSideFiles])
         except UNREADABLE:
             return {}
 
     def kept(self, key: str, kind: type[_Kept]) -> _Kept | None:
         """Return the document kept under `key`, None where there is none that can be read."""
         try:
-            return msgspec.json.decode(str(self._store.value(key, "")), type=kind)
+            return msgspec.json.decode(str(self.store.value(key, "")), type=kind)
         except UNREADABLE:
             return None
 
@@ -180,110 +228,19 @@ class Settings:
     def _write(self, key: str, document: object) -> None:
         """Keep what msgspec can write under `key`. A path that is not UTF-8 cannot be written: the old value stays."""
         with suppress(UnicodeEncodeError):
-            self._store.setValue(key, msgspec.json.encode(document).decode())
-
-    @property
-    def remote_warning_given(self) -> bool:
-        return self._store.value("remote_warning_given", "false") == "true"
-
-    @remote_warning_given.setter
-    def remote_warning_given(self, given: bool) -> None:
-        self._store.setValue("remote_warning_given", "true" if given else "false")
-
-    @property
-    def reload_lost(self) -> bool:
-        """Whether a model that was lost is loaded again without being asked."""
-        return self._store.value("reload_lost", "false") == "true"
-
-    def reload_by_itself(self, wanted: bool) -> None:
-        """Keep whether a lost model is loaded again without being asked."""
-        self._store.setValue("reload_lost", "true" if wanted else "false")
-
-    @property
-    def steps_back(self) -> bool:
-        """Whether a load that does not fit may try other layouts."""
-        return self._store.value("steps_back", "false") == "true"
-
-    def step_back(self, wanted: bool) -> None:
-        """Keep whether a load that does not fit may try other layouts."""
-        self._store.setValue("steps_back", "true" if wanted else "false")
-
-    @property
-    def without_room(self) -> LoadAnswer | None:
-        """What to do when a model does not fit beside those that are loaded; None: ask."""
-        kept = self._store.value("without_room")
-        return next((answer for answer in LoadAnswer if answer == kept), None)
-
-    @without_room.setter
-    def without_room(self, answer: LoadAnswer | None) -> None:
-        self._store.setValue("without_room", "" if answer is None else answer.value)
-
-    @property
-    def arrangement(self) -> str:
-        """How the window was arranged last; empty: never."""
-        return str(self._store.value("window/arrangement", ""))
-
-    @arrangement.setter
-    def arrangement(self, name: str) -> None:
-        self._store.setValue("window/arrangement", name)
-
-    @property
-    def drops_oldest_turns(self) -> bool:
-        """Whether a full context leaves out the oldest turns, rather than to refuse the question."""
-        return self._store.value("chat/drop_oldest", "true") == "true"
-
-    def drop_oldest_turns(self, wanted: bool) -> None:
-        """Keep whether a full context leaves out the oldest turns."""
-        self._store.setValue("chat/drop_oldest", "true" if wanted else "false")
-
-    @property
-    def asks_when_full(self) -> bool:
-        """Whether people are asked before a full context leaves out the oldest turns."""
-        return self._store.value("chat/ask_when_full", "false") == "true"
-
-    def ask_when_full(self, wanted: bool) -> None:
-        """Keep whether people are asked before a full context leaves out the oldest turns."""
-        self._store.setValue("chat/ask_when_full", "true" if wanted else "false")
-
-    @property
-    def kept_states_bytes(self) -> int | None:
-        """How much of the disk may hold what models hold of conversations; None: nobody said."""
-        kept = str(self._store.value("chat/kept_states_bytes", ""))
-        return int(kept) if kept.isascii() and kept.isdecimal() and len(kept) < MAX_DIGITS else None
-
-    @kept_states_bytes.setter
-    def kept_states_bytes(self, quota_bytes: int | None) -> None:
-        self._store.setValue("chat/kept_states_bytes", "" if quota_bytes is None else str(quota_bytes))
-
-    @property
-    def last_chat(self) -> str:
-        """The conversation that was shown last."""
-        return str(self._store.value("chat/last", ""))
-
-    @last_chat.setter
-    def last_chat(self, chat: str) -> None:
-        self._store.setValue("chat/last", chat)
-
-    @property
-    def shows_chat_list(self) -> bool:
-        """Whether the list of conversations is shown beside a chat that is not alone."""
-        return self._store.value("chat/list", "false") == "true"
-
-    @shows_chat_list.setter
-    def shows_chat_list(self, shown: bool) -> None:
-        self._store.setValue("chat/list", "true" if shown else "false")
+            self.store.setValue(key, msgspec.json.encode(document).decode())
 
     def window_state(self) -> tuple[QByteArray, QByteArray] | None:
         """Return geometry and dock state as last saved."""
-        geometry, state = self._store.value("window/geometry"), self._store.value("window/state")
+        geometry, state = self.store.value("window/geometry"), self.store.value("window/state")
         if isinstance(geometry, QByteArray) and isinstance(state, QByteArray):
             return geometry, state
         return None
 
     def save_window_state(self, geometry: QByteArray, state: QByteArray) -> None:
-        self._store.setValue("window/geometry", geometry)
-        self._store.setValue("window/state", state)
+        self.store.setValue("window/geometry", geometry)
+        self.store.setValue("window/state", state)
 
     def sync(self) -> None:
         """Write to disk now."""
-        self._store.sync()
+        self.store.sync()

@@ -87,8 +87,8 @@ def _draw_formula(key: FormulaKey) -> Formula | None:
 def _measure(options: argparse.Namespace) -> dict[str, object]:
     from PySide6.QtWidgets import QApplication
 
+    from app.background import Worker
     from app.theme import Theme
-    from app.worker import Worker
     from benchmarks import _chat_window
     from benchmarks.drag_time import unit_milliseconds
     from widgets.chat.message_list import MessageList

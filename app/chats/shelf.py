@@ -124,12 +124,12 @@ class ChatShelf(QObject):
 
     def drop_oldest_turns(self, wanted: bool) -> None:
         """Say whether a full context leaves out the oldest turns, rather than to refuse the question."""
-        self._settings.drop_oldest_turns(wanted)
+        self._settings.drops_oldest_turns = wanted
         self._tell_overflow()
 
     def ask_when_full(self, wanted: bool) -> None:
         """Say whether people are asked before turns are left out."""
-        self._settings.ask_when_full(wanted)
+        self._settings.asks_when_full = wanted
         self._tell_overflow()
 
     def _tell_overflow(self) -> None:

@@ -52,7 +52,7 @@ class Loader(QObject):
         self,
         models: OpenModels,
         document: LayoutDocument,
-        keeper: LiveRig,
+        live: LiveRig,
         settings: Settings,
         background: Background,
         constraints_of: Callable[[ModelFile], Constraints],
@@ -61,7 +61,7 @@ class Loader(QObject):
         super().__init__(parent)
         self._models = models
         self._document = document
-        self._keeper = keeper
+        self._live = live
         self._settings = settings
         self._constraints_of = constraints_of
         self._proposing = background.latest()
@@ -71,7 +71,7 @@ class Loader(QObject):
         self._asked: _Wanted | None = None
         self._proposal: Proposal | None = None
         """What would fit instead of what is asked about, where that is known."""
-        self.memory_return = MemoryReturn(models, keeper, self)
+        self.memory_return = MemoryReturn(models, live, self)
         models.current_changed.connect(self._on_current_changed)
         models.changed.connect(self._on_models_changed)
         document.preview_changed.connect(self._on_edited)
@@ -184,7 +184,7 @@ class Loader(QObject):
         """Return the load of `plan` with what it asks of the models that are loaded now."""
         replaced = () if model.held is None else (model.held,)
         others = [held for held in self._models.held if held not in replaced]
-        room = find_room(plan.forecast, others, lambda leaving: self._keeper.rig_without((*replaced, *leaving)))
+        room = find_room(plan.forecast, others, lambda leaving: self._live.rig_without((*replaced, *leaving)))
         return _Wanted(model, plan, room)
 
     def _would_end_for_nothing(self, wanted: _Wanted) -> bool:
@@ -245,7 +245,7 @@ class Loader(QObject):
             first = plan.violations[0]
             return f"{first.message} {first.remedy}"
         used = used_devices(plan.edit.layout)
-        missing = [device for device in self._keeper.missing_devices if device in used]
+        missing = [device for device in self._live.missing_devices if device in used]
         if not missing:
             return ""
         return tr(

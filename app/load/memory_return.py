@@ -26,10 +26,10 @@ class _Leaving:
 class MemoryReturn(QObject):
     """Follows every unload; a load that comes meanwhile waits here, a bounded time."""
 
-    def __init__(self, models: OpenModels, keeper: LiveRig, parent: QObject | None = None) -> None:
+    def __init__(self, models: OpenModels, live: LiveRig, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._models = models
-        self._keeper = keeper
+        self._live = live
         self._held: dict[OpenModel, HeldModel] = {}
         self._leaving: list[_Leaving] = []
         self._then: Callable[[], None] | None = None
@@ -66,8 +66,8 @@ class MemoryReturn(QObject):
         self._held = held
 
     def _recovery(self, gone: HeldModel) -> Recovery | None:
-        free_bytes = self._keeper.memory.free_bytes
-        return begin_recovery(self._keeper.rig, free_bytes, gone.held_bytes, self._models.now_s())
+        free_bytes = self._live.memory.free_bytes
+        return begin_recovery(self._live.rig, free_bytes, gone.held_bytes, self._models.now_s())
 
     def _on_poll(self) -> None:
         self._leaving = [each for each in self._leaving if not self._is_over(each)]
@@ -82,7 +82,7 @@ class MemoryReturn(QObject):
         if leaving.model.loading.has_child:
             return False
         recovery = leaving.recovery
-        return recovery is None or recovery.is_over(self._keeper.memory.free_bytes, self._models.now_s())
+        return recovery is None or recovery.is_over(self._live.memory.free_bytes, self._models.now_s())
 
     def _stop(self) -> None:
         self._poll.stop()

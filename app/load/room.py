@@ -1,4 +1,4 @@
-"""Whether a model is loaded beside the others, and the question where one of them would have to go first."""
+"""Whether a model fits beside those that are loaded, and the question to ask if one of them has to be unloaded."""
 
 from __future__ import annotations
 
@@ -20,8 +20,13 @@ MAX_NAME_LENGTH = 32
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """`victims` are the models that have to go first: none, and the load begins. `short` tells by device what is
-    missing beside them, `still_short` without them; `workers` are the devices of the layout that they work for."""
+    """What a load asks of the models that are loaded.
+
+    `victims`: models to unload first; none if the load can begin.
+    `short`: bytes missing by device while they stay, as (device, bytes).
+    `still_short`: the same once they are unloaded.
+    `workers`: RPC workers of the layout that one of them uses.
+    """
 
     victims: tuple[HeldModel, ...] = ()
     short: tuple[tuple[str, int], ...] = ()
@@ -50,43 +55,43 @@ def find_room(rows: Sequence[DeviceRow], others: Sequence[HeldModel], rig_withou
     return Room(victims, short, still_short, workers)
 
 
-def load_question(plan: Room, name: str, now_s: float) -> LoadQuestion:
+def load_question(room: Room, name: str, now_s: float) -> LoadQuestion:
     """Return what to ask before `name` is loaded."""
     full_name, name = name, _short_name(name)
-    victims = _join([f"{_short_name(victim.name)} ({idle_text(victim, now_s)})" for victim in plan.victims])
-    names = _join([victim.name for victim in plan.victims])
-    whom = _short_name(names) if len(plan.victims) == 1 else tr("{count} models", count=len(plan.victims))
-    if plan.workers:
+    victims = _join([f"{_short_name(victim.name)} ({idle_text(victim, now_s)})" for victim in room.victims])
+    names = _join([victim.name for victim in room.victims])
+    whom = _short_name(names) if len(room.victims) == 1 else tr("{count} models", count=len(room.victims))
+    if room.workers:
         text = tr_count(
             "{name} needs {workers}, which works for {victims}. A worker serves one model at a time.",
             "{name} needs {workers}, which work for {victims}. A worker serves one model at a time.",
-            len(plan.workers),
+            len(room.workers),
             name=name,
-            workers=_join(plan.workers),
+            workers=_join(room.workers),
             victims=victims,
         )
-    elif plan.still_short:
+    elif room.still_short:
         text = tr(
             "{name} does not fit, even without {victims}: {short} would be missing.",
             name=name,
             victims=victims,
-            short=_short_text(plan.still_short),
+            short=_short_text(room.still_short),
         )
     else:
         text = tr(
             "{name} does not fit beside {victims}: {short} missing.",
             name=name,
             victims=victims,
-            short=_short_text(plan.short),
+            short=_short_text(room.short),
         )
-    busy = [_short_name(victim.name) for victim in plan.victims if victim.is_busy]
+    busy = [_short_name(victim.name) for victim in room.victims if victim.is_busy]
     if busy:
         text += tr(" The answer that {names} writes would end.", names=_join(busy))
     return LoadQuestion(
         text=text,
         unload_text=tr("Unload {whom} and load", whom=whom),
         unload_tool_tip=tr("Unload {names} and load {full_name}", names=names, full_name=full_name),
-        beside_text="" if plan.workers else tr("Load anyway"),
+        beside_text="" if room.workers else tr("Load anyway"),
         can_remember=not busy,
     )
 

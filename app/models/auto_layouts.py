@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 import msgspec
-from PySide6.QtCore import QObject, Qt, Signal
+from PySide6.QtCore import QObject, Signal
 
-from app.background import Background
+from app.background import Background, Task
 from app.models.document import LayoutDocument
 from app.models.speeds import SpeedKeeper
 from app.notices import Notices
 from app.rig.live_rig import LiveRig
 from app.settings import MAX_RECENT, Settings
-from engine.cancellation import CancelToken
 from engine.errors import EngineError, LayoutError
 from engine.fit.strategies.constraints import AutoLayout, Constraints, Pin, Watch, check_constraints
 from engine.gguf.model_file import ModelFile
@@ -61,14 +60,6 @@ class KeptPins(msgspec.Struct, frozen=True):
     outputs: dict[str, str] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class _Progress:
-    """How many layouts a search has tried; `token` tells which search."""
-
-    token: CancelToken
-    n_tried: int
-
-
 class AutoLayouts(QObject):
     """Keeps wishes and pins between runs; finds layouts beside the GUI thread, each one step of undo.
 
@@ -79,8 +70,6 @@ class AutoLayouts(QObject):
     pins_changed = Signal(Pins)
     found = Signal(AutoLayout)
     searching = Signal(str)
-
-    _tried = Signal(_Progress)
 
     def __init__(
         self,
@@ -95,14 +84,12 @@ class AutoLayouts(QObject):
         super().__init__(parent)
         self._document = document
         self._live = live
-        self._background = background
+        self._finding = background.latest()
         self._settings = settings
         self._speeds = speeds
         self._notices = notices
         self.wishes = _wishes(settings.kept("auto_layout", KeptWishes) or KeptWishes())
         self._pins = settings.kept("pins", KeptPins) or KeptPins()
-        self._token: CancelToken | None = None
-        self._tried.connect(self._on_tried, Qt.ConnectionType.QueuedConnection)
 
     @property
     def pins(self) -> Pins:
@@ -168,21 +155,16 @@ class AutoLayouts(QObject):
             return
         constraints = replace(self.constraints(model), side_files=asked.side_files)
         speeds_of = self._speeds.known_speeds
-        self.cancel()
-        token = self._token = CancelToken()
-        watch = Watch(token, lambda n_tried: self._tried.emit(_Progress(token, n_tried)))
 
-        def find() -> AutoLayout:
+        def find(task: Task[int]) -> AutoLayout:
             from engine.fit.strategies.catalogue import auto_layout
 
             check_constraints(constraints, rig, model.n_layers)
-            wanted = replace(constraints, speeds=speeds_of(rig), watch=watch)
+            wanted = replace(constraints, speeds=speeds_of(rig), watch=Watch(task.token, task.tell))
             return auto_layout(strategy, model, rig, asked.context, wanted)
 
         def apply(found: AutoLayout) -> None:
-            if token.cancelled:
-                return
-            self._end_search()
+            self.searching.emit("")
             obstacle = self._obstacle(model, asked)
             if obstacle:
                 self._notices.tell(
@@ -200,26 +182,20 @@ class AutoLayouts(QObject):
             self._notices.say(found.explanation, bad=not found.fits)
 
         def refuse(error: EngineError) -> None:
-            if not token.cancelled:
-                self._end_search()
-                self._notices.tell(error)
+            self.searching.emit("")
+            self._notices.tell(error)
+
+        def show_progress(n_tried: int) -> None:
+            self.searching.emit(tr("Finding a layout: {n_tried} tried", n_tried=n_tried))
 
         self.searching.emit(tr("Finding a layout"))
-        self._background.run("Finding a layout", find, apply, refuse, quiet=True)
+        self._finding.run("Finding a layout", find, apply, refuse, show_progress, quiet=True)
 
     def cancel(self) -> None:
         """End the search that is under way, if one is: the layout stays as it is."""
-        if self._token is not None:
-            self._token.cancel()
-            self._end_search()
-
-    def _end_search(self) -> None:
-        self._token = None
-        self.searching.emit("")
-
-    def _on_tried(self, progress: _Progress) -> None:
-        if progress.token is self._token:
-            self.searching.emit(tr("Finding a layout: {n_tried} tried", n_tried=progress.n_tried))
+        if self._finding.is_running:
+            self._finding.cancel()
+            self.searching.emit("")
 
     def _obstacle(self, model: ModelFile, asked: Edit) -> str:
         """Return why what was found for `asked` is of no use now; empty where it is. Layers may have been moved."""

@@ -8,7 +8,7 @@ from app.models.document import LayoutDocument
 from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
 from app.rig.live_rig import LiveRig
-from app.rig.watchman import Watchman
+from app.rig.sampling import Watchman
 from engine.layout.engine_parameters import used_devices
 from engine.session.status import Phase
 

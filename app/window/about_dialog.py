@@ -1,8 +1,16 @@
-"""About: versions of everything, where files are, licences. All of it can be copied."""
+"""Help > About: versions of everything, folders and licences, and how they are found. All of it can be copied."""
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt
+import platform
+import re
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from PySide6.QtCore import Qt, qVersion
 from PySide6.QtWidgets import (
     QApplication,
     QDialog,
@@ -14,9 +22,120 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.window.versions import Facts
+from app.packs import pack_keeper
+from app.paths import APPLICATION, chats_path, fetched_models_path, kept_states_path, log_path, settings_path
+from engine.devices.device import Rig
+from engine.doctor.installed import backends_built
+from engine.engine_build import engine_build
 from engine.language import tr
+from engine.packs.store import ListedPack
+from resources.loader import folder
 from widgets.common.roles import plain_label
+
+NOTICES = "THIRD-PARTY-NOTICES.txt"
+"""Beside the bundle's executable, made when it was."""
+NO_LICENCE = tr("The licence file is missing. Layerdeck is under the licence of its repository.")
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What About shows: rows of (what, which), folders, the own licence, and those of what is used."""
+
+    versions: tuple[tuple[str, str], ...]
+    folders: tuple[tuple[str, str], ...]
+    licence: str
+    notices: str
+
+    @property
+    def text(self) -> str:
+        """Versions and folders as lines to copy."""
+        return "\n".join(f"{name}: {value}" for name, value in (*self.versions, *self.folders))
+
+
+def gather_facts(rig: Rig) -> Facts:
+    """Return what is true of this program here, on the devices of `rig`. Blocks."""
+    return Facts(
+        versions=(
+            ("Layerdeck", _version(APPLICATION)),
+            (tr("Engine"), engine_build()),
+            (tr("Backends in it"), ", ".join(backends_built()) or tr("not known")),
+            (tr("Engine packs"), "; ".join(_pack_words(pack) for pack in pack_keeper().listed()) or tr("none")),
+            (tr("Devices"), ", ".join(f"{device.id} ({device.backend})" for device in rig.all_devices)),
+            ("Python", f"{platform.python_version()} ({platform.python_implementation()})"),
+            ("Qt", f"{qVersion()}, PySide6 {_version('PySide6_Essentials')}"),
+            (tr("System"), platform.platform()),
+        ),
+        folders=(
+            (tr("Settings"), str(settings_path().parent)),
+            (tr("Conversations and library"), str(chats_path().parent)),
+            (tr("Models that the set-up fetched"), str(fetched_models_path())),
+            (tr("What models hold of conversations"), str(kept_states_path())),
+            (tr("Log"), str(log_path().parent)),
+        ),
+        licence=_first_text((folder().parent / "LICENSE", _beside_program("LICENSE"))) or NO_LICENCE,
+        notices=_first_text((_beside_program(NOTICES),)) or listed_licences(),
+    )
+
+
+def listed_licences() -> str:
+    """Return a line for each library that the program asks for, directly or not: name, version, licence."""
+    lines = []
+    for distribution in sorted(_used_distributions(), key=lambda each: each.name.lower()):
+        fields = distribution.metadata.json
+        said = str(fields.get("license_expression") or fields.get("license") or "")
+        classified = [line.rpartition("::")[2].strip() for line in fields.get("classifier", ()) if "License ::" in line]
+        licence = said if said and "\n" not in said and len(said) < 80 else ", ".join(classified)
+        lines.append(f"{distribution.name} {distribution.version}: {licence or tr('see its own files')}")
+    return "\n".join([tr("Used under the licences of their authors, which each of them ships with:"), "", *lines])
+
+
+def _used_distributions() -> list[metadata.Distribution]:
+    found: dict[str, metadata.Distribution] = {}
+    waiting = [APPLICATION]
+    while waiting:
+        name = waiting.pop()
+        key = _plain(name)
+        if key in found:
+            continue
+        try:
+            found[key] = metadata.distribution(name)
+        except metadata.PackageNotFoundError:  # for another system, or within the bundle's executable
+            continue
+        asked = (line for line in found[key].requires or () if "extra ==" not in line)
+        waiting += [match.group() for line in asked if (match := _NAME.match(line))]
+    return [each for key, each in found.items() if key != APPLICATION]
+
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return tr("not installed")
+
+
+def _pack_words(pack: ListedPack) -> str:
+    return f"{pack.name} {pack.engine}: {pack.words.removesuffix('.')}"
+
+
+def _beside_program(name: str) -> Path:
+    return Path(sys.executable).parent / name
+
+
+def _first_text(paths: Iterable[Path]) -> str:
+    for path in paths:
+        try:
+            return path.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue
+    return ""
+
 
 ABOUT = tr("Layerdeck places the layers of a model on your devices, loads exactly that, and chats with the result.")
 NOTHING_SENT = tr("No account, no telemetry. It asks the network for nothing unless you do.")

@@ -1,12 +1,14 @@
-"""The three arrangements of the window: placing layers, chatting, or both beside each other."""
+"""The first picture of the window, and the three arrangements of its panels: placing layers, chatting, or both."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 
 from PySide6.QtCore import QByteArray, QObject, Signal
 
 from app.settings import Settings
+from app.theme import Theme
 from app.window.main_window import DOCK_STATE_VERSION, MainWindow
 
 
@@ -73,3 +75,22 @@ class Arranger(QObject):
         if self.current is Arrangement.CHAT:
             # What is kept is where panels are when they are there.
             self._settings.save_window_state(self._main.saveGeometry(), self._panels)
+
+
+@dataclass(frozen=True, slots=True)
+class FirstPicture:
+    """The window, and who arranges its panels."""
+
+    main: MainWindow
+    arranger: Arranger
+
+
+def make_first_picture(settings: Settings, theme: Theme) -> FirstPicture:
+    """Return a window that is not shown yet and knows of nothing."""
+    main = MainWindow(settings)
+    arranger = Arranger(main, settings)
+    theme.palette_changed.connect(main.apply_palette)
+    main.apply_palette(theme.palette)
+    main.restore()
+    arranger.restore()
+    return FirstPicture(main, arranger)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QObject
 from PySide6.QtWidgets import QWidget
 
 from app.models.auto_layouts import STRATEGY_WORDS, AutoLayouts
 from app.models.document import LayoutDocument
 from app.models.opener import ModelOpener
 from app.rig.live_rig import LiveRig
+from app.window.dialogs import OneDialog
 from engine.devices.device import Rig
 from engine.fit.strategies.constraints import AutoLayout
 from engine.language import tr
@@ -17,8 +17,8 @@ from widgets.layout_editor.editor import LayoutEditor
 from widgets.layout_editor.placement import Pins
 
 
-class AutoLayoutPresenter(QObject):
-    """Keeps one dialog, made when it is first asked for."""
+class AutoLayoutPresenter(OneDialog[AutoLayoutDialog]):
+    """Shows the dialog of automatic layouts, and the pins in the editor."""
 
     def __init__(
         self,
@@ -30,27 +30,18 @@ class AutoLayoutPresenter(QObject):
         editor: LayoutEditor,
         window: QWidget,
     ) -> None:
-        super().__init__(window)
+        super().__init__(self._make_dialog, lambda _dialog: None, window)
         self._layouts = layouts
         self._document = document
         self._live = live
         self._editor = editor
         self._window = window
-        self.dialog: AutoLayoutDialog | None = None
         editor.pin_toggled.connect(self._layouts.toggle_pin)
         self._layouts.pins_changed.connect(self._show_pins)
         self._layouts.found.connect(self._on_found)
         opener.model_changed.connect(self._on_model_changed)
         live.rig_changed.connect(self._on_rig_changed)
         self._show_pins(self._layouts.pins)
-
-    def show(self) -> None:
-        """Open the dialog, or bring it to the front."""
-        if self.dialog is None:
-            self.dialog = self._make_dialog()
-        self.dialog.show()
-        self.dialog.raise_()
-        self.dialog.activateWindow()
 
     def _make_dialog(self) -> AutoLayoutDialog:
         words = [

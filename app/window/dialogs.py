@@ -1,16 +1,20 @@
-"""File dialogs and other questions to the user."""
+"""File dialogs, and dialogs of which there is one at most."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Generic, TypeVar
 
-from PySide6.QtWidgets import QFileDialog, QWidget
+from PySide6.QtCore import QObject, Qt
+from PySide6.QtWidgets import QDialog, QFileDialog, QWidget
 
 from engine.language import tr
 
 MODEL_FILTER = tr("GGUF models (*.gguf);;All files (*)")
 LAYOUT_FILTER = tr("Layouts (*.json);;All files (*)")
 RIG_FILTER = tr("Rigs (*.json);;All files (*)")
+_Dialog = TypeVar("_Dialog", bound=QDialog)
 
 
 def ask_open(parent: QWidget, title: str, file_filter: str, folder: Path | None = None) -> Path | None:
@@ -26,3 +30,38 @@ def ask_save(parent: QWidget, title: str, file_filter: str, proposal: str) -> Pa
         return None
     path = Path(name)
     return path if path.suffix else path.with_suffix(".json")
+
+
+class OneDialog(QObject, Generic[_Dialog]):
+    """A dialog of which there is one at most, shown beside the window, which stays usable.
+
+    `make`: makes it when it is first asked for. One that Qt deletes when it is closed is made anew the next time.
+    `begin`: fills it each time it is asked for while it is closed.
+    """
+
+    def __init__(self, make: Callable[[], _Dialog], begin: Callable[[_Dialog], None], window: QWidget) -> None:
+        super().__init__(window)
+        self._make = make
+        self._begin = begin
+        self.dialog: _Dialog | None = None
+
+    def show(self) -> None:
+        """Open the dialog, or bring it to the front if it is open."""
+        self.open()
+
+    def open(self) -> _Dialog:
+        """Show the dialog as `show` does, and return it."""
+        dialog = self.dialog
+        if dialog is None:
+            dialog = self.dialog = self._make()
+            if dialog.testAttribute(Qt.WidgetAttribute.WA_DeleteOnClose):
+                dialog.finished.connect(self._forget)
+        if not dialog.isVisible():
+            self._begin(dialog)
+            dialog.show()
+        dialog.raise_()
+        dialog.activateWindow()
+        return dialog
+
+    def _forget(self) -> None:
+        self.dialog = None

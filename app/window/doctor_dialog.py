@@ -14,6 +14,7 @@ from PySide6.QtWidgets import (
 
 from app.rig.examiner import Examiner
 from app.window import dialogs
+from app.window.dialogs import OneDialog
 from engine.doctor.report import Check, Progress, Report, table
 from engine.language import tr
 from widgets.common.roles import plain_label, set_role
@@ -137,3 +138,10 @@ class DoctorDialog(QDialog):
         layout.addWidget(self.table, 1)
         layout.addLayout(buttons)
         self.resize(860, 560)
+
+
+class DoctorPresenter(OneDialog[DoctorDialog]):
+    """Checks this machine when its dialog is opened."""
+
+    def __init__(self, examiner: Examiner, window: QWidget) -> None:
+        super().__init__(lambda: DoctorDialog(window, examiner), DoctorDialog.begin, window)

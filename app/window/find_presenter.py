@@ -10,7 +10,7 @@ from app.library.catalogue import LibraryContents
 from app.library.finder import HubFinder
 from app.library.library import Library
 from app.window.code_saver import CodeSaver
-from app.window.library_page import LibraryPage
+from app.window.library_presenter import LibraryPage
 from app.window.main_window import MainWindow
 from engine.language import tr
 from widgets.library.card_view import CardView

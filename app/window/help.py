@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
-from PySide6.QtCore import QUrl
+from PySide6.QtCore import Qt, QUrl
 from PySide6.QtGui import QDesktopServices
-from PySide6.QtWidgets import QWidget
+from PySide6.QtWidgets import QDialog, QDialogButtonBox, QGridLayout, QScrollArea, QVBoxLayout, QWidget
 
 from app.background import Background
 from app.notices import Notices
 from app.paths import log_path
-from app.window.keys_dialog import KeysDialog
 from app.window.main_window import MainWindow
 from engine.devices.device import Rig
 from engine.language import tr
+from widgets.common.roles import plain_label
 from widgets.layout_editor.keyboard import KEYS
 
 
@@ -43,10 +44,40 @@ def open_log(notices: Notices) -> None:
 
 def show_about(main: MainWindow, background: Background, notices: Notices, rig: Rig) -> None:
     """Show what this is, the versions of what it is made of on the devices of `rig`, and licences."""
-    from app.window.about_dialog import AboutDialog
-    from app.window.versions import Facts, gather_facts
+    from app.window.about_dialog import AboutDialog, Facts, gather_facts
 
     def show(facts: Facts) -> None:
         AboutDialog(main, facts).open()
 
     background.run("Looking up versions", partial(gather_facts, rig), show, notices.tell, quiet=True)
+
+
+class KeysDialog(QDialog):
+    """Shows groups of (title, {keys: meaning})."""
+
+    def __init__(self, parent: QWidget, groups: tuple[tuple[str, Mapping[str, str]], ...]) -> None:
+        super().__init__(parent)
+        self.setWindowTitle(tr("Keys"))
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        content = QWidget()
+        grid = QGridLayout(content)
+        grid.setHorizontalSpacing(24)
+        grid.setVerticalSpacing(6)
+        grid.setColumnStretch(1, 1)
+        for title, keys in groups:
+            grid.addWidget(plain_label(title, "title"), grid.rowCount(), 0, 1, 2)
+            for name, meaning in keys.items():
+                row = grid.rowCount()
+                grid.addWidget(plain_label(name, "strong"), row, 0, Qt.AlignmentFlag.AlignTop)
+                grid.addWidget(plain_label(meaning, wrap=True), row, 1)
+        grid.setRowStretch(grid.rowCount(), 1)
+        scroll = QScrollArea()
+        scroll.setAccessibleName(tr("Keys"))
+        scroll.setWidgetResizable(True)
+        scroll.setWidget(content)
+        buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
+        buttons.rejected.connect(self.reject)
+        layout = QVBoxLayout(self)
+        layout.addWidget(scroll)
+        layout.addWidget(buttons)
+        self.resize(560, 600)

@@ -1,4 +1,4 @@
-"""Carries what the library knows to its view, and what people want there to whoever does it."""
+"""The library: shown in place of the desk, with what people do there connected to whoever does it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from PySide6.QtCore import QObject, Qt
-from PySide6.QtWidgets import QFileDialog, QMenu, QMessageBox
+from PySide6.QtCore import QObject, Qt, Signal
+from PySide6.QtWidgets import QFileDialog, QMenu, QMessageBox, QSizePolicy, QWidget
 
 from app.chats.preset_book import PresetBook
 from app.library.catalogue import LibraryContents
@@ -17,7 +17,6 @@ from app.models.layouts import Layouts
 from app.models.opener import ModelOpener
 from app.rig.live_rig import LiveRig
 from app.settings import KeptSideFiles, Settings
-from app.window.library_page import LibraryPage
 from app.window.main_window import MainWindow
 from engine.language import tr
 from engine.library.duplicates import Duplicates
@@ -27,6 +26,67 @@ from engine.library.removal import Removal
 from engine.library.starters import Starter, starters_for
 from engine.units import format_bytes
 from widgets.library.entry_details import NotesWish, OpenWish, RemovalWish
+from widgets.library.library_view import LibraryView
+
+
+class LibraryPage(QObject):
+    """Goes between the desk, with everything around it, and the library."""
+
+    shown_changed = Signal(bool)
+
+    def __init__(self, main: MainWindow) -> None:
+        super().__init__(main)
+        self.view = LibraryView()
+        self._main = main
+        self._hidden: list[QWidget] = []
+        self._shows_desk = True
+        self._pages = main.pages
+        self._pages.addWidget(self.view)
+        # What is hidden asks for no room.
+        self.view.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Ignored)
+        self._state = main.saveState()
+        self.view.closed.connect(self.hide)
+        # Before the window keeps where its docks are: it is the desk that is to be found again.
+        main.about_to_close.connect(self.hide)
+
+    @property
+    def is_shown(self) -> bool:
+        return self._pages.currentWidget() is self.view
+
+    def toggle(self) -> None:
+        """Show the library, or go back to the desk."""
+        if self.is_shown:
+            self.hide()
+        else:
+            self.show()
+
+    def show(self) -> None:
+        """Show the library."""
+        if not self.is_shown:
+            self._state = self._main.saveState()
+            around = (*self._main.docks.values(), self._main.settings_bar.parentWidget())
+            self._hidden = [widget for widget in around if widget is not None and not widget.isHidden()]
+            for widget in self._hidden:
+                widget.hide()
+            # The chat alone has the window without what is in its middle.
+            self._shows_desk = not self._pages.isHidden()
+            self._pages.setCurrentWidget(self.view)
+            self._pages.show()
+            self.shown_changed.emit(True)
+        self.view.begin()
+
+    def hide(self) -> None:
+        """Go back to the desk, with its panels where they were."""
+        if not self.is_shown:
+            return
+        self.view.details.keep_notes()
+        self._pages.setCurrentIndex(0)
+        self._pages.setVisible(self._shows_desk)
+        for widget in self._hidden:
+            widget.show()
+        self._main.restoreState(self._state)
+        self.shown_changed.emit(False)
+
 
 _MOST_DUPLICATES = 12
 

@@ -68,8 +68,8 @@ class LoadPresenter(QObject):
         self._show_current()
 
     def _follow(self, model: OpenModel) -> None:
-        model.status_changed.connect(lambda _status: self._show_current())
-        model.loading.loaded_changed.connect(lambda _loaded: self._show_current())
+        model.status_changed.connect(self._show_current)
+        model.loading.loaded_changed.connect(self._show_current)
 
     def _show_current(self) -> None:
         model = self._models.current

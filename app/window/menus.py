@@ -19,14 +19,13 @@ from app.models.speeds import SpeedKeeper
 from app.models.unloader import Unloader
 from app.notices import Notices
 from app.rig.calibrator import Calibrator
-from app.rig.device_search import DeviceSearch
-from app.rig.repeat_test import RepeatTest
+from app.rig.device_search import DeviceSearch, RepeatTest
 from app.settings import Settings
 from app.theme import THEME_NAMES, Theme, ThemeName
 from app.window.actions import SEPARATOR, Actions, Command, MenuEntries, Switch
 from app.window.arrangement import Arrangement
 from app.window.questions import Questions
-from app.window.transfer_presenter import TransferPresenter
+from app.window.shelf_presenter import TransferPresenter
 from engine.language import LANGUAGES, tr
 
 _Key = QKeySequence.StandardKey
@@ -141,14 +140,14 @@ def model_menu(models: OpenModels, loader: Loader, unloader: Unloader, settings:
             "step_back",
             tr("Step &Back and Retry When Memory Runs Out"),
             settings.steps_back,
-            settings.step_back,
+            partial(setattr, settings, "steps_back"),
             tip=tr("Try other layouts until one loads; the report says which"),
         ),
         Switch(
             "reload_lost",
             tr("&Reload a Lost Model by Itself"),
             settings.reload_lost,
-            settings.reload_by_itself,
+            partial(setattr, settings, "reload_lost"),
         ),
         Command("ask_unload", tr("&Ask before Unloading a Model"), loader.ask_again),
     )

@@ -14,6 +14,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.rig.peers import Found, Peers, is_address
+from app.window.dialogs import OneDialog
 from engine.language import tr
 from engine.tunnel.identity import shown_fingerprint
 from engine.tunnel.pairing import read_code
@@ -182,3 +183,10 @@ def _is_code(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+class NearbyPresenter(OneDialog[NearbyDialog]):
+    """Looks for machines while its dialog is open."""
+
+    def __init__(self, peers: Peers, window: QWidget) -> None:
+        super().__init__(lambda: NearbyDialog(window, peers), NearbyDialog.begin, window)

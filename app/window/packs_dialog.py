@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import (
     QDialog,
@@ -13,6 +15,7 @@ from PySide6.QtWidgets import (
 
 from app.rig.pack_shelf import Packs, PackShelf
 from app.window import dialogs
+from app.window.dialogs import OneDialog
 from engine.language import tr
 from engine.packs.store import ListedPack
 from engine.units import format_bytes
@@ -133,3 +136,19 @@ class PacksDialog(QDialog):
         layout.addWidget(self.table, 1)
         layout.addLayout(buttons)
         self.resize(760, 380)
+
+
+class PacksPresenter(OneDialog[PacksDialog]):
+    """Looks at the packs when its dialog is opened. `check_machine` has the engine checked on all devices."""
+
+    def __init__(self, shelf: PackShelf, window: QWidget, check_machine: Callable[[], None]) -> None:
+        def make() -> PacksDialog:
+            dialog = PacksDialog(window, shelf)
+            dialog.machine_check_requested.connect(check_machine)
+            return dialog
+
+        def look(_dialog: PacksDialog) -> None:
+            if not shelf.packs.under_way:
+                shelf.refresh()
+
+        super().__init__(make, look, window)

@@ -1,44 +1,85 @@
-"""Shows what the current model reads of its conversation."""
+"""Tokens of a conversation: what the current model reads of it, and how the tokens of an answer were chosen."""
 
 from __future__ import annotations
 
-from PySide6.QtCore import QObject
+from collections.abc import Callable
+
 from PySide6.QtWidgets import QWidget
 
 from app.models.loading import AnswerLost
 from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
 from app.theme import Theme
-from app.window.choices_presenter import shown_choice
+from app.window.dialogs import OneDialog
 from engine.chats.asking import choices_in_prompt
-from engine.chats.message import Message
+from engine.chats.message import MAX_CHOICES, Message
 from engine.errors import EngineError
 from engine.language import tr
-from engine.protocol.messages import Rendered, RenderTemplate
+from engine.protocol.messages import Rendered, RenderTemplate, TokenChoice
 from engine.session.events import Answered
-from widgets.chat.token_dialogs import PromptDialog, ShownPrompt
+from widgets.chat.chat_pane import ChatPane
+from widgets.chat.shown import MessageAction
+from widgets.chat.token_dialogs import ChoicesDialog, PromptDialog, ShownChoice, ShownPrompt
+from widgets.common.counts import format_count
 
 
-class PromptPresenter(QObject):
-    """Keeps one dialog, made when it is first asked for."""
+def shown_choice(choice: TokenChoice) -> ShownChoice:
+    """Return how a token was chosen as widgets show it."""
+    return ShownChoice(choice.text, choice.probability, choice.likeliest)
+
+
+class ChoicesPresenter(OneDialog[ChoicesDialog]):
+    """Shows how the tokens of an answer were chosen."""
+
+    def __init__(self, theme: Theme, window: QWidget) -> None:
+        super().__init__(self._make_dialog, lambda _dialog: None, window)
+        self._theme = theme
+        self._window = window
+
+    def follow(self, model: OpenModel, pane: ChatPane) -> None:
+        """Show the answers of a chat when that is asked for there."""
+        pane.acted.connect(self._shows(model))
+
+    def _shows(self, model: OpenModel) -> Callable[[MessageAction], None]:
+        def show(action: MessageAction) -> None:
+            if action.kind == "tokens":
+                self.show_choices(model, action.message)
+
+        return show
+
+    def show_choices(self, model: OpenModel, message: str) -> None:
+        """Show how the tokens of a message were chosen."""
+        known = model.conversation.tree.messages.get(message)
+        if known is None:
+            return
+        shown = list(map(shown_choice, known.choices))
+        is_whole = len(shown) < MAX_CHOICES
+        cut = tr("of an answer the first {max_choices} are kept", max_choices=format_count(MAX_CHOICES))
+        self.open().show_choices(shown, "" if is_whole else cut)
+
+    def _make_dialog(self) -> ChoicesDialog:
+        dialog = ChoicesDialog(self._window)
+        dialog.apply_palette(self._theme.palette)
+        self._theme.palette_changed.connect(dialog.apply_palette)
+        return dialog
+
+
+class PromptPresenter(OneDialog[PromptDialog]):
+    """Shows what the current model reads of its conversation."""
 
     def __init__(self, models: OpenModels, theme: Theme, window: QWidget) -> None:
-        super().__init__(window)
+        super().__init__(self._make_dialog, lambda _dialog: None, window)
         self._models = models
         self._theme = theme
         self._window = window
         self._asked: tuple[OpenModel, int] | None = None
         self._path: tuple[Message, ...] = ()
         """What was said when the model was asked."""
-        self.dialog: PromptDialog | None = None
 
     def show(self) -> None:
         """Ask the model, and open the dialog."""
         self._forget()
-        dialog = self.dialog = self.dialog or self._make_dialog()
-        dialog.show()
-        dialog.raise_()
-        dialog.activateWindow()
+        dialog = self.open()
         model = self._models.current
         messages = model.conversation.prompt_messages()
         if not messages:

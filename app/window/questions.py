@@ -10,9 +10,8 @@ from PySide6.QtWidgets import QWidget
 from app.models.document import LayoutDocument
 from app.models.layouts import Layouts
 from app.models.opener import ModelOpener
-from app.rig.device_search import DeviceSearch
+from app.rig.device_search import DeviceSearch, RigFiles
 from app.rig.lab import Lab
-from app.rig.rig_files import RigFiles
 from app.settings import Settings
 from app.window import dialogs
 from app.window.rig_dialogs import ask_lab_caps, ask_remote_endpoint

@@ -10,7 +10,7 @@ from pathlib import Path
 from PySide6.QtCore import QObject, QTimer
 from PySide6.QtWidgets import QMessageBox, QWidget
 
-from app.background import Background
+from app.background import Background, Worker
 from app.models.document import LayoutDocument
 from app.models.layouts import Layouts
 from app.models.open_models import OpenModels
@@ -18,7 +18,6 @@ from app.models.opener import ModelOpener
 from app.notices import Notices
 from app.run_marks import EndedRun, OpenedModel, RunMarks
 from app.window import dialogs
-from app.worker import Worker
 from engine.errors import ArgumentError
 from engine.files import write_whole
 from engine.gguf.model_file import ModelFile

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from PySide6.QtCore import QObject
 from PySide6.QtWidgets import QWidget
 
 from app.models.document import LayoutDocument
 from app.models.open_models import OpenModels
 from app.models.side_files import SideFileKeeper
 from app.window import dialogs
+from app.window.dialogs import OneDialog
 from engine.devices.device import Rig
 from engine.language import tr
 from engine.memory.side_files import SideFiles
@@ -22,8 +22,8 @@ from widgets.controls.settings_dialog import SettingsDialog
 from widgets.controls.values import AdapterName, SideFileNames
 
 
-class SettingsPresenter(QObject):
-    """Keeps one dialog, made when it is first asked for; it follows the current model."""
+class SettingsPresenter(OneDialog[SettingsDialog]):
+    """Shows the dialog with the settings of the current model."""
 
     def __init__(
         self,
@@ -34,25 +34,15 @@ class SettingsPresenter(QObject):
         bar: SettingsBar,
         window: QWidget,
     ) -> None:
-        super().__init__(window)
+        super().__init__(self._make_dialog, lambda _dialog: self.refresh(), window)
         self._document = document
         self._models = models
         self._side_files = side_files
         self._window = window
-        self.dialog: SettingsDialog | None = None
         bar.all_settings_requested.connect(self.show)
         document.preview_changed.connect(self._on_preview_changed)
         models.current_changed.connect(self.refresh)
         models.changed.connect(self.refresh)
-
-    def show(self) -> None:
-        """Open the dialog, or bring it to the front."""
-        if self.dialog is None:
-            self.dialog = self._make_dialog()
-        self.refresh()
-        self.dialog.show()
-        self.dialog.raise_()
-        self.dialog.activateWindow()
 
     def _make_dialog(self) -> SettingsDialog:
         dialog, files = SettingsDialog(self._window), self._side_files

@@ -1,20 +1,27 @@
-"""Carries values between the kept conversations and the list of them."""
+"""The list of conversations: shown, searched, exported and imported, and what is saved of them for models."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from PySide6.QtCore import QObject, Qt
 from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QInputDialog, QWidget
+from PySide6.QtWidgets import QFileDialog, QInputDialog, QWidget
 
 from app.chats.archive import ChatArchive
+from app.chats.saved_kv_states import KvStateRepository, SavedKvUse
 from app.chats.shelf import ChatShelf
+from app.chats.transfer import FORMS, READABLE, ChatTransfer, Form, form_of
+from app.window.dialogs import OneDialog
 from engine.chats.conversation import Hit
 from engine.language import tr
 from widgets.chat.chat_list_model import ChatChange, ChatPlace, ListedChat, ListedHit
 from widgets.chat.chat_pane import ChatPane
 from widgets.chat.conversation_list import ConversationList
+from widgets.chat.kept_caches_dialog import KeptCachesDialog
+
+MAX_NAME_CHARACTERS = 60
 
 
 class ShelfPresenter(QObject):
@@ -105,3 +112,78 @@ class ShelfPresenter(QObject):
                 )
 
         self._archive.search(text, show)
+
+
+class TransferPresenter(QObject):
+    """Nothing is written or read without an answer."""
+
+    def __init__(
+        self, transfer: ChatTransfer, archive: ChatArchive, current: Callable[[], str], window: QWidget
+    ) -> None:
+        super().__init__(window)
+        self._transfer = transfer
+        self._archive = archive
+        self._current = current
+        self._window = window
+
+    def export(self, chat: str) -> None:
+        """Export one conversation."""
+        known = self._archive.chat(chat)
+        self._ask((chat,), file_name("" if known is None else known.title), FORMS)
+
+    def export_current(self) -> None:
+        """Export the conversation that is shown."""
+        self.export(self._current())
+
+    def export_all(self) -> None:
+        """Export all conversations into one file."""
+        many = tuple(form for form in FORMS if form.holds_many)
+        self._ask(tuple(chat.id for chat in self._archive.chats), "conversations", many)
+
+    def import_file(self) -> None:
+        """Import conversations."""
+        dialog = QFileDialog(self._window, tr("Import conversations"), "", READABLE)
+        dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
+        dialog.fileSelected.connect(lambda name: self._transfer.import_file(Path(name)))
+        dialog.open()
+
+    def _ask(self, chats: Sequence[str], name: str, forms: Sequence[Form]) -> None:
+        dialog = QFileDialog(self._window, tr("Export"))
+        dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
+        dialog.setNameFilters([form.filter for form in forms])
+        dialog.selectFile(f"{name}{forms[0].ending}")
+
+        def write(chosen: str) -> None:
+            self._transfer.export(chats, *form_of(Path(chosen), dialog.selectedNameFilter(), forms))
+
+        dialog.fileSelected.connect(write)
+        dialog.open()
+
+
+def file_name(title: str) -> str:
+    """Return a name for a file of a conversation with this title."""
+    letters = "".join(letter if letter.isalnum() or letter in " -_" else " " for letter in title)
+    return " ".join(letters.split())[:MAX_NAME_CHARACTERS].strip() or "conversation"
+
+
+class KeptCachesPresenter(OneDialog[KeptCachesDialog]):
+    """Shows how much of the disk holds saved KV states of conversations."""
+
+    def __init__(self, vault: KvStateRepository, window: QWidget) -> None:
+        super().__init__(self._make_dialog, lambda _dialog: self._measure(), window)
+        self._vault = vault
+        self._window = window
+
+    def _make_dialog(self) -> KeptCachesDialog:
+        dialog = KeptCachesDialog(self._window)
+        dialog.limit_changed.connect(lambda limit_bytes: self._vault.set_quota(limit_bytes, self._measure))
+        dialog.empty_requested.connect(lambda: self._vault.empty(self._measure))
+        return dialog
+
+    def _measure(self) -> None:
+        self._vault.measure(self._show_use)
+
+    def _show_use(self, use: SavedKvUse) -> None:
+        if self.dialog is not None:
+            self.dialog.show_use(use.size_bytes, use.n_conversations)
+            self.dialog.show_limit(use.quota_bytes)

@@ -9,7 +9,7 @@ from functools import partial
 
 from PySide6.QtCore import QObject
 
-from app.background import Background
+from app.background import Background, Worker
 from app.chats.archive import ChatArchive
 from app.chats.preset_book import PresetBook
 from app.chats.saved_kv_states import KvStateRepository, ModelKvStates
@@ -38,10 +38,9 @@ from app.notices import Notices
 from app.paths import chats_path, kept_states_path, library_path, presets_path
 from app.rig.calibrator import Calibrator
 from app.rig.examiner import Examiner
-from app.rig.watchman import Watchman
+from app.rig.sampling import Watchman
 from app.settings import Settings
 from app.wiring.rig import RigParts, make_rig
-from app.worker import Worker
 from engine.images.formula import FormulaProcess
 from engine.session.status import Phase
 from widgets.markdown.formulas import Formula, FormulaKey

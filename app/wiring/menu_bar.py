@@ -10,8 +10,6 @@ from app.theme import Theme
 from app.window.actions import Actions
 from app.window.arrangement import Arranger
 from app.window.help import open_log, show_about, show_handbook, show_keys
-from app.window.kept_caches_presenter import KeptCachesPresenter
-from app.window.kept_weights_presenter import KeptWeightsPresenter
 from app.window.main_window import MainWindow
 from app.window.menus import (
     chat_menu,
@@ -26,12 +24,13 @@ from app.window.menus import (
     view_menu,
 )
 from app.window.model_views import ModelViews
-from app.window.nearby_presenter import NearbyPresenter
-from app.window.packs_presenter import PacksPresenter
+from app.window.nearby_dialog import NearbyPresenter
+from app.window.packs_dialog import PacksPresenter
 from app.window.prompt_presenter import PromptPresenter
 from app.window.questions import Questions
+from app.window.rig_presenter import KeptWeightsPresenter
+from app.window.shelf_presenter import KeptCachesPresenter, TransferPresenter
 from app.window.side_by_side import SideBySide
-from app.window.transfer_presenter import TransferPresenter
 from app.wiring.desk import Desk
 
 

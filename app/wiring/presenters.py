@@ -13,7 +13,6 @@ from app.window.arrangement import Arrangement, Arranger
 from app.window.auto_layout_presenter import AutoLayoutPresenter
 from app.window.chat_presenter import ChatPresenter
 from app.window.chat_settings_presenter import ChatSettingsPresenter
-from app.window.choices_presenter import ChoicesPresenter
 from app.window.code_saver import CodeSaver
 from app.window.find_presenter import FindPresenter
 from app.window.layout_presenter import LayoutPresenter
@@ -22,6 +21,7 @@ from app.window.load_presenter import LoadPresenter, LoadReportPresenter
 from app.window.main_window import MainWindow
 from app.window.model_presenter import ModelPresenter
 from app.window.model_views import ModelView, ModelViews
+from app.window.prompt_presenter import ChoicesPresenter
 from app.window.questions import Questions
 from app.window.rig_presenter import RigPresenter
 from app.window.settings_presenter import SettingsPresenter

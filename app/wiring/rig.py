@@ -9,15 +9,13 @@ from PySide6.QtCore import QObject
 
 from app.background import Background
 from app.notices import Notices
-from app.rig.device_search import DeviceSearch
+from app.rig.device_search import DeviceSearch, RepeatTest, RigFiles
 from app.rig.lab import Lab
 from app.rig.limit_book import LimitBook
 from app.rig.limits import LimitSetter
 from app.rig.live_rig import LiveRig
 from app.rig.pack_shelf import PackShelf
 from app.rig.peers import Peers
-from app.rig.repeat_test import RepeatTest
-from app.rig.rig_files import RigFiles
 from app.rig.sampling import Sampling
 from app.settings import Settings
 

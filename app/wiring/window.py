@@ -13,11 +13,10 @@ from app.run_marks import RunMarks
 from app.settings import Settings
 from app.theme import Theme
 from app.window.actions import Actions
+from app.window.arrangement import FirstPicture, make_first_picture
 from app.window.auto_layout_presenter import AutoLayoutPresenter
-from app.window.doctor_presenter import DoctorPresenter
-from app.window.first_picture import FirstPicture, make_first_picture
-from app.window.library_page import LibraryPage
-from app.window.library_presenter import LibraryPresenter
+from app.window.doctor_dialog import DoctorPresenter
+from app.window.library_presenter import LibraryPage, LibraryPresenter
 from app.window.main_window import MainWindow
 from app.window.model_presenter import ModelPresenter
 from app.window.model_views import ModelViews

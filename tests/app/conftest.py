@@ -1,4 +1,4 @@
-"""The parts of the window compute their forecasts at once and in full, so that a test can look in the next line.
+"""Fixtures of the window. Its parts compute forecasts at once and in full, so that a test can look in the next line.
 
 On a busy machine what took long would else come a little later, or be left to the engine: a search for garbage in a
 process with many tests' objects takes its half a second too. `models/test_forecaster.py` tries what the first changes.
@@ -6,13 +6,37 @@ process with many tests' objects takes its half a second too. `models/test_forec
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import pytest
 
 from app.models import forecaster
 from tests.support.patience import DEADLINE_S
+from tests.support.windows import WindowOpener, window_opener
+
+if TYPE_CHECKING:
+    from PySide6.QtWidgets import QApplication
+    from pytestqt.qtbot import QtBot
+
+    from app.wiring import WindowParts
 
 
 @pytest.fixture(autouse=True)
 def forecasts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forecaster, "DIRECT_S", DEADLINE_S)
     monkeypatch.setattr(forecaster, "PREVIEW_SECONDS", DEADLINE_S)
+
+
+@pytest.fixture
+def open_window(qtbot: QtBot, qapp: QApplication, tmp_path: Path) -> Iterator[WindowOpener]:
+    """Open windows that keep their settings in the test's folder; they are closed with the test."""
+    with window_opener(qtbot, qapp, tmp_path) as opener:
+        yield opener
+
+
+@pytest.fixture
+def window(open_window: WindowOpener) -> WindowParts:
+    """A window without models and devices. Modules replace it by one that begins with more."""
+    return open_window()

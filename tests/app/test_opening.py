@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from PySide6.QtCore import Qt
@@ -13,7 +16,7 @@ from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from app import paths
-from app.gui import serve_later_starts
+from app.gui import serve_later_starts, skip_feature_search
 from app.notices import Notice
 from app.opening import Opening, Wishes
 from app.settings import Settings
@@ -108,6 +111,17 @@ def test_nothing_heavy_is_imported_before_the_first_paint() -> None:
     assert "app.window.main_window" in imported
     assert [heavy for heavy in NOT_BEFORE_THE_PICTURE if heavy in imported] == []
     assert made_for_closed == "False"
+
+
+def test_pyside_reads_no_sources_of_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    feature = import_module("shibokensupport.feature")
+    monkeypatch.setattr(feature, "_mod_uses_pyside", feature._mod_uses_pyside)
+    read: list[object] = []
+    monkeypatch.setattr(inspect, "getsource", read.append)
+    skip_feature_search()
+    feature.feature_imported(ModuleType("a_module_that_is_new"))
+    assert read == []
+    assert feature.pyside_feature_dict.pop("a_module_that_is_new") == -1
 
 
 def test_what_was_asked_for_is_opened_after_the_picture(qtbot: QtBot, qapp: QApplication, tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_settings_that_were_changed_are_read_or_forgotten(tmp_path: Path) -> Non
     settings = Settings(tmp_path / "layerdeck.ini")
     for seed in range(examples(2000)):
         for key, document in (("recent_models", RECENT), ("side_files", SIDE_FILES), ("own", SIDE_FILES["/m.gguf"])):
-            settings._store.setValue(key, mutated(document, seed).decode("utf-8", "replace"))
+            settings.store.setValue(key, mutated(document, seed).decode("utf-8", "replace"))
         for model in settings.recent_models:
             assert isinstance(model.title, str)
         settings.side_files(Path("/m.gguf"))

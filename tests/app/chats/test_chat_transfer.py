@@ -12,7 +12,7 @@ from app.chats.archive import ChatArchive
 from app.chats.transfer import FORMS, ChatTransfer, form_of
 from app.notices import Notice
 from app.settings import Settings
-from app.window.transfer_presenter import file_name
+from app.window.shelf_presenter import file_name
 from app.wiring import Desk, make_desk
 from engine.chats.tree import MessageTree
 from tests.support.kept_conversation import CHAT, DATA, kept_tree

@@ -483,7 +483,7 @@ def test_what_the_model_reads_is_shown_token_by_token(bench: Bench, qtbot: QtBot
     dialog.text_edit.moveCursor(QTextCursor.MoveOperation.End)
     count = int(dialog.count_label.text().split(" of ")[0])
     assert count > answer.timings.prompt_tokens
-    assert dialog.token_label.text().startswith(f"Token {count}: number ")
+    assert dialog.token_label.text().startswith(f"Token {count} · ID ")
     told = []
     for place in range(count):
         dialog.text_edit.select(place)

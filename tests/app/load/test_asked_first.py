@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.settings import Settings
-from app.theme import Theme
-from app.wiring import WindowParts, make_window
+from app.wiring import WindowParts
 from engine.layout.layout import make_layout, single_device
 from engine.plan.edit import Edit
 from engine.session.events import OutOfMemory
@@ -19,10 +16,10 @@ from engine.session.status import Phase
 from engine.settings.context_settings import ContextSettings
 from engine.units import MIB
 from tests.support.models import write_tiny_llama
+from tests.support.windows import WindowOpener
 from widgets.layout_editor.placement import PinToggle
 from widgets.library.load_question import LoadQuestionBar
 
-DEADLINE_MS = 60_000
 N_LAYERS = 8
 CONTEXT = ContextSettings(n_ctx=256, n_batch=64, n_ubatch=64, threads=1, threads_batch=1)
 SMALL = Edit(make_layout(N_LAYERS, ["CPU"] * 6 + ["RPC0"] * 2), CONTEXT)
@@ -30,11 +27,9 @@ LARGE = Edit(single_device(N_LAYERS, "RPC0"), CONTEXT)
 
 
 @pytest.fixture
-def window(qtbot: QtBot, qapp: QApplication, tmp_path: Path) -> Iterator[WindowParts]:
+def window(open_window: WindowOpener, qtbot: QtBot, tmp_path: Path) -> WindowParts:
     """A window with a model of about 50 MiB, loaded on the CPU and a worker that has room for some of it."""
-    opened = make_window(Settings(tmp_path / "settings.ini"), Theme(qapp, "dark"))
-    qtbot.addWidget(opened.main)
-    opened.main.show()
+    opened = open_window()
     desk = opened.desk
     desk.prober.close()
     desk.document.edit_settled.disconnect()  # No probes of edits: the processes here are workers and models.
@@ -47,13 +42,11 @@ def window(qtbot: QtBot, qapp: QApplication, tmp_path: Path) -> Iterator[WindowP
     desk.loader.load()
     wait(qtbot, lambda: desk.loading.phase is Phase.READY)
     desk.document.replace(LARGE, "test")
-    yield opened
-    opened.main.close()
-    qapp.setStyleSheet("")
+    return opened
 
 
 def wait(qtbot: QtBot, condition: Callable[[], bool]) -> None:
-    qtbot.waitUntil(condition, timeout=DEADLINE_MS)
+    qtbot.waitUntil(condition)
 
 
 def ask(window: WindowParts, qtbot: QtBot) -> LoadQuestionBar:
@@ -110,7 +103,7 @@ def test_pins_and_devices_that_are_off_hold_for_the_proposal(window: WindowParts
 
 def test_load_anyway_tries_it(window: WindowParts, qtbot: QtBot) -> None:
     bar = ask(window, qtbot)
-    with qtbot.waitSignal(window.desk.loading.ended, timeout=DEADLINE_MS) as told:
+    with qtbot.waitSignal(window.desk.loading.ended) as told:
         bar.beside_button.click()
     assert told.args is not None
     assert isinstance(told.args[0], OutOfMemory)
@@ -124,7 +117,7 @@ def test_another_edit_takes_the_question_back_and_where_steps_back_are_allowed_n
     window.desk.document.replace(SMALL, "test")
     assert not bar.isVisible()
     window.desk.document.replace(LARGE, "test")
-    window.desk.settings.step_back(True)
+    window.desk.settings.steps_back = True
     window.desk.loader.load()
     assert not bar.isVisible()
     wait(qtbot, lambda: window.desk.loading.phase is Phase.READY and loaded_edit(window) != SMALL)

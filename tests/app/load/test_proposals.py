@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.settings import Settings
-from app.theme import Theme
-from app.wiring import WindowParts, make_window
+from app.wiring import WindowParts
 from engine.fit.proposal import Proposal
 from engine.fit.proposals import propose
 from engine.gguf.model_file import ModelFile
@@ -30,16 +26,6 @@ from tests.support.previews import make_gpu, make_rig
 
 RIG = make_rig(make_gpu("CUDA0", 12), make_gpu("CUDA1", 16))
 EDIT = Edit(single_device(16, "CUDA0"), ContextSettings())
-
-
-@pytest.fixture
-def window(qtbot: QtBot, qapp: QApplication, tmp_path: Path) -> Iterator[WindowParts]:
-    opened = make_window(Settings(tmp_path / "settings.ini"), Theme(qapp, "dark"))
-    qtbot.addWidget(opened.main)
-    opened.main.show()
-    yield opened
-    opened.main.close()
-    qapp.setStyleSheet("")
 
 
 def model_in(folder: Path, name: str) -> ModelFile:

@@ -25,7 +25,6 @@ from tests.support.models import write_tiny_llama
 from tests.support.side_models import write_tiny_lora
 from widgets.layout_editor.placement import PinToggle
 
-DEADLINE_MS = 60_000
 N_LAYERS = 8
 CONTEXT = ContextSettings(n_ctx=256, n_batch=64, n_ubatch=64, threads=1, threads_batch=1)
 ASKED = Edit(single_device(N_LAYERS, "RPC0"), CONTEXT)
@@ -48,11 +47,11 @@ def desk(qtbot: QtBot, tmp_path: Path) -> Iterator[Desk]:
 
 
 def wait(qtbot: QtBot, condition: Callable[[], bool]) -> None:
-    qtbot.waitUntil(condition, timeout=DEADLINE_MS)
+    qtbot.waitUntil(condition)
 
 
 def test_what_was_loaded_instead_is_in_the_editor_and_undo_goes_back(desk: Desk, qtbot: QtBot) -> None:
-    desk.settings.step_back(True)
+    desk.settings.steps_back = True
     attempts: list[Attempt] = []
     desk.loading.bridge.attempt.connect(attempts.append)
     desk.loader.load()
@@ -75,7 +74,7 @@ def test_what_is_loaded_beside_the_model_stays(desk: Desk, qtbot: QtBot, tmp_pat
     adapter = read_adapter(write_tiny_lora(tmp_path / "lora.gguf", model), model, 0.5)
     asked = replace(ASKED, side_files=SideFiles(None, (adapter,)))
     desk.document.replace(asked, "test")
-    desk.settings.step_back(True)
+    desk.settings.steps_back = True
     desk.loader.load()
     wait(qtbot, lambda: desk.loading.phase is Phase.READY and not desk.is_edited)
     loaded = desk.loading.loaded
@@ -88,7 +87,7 @@ def test_what_is_loaded_beside_the_model_stays(desk: Desk, qtbot: QtBot, tmp_pat
 
 
 def test_what_is_pinned_stays_where_it_is(desk: Desk, qtbot: QtBot) -> None:
-    desk.settings.step_back(True)
+    desk.settings.steps_back = True
     desk.auto_layouts.toggle_pin(PinToggle((0, 1)))
     desk.auto_layouts.toggle_pin(PinToggle((6, 7)))
     # Moved by hand since: that one is released.
@@ -105,7 +104,7 @@ def test_what_is_pinned_stays_where_it_is(desk: Desk, qtbot: QtBot) -> None:
 def test_pins_are_those_of_the_model_that_is_loaded_when_another_one_is_shown_meanwhile(
     desk: Desk, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    desk.settings.step_back(True)
+    desk.settings.steps_back = True
     desk.auto_layouts.toggle_pin(PinToggle((0, 1)))
     first = desk.models.current
     begins: list[Callable[[], None]] = []
@@ -123,7 +122,7 @@ def test_nothing_else_is_tried_where_that_is_not_allowed(desk: Desk, qtbot: QtBo
     assert not desk.settings.steps_back
     attempts: list[Attempt] = []
     desk.loading.bridge.attempt.connect(attempts.append)
-    with qtbot.waitSignal(desk.loading.ended, timeout=DEADLINE_MS) as told:
+    with qtbot.waitSignal(desk.loading.ended) as told:
         desk.loader.load()
     assert told.args is not None
     assert isinstance(told.args[0], OutOfMemory)
@@ -133,7 +132,7 @@ def test_nothing_else_is_tried_where_that_is_not_allowed(desk: Desk, qtbot: QtBo
 
 
 def test_an_edit_made_meanwhile_is_kept(desk: Desk, qtbot: QtBot) -> None:
-    desk.settings.step_back(True)
+    desk.settings.steps_back = True
     later = Edit(ASKED.layout.move_range(0, 3, "CPU"), CONTEXT)
     desk.loader.load()
     desk.document.replace(later, "meanwhile")
@@ -142,7 +141,7 @@ def test_an_edit_made_meanwhile_is_kept(desk: Desk, qtbot: QtBot) -> None:
 
 
 def test_a_load_that_steps_back_is_cancelled(desk: Desk, qtbot: QtBot) -> None:
-    desk.settings.step_back(True)
+    desk.settings.steps_back = True
     desk.loading.bridge.attempt.connect(lambda event: desk.loader.cancel() if event.number == 2 else None)
     desk.loader.load()
     wait(qtbot, lambda: desk.loading.phase is Phase.STOPPED)

@@ -49,7 +49,7 @@ def show(desk: Desk, *devices: Device) -> None:
 @contextmanager
 def answers(desk: Desk, qtbot: QtBot) -> Iterator[None]:
     """What is done in the meantime comes before any answer of the background, and all answers before the end."""
-    with qtbot.waitSignal(desk.background.busy_changed, check_params_cb=lambda text: not text, timeout=20_000):
+    with qtbot.waitSignal(desk.background.busy_changed, check_params_cb=lambda text: not text):
         yield
     QApplication.processEvents()
 
@@ -73,7 +73,7 @@ def test_an_even_split_is_one_step_of_undo(desk: Desk) -> None:
 def test_the_proposal_is_for_the_devices_as_they_are(desk: Desk, qtbot: QtBot) -> None:
     desk.layouts.propose()
     assert layout_of(desk) == ASKED.layout
-    qtbot.waitUntil(lambda: layout_of(desk) != ASKED.layout, timeout=20_000)
+    qtbot.waitUntil(lambda: layout_of(desk) != ASKED.layout)
     proposed = layout_of(desk)
     assert CPU_ID not in proposed.devices
     desk.document.undo_group.undo()
@@ -123,7 +123,7 @@ def test_a_proposal_that_comes_too_late_says_why_it_was_not_taken(
 
 def test_an_untouched_layout_follows_the_devices_and_a_touched_one_does_not(desk: Desk, qtbot: QtBot) -> None:
     show(desk, make_gpu("CUDA7", 24))
-    qtbot.waitUntil(lambda: set(layout_of(desk).devices) == {"CUDA7"}, timeout=20_000)
+    qtbot.waitUntil(lambda: set(layout_of(desk).devices) == {"CUDA7"})
     assert desk.document.is_untouched
     desk.document.set_layout(single_device(N_LAYERS, CPU_ID), "move")
     show(desk, make_gpu("CUDA8", 24))
@@ -158,10 +158,10 @@ def test_a_layout_is_saved_and_opened_again(desk: Desk, qtbot: QtBot, tmp_path: 
     desk.layouts.split_evenly()
     saved = layout_of(desk)
     desk.layouts.save(tmp_path / "layout.json")
-    qtbot.waitUntil(lambda: told == [Notice("Saved layout.json", bad=False)], timeout=20_000)
+    qtbot.waitUntil(lambda: told == [Notice("Saved layout.json", bad=False)])
     desk.document.undo_group.undo()
     desk.layouts.open(tmp_path / "layout.json")
-    qtbot.waitUntil(lambda: layout_of(desk) == saved, timeout=20_000)
+    qtbot.waitUntil(lambda: layout_of(desk) == saved)
     assert desk.document.undo_group.undoText() == "open layout.json"
 
 

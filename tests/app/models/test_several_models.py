@@ -27,7 +27,6 @@ from tests.support.models import write_tiny_llama
 from widgets.devices.limits import DeviceLimits
 from widgets.library.load_question import LoadAnswer, LoadChoice, LoadQuestion
 
-DEADLINE_MS = 60_000
 N_LAYERS = 4
 CONTEXT = ContextSettings(n_ctx=512, threads=1, threads_batch=1)
 LONG = ContextSettings(n_ctx=65_536, threads=1, threads_batch=1)
@@ -76,7 +75,7 @@ class Bench:
         return self._paths[name]
 
     def wait(self, condition: Callable[[], bool]) -> None:
-        self._qtbot.waitUntil(condition, timeout=DEADLINE_MS)
+        self._qtbot.waitUntil(condition)
 
     def start_lab(self, caps_bytes: Sequence[int]) -> None:
         self.desk.rig.lab.start(caps_bytes)

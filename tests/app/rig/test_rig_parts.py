@@ -25,7 +25,6 @@ from engine.telemetry.sample import Sample
 from engine.units import GIB, MIB
 from widgets.devices.limits import DeviceLimits
 
-DEADLINE_MS = 20_000
 CARD = Device("CUDA0", "card", "CUDA", "gpu", 8 * GIB, 6 * GIB, pci_bus_id="0000:01:00.0")
 HOST = make_host("host", 16 * GIB)
 
@@ -39,7 +38,7 @@ def told(notices: Notices) -> list[Notice]:
 
 @pytest.fixture
 def wait(qtbot: QtBot) -> Callable[[Callable[[], bool]], None]:
-    return lambda is_so: qtbot.waitUntil(is_so, timeout=DEADLINE_MS)
+    return qtbot.waitUntil
 
 
 Wait = Callable[[Callable[[], bool]], None]
@@ -106,7 +105,7 @@ def test_a_lost_worker_is_told(parts: RigParts, qtbot: QtBot, wait: Wait, caplog
     parts.lab.start([16 * MIB])
     wait(lambda: bool(parts.lab.endpoints))
     (process,) = parts.lab.processes.values()
-    with qtbot.waitSignal(parts.lab.worker_lost, timeout=DEADLINE_MS) as lost:
+    with qtbot.waitSignal(parts.lab.worker_lost) as lost:
         psutil.Process(process.pid).kill()
     assert lost.args is not None
     assert lost.args[0].startswith("RPC0 (lab worker) is gone.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,21 +14,19 @@ from PySide6.QtWidgets import QApplication, QDialog, QLabel, QPushButton, QScrol
 from pytestqt.qtbot import QtBot
 
 from app.bug_report import BugDialog
-from app.settings import Settings
-from app.theme import Theme
-from app.window.about_dialog import AboutDialog
+from app.window.about_dialog import AboutDialog, Facts
 from app.window.doctor_dialog import DoctorDialog
 from app.window.main_window import SCREEN_ROOM
 from app.window.nearby_dialog import NearbyDialog
 from app.window.packs_dialog import PacksDialog
-from app.window.versions import Facts
-from app.wiring import WindowParts, make_window
+from app.wiring import WindowParts
 from engine.demo.speaking import SAMPLE_QUESTIONS
 from engine.devices.rig_file import encode_rig
 from engine.session.events import Cancelled
 from tests.support.accessibility import interface_of, name_of, nameless, walk
 from tests.support.models import write_tiny_llama
 from tests.support.previews import make_gpu, make_rig
+from tests.support.windows import WindowOpener
 from widgets.chat.chat_heading import ContextPart
 from widgets.chat.kept_caches_dialog import KeptCachesDialog
 from widgets.chat.token_dialogs import ChoicesDialog, PromptDialog
@@ -36,7 +34,6 @@ from widgets.common.elided_label import ElidedLabel
 from widgets.controls.settings_bar import ModelButton
 from widgets.devices.limits import LimitsDialog
 
-LONG_MS = 20_000
 DIALOGS = ("keys", "start_lab", "add_remote", "auto_layout", "settings")
 """Commands that open one."""
 MADE: dict[str, Callable[[WindowParts], QDialog]] = {
@@ -56,7 +53,7 @@ OPENED = {"AutoLayoutDialog", "KeysDialog", "LineDialog", "SettingsDialog"}
 
 
 @pytest.fixture
-def window(qtbot: QtBot, qapp: QApplication, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WindowParts]:
+def window(monkeypatch: pytest.MonkeyPatch, open_window: WindowOpener, qtbot: QtBot, tmp_path: Path) -> WindowParts:
     """A window with two cards and a model."""
     for name in ("HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "HF_HOME", "HF_HUB_CACHE"):
         monkeypatch.setenv(name, str(tmp_path / name))
@@ -64,16 +61,12 @@ def window(qtbot: QtBot, qapp: QApplication, tmp_path: Path, monkeypatch: pytest
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "rig.json").write_bytes(encode_rig(make_rig(make_gpu("CUDA0", 12), make_gpu("CUDA1", 16))))
     model = write_tiny_llama(tmp_path / "m.gguf", n_layers=4)
-    opened = make_window(Settings(tmp_path / "settings.ini"), Theme(qapp, "dark"))
-    qtbot.addWidget(opened.main)
-    opened.main.show()
-    with qtbot.waitSignal(opened.desk.rig.live.rig_changed, timeout=LONG_MS):
+    opened = open_window()
+    with qtbot.waitSignal(opened.desk.rig.live.rig_changed):
         opened.desk.rig.files.open(tmp_path / "rig.json")
-    with qtbot.waitSignal(opened.desk.opener.model_changed, timeout=LONG_MS):
+    with qtbot.waitSignal(opened.desk.opener.model_changed):
         opened.desk.opener.open(model)
-    yield opened
-    opened.main.close()
-    qapp.setStyleSheet("")
+    return opened
 
 
 def show_library(window: WindowParts) -> None:
@@ -187,7 +180,7 @@ LEAST_CHANGE = 40
 def test_what_has_the_keyboard_is_seen(window: WindowParts, qapp: QApplication, qtbot: QtBot) -> None:
     main = window.main
     main.activateWindow()
-    qtbot.waitUntil(main.isActiveWindow, timeout=LONG_MS)
+    qtbot.waitUntil(main.isActiveWindow)
     unseen = []
     for widget in focusable(window):
         elsewhere = main.statusBar()
@@ -277,7 +270,7 @@ def test_a_small_screen_cuts_nothing(window: WindowParts, qtbot: QtBot) -> None:
             assert main.height() <= room.height(), place
             assert cut_texts(window) == [], place
 
-        qtbot.waitUntil(nothing_is_cut, timeout=LONG_MS)
+        qtbot.waitUntil(nothing_is_cut)
 
 
 def test_the_tab_key_goes_as_people_read(window: WindowParts) -> None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.settings import Settings
-from app.theme import Theme
-from app.wiring import WindowParts, make_window
+from app.wiring import WindowParts
 from engine.devices.device import CPU_ID
 from engine.devices.rig_file import encode_rig
 from engine.fit.strategies.catalogue import STRATEGIES
@@ -21,16 +17,6 @@ from engine.plan.edit import Edit
 from engine.settings.context_settings import ContextSettings
 from tests.support.models import write_header_only
 from tests.support.previews import make_gpu, make_rig
-
-
-@pytest.fixture
-def window(qtbot: QtBot, qapp: QApplication, tmp_path: Path) -> Iterator[WindowParts]:
-    opened = make_window(Settings(tmp_path / "settings.ini"), Theme(qapp, "dark"))
-    qtbot.addWidget(opened.main)
-    opened.main.show()
-    yield opened
-    opened.main.close()
-    qapp.setStyleSheet("")
 
 
 def open_on_cpu(window: WindowParts, qtbot: QtBot, folder: Path) -> Edit:
@@ -56,7 +42,7 @@ def test_without_a_model_there_is_nothing_to_lay_out(window: WindowParts) -> Non
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_layout_is_found_told_and_undone(strategy: str, window: WindowParts, qtbot: QtBot, tmp_path: Path) -> None:
     before = open_on_cpu(window, qtbot, tmp_path)
-    with qtbot.waitSignal(window.desk.notices.given, timeout=20_000) as told:
+    with qtbot.waitSignal(window.desk.notices.given) as told:
         window.actions[f"auto_{strategy}"].trigger()
     found = window.desk.document.edit
     assert found is not None

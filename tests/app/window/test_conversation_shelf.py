@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from PySide6.QtWidgets import QAbstractItemView, QApplication
+from PySide6.QtWidgets import QAbstractItemView
 from pytestqt.qtbot import QtBot
 
 from app.paths import chats_path
-from app.settings import Settings
-from app.theme import Theme
-from app.wiring import WindowParts, make_window
+from app.wiring import WindowParts
 from engine.chats.conversation import Conversation as Chat
 from engine.chats.message import Message
 from engine.chats.store import ChatStore
 from engine.chats.tree import MessageTree, add
+from tests.support.windows import WindowOpener
 from widgets.chat.settings_panel import OTHER
 
 
 @pytest.fixture
-def window(qtbot: QtBot, qapp: QApplication, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WindowParts]:
+def window(monkeypatch: pytest.MonkeyPatch, open_window: WindowOpener, tmp_path: Path) -> WindowParts:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    opened = make_window(Settings(tmp_path / "settings.ini"), Theme(qapp, "light"))
-    qtbot.addWidget(opened.main)
-    opened.main.show()
-    yield opened
-    opened.main.close()
-    qapp.setStyleSheet("")
+    return open_window("light")
 
 
 def titles(window: WindowParts) -> list[str]:

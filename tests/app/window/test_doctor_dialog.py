@@ -19,8 +19,7 @@ from app.rig.device_search import DeviceSearch
 from app.rig.examiner import Examiner
 from app.rig.limit_book import LimitBook
 from app.rig.live_rig import LiveRig
-from app.window.doctor_dialog import DoctorDialog
-from app.window.doctor_presenter import DoctorPresenter
+from app.window.doctor_dialog import DoctorDialog, DoctorPresenter
 from engine.doctor.machine import Machine
 from engine.doctor.report import Check, Step
 from tests.support.patience import DEADLINE_S

@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication, QTreeWidget
+from PySide6.QtWidgets import QTreeWidget
 from pytestqt.qtbot import QtBot
 
-from app.settings import Settings
-from app.theme import Theme
-from app.wiring import WindowParts, make_window
+from app.wiring import WindowParts
 from tests.support.hub_server import Fault, HubServer, Repo, hub_server
 from tests.support.models import write_tiny_llama
+from tests.support.windows import WindowOpener
 from widgets.common.elided_label import ElidedLabel
 from widgets.library.card_view import CardView
 from widgets.library.find_panel import FindPanel
@@ -51,13 +50,8 @@ def hub(files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.fixture
-def window(qtbot: QtBot, qapp: QApplication, tmp_path: Path, hub: HubServer) -> Iterator[WindowParts]:
-    opened = make_window(Settings(tmp_path / "settings.ini"), Theme(qapp, "light"))
-    qtbot.addWidget(opened.main)
-    opened.main.show()
-    yield opened
-    opened.main.close()
-    qapp.setStyleSheet("")
+def window(hub: HubServer, open_window: WindowOpener) -> WindowParts:
+    return open_window("light")
 
 
 def texts(table: QTreeWidget, column: int) -> list[str]:

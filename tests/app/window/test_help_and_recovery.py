@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -18,8 +17,6 @@ from app.demo import Demo
 from app.paths import runs_path
 from app.rig.lab import Lab
 from app.run_marks import OpenedModel, RunMark, RunMarks
-from app.settings import Settings
-from app.theme import Theme
 from app.window.about_dialog import AboutDialog
 from app.window.handbook import HandbookWindow, page_about
 from app.window.recovery import Recovery
@@ -33,8 +30,8 @@ from engine.settings.context_settings import ContextSettings
 from tests.support.accessibility import nameless
 from tests.support.models import write_tiny_llama
 from tests.support.previews import make_gpu, make_rig
+from tests.support.windows import WindowOpener
 
-LONG_MS = 20_000
 N_LAYERS = 4
 
 
@@ -49,15 +46,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def window(qtbot: QtBot, qapp: QApplication, folder: Path) -> Iterator[WindowParts]:
-    opened = make_window(Settings(folder / "settings.ini"), Theme(qapp, "dark"))
-    qtbot.addWidget(opened.main)
-    opened.main.show()
-    with qtbot.waitSignal(opened.desk.rig.live.rig_changed, timeout=LONG_MS):
+def window(folder: Path, open_window: WindowOpener, qtbot: QtBot) -> WindowParts:
+    opened = open_window()
+    with qtbot.waitSignal(opened.desk.rig.live.rig_changed):
         opened.desk.rig.files.open(folder / "rig.json")
-    yield opened
-    opened.main.close()
-    qapp.setStyleSheet("")
+    return opened
 
 
 def test_only_the_demo_that_was_asked_for_is_loaded_at_once(
@@ -80,15 +73,15 @@ def test_only_the_demo_that_was_asked_for_is_loaded_at_once(
         raise EngineError("the disk is full")
 
     monkeypatch.setattr("app.models.opener.find_demo", fail)
-    with qtbot.waitSignal(window.desk.notices.given, timeout=LONG_MS):
+    with qtbot.waitSignal(window.desk.notices.given):
         button.click()
-    with qtbot.waitSignal(opener.model_changed, timeout=LONG_MS):
+    with qtbot.waitSignal(opener.model_changed):
         opener.open(folder / "m.gguf")
     assert loads == []
     demo = write_tiny_llama(folder / "demo.gguf")
     monkeypatch.setattr("app.models.opener.find_demo", lambda: Demo(demo, (1,)))
     button.click()
-    qtbot.waitUntil(lambda: bool(loads), timeout=LONG_MS)
+    qtbot.waitUntil(lambda: bool(loads))
     assert loads == ["demo.gguf"]
 
 
@@ -104,7 +97,7 @@ def test_the_first_page_says_what_is_here_and_gives_way(window: WindowParts, fol
     panel.library_button.click()
     assert window.library_presenter.page.is_shown
     window.library_presenter.page.hide()
-    with qtbot.waitSignal(window.desk.opener.model_changed, timeout=LONG_MS):
+    with qtbot.waitSignal(window.desk.opener.model_changed):
         window.desk.opener.open(folder / "m.gguf")
     assert not panel.isVisible()
     assert window.main.editor.view.isVisible()
@@ -115,7 +108,7 @@ def test_the_first_page_says_what_is_here_and_gives_way(window: WindowParts, fol
 
 def test_about_tells_versions_folders_and_licences(window: WindowParts, qtbot: QtBot, qapp: QApplication) -> None:
     window.actions["about"].trigger()
-    qtbot.waitUntil(lambda: window.main.findChild(AboutDialog) is not None, timeout=LONG_MS)
+    qtbot.waitUntil(lambda: window.main.findChild(AboutDialog) is not None)
     dialog = window.main.findChild(AboutDialog)
     assert dialog is not None
     facts = dialog.facts
@@ -146,7 +139,7 @@ def test_f1_opens_the_page_about_what_has_the_keyboard(window: WindowParts, qtbo
     book = main.findChild(HandbookWindow)
     assert book is not None
     assert book.page == "chat"
-    qtbot.waitUntil(book.isActiveWindow, timeout=LONG_MS)
+    qtbot.waitUntil(book.isActiveWindow)
     QTest.keyClick(book, Qt.Key.Key_Escape)
     assert not book.isVisible()
 
@@ -169,7 +162,7 @@ def follow(window: WindowParts, qtbot: QtBot) -> tuple[RunMarks, Recovery]:
     window.follow_run(marks)
     recovery = window.main.findChild(Recovery)
     assert recovery is not None
-    qtbot.waitUntil(lambda: recovery.box is not None, timeout=LONG_MS)
+    qtbot.waitUntil(lambda: recovery.box is not None)
     return marks, recovery
 
 
@@ -184,9 +177,7 @@ def faults_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_was_open_is_opened_again_and_told(window: WindowParts, folder: Path, qtbot: QtBot) -> None:
     layout = leave_mark(folder)
     marks, recovery = follow(window, qtbot)
-    qtbot.waitUntil(
-        lambda: window.desk.document.edit is not None and window.desk.document.edit.layout == layout, timeout=LONG_MS
-    )
+    qtbot.waitUntil(lambda: window.desk.document.edit is not None and window.desk.document.edit.layout == layout)
     assert window.desk.document.edit is not None
     assert window.desk.document.edit.context.n_ctx == 512
     box = recovery.box
@@ -202,7 +193,7 @@ def test_what_was_open_is_opened_again_and_told(window: WindowParts, folder: Pat
         assert mark.restored
         assert [each.path for each in mark.models] == [str(folder / "m.gguf")]
 
-    qtbot.waitUntil(noted, timeout=LONG_MS)
+    qtbot.waitUntil(noted)
     marks.end()
     assert list(runs_path().iterdir()) == []
 
@@ -242,7 +233,7 @@ def test_the_report_is_written_where_people_say(
     monkeypatch.setattr("app.window.dialogs.ask_save", lambda *_words: folder / "report.txt")
     assert recovery.box is not None
     save = next(each for each in recovery.box.buttons() if each.text().startswith("Save"))
-    with qtbot.waitSignal(window.desk.notices.given, timeout=LONG_MS):
+    with qtbot.waitSignal(window.desk.notices.given):
         save.click()
     assert "Layerdeck" in (folder / "report.txt").read_text(encoding="utf-8")
     recovery.box.close()

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication, QMessageBox, QPushButton
+from PySide6.QtWidgets import QMessageBox, QPushButton
 from pytestqt.qtbot import QtBot
 
 from app.paths import library_path
-from app.settings import Settings
-from app.theme import Theme
-from app.wiring import WindowParts, make_window
+from app.wiring import WindowParts
 from engine.chats.presets import Preset
 from engine.fit.speed_book import KeptDevice
 from engine.library.listed import Listed
 from engine.library.notes import KeptDocument
 from tests.support.models import write_tiny_llama
 from tests.support.stores import projector_bytes, put
+from tests.support.windows import WindowOpener
 from widgets.library.library_view import LibraryView
 
 
@@ -49,13 +47,8 @@ def models(home: Path) -> Path:
 
 
 @pytest.fixture
-def window(qtbot: QtBot, qapp: QApplication, tmp_path: Path, home: Path) -> Iterator[WindowParts]:
-    opened = make_window(Settings(tmp_path / "settings.ini"), Theme(qapp, "dark"))
-    qtbot.addWidget(opened.main)
-    opened.main.show()
-    yield opened
-    opened.main.close()
-    qapp.setStyleSheet("")
+def window(home: Path, open_window: WindowOpener) -> WindowParts:
+    return open_window()
 
 
 def view_of(window: WindowParts) -> LibraryView:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,29 +12,27 @@ from PySide6.QtWidgets import QApplication, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.settings import Settings
-from app.theme import THEME_NAMES, Theme
-from app.window.keys_dialog import KeysDialog
+from app.theme import THEME_NAMES
+from app.window.help import KeysDialog
 from app.wiring import WindowParts, make_window
 from engine.chats.conversation import Conversation as Chat
 from engine.chats.message import Message
 from engine.chats.tree import tree_of
 from engine.devices.device import Device
 from tests.support.models import write_tiny_llama
+from tests.support.windows import WindowOpener
 from widgets.devices.readings import CardAlert
 from widgets.library.recent_models import RecentModel
 
 
 @pytest.fixture
-def window(qtbot: QtBot, qapp: QApplication, tmp_path: Path) -> Iterator[WindowParts]:
+def window(open_window: WindowOpener, tmp_path: Path) -> WindowParts:
     settings = Settings(tmp_path / "settings.ini")
     settings.add_recent_model(RecentModel(tmp_path / "a&b.gguf", "a & b", "F16"))
-    opened = make_window(settings, Theme(qapp, "dark"))
-    qtbot.addWidget(opened.main)
+    settings.sync()
+    opened = open_window()
     opened.model_presenter.show_recent_models()
-    opened.main.show()
-    yield opened
-    opened.main.close()
-    qapp.setStyleSheet("")
+    return opened
 
 
 def focusable(window: QWidget) -> list[QWidget]:

@@ -18,15 +18,13 @@ from app.notices import Notices
 from app.rig.limit_book import LimitBook
 from app.rig.live_rig import LiveRig
 from app.rig.peers import INTERFACES_VARIABLE, Found, Peers, list_machines
-from app.window.nearby_dialog import NearbyDialog
-from app.window.nearby_presenter import NearbyPresenter
+from app.window.nearby_dialog import NearbyDialog, NearbyPresenter
 from engine.devices.endpoint import parse_endpoint
 from engine.protocol.network import NearbyMachine
 from engine.rigs.lab import LabRig
 from engine.tunnel.local_network import Announcement
 from engine.tunnel.pairings import make_pairing
 from engine.units import MIB
-from tests.support.patience import DEADLINE_MS
 from tests.support.tunnels import Attic, attic
 
 
@@ -97,7 +95,7 @@ def test_a_machine_is_found_paired_added_and_forgotten(
         "attic", "127.0.0.1", served.listener.port, device="CPU", total_bytes=64 * MIB, fingerprint=fingerprint
     )
     with announcement:
-        qtbot.waitUntil(lambda: bool(rows(dialog, served)), timeout=DEADLINE_MS)
+        qtbot.waitUntil(lambda: bool(rows(dialog, served)))
         assert rows(dialog, served) == [["attic", "CPU", "64.0 MiB", served.endpoint, "not paired"]]
         choose(dialog, served)
         assert dialog.address_line.text() == served.endpoint
@@ -107,16 +105,16 @@ def test_a_machine_is_found_paired_added_and_forgotten(
         code = served.code.renew()
         QTest.keyClicks(dialog.code_line, "AAAA-AAAA-AAAA-AAAA")
         click(dialog, "pair")
-        qtbot.waitUntil(lambda: "did not accept the code" in dialog.text, timeout=DEADLINE_MS)
+        qtbot.waitUntil(lambda: "did not accept the code" in dialog.text)
         dialog.code_line.clear()
         QTest.keyClicks(dialog.code_line, code.lower())
         click(dialog, "pair")
-        qtbot.waitUntil(lambda: rows(dialog, served)[0][4] == "paired", timeout=DEADLINE_MS)
+        qtbot.waitUntil(lambda: rows(dialog, served)[0][4] == "paired")
         assert dialog.text.startswith("Paired with attic (")
         assert dialog.code_line.text() == ""
 
         click(dialog, "add")
-        qtbot.waitUntil(lambda: len(live.devices.rig.devices) == 1, timeout=DEADLINE_MS)
+        qtbot.waitUntil(lambda: len(live.devices.rig.devices) == 1)
     (device,) = live.devices.rig.devices
     assert (device.id, device.name, device.endpoint, device.fingerprint) == (
         "RPC0",
@@ -128,9 +126,9 @@ def test_a_machine_is_found_paired_added_and_forgotten(
     assert dialog.text == "attic is among the devices now."
     click(dialog, "add")
     assert "is already among the devices" in dialog.text
-    qtbot.waitUntil(lambda: rows(dialog, served)[0][4] == "paired, not announced now", timeout=DEADLINE_MS)
+    qtbot.waitUntil(lambda: rows(dialog, served)[0][4] == "paired, not announced now")
     click(dialog, "forget")
-    qtbot.waitUntil(lambda: not rows(dialog, served), timeout=DEADLINE_MS)
+    qtbot.waitUntil(lambda: not rows(dialog, served))
     assert "is forgotten on this computer" in dialog.text
     click(dialog, "close")
     assert presenter.dialog is None
@@ -146,7 +144,7 @@ def test_a_machine_that_cannot_be_called_is_told_in_the_dialog(
     QTest.keyClicks(dialog.address_line, endpoint)
     QTest.keyClicks(dialog.code_line, "k7qm3xhd9rwpt2fv")
     click(dialog, "pair")
-    qtbot.waitUntil(lambda: "refused the connection" in dialog.text, timeout=DEADLINE_MS)
+    qtbot.waitUntil(lambda: "refused the connection" in dialog.text)
     assert dialog.text.startswith(endpoint)
     click(dialog, "close")
 

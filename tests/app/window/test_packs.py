@@ -19,13 +19,11 @@ from app.rig.device_search import DeviceSearch
 from app.rig.limit_book import LimitBook
 from app.rig.live_rig import LiveRig
 from app.rig.pack_shelf import PackShelf
-from app.window.packs_dialog import NOTHING, PacksDialog
-from app.window.packs_presenter import PacksPresenter
+from app.window.packs_dialog import NOTHING, PacksDialog, PacksPresenter
 from engine.engine_build import engine_build, engine_version
 from engine.packs.store import Pack, PackBook, PackStore, Verdict, file_states, read_book, write_book
 from engine.rigs.pack_keeper import PackKeeper
 from tests.support.packs import no_packs, write_pack
-from tests.support.patience import DEADLINE_MS
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +52,7 @@ def dialog(qtbot: QtBot, searches: list[str], monkeypatch: pytest.MonkeyPatch) -
     assert opened is not None
     presenter.show()
     assert presenter.dialog is opened
-    qtbot.waitUntil(lambda: not shelf.packs.under_way, timeout=DEADLINE_MS)
+    qtbot.waitUntil(lambda: not shelf.packs.under_way)
     yield opened
     shelf.close()
     background.close()
@@ -91,7 +89,7 @@ def test_packs_are_shown_switched_and_removed(
     put(tmp_path, "poor", ok=False, reason="The engine dies (SIGSEGV) when it loads the pack.")
     dialog._shelf.refresh()
     good, poor = "good In use: Vulkan0.", "poor Not used. The engine dies (SIGSEGV) when it loads the pack."
-    qtbot.waitUntil(lambda: rows(dialog) == [good, poor], timeout=DEADLINE_MS)
+    qtbot.waitUntil(lambda: rows(dialog) == [good, poor])
     assert dialog.text == "A pack is not used; its row says why."
     assert searches == ["again"], "a pack that came by itself brings devices too"
     searches.clear()
@@ -99,16 +97,16 @@ def test_packs_are_shown_switched_and_removed(
     assert (dialog.current.name, dialog.switch_button.text()) == ("good", "Switch Off")
 
     click(dialog, "switch")
-    qtbot.waitUntil(lambda: rows(dialog) == ["good Switched off.", poor], timeout=DEADLINE_MS)
+    qtbot.waitUntil(lambda: rows(dialog) == ["good Switched off.", poor])
     assert dialog.switch_button.text() == "Switch On"
     assert searches == ["again"]
     click(dialog, "switch")
-    qtbot.waitUntil(lambda: rows(dialog) == [good, poor], timeout=DEADLINE_MS)
+    qtbot.waitUntil(lambda: rows(dialog) == [good, poor])
     assert searches == ["again", "again"]
 
     dialog.table.selectRow(1)
     click(dialog, "remove")
-    qtbot.waitUntil(lambda: rows(dialog) == [good], timeout=DEADLINE_MS)
+    qtbot.waitUntil(lambda: rows(dialog) == [good])
     assert dialog.text == "All packs work."
     assert searches == ["again", "again"]
 
@@ -127,7 +125,7 @@ def test_after_a_good_installation_the_check_of_everything_else_is_offered(
         archive = write_pack(tmp_path / f"{name}.tar.gz", name)
         monkeypatch.setattr("app.window.dialogs.ask_open", lambda *_, archive=archive: archive)
         click(dialog, "install")
-        qtbot.waitUntil(partial(is_listed, dialog, name), timeout=DEADLINE_MS)
+        qtbot.waitUntil(partial(is_listed, dialog, name))
         assert dialog.machine_button.isVisible() == offered
         assert dialog.text.startswith("good works with one type of weights." if offered else "All packs work.")
         if offered:
@@ -147,7 +145,7 @@ def test_a_file_that_is_no_pack_is_told_and_changes_nothing(
     file.write_bytes(b"la la la")
     monkeypatch.setattr("app.window.dialogs.ask_open", lambda *_: file)
     click(dialog, "install")
-    qtbot.waitUntil(lambda: bool(searches), timeout=DEADLINE_MS)
+    qtbot.waitUntil(lambda: bool(searches))
     assert "song.tar.gz" in searches[0]
     assert read_book(pack_book_path()) == PackBook()
-    qtbot.waitUntil(dialog.install_button.isEnabled, timeout=DEADLINE_MS)
+    qtbot.waitUntil(dialog.install_button.isEnabled)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from PySide6.QtCore import QMimeData, QPointF, Qt, QUrl
 from PySide6.QtGui import QDropEvent
-from PySide6.QtWidgets import QApplication, QWidget
+from PySide6.QtWidgets import QWidget
 from pytestqt.qtbot import QtBot
 
 from app.notices import Notice
 from app.rig.device_list import list_of_file
-from app.settings import Settings
-from app.theme import Theme
-from app.wiring import WindowParts, make_window
+from app.wiring import WindowParts
 from engine.devices.device import Rig, make_host
 from engine.devices.rig_file import write_rig
 from engine.gguf.reader import read_model
@@ -25,18 +22,7 @@ from engine.settings.context_settings import ContextSettings
 from engine.units import GIB
 from tests.support.models import write_tiny_llama
 
-DEADLINE_MS = 20_000
 HOST = make_host("host", 16 * GIB, 8 * GIB)
-
-
-@pytest.fixture
-def window(qtbot: QtBot, qapp: QApplication, tmp_path: Path) -> Iterator[WindowParts]:
-    opened = make_window(Settings(tmp_path / "settings.ini"), Theme(qapp, "dark"))
-    qtbot.addWidget(opened.main)
-    opened.main.show()
-    yield opened
-    opened.main.close()
-    qapp.setStyleSheet("")
 
 
 @pytest.fixture
@@ -70,7 +56,7 @@ def test_a_file_that_is_dropped_is_opened_as_what_its_name_says(
     drop("layout.JSON")
     assert told[-1].text.startswith("Open the model first")
     drop("away.gguf")
-    qtbot.waitUntil(lambda: "away.gguf" in told[-1].text, timeout=DEADLINE_MS)
+    qtbot.waitUntil(lambda: "away.gguf" in told[-1].text)
     assert told[-1].bad
 
 
@@ -87,7 +73,7 @@ def test_what_is_chosen_is_opened_and_a_cancel_does_nothing(
     write_rig(tmp_path / "rig.json", Rig((), HOST))
     answer(monkeypatch, "ask_open", tmp_path / "rig.json")
     window.actions["open_rig"].trigger()
-    qtbot.waitUntil(lambda: told == [Notice("The devices are those of rig.json", bad=False)], timeout=DEADLINE_MS)
+    qtbot.waitUntil(lambda: told == [Notice("The devices are those of rig.json", bad=False)])
 
 
 def test_a_layout_is_saved_under_the_name_of_its_model(
@@ -100,7 +86,7 @@ def test_a_layout_is_saved_under_the_name_of_its_model(
     asked = answer(monkeypatch, "ask_save", tmp_path / "kept.json")
     window.questions.save_layout()
     assert asked[0][-1] == "tiny.layout.json"
-    qtbot.waitUntil(lambda: told == [Notice("Saved kept.json", bad=False)], timeout=DEADLINE_MS)
+    qtbot.waitUntil(lambda: told == [Notice("Saved kept.json", bad=False)])
     assert (tmp_path / "kept.json").exists()
 
 

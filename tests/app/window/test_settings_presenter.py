@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from PySide6.QtWidgets import QApplication, QComboBox
+from PySide6.QtWidgets import QComboBox
 from pytestqt.qtbot import QtBot
 
 from app.settings import KeptAdapter, KeptSideFiles, Settings
-from app.theme import Theme
 from app.window import dialogs
 from app.window.settings_presenter import loaded_text
-from app.wiring import WindowParts, make_window
+from app.wiring import WindowParts
 from engine.devices.rig_file import encode_rig
 from engine.gguf.reader import read_model
 from engine.layout.layout import Layout, Run
@@ -24,9 +22,8 @@ from engine.settings.context_settings import AUTO_CONTEXT, ContextSettings
 from tests.support.models import write_header_only, write_tiny_llama
 from tests.support.previews import make_gpu, make_rig
 from tests.support.side_models import write_tiny_lora, write_tiny_projector
+from tests.support.windows import WindowOpener
 from widgets.controls.settings_dialog import AdapterScale, SettingsDialog
-
-LONG_MS = 20_000
 
 
 @pytest.fixture
@@ -41,21 +38,16 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def window(qtbot: QtBot, qapp: QApplication, folder: Path) -> Iterator[WindowParts]:
-    opened = open_window(qtbot, qapp, folder)
-    yield opened
-    opened.main.close()
-    qapp.setStyleSheet("")
+def window(open_window: WindowOpener, qtbot: QtBot, folder: Path) -> WindowParts:
+    return open_with_model(open_window, qtbot, folder)
 
 
-def open_window(qtbot: QtBot, qapp: QApplication, folder: Path) -> WindowParts:
+def open_with_model(open_window: WindowOpener, qtbot: QtBot, folder: Path) -> WindowParts:
     """Open the window with a rig of two cards and the model."""
-    opened = make_window(Settings(folder / "settings.ini"), Theme(qapp, "dark"))
-    qtbot.addWidget(opened.main)
-    opened.main.show()
-    with qtbot.waitSignal(opened.desk.rig.live.rig_changed, timeout=LONG_MS):
+    opened = open_window()
+    with qtbot.waitSignal(opened.desk.rig.live.rig_changed):
         opened.desk.rig.files.open(folder / "rig.json")
-    with qtbot.waitSignal(opened.desk.opener.model_changed, timeout=LONG_MS):
+    with qtbot.waitSignal(opened.desk.opener.model_changed):
         opened.desk.opener.open(folder / "m.gguf")
     return opened
 
@@ -123,7 +115,7 @@ def test_a_context_left_open_is_shown_as_what_it_is_now(window: WindowParts, qtb
 
 
 def test_files_are_chosen_counted_undone_and_kept(
-    window: WindowParts, qtbot: QtBot, qapp: QApplication, folder: Path, monkeypatch: pytest.MonkeyPatch
+    window: WindowParts, open_window: WindowOpener, qtbot: QtBot, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dialog, document = dialog_of(window), window.desk.document
     assert document.preview is not None
@@ -131,7 +123,7 @@ def test_files_are_chosen_counted_undone_and_kept(
     for button, name in ((dialog.side_files.choose_button, "mmproj.gguf"), (dialog.side_files.add_button, "lora.gguf")):
         chosen = folder / name
         monkeypatch.setattr(dialogs, "ask_open", lambda *_, chosen=chosen: chosen)
-        with qtbot.waitSignal(document.edit_settled, timeout=LONG_MS):
+        with qtbot.waitSignal(document.edit_settled):
             button.click()
     assert names(window) == ["mmproj.gguf", "lora.gguf"]
     dialog.side_files.adapter_scaled.emit(AdapterScale(0, 0.5))
@@ -144,7 +136,7 @@ def test_files_are_chosen_counted_undone_and_kept(
         str(folder / "mmproj.gguf"), "CUDA1", (KeptAdapter(str(folder / "lora.gguf"), 0.5),)
     )
     window.main.close()
-    again = open_window(qtbot, qapp, folder)
+    again = open_with_model(open_window, qtbot, folder)
     files = side_files(again)
     assert names(again) == ["mmproj.gguf", "lora.gguf"]
     assert (files.adapters[0].scale, files.projector and files.projector.device) == (0.5, "CUDA1")
@@ -154,36 +146,36 @@ def test_files_are_chosen_counted_undone_and_kept(
     assert again.desk.settings.side_files(folder / "m.gguf") == KeptSideFiles()
     again.actions["undo"].trigger()
     assert names(again) == ["lora.gguf"]
-    again.main.close()
 
 
 def test_a_file_that_does_not_belong_to_the_model_is_refused_in_a_sentence(
     window: WindowParts, qtbot: QtBot, folder: Path
 ) -> None:
-    with qtbot.waitSignal(window.desk.notices.given, timeout=LONG_MS) as told:
+    with qtbot.waitSignal(window.desk.notices.given) as told:
         window.desk.side_files.add_adapter(folder / "mmproj.gguf")
     assert told.args[0].text.startswith("mmproj.gguf: is a projector, not a LoRA adapter")
     assert names(window) == []
 
 
-def test_a_kept_file_that_is_away_is_told_of_and_not_forgotten(qtbot: QtBot, qapp: QApplication, folder: Path) -> None:
+def test_a_kept_file_that_is_away_is_told_of_and_not_forgotten(
+    open_window: WindowOpener, qtbot: QtBot, folder: Path
+) -> None:
     kept = KeptSideFiles(str(folder / "away.gguf"), None, (KeptAdapter(str(folder / "lora.gguf"), 1.0),))
     settings = Settings(folder / "settings.ini")
     settings.keep_side_files(folder / "m.gguf", kept)
     settings.sync()
-    window = open_window(qtbot, qapp, folder)
+    window = open_with_model(open_window, qtbot, folder)
     assert names(window) == ["lora.gguf"]
     assert "away.gguf: there is no such file" in window.main.status_line.text()
     assert window.desk.settings.side_files(folder / "m.gguf") == kept
-    window.main.close()
 
 
 def test_an_automatic_layout_keeps_the_files_and_leaves_room_for_them(
     window: WindowParts, qtbot: QtBot, folder: Path
 ) -> None:
-    with qtbot.waitSignal(window.desk.document.edit_settled, timeout=LONG_MS):
+    with qtbot.waitSignal(window.desk.document.edit_settled):
         window.desk.side_files.choose_projector(folder / "mmproj.gguf")
-    with qtbot.waitSignal(window.desk.notices.given, timeout=LONG_MS):
+    with qtbot.waitSignal(window.desk.notices.given):
         window.desk.auto_layouts.use("fewest")
     preview = window.desk.document.preview
     assert preview is not None
@@ -193,12 +185,12 @@ def test_an_automatic_layout_keeps_the_files_and_leaves_room_for_them(
 
 
 def test_another_model_has_files_of_its_own(window: WindowParts, qtbot: QtBot, folder: Path) -> None:
-    with qtbot.waitSignal(window.desk.document.edit_settled, timeout=LONG_MS):
+    with qtbot.waitSignal(window.desk.document.edit_settled):
         window.desk.side_files.choose_projector(folder / "mmproj.gguf")
     other = write_header_only(folder / "other.gguf", n_layers=4, n_embd=1024, n_head=8, n_ff=2048, n_vocab=4096)
-    with qtbot.waitSignal(window.desk.opener.model_changed, timeout=LONG_MS):
+    with qtbot.waitSignal(window.desk.opener.model_changed):
         window.desk.opener.open(other)
     assert names(window) == []
-    with qtbot.waitSignal(window.desk.opener.model_changed, timeout=LONG_MS):
+    with qtbot.waitSignal(window.desk.opener.model_changed):
         window.desk.opener.open(folder / "m.gguf")
     assert names(window) == ["mmproj.gguf"]

@@ -9,7 +9,7 @@ from pytestqt.qtbot import QtBot
 
 from app.rig.device_list import DeviceList
 from app.rig.live_rig import LiveRig
-from app.rig.watchman import Watchman
+from app.rig.sampling import Watchman
 from engine.devices.device import Device, Rig, make_host
 from engine.telemetry.sample import Sample
 from engine.units import GIB, MIB

@@ -10,14 +10,13 @@ from pytestqt.qtbot import QtBot
 from app.background import Background
 from app.notices import Notices
 from app.paths import kept_weights_path
-from app.window.kept_weights_presenter import KeptWeightsPresenter
-from tests.support.patience import DEADLINE_MS
+from app.window.rig_presenter import KeptWeightsPresenter
 
 
 def open_box(presenter: KeptWeightsPresenter, window: QWidget, qtbot: QtBot) -> QMessageBox:
     before = window.findChildren(QMessageBox)
     presenter.show()
-    qtbot.waitUntil(lambda: len(window.findChildren(QMessageBox)) > len(before), timeout=DEADLINE_MS)
+    qtbot.waitUntil(lambda: len(window.findChildren(QMessageBox)) > len(before))
     return next(box for box in window.findChildren(QMessageBox) if box not in before)
 
 
@@ -34,7 +33,7 @@ def test_weights_are_counted_and_removed_when_asked(qtbot: QtBot) -> None:
     box = open_box(presenter, window, qtbot)
     assert "3.0 MiB" in box.text()
     remove = next(button for button in box.buttons() if "Empty" in button.text())
-    with qtbot.waitSignal(notices.given, timeout=DEADLINE_MS) as told:
+    with qtbot.waitSignal(notices.given) as told:
         remove.click()
     assert told.args is not None
     assert "3.0 MiB of kept weights were removed" in told.args[0].text

@@ -1,0 +1,43 @@
+"""Windows of the program inside the process of a test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pytestqt.qtbot import QtBot
+
+if TYPE_CHECKING:
+    from PySide6.QtWidgets import QApplication
+
+    from app.wiring import WindowParts
+
+
+class WindowOpener:
+    """Opens windows that keep their settings in `folder`, each shown at once, all closed at the end of the test."""
+
+    def __init__(self, stack: ExitStack, qtbot: QtBot, qapp: QApplication, folder: Path) -> None:
+        self._stack, self._qtbot, self._qapp, self._folder = stack, qtbot, qapp, folder
+
+    def __call__(self, theme: Literal["dark", "light"] = "dark") -> WindowParts:
+        """Return a new window."""
+        # Imported here: tests of the command line share the fixtures, and need nothing of the window.
+        from app.settings import Settings
+        from app.theme import Theme
+        from app.wiring import make_window
+
+        window = make_window(Settings(self._folder / "settings.ini"), Theme(self._qapp, theme))
+        self._stack.callback(window.main.close)
+        self._qtbot.addWidget(window.main)
+        window.main.show()
+        return window
+
+
+@contextmanager
+def window_opener(qtbot: QtBot, qapp: QApplication, folder: Path) -> Iterator[WindowOpener]:
+    """Provide what opens windows; afterwards all of them are closed, and the application has no style any more."""
+    with ExitStack() as stack:
+        stack.callback(qapp.setStyleSheet, "")
+        yield WindowOpener(stack, qtbot, qapp, folder)

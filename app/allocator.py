@@ -7,7 +7,7 @@ import gc
 import sys
 from contextlib import suppress
 
-from engine.units import MIB
+from engine.base.units import MIB
 
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 """Of glibc's `malloc.h`; other libraries have no `mallopt`, or other numbers for it."""

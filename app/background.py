@@ -15,8 +15,8 @@ from typing import Any, Generic, TypeVar
 
 from PySide6.QtCore import QObject, Qt, Signal
 
-from engine.cancellation import CancelToken
-from engine.errors import EngineError
+from engine.base.cancellation import CancelToken
+from engine.base.errors import EngineError
 
 _T = TypeVar("_T")
 _Progress = TypeVar("_Progress")

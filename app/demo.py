@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.paths import demo_path, fetched_models_path
-from engine.demo.speaking import FILE_NAME, LAB_CAPS_BYTES, is_fetched
-from engine.units import MIB
+from engine.base.units import MIB
+from engine.model.demo.speaking import FILE_NAME, LAB_CAPS_BYTES, is_fetched
 
 MADE_UP_CAPS_BYTES = (256 * MIB, 256 * MIB, 512 * MIB)
 
@@ -53,7 +53,7 @@ def ensure_demo() -> Path:
         EngineError: when it cannot be written.
     """
     # Imported when it is needed: what the writer uses would add a fifth to the start of the window.
-    from engine.demo.writer import is_current_demo, write_demo_model
+    from engine.model.demo.writer import is_current_demo, write_demo_model
 
     path = demo_path()
     if not is_current_demo(path):

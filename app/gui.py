@@ -22,7 +22,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from app.surroundings import settle_places
-from engine.errors import ArgumentError, NoDisplayError
+from engine.base.errors import ArgumentError, NoDisplayError
 
 if TYPE_CHECKING:
     from PySide6.QtWidgets import QApplication

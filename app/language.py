@@ -14,10 +14,10 @@ from PySide6.QtCore import QCoreApplication, QLibraryInfo, QLocale, QSettings, Q
 from PySide6.QtWidgets import QApplication
 
 from app.paths import settings_path
-from engine.errors import ArgumentError
-from engine.files import read_at_most
-from engine.language import ENGLISH, LANGUAGES, Language, read_language, use_language
-from engine.texts import show
+from engine.base.errors import ArgumentError
+from engine.base.files import read_at_most
+from engine.base.language import ENGLISH, LANGUAGES, Language, read_language, use_language
+from engine.base.texts import show
 from resources.loader import read_text
 
 SYSTEM = "system"

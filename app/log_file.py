@@ -10,7 +10,7 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from app.paths import make_folder
-from engine.texts import escape, shorten
+from engine.base.texts import escape, shorten
 
 MAX_LOG_BYTES = 2 * 1024**2
 KEPT_LOGS = 2

@@ -8,7 +8,7 @@ from pathlib import Path
 from PySide6.QtCore import QMessageLogContext, QtMsgType, qInstallMessageHandler
 
 from app.log_file import ENTRIES, log_file
-from engine.texts import show
+from engine.base.texts import show
 
 _LEVELS = {
     QtMsgType.QtDebugMsg: logging.DEBUG,

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from PySide6.QtCore import QObject, Signal
 
-from engine.errors import EngineError
-from engine.texts import show
+from engine.base.errors import EngineError
+from engine.base.texts import show
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.paths import pack_book_path, packs_path
-from engine.packs.store import PACKS_VARIABLE
+from engine.devices.packs.store import PACKS_VARIABLE
 
 if TYPE_CHECKING:
-    from engine.cancellation import CancelToken
+    from engine.base.cancellation import CancelToken
     from engine.devices.device import Rig
-    from engine.rigs.discovery import Peer
-    from engine.rigs.pack_keeper import PackKeeper
+    from engine.machines.rigs.discovery import Peer
+    from engine.machines.rigs.pack_keeper import PackKeeper
 
 
 def use_packs() -> None:
@@ -24,8 +24,8 @@ def use_packs() -> None:
 
 def pack_keeper(cancel: CancelToken | None = None) -> PackKeeper:
     """Return what checks this user's packs."""
-    from engine.packs.store import PackStore, packs_beside_program
-    from engine.rigs.pack_keeper import PackKeeper
+    from engine.devices.packs.store import PackStore, packs_beside_program
+    from engine.machines.rigs.pack_keeper import PackKeeper
 
     return PackKeeper(PackStore(packs_path(), packs_beside_program()), pack_book_path(), cancel)
 
@@ -34,6 +34,6 @@ def find_all_devices(
     verdicts: Path, rpc_endpoints: Sequence[str] = (), *, checks: Path | None = None, peers: Sequence[Peer] = ()
 ) -> Rig:
     """Return this machine's devices, those of packs among them, those of the endpoints and of paired machines."""
-    from engine.rigs.packed import find_packed_devices
+    from engine.machines.rigs.packed import find_packed_devices
 
     return find_packed_devices(pack_keeper(), verdicts, rpc_endpoints, checks=checks, peers=peers)

@@ -2,7 +2,7 @@
 
 - `layerdeck [FILE.gguf]`: the window
 - `layerdeck-cli WORDS`: the command line, the program under another name; `layerdeck --cli WORDS` is the same
-- `layerdeck --worker WORDS`: a child, as `engine.programs` starts it, and so are the others named there
+- `layerdeck --worker WORDS`: a child, as `engine.base.programs` starts it, and so are the others named there
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 
-from engine.programs import CHILDREN
+from engine.base.programs import CHILDREN
 
 CLI_NAME = "layerdeck-cli"
 

@@ -18,9 +18,9 @@ from typing import IO
 import msgspec
 
 from app.bug_report import scrub, versions
-from engine.chats.database import is_alive, our_name
-from engine.files import read_at_most, write_whole
-from engine.json_file import MAX_FILE_BYTES, read_kept
+from engine.base.files import read_at_most, write_whole
+from engine.base.json_file import MAX_FILE_BYTES, read_kept
+from engine.chat.database import is_alive, our_name
 
 VERSION = 1
 MAX_FAULT_CHARACTERS = 20_000

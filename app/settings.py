@@ -14,9 +14,9 @@ from PySide6.QtCore import QByteArray, QSettings
 from app.language import KEY, LANGUAGE_NAMES, SYSTEM
 from app.paths import make_folder, settings_path
 from app.theme import THEME_NAMES
-from engine.json_file import UNREADABLE
-from engine.language import tr
-from engine.texts import show
+from engine.base.json_file import UNREADABLE
+from engine.base.language import tr
+from engine.base.texts import show
 from widgets.library.load_question import LoadAnswer
 from widgets.library.recent_models import RecentModel
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import MutableMapping
 from pathlib import Path
 
-from engine.language import tr
+from engine.base.language import tr
 
 _FOLDERS = ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR")
 """Relative ones are to be ignored (XDG Base Directory Specification); an empty one is as if it were not there."""
@@ -41,7 +41,7 @@ def settle_places(environment: MutableMapping[str, str]) -> str:
 
 
 def _quoted(folder: str) -> str:
-    from engine.gguf.quoting import quote  # every command comes by here, and hardly one has something to quote
+    from engine.model.gguf.quoting import quote  # every command comes by here, and hardly one has something to quote
 
     return quote(folder)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine.rigs.speeds import TimedAnswer
-from engine.session.events import Done
+from engine.machines.rigs.speeds import TimedAnswer
+from engine.runtime.session.events import Done
 
 
 def timed_answer(done: Done) -> TimedAnswer:

@@ -43,8 +43,8 @@ def measure(application: Any, theme: Any, count: int) -> dict[str, float]:
 
 
 def _measure_changes(application: Any, window: Any, found: dict[str, float], where: str, number: int) -> None:
-    from engine.chats.message import Message
-    from engine.chats.tree import MessageTree, add
+    from engine.chat.message import Message
+    from engine.chat.tree import MessageTree, add
 
     archive, shelf, chat = window.desk.archive, window.desk.shelf, f"c{number}"
     question = Message(id=f"question in {chat}", role="user", content="And then?")
@@ -60,10 +60,10 @@ def _measure_changes(application: Any, window: Any, found: dict[str, float], whe
 
 def _fill(count: int) -> None:
     from app.paths import chats_path
-    from engine.chats.conversation import Conversation
-    from engine.chats.message import Message
-    from engine.chats.store import ChatStore
-    from engine.chats.tree import MessageTree, tree_of
+    from engine.chat.conversation import Conversation
+    from engine.chat.message import Message
+    from engine.chat.store import ChatStore
+    from engine.chat.tree import MessageTree, tree_of
 
     store = ChatStore(chats_path())
     for number in range(count):

@@ -16,10 +16,10 @@ import gguf
 import msgspec
 import numpy as np
 
-from engine.demo.llama_writer import LlamaShape, byte_vocabulary, write_llama
-from engine.layout.engine_parameters import MAX_DEVICES, EngineParameters
-from engine.protocol.messages import AnyMessage, AnyRequest, Load
-from engine.settings.context_settings import ContextSettings
+from engine.model.demo.llama_writer import LlamaShape, byte_vocabulary, write_llama
+from engine.planning.layout.engine_parameters import MAX_DEVICES, EngineParameters
+from engine.planning.settings.context_settings import ContextSettings
+from engine.runtime.protocol.messages import AnyMessage, AnyRequest, Load
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_S = 300
@@ -32,7 +32,7 @@ class OurChild:
     def __init__(self) -> None:
         self.begun = time.perf_counter()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "engine.worker"],
+            [sys.executable, "-m", "engine.runtime.child"],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

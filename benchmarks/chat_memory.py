@@ -43,9 +43,9 @@ def _measure(home: Path, n_messages: int, n_conversations: int) -> dict[str, flo
     from app.theme import Theme
     from app.wiring import make_window
     from benchmarks.chat_view import ANSWER, settle
-    from engine.chats.conversation import Conversation
-    from engine.chats.message import Message
-    from engine.chats.tree import tree_of
+    from engine.chat.conversation import Conversation
+    from engine.chat.message import Message
+    from engine.chat.tree import tree_of
 
     application = QApplication([])
     window = make_window(Settings(home / "settings.ini"), Theme(application, "light"))

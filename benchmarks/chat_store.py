@@ -20,11 +20,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from engine.chats.conversation import Conversation
-from engine.chats.copies import DatabaseCopies
-from engine.chats.message import Message, Role
-from engine.chats.store import ChatStore
-from engine.chats.tree import MessageTree, add, tree_of
+from engine.chat.conversation import Conversation
+from engine.chat.copies import DatabaseCopies
+from engine.chat.message import Message, Role
+from engine.chat.store import ChatStore
+from engine.chat.tree import MessageTree, add, tree_of
 
 REPEATS = 5
 LONG_MESSAGES = 1000

@@ -21,7 +21,7 @@ from functools import cache
 from itertools import cycle
 from typing import TYPE_CHECKING
 
-from engine.images.formula import FormulaProcess
+from engine.runtime.media.images.formula import FormulaProcess
 
 if TYPE_CHECKING:
     from widgets.markdown.formulas import Formula, FormulaKey

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from benchmarks._turns import medians_in_turns
-from engine.demo.writer import write_demo_model
+from engine.model.demo.writer import write_demo_model
 
 ROUNDS = 15
 ROOT = Path(__file__).resolve().parent.parent

@@ -22,9 +22,9 @@ from statistics import median
 
 import numpy as np
 
-from engine.downloads.transfer import Transfer, TransferEnd
-from engine.protocol.network import Download, DownloadProgress, TransferFile
-from engine.units import MIB
+from engine.base.units import MIB
+from engine.library.downloads.transfer import Transfer, TransferEnd
+from engine.runtime.protocol.network import Download, DownloadProgress, TransferFile
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_S = 600

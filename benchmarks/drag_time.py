@@ -23,14 +23,14 @@ from itertools import pairwise
 
 from app.models.forecaster import Pace
 from benchmarks.plan_time import EXPERTS
+from engine.base.units import GIB
 from engine.devices.device import CPU_ID, Device, Rig, make_host
-from engine.gguf.model_file import ModelFile
-from engine.layout.layout import Layout, Override, Run
-from engine.plan.edit import Edit
-from engine.plan.plan import Plan
-from engine.plan.preview import PreviewTables, make_preview
-from engine.settings.context_settings import ContextSettings
-from engine.units import GIB
+from engine.model.gguf.model_file import ModelFile
+from engine.planning.layout.layout import Layout, Override, Run
+from engine.planning.plan.edit import Edit
+from engine.planning.plan.plan import Plan
+from engine.planning.plan.preview import PreviewTables, make_preview
+from engine.planning.settings.context_settings import ContextSettings
 from tests.support.truth import MODEL_NAMES, truth_model
 
 DEVICES = 8

@@ -27,7 +27,7 @@ from PySide6.QtWidgets import QApplication, QWidget
 
 if TYPE_CHECKING:
     from app.wiring import WindowParts
-    from engine.session.events import Token
+    from engine.runtime.session.events import Token
 
 FRAME_MS = 16
 SLOW_FRAME_S = 1 / 30
@@ -104,8 +104,8 @@ def measure(path: Path | None, seconds: float, answers: int) -> dict[str, object
 
 def load(window: WindowParts, path: Path, answers: int) -> None:
     """Load the model with room for so many requests at a time."""
-    from engine.session.status import Phase
-    from engine.settings.context_settings import ContextSettings
+    from engine.planning.settings.context_settings import ContextSettings
+    from engine.runtime.session.status import Phase
 
     desk = window.desk
     window.start(files=[path], rig=None)
@@ -122,7 +122,7 @@ def ask(window: WindowParts, answers: int) -> list[object]:
 
     Where one ends another begins, so that there are always so many.
     """
-    from engine.protocol.messages import Generate
+    from engine.runtime.protocol.messages import Generate
 
     model = window.desk.models.current
     tokens: list[object] = []

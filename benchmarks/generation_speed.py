@@ -30,7 +30,7 @@ from benchmarks._children import (
     our_child,
     write_model,
 )
-from engine.protocol.messages import Generate, Generated, Hello, LoadedModel, Piece, Reading, StageProgress
+from engine.runtime.protocol.messages import Generate, Generated, Hello, LoadedModel, Piece, Reading, StageProgress
 
 N_CTX = 1024
 """Of each request."""

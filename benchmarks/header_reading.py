@@ -19,16 +19,16 @@ from time import perf_counter
 
 import gguf
 
-from engine.demo.llama_writer import LlamaShape, byte_vocabulary, write_llama
-from engine.gguf.reader import read_model
-from engine.units import MIB
+from engine.base.units import MIB
+from engine.model.demo.llama_writer import LlamaShape, byte_vocabulary, write_llama
+from engine.model.gguf.reader import read_model
 
 ROUNDS = 7
 _SHAPE = LlamaShape(n_layers=32, n_embd=4096, n_head=32, n_head_kv=8, n_ff=14336, n_ctx_train=131072)
 _CHILD = """
 import re, resource, sys, tracemalloc
 from pathlib import Path
-from engine.gguf.reader import read_model
+from engine.model.gguf.reader import read_model
 if sys.argv[2] == "traced":
     tracemalloc.start()
 read_model(Path(sys.argv[1]))

@@ -17,7 +17,7 @@ from itertools import count
 from pathlib import Path
 
 from benchmarks._children import OurChild, load_request, our_child, usable_processors, write_model
-from engine.protocol.messages import (
+from engine.runtime.protocol.messages import (
     AnyRequest,
     Generate,
     Generated,

@@ -18,14 +18,14 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter
 
-from engine.cancellation import CancelToken
-from engine.demo.llama_writer import LlamaShape, byte_vocabulary, write_llama
+from engine.base.cancellation import CancelToken
 from engine.library.facts import Facts
 from engine.library.grouping import group
 from engine.library.index import LibraryIndex
 from engine.library.listed import Listed, Wanted, arrange, listed
 from engine.library.looking import current_facts, list_models, look, read_facts_of, unread
 from engine.library.stores import Store
+from engine.model.demo.llama_writer import LlamaShape, byte_vocabulary, write_llama
 
 _SHAPE = LlamaShape(n_layers=32, n_embd=4096, n_head=32, n_head_kv=8, n_ff=14336, n_ctx_train=131072)
 _NAME = b"model-with-a-name"

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from benchmarks._children import load_request, our_child, run_bare, usable_processors, write_model
-from engine.protocol.messages import Hello, LoadedModel, StageProgress
+from engine.runtime.protocol.messages import Hello, LoadedModel, StageProgress
 
 ROUNDS = 5
 N_CTX = 4096

@@ -15,15 +15,15 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
+from engine.base.units import GIB
 from engine.devices.device import CPU_ID, Device, Rig, make_host
-from engine.fit.strategies.fewest import initial_layout
-from engine.gguf.model_file import MetadataValue, ModelFile, TensorInfo, group_blocks
-from engine.layout.layout import Layout, Override, Run
-from engine.plan.edit import Edit
-from engine.plan.plan import Plan
-from engine.plan.preview import Preview, PreviewTables, make_preview
-from engine.settings.context_settings import ContextSettings
-from engine.units import GIB
+from engine.model.gguf.model_file import MetadataValue, ModelFile, TensorInfo, group_blocks
+from engine.planning.fit.strategies.fewest import initial_layout
+from engine.planning.layout.layout import Layout, Override, Run
+from engine.planning.plan.edit import Edit
+from engine.planning.plan.plan import Plan
+from engine.planning.plan.preview import Preview, PreviewTables, make_preview
+from engine.planning.settings.context_settings import ContextSettings
 from tests.support.truth import truth_model
 
 LAYERS = 126

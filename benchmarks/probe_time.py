@@ -20,16 +20,16 @@ from pathlib import Path
 import gguf
 
 from benchmarks._children import run_bare, usable_processors
-from engine.demo.llama_writer import LlamaShape, byte_vocabulary, write_llama
 from engine.devices.device import CPU_ID, Rig
-from engine.gguf.reader import read_model
-from engine.layout.layout import single_device
-from engine.plan.edit import Edit
-from engine.plan.plan import make_plan
-from engine.probing.probe import DEFAULT_TIMEOUT_S, ProbeCache, ProbeRun
-from engine.process.questions import SpareChild
-from engine.rigs.discovery import host_device
-from engine.settings.context_settings import ContextSettings
+from engine.machines.rigs.discovery import host_device
+from engine.model.demo.llama_writer import LlamaShape, byte_vocabulary, write_llama
+from engine.model.gguf.reader import read_model
+from engine.planning.layout.layout import single_device
+from engine.planning.plan.edit import Edit
+from engine.planning.plan.plan import make_plan
+from engine.planning.settings.context_settings import ContextSettings
+from engine.runtime.probing.probe import DEFAULT_TIMEOUT_S, ProbeCache, ProbeRun
+from engine.runtime.process.questions import SpareChild
 
 ROUNDS = 7
 N_CTX = 4096

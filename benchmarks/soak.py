@@ -36,8 +36,8 @@ import msgspec
 import psutil
 
 from benchmarks._process_memory import give_back, object_counts, used_bytes
-from engine.layout.layout import Layout, make_layout
-from engine.units import MIB
+from engine.base.units import MIB
+from engine.planning.layout.layout import Layout, make_layout
 
 if TYPE_CHECKING:
     from PySide6.QtWidgets import QApplication
@@ -321,7 +321,7 @@ def run(options: Options) -> int:
         from app.settings import Settings
         from app.theme import Theme
         from app.wiring import make_window
-        from engine.demo.writer import write_demo_model
+        from engine.model.demo.writer import write_demo_model
 
         keep_little()
         start_logging(log_path())

@@ -35,26 +35,26 @@ import numpy as np
 import psutil
 
 from benchmarks._children import OurChild, our_child
-from engine.demo.llama_writer import LlamaShape, byte_vocabulary, write_llama
+from engine.base.units import GIB
 from engine.devices.device import CPU_ID, Rig
-from engine.fit.speed_book import EMPTY_BOOK, SpeedBook, read_speed_book, write_speed_book
-from engine.gguf.reader import read_model
-from engine.layout.layout import Layout, Override, make_layout
-from engine.memory.model_memory import ModelMemory
-from engine.plan.edit import Edit
-from engine.plan.plan import Plan
-from engine.plan.preview import plan_prompt, plan_speed
-from engine.plan.requests import load_request
-from engine.protocol.messages import Generate, Generated, Hello, LoadedModel, Piece, Reading, StageProgress
-from engine.rigs.discovery import discover
-from engine.rigs.lab import LabRig
-from engine.rigs.speeds import measured_book, speed_lines
-from engine.settings.context_settings import ContextSettings
-from engine.speed.answers import MIN_TOKENS
-from engine.speed.prediction import SpeedForecast
-from engine.speed.speeds import Speeds, layout_class
-from engine.speed.work import Work
-from engine.units import GIB
+from engine.machines.rigs.discovery import discover
+from engine.machines.rigs.lab import LabRig
+from engine.machines.rigs.speeds import measured_book, speed_lines
+from engine.model.demo.llama_writer import LlamaShape, byte_vocabulary, write_llama
+from engine.model.gguf.reader import read_model
+from engine.planning.fit.speed_book import EMPTY_BOOK, SpeedBook, read_speed_book, write_speed_book
+from engine.planning.layout.layout import Layout, Override, make_layout
+from engine.planning.memory.model_memory import ModelMemory
+from engine.planning.plan.edit import Edit
+from engine.planning.plan.plan import Plan
+from engine.planning.plan.preview import plan_prompt, plan_speed
+from engine.planning.settings.context_settings import ContextSettings
+from engine.planning.speed.answers import MIN_TOKENS
+from engine.planning.speed.prediction import SpeedForecast
+from engine.planning.speed.speeds import Speeds, layout_class
+from engine.planning.speed.work import Work
+from engine.runtime.protocol.messages import Generate, Generated, Hello, LoadedModel, Piece, Reading, StageProgress
+from engine.runtime.requests import load_request
 
 KEPT_MODEL = Path.home() / ".cache/layerdeck/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 PROMPT = "Tell a long story about a lighthouse keeper, a storm and a ship that nobody expected."

@@ -14,13 +14,13 @@ import json
 import time
 
 from benchmarks.drag_time import unit_milliseconds
+from engine.base.units import GIB
 from engine.devices.device import Device, Rig, make_host
-from engine.fit.strategies.catalogue import STRATEGIES, find_strategy
-from engine.fit.strategies.constraints import Constraints, Watch
-from engine.fit.strategies.fewest import initial_layout
-from engine.memory.model_memory import ModelMemory
-from engine.settings.context_settings import ContextSettings
-from engine.units import GIB
+from engine.planning.fit.strategies.catalogue import STRATEGIES, find_strategy
+from engine.planning.fit.strategies.constraints import Constraints, Watch
+from engine.planning.fit.strategies.fewest import initial_layout
+from engine.planning.memory.model_memory import ModelMemory
+from engine.planning.settings.context_settings import ContextSettings
 from tests.support.truth import truth_model
 
 CARDS_GIB: dict[str, tuple[int, ...]] = {

@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from engine.tunnel.calling import pair_with
-from engine.tunnel.identity import read_identity
-from engine.tunnel.listener import Listener
-from engine.tunnel.pairing import OpenCode
-from engine.tunnel.pairings import PairingBook
-from engine.tunnel.tunnels import Tunnels
-from engine.units import MIB
+from engine.base.units import MIB
+from engine.machines.tunnel.calling import pair_with
+from engine.machines.tunnel.identity import read_identity
+from engine.machines.tunnel.listener import Listener
+from engine.machines.tunnel.pairing import OpenCode
+from engine.machines.tunnel.pairings import PairingBook
+from engine.machines.tunnel.tunnels import Tunnels
 
 SENT_BYTES = 1024 * MIB
 TRIPS = 3000

@@ -16,13 +16,13 @@ from PySide6.QtCore import QObject, Qt, Signal
 from app.background import Background
 from app.models.answering import ChatStorage, Then
 from app.notices import Notices
-from engine.chats.conversation import Conversation as Chat
-from engine.chats.conversation import Hit
-from engine.chats.message import Message, now_ms
-from engine.chats.store import ChatStore
-from engine.chats.tree import MessageTree
-from engine.errors import ChatError, EngineError
-from engine.language import tr
+from engine.base.errors import ChatError, EngineError
+from engine.base.language import tr
+from engine.chat.conversation import Conversation as Chat
+from engine.chat.conversation import Hit
+from engine.chat.message import Message, now_ms
+from engine.chat.store import ChatStore
+from engine.chat.tree import MessageTree
 
 KEPT_DELETED_MS = 30 * 24 * 3600 * 1000
 """What was deleted can be brought back for so long, by whoever opens the database."""

@@ -17,17 +17,17 @@ from app.background import Background
 from app.models.answering import ChatStorage
 from app.models.loading import Loading
 from app.models.open_model import OpenModel
-from engine.chats.asking import attachment_text, media_file
-from engine.chats.attachments import ReadFile, as_attachment, read_attachment
-from engine.chats.message import Attachment, new_id
-from engine.errors import ChatError, EngineError
-from engine.images.pictures import Looked, Picture, look_at
-from engine.language import tr
-from engine.protocol.messages import Counted, CountTokens
-from engine.session.events import Answered
-from engine.session.status import Phase
-from engine.texts import show
-from engine.units import format_bytes
+from engine.base.errors import ChatError, EngineError
+from engine.base.language import tr
+from engine.base.texts import show
+from engine.base.units import format_bytes
+from engine.chat.asking import attachment_text, media_file
+from engine.chat.attachments import ReadFile, as_attachment, read_attachment
+from engine.chat.message import Attachment, new_id
+from engine.runtime.media.images.pictures import Looked, Picture, look_at
+from engine.runtime.protocol.messages import Counted, CountTokens
+from engine.runtime.session.events import Answered
+from engine.runtime.session.status import Phase
 from widgets.chat.images import Gallery
 
 MAX_FILES = 16

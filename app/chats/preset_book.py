@@ -12,9 +12,9 @@ from app.background import Background
 from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
 from app.notices import Notices
-from engine.chats.presets import Preset, read_presets, write_presets
-from engine.errors import EngineError
-from engine.language import tr
+from engine.base.errors import EngineError
+from engine.base.language import tr
+from engine.chat.presets import Preset, read_presets, write_presets
 
 
 class PresetBook(QObject):

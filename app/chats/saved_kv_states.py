@@ -22,7 +22,9 @@ from app.models.loading import AnswerLost
 from app.models.open_model import OpenModel
 from app.notices import Notices
 from app.settings import Settings
-from engine.chats.saved_kv_states import (
+from engine.base.errors import EngineError
+from engine.base.language import tr
+from engine.chat.saved_kv_states import (
     DEFAULT_QUOTA_BYTES,
     MIN_TOKENS,
     KvStateKey,
@@ -30,12 +32,10 @@ from engine.chats.saved_kv_states import (
     key_of,
     model_identity,
 )
-from engine.errors import EngineError
-from engine.language import tr
-from engine.plan.plan import Plan
-from engine.plan.preview import LoadedLayout
-from engine.protocol.messages import RestoreSequence, SaveSequence, SequenceRestored, SequenceSaved
-from engine.session.events import Answered
+from engine.planning.plan.plan import Plan
+from engine.planning.plan.preview import LoadedLayout
+from engine.runtime.protocol.messages import RestoreSequence, SaveSequence, SequenceRestored, SequenceSaved
+from engine.runtime.session.events import Answered
 
 PAUSE_MS = 2000
 """After an answer, before its state is written: a question that follows at once goes first."""

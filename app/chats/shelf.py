@@ -11,12 +11,12 @@ from app.chats.archive import ChatArchive
 from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
 from app.settings import Settings
-from engine.chats.context import Overflow
-from engine.chats.conversation import Conversation as Chat
-from engine.chats.imports import MAX_LABEL_CHARACTERS
-from engine.chats.tree import MessageTree
-from engine.language import tr
-from engine.texts import show
+from engine.base.language import tr
+from engine.base.texts import show
+from engine.chat.context import Overflow
+from engine.chat.conversation import Conversation as Chat
+from engine.chat.imports import MAX_LABEL_CHARACTERS
+from engine.chat.tree import MessageTree
 
 
 class ChatShelf(QObject):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from app.chats.attacher import attachment_size
-from engine.chats.message import Message, Timings
-from engine.chats.tree import MessageTree
-from engine.language import tr
+from engine.base.language import tr
+from engine.chat.message import Message, Timings
+from engine.chat.tree import MessageTree
 from widgets.chat.shown import Role, ShownImage, ShownMessage
 from widgets.common.counts import format_count
 

@@ -10,16 +10,16 @@ from PySide6.QtCore import QObject
 
 from app.chats.archive import ChatArchive
 from app.notices import Notices
-from engine.chats.conversation import Conversation as Chat
-from engine.chats.exports import as_html, as_json, as_markdown
-from engine.chats.importer import import_file
-from engine.chats.llama_ui import as_jsonl
-from engine.chats.message import Message
-from engine.chats.store import ChatStore
-from engine.chats.tree import MessageTree
-from engine.errors import ChatError
-from engine.files import write_whole
-from engine.language import tr, tr_count
+from engine.base.errors import ChatError
+from engine.base.files import write_whole
+from engine.base.language import tr, tr_count
+from engine.chat.conversation import Conversation as Chat
+from engine.chat.exports import as_html, as_json, as_markdown
+from engine.chat.importer import import_file
+from engine.chat.llama_ui import as_jsonl
+from engine.chat.message import Message
+from engine.chat.store import ChatStore
+from engine.chat.tree import MessageTree
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from engine.errors import ArgumentError
-from engine.units import parse_size
+from engine.base.errors import ArgumentError
+from engine.base.units import parse_size
 
 SEARCH_ORDERS = ("trending", "downloads", "likes", "updated", "created")
 
@@ -131,7 +131,7 @@ def _add_chat_arguments(command: argparse.ArgumentParser) -> None:
 
 def _add_retry_argument(command: argparse.ArgumentParser) -> None:
     from app.cli.settings_options import positive
-    from engine.session.load_order import DEFAULT_RETRIES
+    from engine.runtime.session.load_order import DEFAULT_RETRIES
 
     command.add_argument(
         "--retry",

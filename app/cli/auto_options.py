@@ -8,11 +8,11 @@ from argparse import Namespace
 from collections import Counter
 from dataclasses import replace
 
+from engine.base.errors import ArgumentError
+from engine.base.units import parse_size
 from engine.devices.device import Rig
-from engine.errors import ArgumentError
-from engine.fit.strategies.constraints import Constraints, Pin, check_constraints
-from engine.settings.context_settings import KV_TYPES, KvType
-from engine.units import parse_size
+from engine.planning.fit.strategies.constraints import Constraints, Pin, check_constraints
+from engine.planning.settings.context_settings import KV_TYPES, KvType
 
 STRATEGIES = ("fewest", "priority", "balanced", "proportional", "experts", "context", "fastest")
 _PIN = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?|output", re.ASCII)

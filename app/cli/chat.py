@@ -14,15 +14,15 @@ from app.cli.inputs import order_of
 from app.cli.output import check_text, print_document, print_line, say
 from app.cli.talk import Talk, TalkOptions
 from app.paths import chats_path, kept_states_path, presets_path
-from engine.chats.attachments import read_attachment
-from engine.chats.conversation import Conversation
-from engine.chats.message import new_id, now_ms
-from engine.chats.presets import Preset, read_presets
-from engine.chats.saved_kv_states import SavedKvStates
-from engine.chats.store import ChatStore
-from engine.errors import ArgumentError
-from engine.session.events import Cancelled
-from engine.texts import one_line
+from engine.base.errors import ArgumentError
+from engine.base.texts import one_line
+from engine.chat.attachments import read_attachment
+from engine.chat.conversation import Conversation
+from engine.chat.message import new_id, now_ms
+from engine.chat.presets import Preset, read_presets
+from engine.chat.saved_kv_states import SavedKvStates
+from engine.chat.store import ChatStore
+from engine.runtime.session.events import Cancelled
 
 
 def run_chat(options: Namespace) -> int:

@@ -7,8 +7,8 @@ from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.settings.kinds import SamplingValue
-from engine.settings.sampling_table import SAMPLING, SamplingSetting
+from engine.planning.settings.kinds import SamplingValue
+from engine.planning.settings.sampling_table import SAMPLING, SamplingSetting
 
 OVERFLOWS = ("drop", "stop", "ask")
 

@@ -8,9 +8,9 @@ import msgspec
 
 from app.cli.output import print_event, print_line, print_text, say
 from app.cli.printers import JsonPrinter, TextPrinter
-from engine.chats.message import Message
-from engine.session.events import Done, Event
-from engine.texts import escape
+from engine.base.texts import escape
+from engine.chat.message import Message
+from engine.runtime.session.events import Done, Event
 
 
 class Talking(Event, frozen=True, kw_only=True, tag="conversation"):

@@ -10,8 +10,8 @@ from pathlib import Path
 from app.cli import exit_codes
 from app.cli.output import print_document, print_line
 from app.demo import fetched_demo
-from engine.demo.place import placing
-from engine.demo.speaking import SAMPLE_QUESTIONS
+from engine.model.demo.place import placing
+from engine.model.demo.speaking import SAMPLE_QUESTIONS
 
 
 def run_demo(options: Namespace) -> int:
@@ -31,7 +31,7 @@ def _write(path: Path, fetched: Path | None) -> str:
         with placing(path) as unfinished:
             shutil.copyfile(fetched, unfinished)
         return SAMPLE_QUESTIONS[0]
-    from engine.demo.writer import write_demo_model
+    from engine.model.demo.writer import write_demo_model
 
     write_demo_model(path)
     return "hi"

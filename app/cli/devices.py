@@ -10,15 +10,15 @@ from app.cli import exit_codes
 from app.cli.output import print_document, print_line, print_text, say
 from app.packs import find_all_devices, pack_keeper
 from app.paths import engine_checks_path, self_test_path, speeds_path
+from engine.base.engine_build import engine_version
+from engine.base.errors import EngineError
 from engine.devices.device import Rig
+from engine.devices.packs.store import NO_PACKS, PACKS_VARIABLE, ListedPack
 from engine.devices.rig_file import encode_rig
-from engine.engine_build import engine_version
-from engine.errors import EngineError
-from engine.fit.speed_book import read_speed_book, write_speed_book
-from engine.packs.store import NO_PACKS, PACKS_VARIABLE, ListedPack
-from engine.rigs.discovery import Peer
-from engine.rigs.pack_keeper import PackKeeper
-from engine.rigs.speeds import measured_book, speed_lines
+from engine.machines.rigs.discovery import Peer
+from engine.machines.rigs.pack_keeper import PackKeeper
+from engine.machines.rigs.speeds import measured_book, speed_lines
+from engine.planning.fit.speed_book import read_speed_book, write_speed_book
 
 
 def find_machine(rpc_endpoints: Sequence[str] = (), peers: Sequence[Peer] = ()) -> Rig:

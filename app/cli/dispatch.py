@@ -17,12 +17,12 @@ from app.cli import exit_codes
 from app.cli.arguments import make_parser
 from app.cli.output import OutputError, prepare_streams, print_document, report_error, say, silence_stdout
 from app.surroundings import settle_places
-from engine.errors import EngineError
+from engine.base.errors import EngineError
 
 if TYPE_CHECKING:
     from engine.devices.device import Rig
-    from engine.rigs.discovery import Peer
-    from engine.tunnel.tunnels import Tunnels
+    from engine.machines.rigs.discovery import Peer
+    from engine.machines.tunnel.tunnels import Tunnels
 
 
 class CommandTunnels:
@@ -53,8 +53,8 @@ class CommandTunnels:
         if not names:
             return ()
         from app.paths import pairings_path
-        from engine.rigs.discovery import Peer
-        from engine.tunnel.pairings import PairingBook
+        from engine.machines.rigs.discovery import Peer
+        from engine.machines.tunnel.pairings import PairingBook
 
         found = {each.fingerprint: each for each in map(PairingBook(pairings_path()).server, names)}
         return tuple(
@@ -65,15 +65,15 @@ class CommandTunnels:
     def known_names(self) -> tuple[str, ...]:
         """Return the names and addresses of all paired machines."""
         from app.paths import pairings_path
-        from engine.tunnel.pairings import PairingBook
+        from engine.machines.tunnel.pairings import PairingBook
 
         return tuple(text for each in PairingBook(pairings_path()).all("server") for text in (each.name, each.endpoint))
 
     def _made(self) -> Tunnels:
         if self._tunnels is None:
             from app.paths import identity_path, pairings_path
-            from engine.tunnel.pairings import PairingBook
-            from engine.tunnel.tunnels import Tunnels
+            from engine.machines.tunnel.pairings import PairingBook
+            from engine.machines.tunnel.tunnels import Tunnels
 
             self._tunnels = Tunnels(identity_path(), PairingBook(pairings_path()))
         return self._tunnels

@@ -16,11 +16,11 @@ from app.cli.output import print_document, print_line, say
 from app.demo import find_demo
 from app.packs import pack_keeper
 from app.paths import calibration_path, engine_checks_path, self_test_path, speeds_path
-from engine.cancellation import CancelToken
+from engine.base.cancellation import CancelToken
 from engine.devices.device import Rig
-from engine.doctor.machine import Files, Machine, find_rig, personal_names
-from engine.doctor.report import Progress, Report, document, examine, table, without_names, write_report
-from engine.fit.calibration import read_calibration
+from engine.machines.doctor.machine import Files, Machine, find_rig, personal_names
+from engine.machines.doctor.report import Progress, Report, document, examine, table, without_names, write_report
+from engine.planning.fit.calibration import read_calibration
 
 _INTERRUPTS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 

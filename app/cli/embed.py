@@ -10,9 +10,9 @@ from app.cli.follow import BadEnding, Ended, Follower, exit_code_of
 from app.cli.inputs import order_of
 from app.cli.output import check_text, print_compact, print_document, print_line
 from app.cli.printers import TextPrinter
-from engine.protocol.messages import Embed, Embedded
-from engine.session.events import Cancelled, Loaded, OutOfMemory
-from engine.session.load_order import LoadOrder
+from engine.runtime.protocol.messages import Embed, Embedded
+from engine.runtime.session.events import Cancelled, Loaded, OutOfMemory
+from engine.runtime.session.load_order import LoadOrder
 
 _SHOWN = 8
 """Values of a vector that people are shown."""

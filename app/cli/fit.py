@@ -12,17 +12,17 @@ from app.cli.inputs import patience, this_machine
 from app.cli.output import print_document, print_line
 from app.cli.settings_options import context_of
 from app.paths import remote_headers_path, speeds_path
+from engine.base.units import format_bytes
 from engine.devices.rig_file import read_rig
-from engine.fit.speed_book import read_speed_book
-from engine.fit.strategies.catalogue import find_strategy
-from engine.fit.strategies.constraints import Watch
-from engine.gguf.model_file import ModelFile
-from engine.hub.fit import QuantisationFit, RepoFit
-from engine.hub.forecast import FitWish, fit_repo
-from engine.hub.remote_header import HeaderCache
-from engine.layout.layout_file import LayoutFile, layout_document
-from engine.rigs.speeds import known_speeds
-from engine.units import format_bytes
+from engine.library.hub.fit import QuantisationFit, RepoFit
+from engine.library.hub.forecast import FitWish, fit_repo
+from engine.library.hub.remote_header import HeaderCache
+from engine.machines.rigs.speeds import known_speeds
+from engine.model.gguf.model_file import ModelFile
+from engine.planning.fit.speed_book import read_speed_book
+from engine.planning.fit.strategies.catalogue import find_strategy
+from engine.planning.fit.strategies.constraints import Watch
+from engine.planning.layout.layout_file import LayoutFile, layout_document
 
 DEFAULT_STRATEGY = "fewest"
 

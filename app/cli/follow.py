@@ -11,11 +11,12 @@ from pathlib import Path
 from app.cli import exit_codes
 from app.cli.entry import on_interrupt
 from app.cli.printers import Printer
-from engine.errors import ArgumentError
-from engine.plan.plan import Plan
-from engine.protocol.messages import AnyModelRequest, LastWord
-from engine.session.driver import News
-from engine.session.events import (
+from engine.base.errors import ArgumentError
+from engine.devices.telemetry.memory_holders import memory_holders
+from engine.planning.plan.plan import Plan
+from engine.runtime.protocol.messages import AnyModelRequest, LastWord
+from engine.runtime.session.driver import News
+from engine.runtime.session.events import (
     Answered,
     Attempt,
     Cancelled,
@@ -31,11 +32,10 @@ from engine.session.events import (
     Stage,
     Token,
 )
-from engine.session.load_order import LoadOrder
-from engine.session.session import ModelSession, RequestStream
-from engine.session.snapshot import Snapshot
-from engine.session.status import Phase
-from engine.telemetry.memory_holders import memory_holders
+from engine.runtime.session.load_order import LoadOrder
+from engine.runtime.session.session import ModelSession, RequestStream
+from engine.runtime.session.snapshot import Snapshot
+from engine.runtime.session.status import Phase
 
 INTERRUPT_POLL_S = 0.2
 """Python runs signal handlers in the main thread only: a wait without limit would hold them up on Windows."""

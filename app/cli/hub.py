@@ -16,17 +16,17 @@ from app.cli import exit_codes
 from app.cli.entry import on_interrupt
 from app.cli.follow import INTERRUPT_POLL_S
 from app.cli.output import print_compact, print_document, print_line, say
-from engine.downloads.connections import RateMeter
-from engine.downloads.job import Job, hub_job, time_words, web_job
-from engine.downloads.transfer import Transfer, TransferEnd
-from engine.errors import ArgumentError
-from engine.hub.addresses import HubAddress, WebAddress, parse_address
-from engine.hub.client import list_repo, search_models
-from engine.hub.listing import HubModel, SearchQuery
-from engine.hub.settings import HubSettings, hub_settings
-from engine.hub.tokens import TokenStore
-from engine.protocol.network import Download, DownloadProgress
-from engine.units import format_bytes
+from engine.base.errors import ArgumentError
+from engine.base.units import format_bytes
+from engine.library.downloads.connections import RateMeter
+from engine.library.downloads.job import Job, hub_job, time_words, web_job
+from engine.library.downloads.transfer import Transfer, TransferEnd
+from engine.library.hub.addresses import HubAddress, WebAddress, parse_address
+from engine.library.hub.client import list_repo, search_models
+from engine.library.hub.listing import HubModel, SearchQuery
+from engine.library.hub.settings import HubSettings, hub_settings
+from engine.library.hub.tokens import TokenStore
+from engine.runtime.protocol.network import Download, DownloadProgress
 
 
 def run_search(options: Namespace) -> int:

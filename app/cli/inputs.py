@@ -17,23 +17,23 @@ from app.cli.devices import find_machine
 from app.cli.settings_options import context_of, side_files_of
 from app.paths import calibration_path, speeds_path
 from app.timed_answer import timed_answer
+from engine.base.errors import ArgumentError, EngineError, RuleViolationError
 from engine.devices.device import Rig
 from engine.devices.rig_file import read_rig
-from engine.errors import ArgumentError, EngineError, RuleViolationError
-from engine.fit.calibration import read_calibration
-from engine.fit.speed_book import read_speed_book, write_speed_book
-from engine.fit.strategies.catalogue import auto_layout, find_strategy
-from engine.fit.strategies.constraints import Watch
-from engine.fit.strategies.fewest import initial_layout
-from engine.gguf.reader import read_model
-from engine.layout.layout_file import read_layout
-from engine.memory.model_memory import ModelMemory
-from engine.plan.edit import Edit
-from engine.plan.plan import Plan
-from engine.probing.probe import probe
-from engine.rigs.speeds import bare_speed, known_speeds, learnt
-from engine.session.events import Done
-from engine.session.load_order import LoadOrder, RetryPolicy
+from engine.machines.rigs.speeds import bare_speed, known_speeds, learnt
+from engine.model.gguf.reader import read_model
+from engine.planning.fit.calibration import read_calibration
+from engine.planning.fit.speed_book import read_speed_book, write_speed_book
+from engine.planning.fit.strategies.catalogue import auto_layout, find_strategy
+from engine.planning.fit.strategies.constraints import Watch
+from engine.planning.fit.strategies.fewest import initial_layout
+from engine.planning.layout.layout_file import read_layout
+from engine.planning.memory.model_memory import ModelMemory
+from engine.planning.plan.edit import Edit
+from engine.planning.plan.plan import Plan
+from engine.runtime.probing.probe import probe
+from engine.runtime.session.events import Done
+from engine.runtime.session.load_order import LoadOrder, RetryPolicy
 
 
 def order_of(options: Namespace, explain: Callable[[str], None]) -> LoadOrder:

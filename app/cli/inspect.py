@@ -6,8 +6,8 @@ from argparse import Namespace
 
 from app.cli import exit_codes
 from app.cli.output import print_document, print_line
-from engine.gguf.reader import read_model
-from engine.memory.inspect import inspect_document, inspect_text
+from engine.model.gguf.reader import read_model
+from engine.planning.memory.inspect import inspect_document, inspect_text
 
 
 def run_inspect(options: Namespace) -> int:

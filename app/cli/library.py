@@ -10,8 +10,8 @@ from pathlib import Path
 from app.cli import exit_codes
 from app.cli.output import print_document, print_line, say
 from app.paths import library_path
-from engine.cancellation import CancelToken
-from engine.errors import ArgumentError, LibraryError
+from engine.base.cancellation import CancelToken
+from engine.base.errors import ArgumentError, LibraryError
 from engine.library.census import Census
 from engine.library.document import library_document, library_text
 from engine.library.facts import Facts
@@ -66,11 +66,11 @@ def _fits(index: LibraryIndex, models: tuple[Listed, ...], options: Namespace) -
     from app.cli.inputs import this_machine
     from app.paths import speeds_path
     from engine.devices.rig_file import read_rig
-    from engine.fit.speed_book import read_speed_book
-    from engine.fit.strategies.constraints import Constraints
     from engine.library.children import plan_models
     from engine.library.planning import jobs, rig_key, settled_rig
-    from engine.rigs.speeds import known_speeds
+    from engine.machines.rigs.speeds import known_speeds
+    from engine.planning.fit.speed_book import read_speed_book
+    from engine.planning.fit.strategies.constraints import Constraints
 
     rig = settled_rig(read_rig(options.rig) if options.rig is not None else this_machine())
     strategy, constraints = STRATEGIES[0], Constraints(speeds=known_speeds(rig, read_speed_book(speeds_path())))

@@ -15,12 +15,12 @@ from app.cli.follow import BadEnding, Follower, exit_code_of
 from app.cli.inputs import learn_speed, order_of
 from app.cli.output import check_text
 from app.cli.printers import JsonPrinter, Printer, TextPrinter
-from engine.errors import ArgumentError
-from engine.files import read_at_most
-from engine.json_file import UNREADABLE
-from engine.protocol.messages import ChatMessage, Generate
-from engine.session.events import Cancelled, Done, Loaded, Token
-from engine.session.load_order import LoadOrder
+from engine.base.errors import ArgumentError
+from engine.base.files import read_at_most
+from engine.base.json_file import UNREADABLE
+from engine.runtime.protocol.messages import ChatMessage, Generate
+from engine.runtime.session.events import Cancelled, Done, Loaded, Token
+from engine.runtime.session.load_order import LoadOrder
 
 _MAX_BYTES = 64 * 1024 * 1024
 

@@ -8,8 +8,8 @@ from contextlib import suppress
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any
 
-from engine.errors import ArgumentError, EngineError, RuleViolationError
-from engine.texts import escape, escape_json
+from engine.base.errors import ArgumentError, EngineError, RuleViolationError
+from engine.base.texts import escape, escape_json
 
 if TYPE_CHECKING:
     import msgspec

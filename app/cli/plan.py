@@ -8,14 +8,14 @@ from app.cli import exit_codes
 from app.cli.inputs import read_inputs
 from app.cli.output import print_document, print_line
 from app.paths import speeds_path
-from engine.errors import BusyError, UnreachableError
-from engine.fit.speed_book import read_speed_book
-from engine.plan.plan import Plan
-from engine.plan.plan_document import plan_document, plan_text
-from engine.plan.preview import plan_sendings, plan_speed
-from engine.probing.probe import probe
-from engine.rigs.speeds import known_speeds
-from engine.speed.work import Work
+from engine.base.errors import BusyError, UnreachableError
+from engine.machines.rigs.speeds import known_speeds
+from engine.planning.fit.speed_book import read_speed_book
+from engine.planning.plan.plan import Plan
+from engine.planning.plan.plan_document import plan_document, plan_text
+from engine.planning.plan.preview import plan_sendings, plan_speed
+from engine.planning.speed.work import Work
+from engine.runtime.probing.probe import probe
 
 
 def run_plan(options: Namespace) -> int:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 
 from app.cli.output import print_document, print_event, print_line, print_text, say
+from engine.base.texts import escape
+from engine.base.units import format_bytes
 from engine.devices.holder import holder_words
-from engine.plan.report import DeviceRow
-from engine.session.events import (
+from engine.planning.plan.report import DeviceRow
+from engine.runtime.session.events import (
     AnyEvent,
     Attempt,
     Cancelled,
@@ -19,8 +21,6 @@ from engine.session.events import (
     Progress,
     Token,
 )
-from engine.texts import escape
-from engine.units import format_bytes
 
 
 class JsonPrinter:

@@ -11,12 +11,12 @@ from app.cli.entry import on_interrupt
 from app.cli.output import print_document, print_line, print_text
 from app.cli.serving import kept_weights, tell, tell_serving
 from app.paths import kept_weights_path
+from engine.base.errors import ArgumentError
+from engine.base.kept_weights import empty, kept_files
+from engine.base.units import format_bytes
 from engine.devices.rig_file import encode_rig, write_rig
-from engine.errors import ArgumentError
-from engine.kept_weights import empty, kept_files
-from engine.protocol.messages import Serving
-from engine.rigs.lab import CAPS_NOT_ENFORCED, LabRig, serve
-from engine.units import format_bytes
+from engine.machines.rigs.lab import CAPS_NOT_ENFORCED, LabRig, serve
+from engine.runtime.protocol.messages import Serving
 
 _POLL_S = 0.5
 """Python runs signal handlers in the main thread only: a wait without limit would hold them up on Windows."""

@@ -13,14 +13,14 @@ from app.cli import exit_codes
 from app.cli.output import print_document, print_line
 from app.cli.serving import kept_weights, tell, tell_serving
 from app.paths import identity_path, pairings_path
-from engine.errors import ArgumentError
-from engine.protocol.messages import Serving
-from engine.rigs.discovery import host_device
-from engine.rigs.secure_serving import NOT_GUARDED, SecureAddress, serve_secure
-from engine.tunnel.calling import pair_with
-from engine.tunnel.identity import read_identity, shown_fingerprint
-from engine.tunnel.pairing import LIFETIME_S, OpenCode
-from engine.tunnel.pairings import Pairing, PairingBook
+from engine.base.errors import ArgumentError
+from engine.machines.rigs.discovery import host_device
+from engine.machines.rigs.secure_serving import NOT_GUARDED, SecureAddress, serve_secure
+from engine.machines.tunnel.calling import pair_with
+from engine.machines.tunnel.identity import read_identity, shown_fingerprint
+from engine.machines.tunnel.pairing import LIFETIME_S, OpenCode
+from engine.machines.tunnel.pairings import Pairing, PairingBook
+from engine.runtime.protocol.messages import Serving
 
 _ROLES = {"client": "may use this computer", "server": "may be used by this computer"}
 
@@ -113,7 +113,7 @@ def run_secure(options: Namespace, ended: threading.Event) -> None:
 
 
 def _announce(stack: ExitStack, options: Namespace, address: SecureAddress, serving: Serving) -> None:
-    from engine.tunnel.local_network import Announcement
+    from engine.machines.tunnel.local_network import Announcement
 
     total_bytes = options.cap or (host_device().total_bytes if options.device == "CPU" else 0)
     announcement = Announcement(

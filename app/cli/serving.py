@@ -6,10 +6,10 @@ from argparse import Namespace
 
 from app.cli.output import say
 from app.paths import kept_weights_path
-from engine.kept_weights import DEFAULT_QUOTA_BYTES
-from engine.protocol.messages import Serving
-from engine.rigs.lab import CAPS_NOT_ENFORCED, KeptWeights
-from engine.units import format_bytes
+from engine.base.kept_weights import DEFAULT_QUOTA_BYTES
+from engine.base.units import format_bytes
+from engine.machines.rigs.lab import CAPS_NOT_ENFORCED, KeptWeights
+from engine.runtime.protocol.messages import Serving
 
 
 def kept_weights(options: Namespace) -> KeptWeights | None:

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from engine.errors import ArgumentError
-from engine.settings.context_settings import ContextSettings
-from engine.settings.kinds import Kind, Value, WholeNumber
-from engine.settings.table import MAX_SEQUENCES, SETTINGS, Setting
+from engine.base.errors import ArgumentError
+from engine.planning.settings.context_settings import ContextSettings
+from engine.planning.settings.kinds import Kind, Value, WholeNumber
+from engine.planning.settings.table import MAX_SEQUENCES, SETTINGS, Setting
 
 if TYPE_CHECKING:
     from engine.devices.device import Rig
-    from engine.gguf.model_file import ModelFile
-    from engine.memory.side_files import SideFiles
+    from engine.model.gguf.model_file import ModelFile
+    from engine.planning.memory.side_files import SideFiles
 
 _MOST_SCALE = 1000.0
 _LEFT_OPEN = object()
@@ -100,7 +100,7 @@ def option_name(setting: Setting) -> str:
 
 def _without_layout(model: ModelFile, n_ctx: int | None) -> ContextSettings:
     """Return what a layout file would leave at its defaults; for a model that reads whole texts what serves those."""
-    from engine.plan.decisions.context_length import default_context, reads_whole_texts
+    from engine.planning.plan.decisions.context_length import default_context, reads_whole_texts
 
     if n_ctx is None and not reads_whole_texts(model):
         n_ctx = ContextSettings().n_ctx
@@ -114,7 +114,7 @@ def side_files_of(options: Namespace, model: ModelFile, rig: Rig) -> SideFiles:
         ModelFileError: for a file that is not of its kind, or not for this model.
         ArgumentError: for a device that the rig does not have.
     """
-    from engine.memory.side_files import SideFiles, read_adapter, read_projector
+    from engine.planning.memory.side_files import SideFiles, read_adapter, read_projector
 
     device = options.mmproj_device
     if device is not None and options.mmproj is None:

@@ -16,19 +16,19 @@ from app.cli import exit_codes
 from app.cli.chat_printers import ChatPrinter
 from app.cli.follow import INTERRUPT_POLL_S, BadEnding, Ended, Follower, exit_code_of
 from app.cli.inputs import learn_speed
-from engine.chats import answer as core
-from engine.chats.answer import AnswerOptions, AnswerRun, Append, Finish, loss_words, new_answer, new_question
-from engine.chats.attachments import ReadFile
-from engine.chats.context import Overflow
-from engine.chats.conversation import Conversation, title_of_message
-from engine.chats.presets import Preset, chat_sampling, system_prompt
-from engine.chats.saved_kv_states import MIN_TOKENS, KvStateKey, SavedKvStates, key_of, model_identity
-from engine.chats.store import ChatStore
-from engine.chats.tree import MessageTree, add
-from engine.errors import EngineError
-from engine.protocol.messages import Counted, Generate, LastWord, RestoreSequence, SaveSequence, SequenceSaved
-from engine.session.events import Done, Failed, Loaded, RequestEnding, Token
-from engine.session.load_order import LoadOrder
+from engine.base.errors import EngineError
+from engine.chat import answer as core
+from engine.chat.answer import AnswerOptions, AnswerRun, Append, Finish, loss_words, new_answer, new_question
+from engine.chat.attachments import ReadFile
+from engine.chat.context import Overflow
+from engine.chat.conversation import Conversation, title_of_message
+from engine.chat.presets import Preset, chat_sampling, system_prompt
+from engine.chat.saved_kv_states import MIN_TOKENS, KvStateKey, SavedKvStates, key_of, model_identity
+from engine.chat.store import ChatStore
+from engine.chat.tree import MessageTree, add
+from engine.runtime.protocol.messages import Counted, Generate, LastWord, RestoreSequence, SaveSequence, SequenceSaved
+from engine.runtime.session.events import Done, Failed, Loaded, RequestEnding, Token
+from engine.runtime.session.load_order import LoadOrder
 
 HELP = "/again: another answer to the last question; /quit: end (as the end of the input); Ctrl+C stops an answer."
 _READ_BYTES = 1 << 16
@@ -80,7 +80,7 @@ class LineReader:
 class Talk:
     """From start to the last event; no process of ours is left when `run` returns.
 
-    The driver of `engine.chats.answer` on the command line: it has one thread, and waits for each effect.
+    The driver of `engine.chat.answer` on the command line: it has one thread, and waits for each effect.
     """
 
     def __init__(

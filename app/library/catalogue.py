@@ -11,11 +11,10 @@ from pathlib import Path
 
 import msgspec
 
-from engine.cancellation import CancelToken
+from engine.base.cancellation import CancelToken
+from engine.base.errors import LibraryError
+from engine.base.language import tr
 from engine.devices.device import Rig
-from engine.errors import LibraryError
-from engine.fit.strategies.constraints import Constraints
-from engine.language import tr
 from engine.library.census import Census, Changes
 from engine.library.children import plan_models
 from engine.library.duplicates import Duplicates, find_duplicates, sha256_of, suspects
@@ -29,6 +28,7 @@ from engine.library.planning import jobs, rig_key
 from engine.library.scan import is_stale
 from engine.library.stores import Store, folder_stores, known_stores, opened_stores
 from engine.library.walking import is_text
+from engine.planning.fit.strategies.constraints import Constraints
 
 REPORT_EVERY_S = 0.5
 """Headers and forecasts arrive by the hundred: the list is made again this often at most."""

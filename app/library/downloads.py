@@ -10,14 +10,14 @@ from PySide6.QtCore import QObject, Qt, Signal
 from app.library.hub_access import HubAccess
 from app.notices import Notices
 from app.paths import downloads_path
-from engine.errors import ArgumentError
-from engine.language import tr
+from engine.base.errors import ArgumentError
+from engine.base.language import tr
 from widgets.library.find_values import DownloadWish
 
 if TYPE_CHECKING:
-    from engine.downloads.job import Job, JobView
-    from engine.downloads.queue import DownloadQueue
-    from engine.hub.listing import RepoListing
+    from engine.library.downloads.job import Job, JobView
+    from engine.library.downloads.queue import DownloadQueue
+    from engine.library.hub.listing import RepoListing
 
 
 class DownloadKeeper(QObject):
@@ -47,7 +47,7 @@ class DownloadKeeper(QObject):
 
     def download(self, wish: DownloadWish, listing: RepoListing) -> None:
         """Put a quantisation of `listing` at the end of the queue."""
-        from engine.downloads.job import hub_job
+        from engine.library.downloads.job import hub_job
 
         try:
             quantisation = next(each for each in listing.quantisations if each.name == wish.name)
@@ -78,7 +78,7 @@ class DownloadKeeper(QObject):
 
     def _open_queue(self) -> DownloadQueue:
         if self._queue is None:
-            from engine.downloads.queue import DownloadQueue
+            from engine.library.downloads.queue import DownloadQueue
 
             self._queue = DownloadQueue(downloads_path(), self._told.emit, token_of=self._access.token_of)
         return self._queue

@@ -23,19 +23,19 @@ from app.models.speeds import SpeedKeeper
 from app.notices import Notices
 from app.paths import downloads_path, remote_headers_path
 from app.rig.live_rig import LiveRig
-from engine.cancellation import CancelToken
-from engine.errors import EngineError
-from engine.fit.strategies.constraints import Constraints, Watch
-from engine.hub.settings import HubError
-from engine.language import tr
+from engine.base.cancellation import CancelToken
+from engine.base.errors import EngineError
+from engine.base.language import tr
+from engine.library.hub.settings import HubError
 from engine.library.planning import settled_rig
-from engine.plan.decisions.context_length import default_context
+from engine.planning.fit.strategies.constraints import Constraints, Watch
+from engine.planning.plan.decisions.context_length import default_context
 from widgets.library.find_values import DownloadWish, FoundRepo, SearchWish, ShownCard, ShownRepo
 
 if TYPE_CHECKING:
-    from engine.downloads.job import Job
-    from engine.gguf.model_file import ModelFile
-    from engine.hub.listing import RepoListing
+    from engine.library.downloads.job import Job
+    from engine.library.hub.listing import RepoListing
+    from engine.model.gguf.model_file import ModelFile
 
 _T = TypeVar("_T")
 
@@ -101,8 +101,8 @@ class HubFinder(QObject):
 
         def ask() -> tuple[FoundRepo, ...]:
             from app.library.hub_words import found_repo
-            from engine.hub.client import search_models
-            from engine.hub.listing import SEARCH_ORDERS, SearchQuery
+            from engine.library.hub.client import search_models
+            from engine.library.hub.listing import SEARCH_ORDERS, SearchQuery
 
             hub = self.access.settings
             order = next(each for each in SEARCH_ORDERS if each == wish.order)
@@ -124,11 +124,11 @@ class HubFinder(QObject):
 
         def ask() -> tuple[RepoListing | None, ShownRepo | Job]:
             from app.library.hub_words import shown_repo
-            from engine.downloads.job import web_job
-            from engine.hub.addresses import WebAddress, parse_address
-            from engine.hub.client import list_repo
-            from engine.hub.forecast import FitWish, fit_listing
-            from engine.hub.remote_header import HeaderCache
+            from engine.library.downloads.job import web_job
+            from engine.library.hub.addresses import WebAddress, parse_address
+            from engine.library.hub.client import list_repo
+            from engine.library.hub.forecast import FitWish, fit_listing
+            from engine.library.hub.remote_header import HeaderCache
 
             hub = self.access.settings
             address = parse_address(text, hub.endpoint)
@@ -171,7 +171,7 @@ class HubFinder(QObject):
 
         def ask() -> ShownCard:
             from app.library.hub_words import shown_card
-            from engine.hub.card import fetch_card
+            from engine.library.hub.card import fetch_card
 
             card = fetch_card(listing.repo, hub, self.access.token(hub), revision=listing.commit)
             return shown_card(listing.repo, card, hub.endpoint)

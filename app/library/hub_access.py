@@ -6,9 +6,9 @@ import msgspec
 
 from app.notices import Notices
 from app.settings import Settings
-from engine.errors import ArgumentError
-from engine.hub.settings import HubSettings, hub_settings
-from engine.hub.tokens import TokenHome, TokenStore
+from engine.base.errors import ArgumentError
+from engine.library.hub.settings import HubSettings, hub_settings
+from engine.library.hub.tokens import TokenHome, TokenStore
 
 
 class KeptHub(msgspec.Struct, frozen=True):

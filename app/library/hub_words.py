@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from engine.downloads.job import JobState, JobView, time_words
-from engine.hub.addresses import HubAddress
-from engine.hub.card import ModelCard
-from engine.hub.fit import FitVerdict, QuantisationFit, RepoFit
-from engine.hub.listing import HubModel, Quantisation, RepoListing
-from engine.language import tr
-from engine.units import format_bytes
+from engine.base.language import tr
+from engine.base.units import format_bytes
+from engine.library.downloads.job import JobState, JobView, time_words
+from engine.library.hub.addresses import HubAddress
+from engine.library.hub.card import ModelCard
+from engine.library.hub.fit import FitVerdict, QuantisationFit, RepoFit
+from engine.library.hub.listing import HubModel, Quantisation, RepoListing
 from widgets.common.counts import format_count
 from widgets.library.entry_words import parameter_words
 from widgets.library.find_values import FoundRepo, JobRow, OfferedRow, ShownCard, ShownRepo

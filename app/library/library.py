@@ -21,16 +21,16 @@ from app.background import Background
 from app.library.catalogue import LibraryCatalogue, LibraryContents
 from app.models.open_model import OpenModel
 from app.notices import Notices
-from engine.cancellation import CancelToken
-from engine.errors import EngineError
-from engine.gguf.model_file import ModelFile
-from engine.language import tr, tr_count
+from engine.base.cancellation import CancelToken
+from engine.base.errors import EngineError
+from engine.base.language import tr, tr_count
 from engine.library.census import Changes
 from engine.library.entry import Copy, Entry, Quantisation
 from engine.library.looking import check_folder
 from engine.library.notes import KeptDocument, Notes
 from engine.library.removal import Removal, plan_removal, to_trash
-from engine.session.events import Done
+from engine.model.gguf.model_file import ModelFile
+from engine.runtime.session.events import Done
 
 WATCH_EVERY_MS = 10_000
 LEAST_TOKENS = 16

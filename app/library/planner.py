@@ -12,12 +12,12 @@ from app.models.auto_layouts import AutoLayouts
 from app.models.open_models import OpenModels
 from app.models.speeds import SpeedKeeper
 from app.rig.live_rig import LiveRig
-from engine.cancellation import CancelToken
+from engine.base.cancellation import CancelToken
+from engine.base.language import tr
 from engine.devices.device import Rig
-from engine.fit.strategies.constraints import Constraints
-from engine.language import tr
 from engine.library.planning import settled_rig, settled_speeds
-from engine.speed.speeds import Speeds
+from engine.planning.fit.strategies.constraints import Constraints
+from engine.planning.speed.speeds import Speeds
 
 RIG_SETTLES_MS = 1_500
 """Time without changes after which a changed rig is planned for."""

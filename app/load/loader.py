@@ -21,14 +21,14 @@ from app.models.open_models import OpenModels
 from app.notices import Notice
 from app.rig.live_rig import LiveRig
 from app.settings import Settings
-from engine.cancellation import CancelToken
-from engine.fit.proposal import ALL_KINDS, Proposal
-from engine.fit.strategies.constraints import Constraints
-from engine.gguf.model_file import ModelFile
-from engine.language import tr
-from engine.layout.engine_parameters import used_devices
-from engine.plan.plan import Plan
-from engine.session.load_order import DEFAULT_RETRIES, LoadOrder, RetryPolicy
+from engine.base.cancellation import CancelToken
+from engine.base.language import tr
+from engine.model.gguf.model_file import ModelFile
+from engine.planning.fit.proposal import ALL_KINDS, Proposal
+from engine.planning.fit.strategies.constraints import Constraints
+from engine.planning.layout.engine_parameters import used_devices
+from engine.planning.plan.plan import Plan
+from engine.runtime.session.load_order import DEFAULT_RETRIES, LoadOrder, RetryPolicy
 from widgets.library.load_question import LoadAnswer, LoadChoice
 
 
@@ -288,8 +288,8 @@ class Loader(QObject):
 def _best_proposal(plan: Plan, constraints: Constraints, token: CancelToken) -> Proposal | None:
     """Return the proposal for `plan` that keeps most of it; unloading other models is a question of its own."""
     # The searches need much that the window's start can do without.
-    from engine.fit.proposals import best_by_forecast
-    from engine.fit.strategies.constraints import Watch
+    from engine.planning.fit.proposals import best_by_forecast
+    from engine.planning.fit.strategies.constraints import Watch
 
     kinds = tuple(kind for kind in ALL_KINDS if kind != "unload")
     return best_by_forecast(plan.with_own_tables(), replace(constraints, watch=Watch(token)), kinds)

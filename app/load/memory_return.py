@@ -10,9 +10,9 @@ from PySide6.QtCore import QObject, QTimer
 from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
 from app.rig.live_rig import LiveRig
-from engine.fit.loaded_models import HeldModel, Recovery, begin_recovery
-from engine.language import tr
-from engine.session.status import Phase
+from engine.base.language import tr
+from engine.planning.fit.loaded_models import HeldModel, Recovery, begin_recovery
+from engine.runtime.session.status import Phase
 
 POLL_MS = 100
 

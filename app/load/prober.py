@@ -9,10 +9,10 @@ from PySide6.QtCore import QObject, QTimer
 
 from app.background import Background, Task
 from app.models.document import LayoutDocument
-from engine.errors import EngineError
-from engine.plan.plan import Plan
-from engine.probing.probe import DEFAULT_TIMEOUT_S, ProbeRun
-from engine.process.questions import SpareChild
+from engine.base.errors import EngineError
+from engine.planning.plan.plan import Plan
+from engine.runtime.probing.probe import DEFAULT_TIMEOUT_S, ProbeRun
+from engine.runtime.process.questions import SpareChild
 
 _log = logging.getLogger("layerdeck.prober")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from engine.base.language import tr, tr_count
+from engine.base.units import format_bytes
 from engine.devices.device import Rig
-from engine.fit.loaded_models import HeldModel, choose_victims, rows_fit
-from engine.fit.proposal import Proposal
-from engine.language import tr, tr_count
-from engine.plan.report import DeviceRow
-from engine.units import format_bytes
+from engine.planning.fit.loaded_models import HeldModel, choose_victims, rows_fit
+from engine.planning.fit.proposal import Proposal
+from engine.planning.plan.report import DeviceRow
 from widgets.library.load_question import LoadQuestion
 
 _Leaving = Sequence[HeldModel]

@@ -1,4 +1,4 @@
-"""Writes the answers of one model: carries out the effects of `engine.chats.answer`, with Qt and without waiting.
+"""Writes the answers of one model: carries out the effects of `engine.chat.answer`, with Qt and without waiting.
 
 Which conversation is shown meanwhile does not matter here.
 """
@@ -11,16 +11,16 @@ from functools import partial
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.models.loading import AnswerLost, Loading
-from engine.chats import answer as core
-from engine.chats.answer import AnswerRun, Append, Finish
-from engine.chats.context import Overflow
-from engine.chats.conversation import Conversation as Chat
-from engine.chats.message import Message
-from engine.chats.tree import MessageTree
-from engine.errors import EngineError
-from engine.language import tr
-from engine.protocol.messages import Counted
-from engine.session.events import Answered, Done, Token
+from engine.base.errors import EngineError
+from engine.base.language import tr
+from engine.chat import answer as core
+from engine.chat.answer import AnswerRun, Append, Finish
+from engine.chat.context import Overflow
+from engine.chat.conversation import Conversation as Chat
+from engine.chat.message import Message
+from engine.chat.tree import MessageTree
+from engine.runtime.protocol.messages import Counted
+from engine.runtime.session.events import Answered, Done, Token
 
 KEEP_INTERVAL_MS = 30
 """Tokens that come faster are written, and painted, together."""

@@ -14,13 +14,13 @@ from app.models.speeds import SpeedKeeper
 from app.notices import Notices
 from app.rig.live_rig import LiveRig
 from app.settings import MAX_RECENT, Settings
-from engine.errors import EngineError, LayoutError
-from engine.fit.strategies.constraints import AutoLayout, Constraints, Pin, Watch, check_constraints
-from engine.gguf.model_file import ModelFile
-from engine.language import tr
-from engine.layout.layout import Layout
-from engine.plan.edit import Edit
-from engine.settings.context_settings import KvType
+from engine.base.errors import EngineError, LayoutError
+from engine.base.language import tr
+from engine.model.gguf.model_file import ModelFile
+from engine.planning.fit.strategies.constraints import AutoLayout, Constraints, Pin, Watch, check_constraints
+from engine.planning.layout.layout import Layout
+from engine.planning.plan.edit import Edit
+from engine.planning.settings.context_settings import KvType
 from widgets.controls.values import AutoWishes, StrategyWords
 from widgets.layout_editor.placement import PinnedLayers, Pins, PinToggle
 
@@ -157,7 +157,7 @@ class AutoLayouts(QObject):
         speeds_of = self._speeds.known_speeds
 
         def find(task: Task[int]) -> AutoLayout:
-            from engine.fit.strategies.catalogue import auto_layout
+            from engine.planning.fit.strategies.catalogue import auto_layout
 
             check_constraints(constraints, rig, model.n_layers)
             wanted = replace(constraints, speeds=speeds_of(rig), watch=Watch(task.token, task.tell))

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.models.loading import AnswerLost, Loading
-from engine.chats.context import ContextUse, answer_reserve, use_of
-from engine.errors import EngineError
-from engine.protocol.messages import ChatMessage, Counted, CountTokens, MediaFile
-from engine.session.events import Answered
-from engine.session.status import Phase
+from engine.base.errors import EngineError
+from engine.chat.context import ContextUse, answer_reserve, use_of
+from engine.runtime.protocol.messages import ChatMessage, Counted, CountTokens, MediaFile
+from engine.runtime.session.events import Answered
+from engine.runtime.session.status import Phase
 
 MOST_CONVERSATIONS = 32
 """Limit of the cache of whole conversations; counts of texts stay until another model is loaded."""

@@ -14,21 +14,21 @@ from PySide6.QtCore import QObject, QTimer, Signal
 from app.models.answering import Answering, ChatStorage
 from app.models.context_counter import CountedChat
 from app.models.loading import Loading
-from engine.chats.answer import AnswerOptions, AnswerRun, Append, Finish, continued_answer, new_answer, new_question
-from engine.chats.asking import chat_messages, media_of, texts_of
-from engine.chats.context import cut_of_path, left_out_of, shown_path
-from engine.chats.conversation import Conversation as Chat
-from engine.chats.conversation import title_of_message
-from engine.chats.message import Attachment, Message, new_id, now_ms
-from engine.chats.presets import Preset, chat_sampling, system_prompt
-from engine.chats.thinking import TEMPLATE_KEY, Marks, begun_answer, marks_of
-from engine.chats.tree import MessageTree, add, branched, changed, edited, select, step_version, without_turn
-from engine.language import tr
-from engine.plan.preview import LoadedLayout
-from engine.protocol.messages import ChatMessage
-from engine.session.events import Done
-from engine.session.status import Phase
-from engine.settings.sampling_sources import Sampling
+from engine.base.language import tr
+from engine.chat.answer import AnswerOptions, AnswerRun, Append, Finish, continued_answer, new_answer, new_question
+from engine.chat.asking import chat_messages, media_of, texts_of
+from engine.chat.context import cut_of_path, left_out_of, shown_path
+from engine.chat.conversation import Conversation as Chat
+from engine.chat.conversation import title_of_message
+from engine.chat.message import Attachment, Message, new_id, now_ms
+from engine.chat.presets import Preset, chat_sampling, system_prompt
+from engine.chat.thinking import TEMPLATE_KEY, Marks, begun_answer, marks_of
+from engine.chat.tree import MessageTree, add, branched, changed, edited, select, step_version, without_turn
+from engine.planning.plan.preview import LoadedLayout
+from engine.planning.settings.sampling_sources import Sampling
+from engine.runtime.protocol.messages import ChatMessage
+from engine.runtime.session.events import Done
+from engine.runtime.session.status import Phase
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,18 +20,18 @@ from PySide6.QtGui import QUndoCommand, QUndoGroup, QUndoStack
 
 from app.background import Background
 from app.models.forecaster import Answer, Forecaster, Pace, Question
+from engine.base.language import tr
 from engine.devices.device import Rig
-from engine.gguf.model_file import ModelFile
-from engine.language import tr
-from engine.layout.layout import Layout
-from engine.layout.moves import Move
-from engine.memory.side_files import SideFiles
-from engine.plan.edit import Edit
-from engine.plan.plan import Plan
-from engine.plan.preview import Preview, PreviewTables
-from engine.probing.probe import ProbeCache
-from engine.settings.context_settings import ContextSettings
-from engine.speed.speeds import NO_MEASUREMENTS, Speeds
+from engine.model.gguf.model_file import ModelFile
+from engine.planning.layout.layout import Layout
+from engine.planning.layout.moves import Move
+from engine.planning.memory.side_files import SideFiles
+from engine.planning.plan.edit import Edit
+from engine.planning.plan.plan import Plan
+from engine.planning.plan.preview import Preview, PreviewTables
+from engine.planning.settings.context_settings import ContextSettings
+from engine.planning.speed.speeds import NO_MEASUREMENTS, Speeds
+from engine.runtime.probing.probe import ProbeCache
 
 FRAME_MS = 16
 """At most one preview per frame, however fast the mouse reports."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from PySide6.QtCore import QObject, Qt, Signal
 
 from app.paths import kept_states_path
-from engine.protocol.messages import DeviceMemoryReadings
-from engine.session.driver import News
-from engine.session.events import (
+from engine.devices.telemetry.memory_holders import memory_holders
+from engine.runtime.protocol.messages import DeviceMemoryReadings
+from engine.runtime.session.driver import News
+from engine.runtime.session.events import (
     Answered,
     Attempt,
     Cancelled,
@@ -20,9 +21,8 @@ from engine.session.events import (
     Reading,
     Token,
 )
-from engine.session.session import ModelSession
-from engine.session.snapshot import Snapshot
-from engine.telemetry.memory_holders import memory_holders
+from engine.runtime.session.session import ModelSession
+from engine.runtime.session.snapshot import Snapshot
 
 
 class EngineBridge(QObject):

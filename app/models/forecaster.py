@@ -13,14 +13,14 @@ from itertools import chain
 from time import thread_time
 
 from app.background import Background
+from engine.base.errors import EngineError
 from engine.devices.device import Rig
-from engine.errors import EngineError
-from engine.memory.effort import limited
-from engine.plan.edit import Edit
-from engine.plan.plan import Plan
-from engine.plan.preview import Preview, PreviewTables, make_preview
-from engine.probing.probe import ProbeCache
-from engine.speed.speeds import Speeds
+from engine.planning.memory.effort import limited
+from engine.planning.plan.edit import Edit
+from engine.planning.plan.plan import Plan
+from engine.planning.plan.preview import Preview, PreviewTables, make_preview
+from engine.planning.speed.speeds import Speeds
+from engine.runtime.probing.probe import ProbeCache
 
 DIRECT_S = 0.005
 """Of the processor: what took no longer of late is computed in the GUI thread, which then shows it at once."""

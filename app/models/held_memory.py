@@ -9,8 +9,8 @@ from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
 from app.rig.live_rig import LiveRig
 from app.rig.sampling import Watchman
-from engine.layout.engine_parameters import used_devices
-from engine.session.status import Phase
+from engine.planning.layout.engine_parameters import used_devices
+from engine.runtime.session.status import Phase
 
 
 class HeldMemory(QObject):

@@ -13,13 +13,13 @@ from app.models.document import LayoutDocument
 from app.models.open_models import OpenModels
 from app.notices import Notices
 from app.rig.live_rig import LiveRig
+from engine.base.errors import LayoutError
+from engine.base.language import tr
 from engine.devices.device import Rig
-from engine.errors import LayoutError
-from engine.fit.strategies.fewest import initial_layout
-from engine.language import tr
-from engine.layout.layout import Layout, split_evenly
-from engine.layout.layout_file import LayoutFile, encode_layout, parse_layout, read_layout, write_layout
-from engine.plan.plan import Plan
+from engine.planning.fit.strategies.fewest import initial_layout
+from engine.planning.layout.layout import Layout, split_evenly
+from engine.planning.layout.layout_file import LayoutFile, encode_layout, parse_layout, read_layout, write_layout
+from engine.planning.plan.plan import Plan
 
 
 class Layouts(QObject):

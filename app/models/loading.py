@@ -8,13 +8,13 @@ from PySide6.QtCore import QObject, Signal
 
 from app.models.engine_bridge import EngineBridge
 from app.rig.calibrator import Calibrator
-from engine.chats.answer import loss_words
-from engine.fit.proposal import Proposal
-from engine.gguf.model_file import ModelFile
-from engine.language import tr
-from engine.plan.edit import Edit
-from engine.plan.preview import LoadedLayout
-from engine.protocol.messages import (
+from engine.base.language import tr
+from engine.chat.answer import loss_words
+from engine.model.gguf.model_file import ModelFile
+from engine.planning.fit.proposal import Proposal
+from engine.planning.plan.edit import Edit
+from engine.planning.plan.preview import LoadedLayout
+from engine.runtime.protocol.messages import (
     AnyModelRequest,
     CountTokens,
     Generate,
@@ -23,11 +23,11 @@ from engine.protocol.messages import (
     SaveSequence,
     Tokenise,
 )
-from engine.session.events import Cancelled, Crashed, Done, Failed, Loaded, OutOfMemory
-from engine.session.load_order import LoadOrder
-from engine.session.snapshot import Snapshot
-from engine.session.state import LoadedInfo
-from engine.session.status import Fault, Phase
+from engine.runtime.session.events import Cancelled, Crashed, Done, Failed, Loaded, OutOfMemory
+from engine.runtime.session.load_order import LoadOrder
+from engine.runtime.session.snapshot import Snapshot
+from engine.runtime.session.state import LoadedInfo
+from engine.runtime.session.status import Fault, Phase
 
 ENGINE_ENDED = tr("The engine ended in the middle of this answer: Last load says how.")
 """The report has all of it; beside an answer it would push the words away."""

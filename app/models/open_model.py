@@ -10,11 +10,11 @@ from app.models.conversation import Conversation
 from app.models.document import Sheet
 from app.models.loading import Loading
 from app.rig.calibrator import Calibrator
-from engine.fit.loaded_models import UNTIL_UNLOADED_S, HeldModel, held_bytes
-from engine.gguf.model_file import FileIdentity, ModelFile
-from engine.plan.edit import Edit
-from engine.session.status import ModelStatus, Phase
-from engine.telemetry.processes import is_local
+from engine.devices.telemetry.processes import is_local
+from engine.model.gguf.model_file import FileIdentity, ModelFile
+from engine.planning.fit.loaded_models import UNTIL_UNLOADED_S, HeldModel, held_bytes
+from engine.planning.plan.edit import Edit
+from engine.runtime.session.status import ModelStatus, Phase
 
 
 class OpenModel(QObject):

@@ -11,9 +11,9 @@ from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.models.open_model import OpenModel
 from app.rig.calibrator import Calibrator
-from engine.fit.loaded_models import HeldModel, expired, next_expiry_s
-from engine.gguf.model_file import FileIdentity, ModelFile
-from engine.session.status import Phase
+from engine.model.gguf.model_file import FileIdentity, ModelFile
+from engine.planning.fit.loaded_models import HeldModel, expired, next_expiry_s
+from engine.runtime.session.status import Phase
 
 _LONGEST_WAIT_MS = 3_600_000
 """A timer's milliseconds are 32 bits; a later expiry is looked at again."""

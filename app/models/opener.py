@@ -21,17 +21,17 @@ from app.notices import Notices
 from app.rig.lab import Lab
 from app.rig.live_rig import LiveRig
 from app.settings import KeptSideFiles, Settings
+from engine.base.errors import EngineError
+from engine.base.language import tr
+from engine.base.units import format_bytes
 from engine.devices.device import Rig
-from engine.errors import EngineError
-from engine.fit.strategies.fewest import initial_layout
-from engine.gguf.model_file import file_type_name
-from engine.language import tr
-from engine.memory.effort import limited
-from engine.plan.decisions.context_length import default_context
-from engine.plan.edit import Edit
-from engine.plan.plan import Plan
-from engine.plan.preview import PreviewTables, make_preview
-from engine.units import format_bytes
+from engine.model.gguf.model_file import file_type_name
+from engine.planning.fit.strategies.fewest import initial_layout
+from engine.planning.memory.effort import limited
+from engine.planning.plan.decisions.context_length import default_context
+from engine.planning.plan.edit import Edit
+from engine.planning.plan.plan import Plan
+from engine.planning.plan.preview import PreviewTables, make_preview
 from widgets.library.recent_models import RecentModel
 
 OPENING_SECONDS = 10.0

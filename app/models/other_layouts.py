@@ -13,8 +13,8 @@ from app.models.open_models import OpenModels
 from app.models.unloader import Unloader
 from app.notices import Notices
 from app.rig.live_rig import LiveRig
-from engine.language import tr
-from engine.memory.estimate import grade_words
+from engine.base.language import tr
+from engine.planning.memory.estimate import grade_words
 
 
 class OtherLayouts(QObject):

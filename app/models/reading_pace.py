@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from engine.downloads.job import time_words
-from engine.language import tr
-from engine.session.events import Reading
+from engine.base.language import tr
+from engine.library.downloads.job import time_words
+from engine.runtime.session.events import Reading
 
 KNOWN_AFTER_S = 1.0
 """Before that there may be a single batch, which is not enough for an estimate."""

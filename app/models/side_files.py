@@ -14,11 +14,11 @@ from app.background import Background
 from app.models.document import LayoutDocument
 from app.notices import Notices
 from app.settings import KeptAdapter, KeptSideFiles, Settings
-from engine.errors import EngineError
-from engine.gguf.model_file import FileIdentity, ModelFile, identify
-from engine.gguf.reader import read_model
-from engine.language import tr
-from engine.memory.side_files import Adapter, Projector, SideFiles, read_adapter, read_projector
+from engine.base.errors import EngineError
+from engine.base.language import tr
+from engine.model.gguf.model_file import FileIdentity, ModelFile, identify
+from engine.model.gguf.reader import read_model
+from engine.planning.memory.side_files import Adapter, Projector, SideFiles, read_adapter, read_projector
 from widgets.controls.settings_dialog import AdapterScale
 
 _Found = TypeVar("_Found", Projector, Adapter)

@@ -17,17 +17,25 @@ from app.notices import Notices
 from app.paths import speeds_path
 from app.rig.live_rig import LiveRig
 from app.timed_answer import timed_answer
+from engine.base.errors import EngineError
+from engine.base.language import tr
 from engine.devices.device import Rig
-from engine.errors import EngineError
-from engine.fit.speed_book import SpeedBook, read_speed_book, speed_key, write_speed_book
-from engine.language import tr
-from engine.memory.model_memory import ModelMemory
-from engine.plan.edit import Edit
-from engine.plan.plan import Plan
-from engine.rigs.speeds import BareSpeeds, bare_speed, card_links, known_speeds, learnt, measured_book, speed_lines
-from engine.session.events import Done
-from engine.speed.answers import MIN_TOKENS
-from engine.speed.speeds import NO_MEASUREMENTS, Speeds
+from engine.machines.rigs.speeds import (
+    BareSpeeds,
+    bare_speed,
+    card_links,
+    known_speeds,
+    learnt,
+    measured_book,
+    speed_lines,
+)
+from engine.planning.fit.speed_book import SpeedBook, read_speed_book, speed_key, write_speed_book
+from engine.planning.memory.model_memory import ModelMemory
+from engine.planning.plan.edit import Edit
+from engine.planning.plan.plan import Plan
+from engine.planning.speed.answers import MIN_TOKENS
+from engine.planning.speed.speeds import NO_MEASUREMENTS, Speeds
+from engine.runtime.session.events import Done
 
 _log = logging.getLogger("layerdeck.speeds")
 _KEPT_ANSWERS = 256

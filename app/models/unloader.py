@@ -11,8 +11,8 @@ from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
 from app.notices import Notices
 from app.rig.lab import Lab
-from engine.gguf.model_file import FileIdentity
-from engine.language import tr
+from engine.base.language import tr
+from engine.model.gguf.model_file import FileIdentity
 
 MAX_WAIT_S = 5.0
 """For models on the lab's workers to end, before the workers do."""

@@ -10,11 +10,11 @@ from PySide6.QtCore import QObject
 from app.background import Background
 from app.paths import calibration_path
 from app.rig.live_rig import LiveRig
+from engine.base.errors import EngineError
 from engine.devices.device import CPU_ID, Rig
-from engine.errors import EngineError
-from engine.fit.calibration import NO_CALIBRATION, Calibration, read_calibration, write_calibration
-from engine.session.events import Loaded
-from engine.telemetry.sample import Sample
+from engine.devices.telemetry.sample import Sample
+from engine.planning.fit.calibration import NO_CALIBRATION, Calibration, read_calibration, write_calibration
+from engine.runtime.session.events import Loaded
 
 _log = logging.getLogger("layerdeck.calibration")
 

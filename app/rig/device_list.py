@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from app.rig.limit_book import LimitBook
 from engine.devices.device import Device, Rig
-from engine.rigs.check_book import CheckBook
+from engine.machines.rigs.check_book import CheckBook
 
 _LocalKey = tuple[str, str | None]
 """Id and PCI id: a card of the same name in another slot is another card."""

@@ -17,14 +17,14 @@ from app.rig.lab import Lab
 from app.rig.limit_book import LimitBook
 from app.rig.live_rig import LiveRig
 from app.rig.peers import Peers
+from engine.base.errors import RigError
+from engine.base.language import tr
 from engine.devices.device import Device, Rig
 from engine.devices.endpoint import parse_endpoint
 from engine.devices.rig_file import read_rig, write_rig
-from engine.errors import RigError
-from engine.language import tr
-from engine.rigs.check_book import CheckBook, read_check_book
-from engine.rigs.discovery import discover, find_workers
-from engine.rigs.self_test import keep_verdict, try_repeated
+from engine.machines.rigs.check_book import CheckBook, read_check_book
+from engine.machines.rigs.discovery import discover, find_workers
+from engine.machines.rigs.self_test import keep_verdict, try_repeated
 
 
 class DeviceSearch(QObject):

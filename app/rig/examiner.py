@@ -16,14 +16,14 @@ from app.packs import pack_keeper
 from app.paths import calibration_path, engine_checks_path, self_test_path, speeds_path
 from app.rig.device_search import DeviceSearch
 from app.rig.live_rig import LiveRig
-from engine.cancellation import CancelToken
+from engine.base.cancellation import CancelToken
+from engine.base.errors import EngineError
+from engine.base.language import tr
 from engine.devices.device import Rig
-from engine.doctor.machine import Files, Machine, personal_names
-from engine.doctor.report import Progress, Report, examine, without_names, write_report
-from engine.errors import EngineError
-from engine.fit.calibration import Calibration, read_calibration
-from engine.fit.speed_book import SpeedBook, read_speed_book
-from engine.language import tr
+from engine.machines.doctor.machine import Files, Machine, personal_names
+from engine.machines.doctor.report import Progress, Report, examine, without_names, write_report
+from engine.planning.fit.calibration import Calibration, read_calibration
+from engine.planning.fit.speed_book import SpeedBook, read_speed_book
 
 _END_S = 10.0
 

@@ -10,11 +10,11 @@ from PySide6.QtCore import QObject, Qt, Signal
 from app.background import Background
 from app.notices import Notices
 from app.rig.live_rig import LiveRig
+from engine.base.errors import EngineError
+from engine.base.language import tr
 from engine.devices.device import Rig
-from engine.errors import EngineError
-from engine.language import tr
-from engine.rigs.lab import LabRig
-from engine.telemetry.processes import WorkerProcess
+from engine.devices.telemetry.processes import WorkerProcess
+from engine.machines.rigs.lab import LabRig
 
 _log = logging.getLogger("layerdeck.rig")
 

@@ -8,7 +8,7 @@ import msgspec
 
 from app.settings import Settings
 from engine.devices.device import Device
-from engine.fit.calibration import device_key
+from engine.planning.fit.calibration import device_key
 
 MAX_DEVICES = 64
 

@@ -9,15 +9,15 @@ from dataclasses import replace
 from PySide6.QtCore import QObject, Signal
 
 from app.rig.device_list import DeviceList
+from engine.base.language import tr
+from engine.base.units import MIB
 from engine.devices.device import CPU_ID, Device, Rig
-from engine.fit.calibration import NO_CALIBRATION, Calibration
-from engine.fit.loaded_models import HeldModel, rig_beside
-from engine.gguf.model_file import FileIdentity
-from engine.language import tr
-from engine.protocol.messages import DeviceMemoryReading
-from engine.rigs.discovery import host_device
-from engine.telemetry.sample import Sample
-from engine.units import MIB
+from engine.devices.telemetry.sample import Sample
+from engine.machines.rigs.discovery import host_device
+from engine.model.gguf.model_file import FileIdentity
+from engine.planning.fit.calibration import NO_CALIBRATION, Calibration
+from engine.planning.fit.loaded_models import HeldModel, rig_beside
+from engine.runtime.protocol.messages import DeviceMemoryReading
 
 FREE_STEP_BYTES = 16 * MIB
 """Free memory is followed in steps of this size, so that forecasts do not flicker with every page that moves."""

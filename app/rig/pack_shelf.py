@@ -12,11 +12,11 @@ from app.background import Background
 from app.notices import Notices
 from app.packs import pack_keeper
 from app.rig.device_search import DeviceSearch
-from engine.cancellation import CancelToken
-from engine.errors import EngineError
-from engine.language import tr
-from engine.packs.store import ListedPack
-from engine.rigs.pack_keeper import PackKeeper
+from engine.base.cancellation import CancelToken
+from engine.base.errors import EngineError
+from engine.base.language import tr
+from engine.devices.packs.store import ListedPack
+from engine.machines.rigs.pack_keeper import PackKeeper
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,14 +16,14 @@ from app.notices import Notices
 from app.paths import engine_checks_path, identity_path, pairings_path
 from app.rig.limit_book import LimitBook
 from app.rig.live_rig import LiveRig
+from engine.base.errors import ArgumentError, EngineError, RigError
+from engine.base.language import tr
 from engine.devices.device import Device, Rig
 from engine.devices.endpoint import parse_endpoint
-from engine.errors import ArgumentError, EngineError, RigError
-from engine.language import tr
-from engine.protocol.network import NearbyMachine
-from engine.rigs.discovery import Peer, find_peer
-from engine.tunnel.pairings import Pairing, PairingBook
-from engine.tunnel.tunnels import NearbySearch, Tunnels
+from engine.machines.rigs.discovery import Peer, find_peer
+from engine.machines.tunnel.pairings import Pairing, PairingBook
+from engine.machines.tunnel.tunnels import NearbySearch, Tunnels
+from engine.runtime.protocol.network import NearbyMachine
 
 INTERFACES_VARIABLE = "LAYERDECK_INTERFACES"
 """Addresses of this machine, separated by commas, on which others are looked for; without it, all."""
@@ -128,8 +128,8 @@ class Peers(QObject):
 
         def exchange() -> Pairing:
             # Takes a while to import, and most windows never pair.
-            from engine.tunnel.calling import pair_with
-            from engine.tunnel.identity import read_identity
+            from engine.machines.tunnel.calling import pair_with
+            from engine.machines.tunnel.identity import read_identity
 
             try:
                 pairing = pair_with(endpoint, code, read_identity(self._identity), platform.node() or "unnamed")

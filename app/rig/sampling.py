@@ -8,10 +8,10 @@ from PySide6.QtCore import QObject, Qt, Signal
 
 from app.rig.lab import Lab
 from app.rig.live_rig import LiveRig
-from engine.language import tr
-from engine.telemetry.headroom import Alert, AlertKind, HeadroomWatch
-from engine.telemetry.sample import Sample
-from engine.telemetry.sampler import DeviceReadings, Sampler
+from engine.base.language import tr
+from engine.devices.telemetry.headroom import Alert, AlertKind, HeadroomWatch
+from engine.devices.telemetry.sample import Sample
+from engine.devices.telemetry.sampler import DeviceReadings, Sampler
 from widgets.devices.readings import CardAlert
 
 STOP_S = 0.5

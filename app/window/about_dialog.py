@@ -24,11 +24,11 @@ from PySide6.QtWidgets import (
 
 from app.packs import pack_keeper
 from app.paths import APPLICATION, chats_path, fetched_models_path, kept_states_path, log_path, settings_path
+from engine.base.engine_build import engine_build
+from engine.base.language import tr
 from engine.devices.device import Rig
-from engine.doctor.installed import backends_built
-from engine.engine_build import engine_build
-from engine.language import tr
-from engine.packs.store import ListedPack
+from engine.devices.packs.store import ListedPack
+from engine.machines.doctor.installed import backends_built
 from resources.loader import folder
 from widgets.common.roles import plain_label
 

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 from PySide6.QtCore import QObject, Qt
 from PySide6.QtWidgets import QDialog, QFileDialog, QWidget
 
-from engine.language import tr
+from engine.base.language import tr
 
 MODEL_FILTER = tr("GGUF models (*.gguf);;All files (*)")
 LAYOUT_FILTER = tr("Layouts (*.json);;All files (*)")

@@ -11,7 +11,7 @@ from PySide6.QtGui import QImage, QKeySequence, QShortcut, QTextCursor, QTextDoc
 from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QListWidget, QListWidgetItem, QTextBrowser, QVBoxLayout, QWidget
 
 from app.window.main_window import SCREEN_ROOM, MainWindow
-from engine.language import tr
+from engine.base.language import tr
 from resources.loader import handbook
 
 FIRST_PAGE = "README"

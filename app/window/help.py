@@ -13,8 +13,8 @@ from app.background import Background
 from app.notices import Notices
 from app.paths import log_path
 from app.window.main_window import MainWindow
+from engine.base.language import tr
 from engine.devices.device import Rig
-from engine.language import tr
 from widgets.common.roles import plain_label
 from widgets.layout_editor.keyboard import KEYS
 

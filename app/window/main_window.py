@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QDockWidget, QMainWindow, QMenu, QStackedWidget, Q
 
 from app.settings import Settings
 from app.window.status_line import StatusLine
-from engine.language import tr
+from engine.base.language import tr
 from widgets.chat.chat_view import ChatView
 from widgets.common.palette import Palette
 from widgets.controls.settings_bar import SettingsBar

@@ -24,9 +24,9 @@ from app.settings import Settings
 from app.theme import THEME_NAMES, Theme, ThemeName
 from app.window.actions import SEPARATOR, Actions, Command, MenuEntries, Switch
 from app.window.arrangement import Arrangement
+from app.window.chat.shelf_presenter import TransferPresenter
 from app.window.questions import Questions
-from app.window.shelf_presenter import TransferPresenter
-from engine.language import LANGUAGES, tr
+from engine.base.language import LANGUAGES, tr
 
 _Key = QKeySequence.StandardKey
 _Do = Callable[[], None]

@@ -14,8 +14,8 @@ from app.rig.device_search import DeviceSearch, RigFiles
 from app.rig.lab import Lab
 from app.settings import Settings
 from app.window import dialogs
-from app.window.rig_dialogs import ask_lab_caps, ask_remote_endpoint
-from engine.language import tr
+from app.window.devices.rig_dialogs import ask_lab_caps, ask_remote_endpoint
+from engine.base.language import tr
 
 
 class Questions(QObject):

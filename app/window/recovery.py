@@ -18,12 +18,12 @@ from app.models.opener import ModelOpener
 from app.notices import Notices
 from app.run_marks import EndedRun, OpenedModel, RunMarks
 from app.window import dialogs
-from engine.errors import ArgumentError
-from engine.files import write_whole
-from engine.gguf.model_file import ModelFile
-from engine.language import tr
-from engine.layout.layout_file import LayoutFile, encode_layout
-from engine.plan.edit import Edit
+from engine.base.errors import ArgumentError
+from engine.base.files import write_whole
+from engine.base.language import tr
+from engine.model.gguf.model_file import ModelFile
+from engine.planning.layout.layout_file import LayoutFile, encode_layout
+from engine.planning.plan.edit import Edit
 
 REPORT_FILTER = tr("Reports (*.txt);;All files (*)")
 OPENED = tr("What was open is opened again; conversations are as they were written last.")

@@ -6,7 +6,7 @@ from PySide6.QtCore import QTimer
 from PySide6.QtWidgets import QWidget
 
 from app.notices import Notice
-from engine.language import tr
+from engine.base.language import tr
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.roles import set_role
 

@@ -41,8 +41,8 @@ from app.rig.examiner import Examiner
 from app.rig.sampling import Watchman
 from app.settings import Settings
 from app.wiring.rig import RigParts, make_rig
-from engine.images.formula import FormulaProcess
-from engine.session.status import Phase
+from engine.runtime.media.images.formula import FormulaProcess
+from engine.runtime.session.status import Phase
 from widgets.markdown.formulas import Formula, FormulaKey
 from widgets.markdown.typesetter import Typesetter
 

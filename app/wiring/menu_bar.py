@@ -9,6 +9,12 @@ from app.chats.transfer import ChatTransfer
 from app.theme import Theme
 from app.window.actions import Actions
 from app.window.arrangement import Arranger
+from app.window.chat.prompt_presenter import PromptPresenter
+from app.window.chat.shelf_presenter import KeptCachesPresenter, TransferPresenter
+from app.window.chat.side_by_side import SideBySide
+from app.window.devices.nearby_dialog import NearbyPresenter
+from app.window.devices.packs_dialog import PacksPresenter
+from app.window.devices.rig_presenter import KeptWeightsPresenter
 from app.window.help import open_log, show_about, show_handbook, show_keys
 from app.window.main_window import MainWindow
 from app.window.menus import (
@@ -24,13 +30,7 @@ from app.window.menus import (
     view_menu,
 )
 from app.window.model_views import ModelViews
-from app.window.nearby_dialog import NearbyPresenter
-from app.window.packs_dialog import PacksPresenter
-from app.window.prompt_presenter import PromptPresenter
 from app.window.questions import Questions
-from app.window.rig_presenter import KeptWeightsPresenter
-from app.window.shelf_presenter import KeptCachesPresenter, TransferPresenter
-from app.window.side_by_side import SideBySide
 from app.wiring.desk import Desk
 
 

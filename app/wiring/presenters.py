@@ -10,22 +10,22 @@ from app.run_marks import RunMarks
 from app.theme import Theme
 from app.window.actions import Actions
 from app.window.arrangement import Arrangement, Arranger
-from app.window.auto_layout_presenter import AutoLayoutPresenter
-from app.window.chat_presenter import ChatPresenter
-from app.window.chat_settings_presenter import ChatSettingsPresenter
-from app.window.code_saver import CodeSaver
-from app.window.find_presenter import FindPresenter
-from app.window.layout_presenter import LayoutPresenter
-from app.window.library_presenter import LibraryPresenter
-from app.window.load_presenter import LoadPresenter, LoadReportPresenter
+from app.window.chat.chat_presenter import ChatPresenter
+from app.window.chat.chat_settings_presenter import ChatSettingsPresenter
+from app.window.chat.code_saver import CodeSaver
+from app.window.chat.prompt_presenter import ChoicesPresenter
+from app.window.chat.shelf_presenter import ShelfPresenter
+from app.window.devices.rig_presenter import RigPresenter
+from app.window.layout.auto_layout_presenter import AutoLayoutPresenter
+from app.window.layout.layout_presenter import LayoutPresenter
+from app.window.layout.settings_presenter import SettingsPresenter
+from app.window.library.find_presenter import FindPresenter
+from app.window.library.library_presenter import LibraryPresenter
+from app.window.library.model_presenter import ModelPresenter
+from app.window.load.load_presenter import LoadPresenter, LoadReportPresenter
 from app.window.main_window import MainWindow
-from app.window.model_presenter import ModelPresenter
 from app.window.model_views import ModelView, ModelViews
-from app.window.prompt_presenter import ChoicesPresenter
 from app.window.questions import Questions
-from app.window.rig_presenter import RigPresenter
-from app.window.settings_presenter import SettingsPresenter
-from app.window.shelf_presenter import ShelfPresenter
 from app.wiring.desk import Desk
 from widgets.chat.chat_pane import ChatPane
 
@@ -132,7 +132,7 @@ def make_library_presenter(main: MainWindow, desk: Desk, questions: Questions) -
 def present_welcome(main: MainWindow, desk: Desk, questions: Questions, library: LibraryPresenter) -> None:
     """Begin with the first page where no model was ever opened."""
     if not desk.settings.recent_models:
-        from app.window.welcome_presenter import WelcomePresenter
+        from app.window.library.welcome_presenter import WelcomePresenter
 
         WelcomePresenter(
             main,

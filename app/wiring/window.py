@@ -14,14 +14,14 @@ from app.settings import Settings
 from app.theme import Theme
 from app.window.actions import Actions
 from app.window.arrangement import FirstPicture, make_first_picture
-from app.window.auto_layout_presenter import AutoLayoutPresenter
-from app.window.doctor_dialog import DoctorPresenter
-from app.window.library_presenter import LibraryPage, LibraryPresenter
+from app.window.devices.doctor_dialog import DoctorPresenter
+from app.window.layout.auto_layout_presenter import AutoLayoutPresenter
+from app.window.layout.settings_presenter import SettingsPresenter
+from app.window.library.library_presenter import LibraryPage, LibraryPresenter
+from app.window.library.model_presenter import ModelPresenter
 from app.window.main_window import MainWindow
-from app.window.model_presenter import ModelPresenter
 from app.window.model_views import ModelViews
 from app.window.questions import Questions
-from app.window.settings_presenter import SettingsPresenter
 from app.wiring.desk import Desk, make_desk
 from app.wiring.menu_bar import make_actions
 from app.wiring.presenters import (

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from engine.gguf.model_file import FileIdentity
-from engine.language import tr
-from engine.units import MIB, format_bytes
+from engine.base.language import tr
+from engine.base.units import MIB, format_bytes
+from engine.model.gguf.model_file import FileIdentity
 
 CPU_ID = "CPU"
 """The host's id: always there, always last in lists of devices."""

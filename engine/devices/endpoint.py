@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import IPv4Address
 
-from engine.cancellation import CancelToken
-from engine.language import tr
-from engine.texts import show
+from engine.base.cancellation import CancelToken
+from engine.base.language import tr
+from engine.base.texts import show
 
 DEFAULT_TIMEOUT_S = 2.0
 # From ggml-rpc.cpp (rpc_cmd, the rpc_msg_* structs, RPC_CONN_CAPS_SIZE) and ggml-rpc.h (RPC_PROTO_*_VERSION).

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from engine.language import tr
-from engine.units import format_bytes
+from engine.base.language import tr
+from engine.base.units import format_bytes
 
 
 class MemoryHolder(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from engine.control_groups import OWN, ROOT, ControlGroup, control_groups
+from engine.base.control_groups import OWN, ROOT, ControlGroup, control_groups
 
 _FILES = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),

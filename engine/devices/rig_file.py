@@ -6,6 +6,9 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from engine.base.errors import RigError
+from engine.base.json_file import JsonObject, encode_document, parse_document, read_file, write_file
+from engine.base.language import tr
 from engine.devices.device import (
     CPU_ID,
     DEVICE_KINDS,
@@ -20,10 +23,7 @@ from engine.devices.device import (
     make_host,
 )
 from engine.devices.endpoint import MAX_ALIGNMENT_BYTES, parse_endpoint
-from engine.errors import RigError
-from engine.gguf.quoting import clean
-from engine.json_file import JsonObject, encode_document, parse_document, read_file, write_file
-from engine.language import tr
+from engine.model.gguf.quoting import clean
 
 VERSION = 1
 MAX_ENDPOINT_DEVICE = 63

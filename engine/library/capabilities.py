@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from engine.architectures.registry import find_architecture
-from engine.gguf.model_file import MetadataValue
-from engine.language import tr
+from engine.base.language import tr
+from engine.model.architectures.registry import find_architecture
+from engine.model.gguf.model_file import MetadataValue
 
 CAPABILITIES = ("images", "sound", "tools", "thinking", "embeddings")
 """In the order in which they are shown."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.language import tr
+from engine.base.language import tr
 from engine.library.facts import Facts
 from engine.library.names import FileName, Role, parse_name
 from engine.library.stores import Store

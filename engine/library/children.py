@@ -15,10 +15,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
-from engine.cancellation import CancelToken
+from engine.base.cancellation import CancelToken
+from engine.base.errors import EngineError, LibraryError
+from engine.base.programs import child_argv
 from engine.devices.device import Rig
-from engine.errors import EngineError, LibraryError
-from engine.fit.strategies.constraints import Constraints
 from engine.library.facts import Facts, fingerprint
 from engine.library.fit import Fit
 from engine.library.names import role_of
@@ -35,12 +35,12 @@ from engine.library.orders import (
     plan_order,
     read_order,
 )
-from engine.process.outcome import EndReason
-from engine.process.questions import Questions
-from engine.programs import child_argv
-from engine.protocol.effort import WorkTicks
-from engine.protocol.messages import Message
-from engine.protocol.pipe import Limits, limit_work, run_child
+from engine.planning.fit.strategies.constraints import Constraints
+from engine.runtime.process.outcome import EndReason
+from engine.runtime.process.questions import Questions
+from engine.runtime.protocol.effort import WorkTicks
+from engine.runtime.protocol.messages import Message
+from engine.runtime.protocol.pipe import Limits, limit_work, run_child
 
 MAX_BREAKDOWNS = 64
 """So many processes may end before their time in one order: then it is not the files."""
@@ -216,8 +216,8 @@ def _read(order: ReadHeaders, answers: Answers) -> None:
 
 
 def _plan(order: PlanModels, answers: Answers) -> None:
-    from engine.gguf.reader import read_model
     from engine.library.fitting import find_fit, unknown_fit
+    from engine.model.gguf.reader import read_model
 
     for number, encoded in enumerate(order.models):
         try:

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from engine.base.units import format_bytes
 from engine.library.census import Census
 from engine.library.entry import Entry, Quantisation
 from engine.library.fit import Fit, fit_words, speed_words
 from engine.library.listed import Listed
-from engine.units import format_bytes
 
 
 class FitDocument(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.cancellation import CancelToken
+from engine.base.cancellation import CancelToken
+from engine.base.units import MIB
 from engine.library.census import FoundFile
-from engine.units import MIB
 
 _READ_BYTES = 4 * MIB
 

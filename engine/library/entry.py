@@ -7,12 +7,12 @@ from pathlib import Path
 
 import msgspec
 
-from engine.gguf.file_names import bits_of
-from engine.language import tr
+from engine.base.language import tr
 from engine.library.capabilities import CAPABILITIES
 from engine.library.census import FoundFile
 from engine.library.facts import Facts
 from engine.library.names import Role
+from engine.model.gguf.file_names import bits_of
 
 _USUAL_TAGS = ("Q4_K_M", "Q8_0")
 """What is proposed of several quantisations, as llama.cpp does."""

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import msgspec
 
-from engine.errors import ModelFileError
-from engine.files import open_regular
-from engine.gguf.byte_source import open_source
-from engine.gguf.header import FileHeader, skim_header
-from engine.gguf.model_file import MetadataValue, mix_name
-from engine.gguf.quoting import clean
+from engine.base.errors import ModelFileError
+from engine.base.files import open_regular
 from engine.library.capabilities import capabilities_of
 from engine.library.names import ROLES, Role, role_of
+from engine.model.gguf.byte_source import open_source
+from engine.model.gguf.header import FileHeader, skim_header
+from engine.model.gguf.model_file import MetadataValue, mix_name
+from engine.model.gguf.quoting import clean
 
 READERS = 8
 """Headers that are read at a time: disks answer several questions in the time of one."""

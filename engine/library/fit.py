@@ -6,8 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from engine.base.language import tr
 from engine.devices.device import CPU_ID
-from engine.language import tr
 
 FitKind = Literal["devices", "split", "cpu", "disk", "no", "unknown"]
 """All layers on devices; some, or all, on the CPU; more on the CPU than its memory, read from disk again and again;

@@ -6,19 +6,19 @@ from collections import Counter
 
 import msgspec
 
+from engine.base.errors import EngineError
+from engine.base.units import format_bytes
 from engine.devices.device import CPU_ID, Rig
-from engine.errors import EngineError
-from engine.fit.strategies.catalogue import find_strategy
-from engine.fit.strategies.constraints import AutoLayout, Constraints
-from engine.fit.strategies.fastest import predict_layout
-from engine.gguf.model_file import ModelFile
 from engine.library.fit import Fit
-from engine.memory.model_memory import ModelMemory
-from engine.plan.decisions.context_length import default_context
-from engine.plan.edit import Edit
-from engine.plan.plan import Plan
-from engine.plan.report import FitReport
-from engine.units import format_bytes
+from engine.model.gguf.model_file import ModelFile
+from engine.planning.fit.strategies.catalogue import find_strategy
+from engine.planning.fit.strategies.constraints import AutoLayout, Constraints
+from engine.planning.fit.strategies.fastest import predict_layout
+from engine.planning.memory.model_memory import ModelMemory
+from engine.planning.plan.decisions.context_length import default_context
+from engine.planning.plan.edit import Edit
+from engine.planning.plan.plan import Plan
+from engine.planning.plan.report import FitReport
 
 SHORTEST_CONTEXT = 2048
 """Tokens below which a model is of little use: it does not fit then."""

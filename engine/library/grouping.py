@@ -8,11 +8,11 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from engine.gguf.file_names import split_tag
 from engine.library.census import FoundFile
 from engine.library.entry import Copy, Entry, Quantisation, SideFile
 from engine.library.facts import Facts
 from engine.library.names import Role, normal
+from engine.model.gguf.file_names import split_tag
 
 _SHARED_AT_LEAST = {"lm_studio": 2, "huggingface": 1}
 """Folders below a store's root that a side file and its model share: repositories are strangers to each other."""

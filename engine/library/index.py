@@ -16,15 +16,15 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from engine.errors import LibraryError
-from engine.json_file import UNREADABLE
-from engine.language import tr
+from engine.base.errors import LibraryError
+from engine.base.json_file import UNREADABLE
+from engine.base.language import tr
+from engine.base.sqlite_file import FAULTS, is_damage, put_aside
+from engine.base.texts import shorten
 from engine.library.census import Census
 from engine.library.facts import Facts
 from engine.library.fit import Fit
 from engine.library.notes import NO_NOTES, KeptDocument, Notes
-from engine.sqlite_file import FAULTS, is_damage, put_aside
-from engine.texts import shorten
 
 SCHEMA_VERSION = 1
 MAX_OPENED = 200

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from engine.cancellation import CancelToken
-from engine.errors import LibraryError
-from engine.language import tr
+from engine.base.cancellation import CancelToken
+from engine.base.errors import LibraryError
+from engine.base.language import tr
 from engine.library.census import Census, Changes, FoundFile, compare, with_missing
 from engine.library.children import read_headers
 from engine.library.facts import Facts, fingerprint

@@ -8,8 +8,8 @@ from typing import Literal
 
 import msgspec
 
-from engine.gguf.file_names import side_role_of, split_tag
-from engine.gguf.parts import parse_part_name
+from engine.model.gguf.file_names import side_role_of, split_tag
+from engine.model.gguf.parts import parse_part_name
 
 Role = Literal["model", "projector", "draft", "adapter", "imatrix", "other"]
 ROLES: tuple[Role, ...] = ("model", "projector", "draft", "adapter", "imatrix", "other")

@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from engine.files import read_at_most
-from engine.json_file import UNREADABLE
+from engine.base.files import read_at_most
+from engine.base.json_file import UNREADABLE
 from engine.library.census import FoundFile, found_file
 from engine.library.names import Role
 from engine.library.stores import Store

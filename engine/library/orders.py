@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from engine.devices.device import Rig
-from engine.fit.strategies.constraints import Constraints
 from engine.library.facts import Facts
 from engine.library.fit import Fit
-from engine.protocol.messages import Failure, Hello, Message, Request
-from engine.settings.context_settings import KvType
-from engine.speed.speeds import Speeds
+from engine.planning.fit.strategies.constraints import Constraints
+from engine.planning.settings.context_settings import KvType
+from engine.planning.speed.speeds import Speeds
+from engine.runtime.protocol.messages import Failure, Hello, Message, Request
 
 
 class ReadHeaders(Request, frozen=True, tag="read_headers", kw_only=True):

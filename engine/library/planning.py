@@ -10,12 +10,12 @@ from pathlib import Path
 
 import msgspec
 
+from engine.base.units import MIB
 from engine.devices.device import Device, Rig
-from engine.fit.strategies.constraints import Constraints
 from engine.library.entry import Entry
 from engine.library.fit import Fit
-from engine.speed.speeds import Speeds
-from engine.units import MIB
+from engine.planning.fit.strategies.constraints import Constraints
+from engine.planning.speed.speeds import Speeds
 
 FIT_VERSION = 2
 """Goes up where a forecast of the same model on the same rig would be another one: kept results are then not used."""

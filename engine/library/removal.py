@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.errors import LibraryError
-from engine.json_file import UNREADABLE
-from engine.language import tr
+from engine.base.errors import LibraryError
+from engine.base.json_file import UNREADABLE
+from engine.base.language import tr
+from engine.base.units import format_bytes
 from engine.library.census import FoundFile
 from engine.library.entry import Copy, Entry, Quantisation
 from engine.library.ollama import blobs_of, manifest_paths
 from engine.library.walking import Walk
-from engine.units import format_bytes
 
 _SHARED_STORE = ".huggingface-shared-blobs"
 

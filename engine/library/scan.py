@@ -11,13 +11,13 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from engine.files import read_at_most
-from engine.gguf.parts import parse_part_name
-from engine.language import tr
+from engine.base.files import read_at_most
+from engine.base.language import tr
 from engine.library.census import Census, FoundFile, Problem, found_file
 from engine.library.ollama import scan_ollama
 from engine.library.stores import Store
 from engine.library.walking import NOT_READABLE, Walk, is_text
+from engine.model.gguf.parts import parse_part_name
 
 _REPOSITORY = re.compile(r"models--(.+?)--(.+)")
 _SHA256 = re.compile(r"[0-9a-f]{64}")

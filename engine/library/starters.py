@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from engine.base.language import tr
 from engine.devices.device import Rig
-from engine.language import tr
 
 N_OFFERED = 3
 _WORKING_ROOM = 1.3

@@ -8,8 +8,8 @@ from typing import Literal
 
 import msgspec
 
-from engine.files import hugging_face_cache
-from engine.language import tr
+from engine.base.files import hugging_face_cache
+from engine.base.language import tr
 
 StoreKind = Literal["folder", "huggingface", "llama_cpp", "lm_studio", "ollama", "opened"]
 

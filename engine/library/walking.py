@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engine.gguf.quoting import quote
-from engine.language import tr
+from engine.base.language import tr
 from engine.library.names import is_wanted
+from engine.model.gguf.quoting import quote
 
 MAX_DEPTH = 12
 """Folders below the root that are looked into."""

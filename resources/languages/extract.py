@@ -25,7 +25,7 @@ _LETTER = re.compile(r"(?<!&)&(?=[^&\s])")
 _PATTERNS = re.compile(r"\(\*[^)]*\)")
 """Patterns of file names, as dialogs take them."""
 _FORMS = {"tr": 1, "tr_count": 2}
-"""The functions that texts go through (`engine/language.py`), and how many texts each takes."""
+"""The functions that texts go through (`engine/base/language.py`), and how many texts each takes."""
 
 
 def texts_in_code(root: Path = ROOT) -> tuple[Entry, ...]:
@@ -38,7 +38,7 @@ def texts_in_code(root: Path = ROOT) -> tuple[Entry, ...]:
     for path in sorted(path for folder in SOURCES for path in (root / folder).rglob("*.py")):
         place = path.relative_to(root).as_posix()
         source = path.read_text(encoding="utf-8")
-        for entry in texts_of(ast.parse(source), place) if "engine.language import" in source else ():
+        for entry in texts_of(ast.parse(source), place) if "engine.base.language import" in source else ():
             known = found.setdefault(entry.text, entry)
             if known.plural != entry.plural:
                 raise ValueError(f"{place}: {entry.text!r} has other forms elsewhere")

@@ -1,4 +1,7 @@
-"""Writing a pack: `manifest.json` first, then the files, in one folder of a .tar.gz (`engine/packs` reads it)."""
+"""Writing a pack: `manifest.json` first, then the files, in one folder of a .tar.gz.
+
+`engine/devices/packs` reads it.
+"""
 
 from __future__ import annotations
 

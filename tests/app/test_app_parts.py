@@ -13,11 +13,11 @@ from app.background import Background, Task
 from app.bug_report import BugDialog, describe_bug, scrub
 from app.notices import Notice
 from app.settings import MAX_RECENT, Settings
-from app.window.rig_dialogs import LineDialog, parse_caps
+from app.window.devices.rig_dialogs import LineDialog, parse_caps
 from app.window.status_line import StatusLine
+from engine.base.errors import ArgumentError, EngineError
+from engine.base.units import GIB, MIB
 from engine.devices.endpoint import parse_endpoint
-from engine.errors import ArgumentError, EngineError
-from engine.units import GIB, MIB
 from tests.support.patience import DEADLINE_S
 from widgets.library.recent_models import RecentModel
 

@@ -10,7 +10,8 @@ import pytest
 
 from app.demo import MADE_UP_CAPS_BYTES, fetched_demo, find_demo
 from app.paths import fetched_models_path
-from engine.demo.speaking import (
+from engine.devices.device import Rig, make_host
+from engine.model.demo.speaking import (
     FILE_NAME,
     LAB_CAPS_BYTES,
     SAMPLE_QUESTIONS,
@@ -18,14 +19,13 @@ from engine.demo.speaking import (
     recommended_sampling,
     sample_questions,
 )
-from engine.devices.device import Rig, make_host
-from engine.fit.strategies.fewest import initial_layout
-from engine.gguf.reader import read_model
-from engine.layout.layout import single_device
-from engine.memory.model_memory import ModelMemory
-from engine.plan.decisions.context_length import default_context
-from engine.plan.preview import make_report
-from engine.settings.sampling_sources import model_sampling, sampling_of
+from engine.model.gguf.reader import read_model
+from engine.planning.fit.strategies.fewest import initial_layout
+from engine.planning.layout.layout import single_device
+from engine.planning.memory.model_memory import ModelMemory
+from engine.planning.plan.decisions.context_length import default_context
+from engine.planning.plan.preview import make_report
+from engine.planning.settings.sampling_sources import model_sampling, sampling_of
 from resources.setup.demo_model import DEMO_MODEL, DEMO_MODEL_BYTES
 from resources.setup.places import model_folder
 from tests.support.command_line import run_here

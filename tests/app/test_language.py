@@ -8,7 +8,7 @@ import pytest
 
 from app.language import find_language, kept_choice, language_of_system
 from app.settings import Settings
-from engine.errors import ArgumentError
+from engine.base.errors import ArgumentError
 
 
 @pytest.mark.parametrize(

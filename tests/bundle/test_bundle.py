@@ -17,7 +17,7 @@ import psutil
 import pytest
 from PIL import Image, ImageChops, ImageGrab
 
-from engine.demo.speaking import FILE_NAME, SAMPLE_QUESTIONS
+from engine.model.demo.speaking import FILE_NAME, SAMPLE_QUESTIONS
 from resources.bundle.contents import program_files
 from resources.bundle.recipe import is_of_the_system
 from tests.support.desktop import Desktop, open_desktop

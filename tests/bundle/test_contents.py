@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.programs import CHILDREN
+from engine.base.programs import CHILDREN
 from resources.bundle.recipe import data_files, own_modules
 from tests.support.patience import DEADLINE_S
 from tests.support.sounds import tone

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from engine.layout.layout import Layout, Run
-from engine.layout.layout_file import LayoutFile, write_layout
-from engine.settings.context_settings import ContextSettings
+from engine.planning.layout.layout import Layout, Run
+from engine.planning.layout.layout_file import LayoutFile, write_layout
+from engine.planning.settings.context_settings import ContextSettings
 from tests.support.models import write_tiny_llama
 
 pytestmark = pytest.mark.bundle

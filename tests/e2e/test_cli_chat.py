@@ -15,12 +15,12 @@ import psutil
 import pytest
 
 from app.paths import APPLICATION
-from engine.chats.conversation import title_of
-from engine.chats.message import Message
-from engine.chats.presets import Preset, write_presets
-from engine.chats.store import ChatStore
-from engine.plan.plan import Plan
-from engine.session.events import Done
+from engine.chat.conversation import title_of
+from engine.chat.message import Message
+from engine.chat.presets import Preset, write_presets
+from engine.chat.store import ChatStore
+from engine.planning.plan.plan import Plan
+from engine.runtime.session.events import Done
 from tests.support.command_line import ROOT, program, run_here
 from tests.support.models import write_tiny_llama
 from tests.support.patience import DEADLINE_S

@@ -14,11 +14,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from engine.base.units import GIB, MIB
 from engine.devices.device import CPU_ID, Rig, make_host
 from engine.devices.endpoint import GreetingStatus, greet, parse_endpoint
 from engine.devices.rig_file import write_rig
-from engine.rigs.lab import LabRig
-from engine.units import GIB, MIB
+from engine.machines.rigs.lab import LabRig
 from tests.support.command_line import (
     RunningCommand,
     all_gone,

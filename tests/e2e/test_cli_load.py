@@ -16,9 +16,9 @@ import gguf
 import pytest
 
 from app.paths import chats_path
-from engine.chats.store import ChatStore
-from engine.demo.writer import write_demo_model
-from engine.units import MIB
+from engine.base.units import MIB
+from engine.chat.store import ChatStore
+from engine.model.demo.writer import write_demo_model
 from tests.support.command_line import Event, RunningCommand, all_gone, run_cli, run_here, start_cli
 from tests.support.models import write_tiny_encoder, write_tiny_llama
 from tests.support.unknown_graphs import LOOPED_ARCHITECTURE, LOOPED_METADATA, know_no_graphs

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from engine.base.units import MIB
 from engine.devices.endpoint import GreetingStatus, greet, parse_endpoint
-from engine.units import MIB
 from tests.support.command_line import RunningCommand, all_gone, run_cli, start_cli
 
 pytestmark = pytest.mark.program

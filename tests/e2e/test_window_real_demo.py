@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.demo.speaking import FILE_NAME, SAMPLE_QUESTIONS
+from engine.model.demo.speaking import FILE_NAME, SAMPLE_QUESTIONS
 from tests.support.desktop import Desktop, open_window
 from tests.support.real_model import real_model
 from tests.support.window_steps import LOAD_BUTTON

@@ -23,9 +23,9 @@ from app.demo import fetched_demo
 from app.settings import Settings
 from app.theme import Theme
 from app.wiring import WindowParts, make_window
-from engine.layout.layout import single_device
-from engine.memory.estimate import Grade
-from engine.session.status import Phase
+from engine.planning.layout.layout import single_device
+from engine.planning.memory.estimate import Grade
+from engine.runtime.session.status import Phase
 from resources.loader import handbook
 
 SIZE = QSize(1280, 860)

@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from engine.cancellation import CancelToken
+from engine.base.cancellation import CancelToken
+from engine.base.errors import CancelledError, EngineError
 from engine.devices.device import CPU_ID, Device, Rig, make_host
-from engine.errors import CancelledError, EngineError
-from engine.fit.strategies.catalogue import auto_layout
-from engine.gguf.model_file import ModelFile, group_blocks
-from engine.gguf.reader import read_model
-from engine.layout.layout import Layout, make_layout
-from engine.memory import model_memory
-from engine.memory.effort import TooMuchWorkError, go_on, limited
-from engine.memory.model_memory import ModelMemory
-from engine.plan.edit import Edit
-from engine.plan.plan import Plan
-from engine.plan.plan_document import plan_document
-from engine.settings.context_settings import ContextSettings
+from engine.model.gguf.model_file import ModelFile, group_blocks
+from engine.model.gguf.reader import read_model
+from engine.planning.fit.strategies.catalogue import auto_layout
+from engine.planning.layout.layout import Layout, make_layout
+from engine.planning.memory import model_memory
+from engine.planning.memory.effort import TooMuchWorkError, go_on, limited
+from engine.planning.memory.model_memory import ModelMemory
+from engine.planning.plan.edit import Edit
+from engine.planning.plan.plan import Plan
+from engine.planning.plan.plan_document import plan_document
+from engine.planning.settings.context_settings import ContextSettings
 from tests.support.headers import write_with_hole
 from tests.support.mutation import Header, mutate_header
 from tests.support.selection import examples
@@ -66,7 +66,7 @@ def test_what_takes_too_long_is_left_to_the_engine_and_not_tried_again(monkeypat
     memory = ModelMemory(model)
     assert memory.probe_only is None
     with limited(0.0):
-        monkeypatch.setattr("engine.memory.effort._LOOKS", 1)
+        monkeypatch.setattr("engine.planning.memory.effort._LOOKS", 1)
         found = memory.estimate(layout_of(model), CONTEXT, RIG)
     assert found.unknown == ("compute",)
     assert "its time" in (found.probe_only or "")
@@ -77,7 +77,7 @@ def test_what_takes_too_long_is_left_to_the_engine_and_not_tried_again(monkeypat
 
 
 def test_a_forecast_that_nobody_waits_for_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.memory.effort._LOOKS", 1)
+    monkeypatch.setattr("engine.planning.memory.effort._LOOKS", 1)
     model, token = truth_model("llama-dense"), CancelToken()
     memory = ModelMemory(model)
     token.cancel()
@@ -89,8 +89,8 @@ def test_a_forecast_that_nobody_waits_for_ends(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_search_that_takes_too_long_ends_with_a_layout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.memory.effort._LOOKS", 1)
-    monkeypatch.setattr("engine.fit.strategies.catalogue.SEARCH_SECONDS", 0.0)
+    monkeypatch.setattr("engine.planning.memory.effort._LOOKS", 1)
+    monkeypatch.setattr("engine.planning.fit.strategies.catalogue.SEARCH_SECONDS", 0.0)
     memory = ModelMemory(truth_model("llama-dense"))
     found = auto_layout("fewest", memory, RIG, CONTEXT)
     assert found.layout.n_layers == memory.model.n_layers
@@ -98,7 +98,7 @@ def test_a_search_that_takes_too_long_ends_with_a_layout(monkeypatch: pytest.Mon
 
 
 def test_an_outer_limit_holds_within_an_inner_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.memory.effort._LOOKS", 1)
+    monkeypatch.setattr("engine.planning.memory.effort._LOOKS", 1)
     with limited(0.0), limited(60.0), pytest.raises(TooMuchWorkError):
         go_on()
     for _ in range(5):

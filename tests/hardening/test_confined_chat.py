@@ -7,14 +7,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine.confinement import landlock_version
+from engine.base.confinement import landlock_version
 from engine.devices.device import Rig
-from engine.gguf.reader import read_model
-from engine.layout.layout import single_device
-from engine.protocol.messages import ChatMessage, Generate
-from engine.rigs.discovery import host_device
-from engine.session.events import Done, Loaded
-from engine.settings.context_settings import ContextSettings
+from engine.machines.rigs.discovery import host_device
+from engine.model.gguf.reader import read_model
+from engine.planning.layout.layout import single_device
+from engine.planning.settings.context_settings import ContextSettings
+from engine.runtime.protocol.messages import ChatMessage, Generate
+from engine.runtime.session.events import Done, Loaded
 from tests.support.models import write_tiny_llama
 from tests.support.orders import order_of
 from tests.support.session_log import SessionLog

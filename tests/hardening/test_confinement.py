@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from engine.confinement import code_folders, device_folders, landlock_version, make_driver_caches
+from engine.base.confinement import code_folders, device_folders, landlock_version, make_driver_caches
 
 needs_landlock = pytest.mark.skipif(not landlock_version(), reason="this system has no Landlock")
 
 CHILD = """
 import resource, subprocess, sys
 from pathlib import Path
-from engine.confinement import code_folders, confine, device_folders, refuse_core_files, system_folders
+from engine.base.confinement import code_folders, confine, device_folders, refuse_core_files, system_folders
 
 own, folder, other = map(Path, sys.argv[1:])
 refuse_core_files()

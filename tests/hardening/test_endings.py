@@ -11,24 +11,24 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine.cancellation import CancelToken
+from engine.base.cancellation import CancelToken
+from engine.base.programs import LOG_MARK
 from engine.devices.device import Rig
-from engine.gguf.reader import read_model
-from engine.images.pictures import DecodedImage, DecodeImage
-from engine.layout.layout import single_device
 from engine.library.children import read_headers
-from engine.plan.edit import Edit
-from engine.plan.plan import make_plan
-from engine.probing.probe import Probes
-from engine.process.child import ChildProcess
-from engine.process.decoders import ask_decoder
-from engine.process.outcome import EndReason, ProcessOutcome
-from engine.programs import LOG_MARK
-from engine.protocol.messages import ChatMessage
-from engine.rigs.discovery import host_device
-from engine.session.status import Phase
-from engine.settings.context_settings import ContextSettings
-from engine.worker.chat_template import TemplateError, TemplateProcess
+from engine.machines.rigs.discovery import host_device
+from engine.model.gguf.reader import read_model
+from engine.planning.layout.layout import single_device
+from engine.planning.plan.edit import Edit
+from engine.planning.plan.plan import make_plan
+from engine.planning.settings.context_settings import ContextSettings
+from engine.runtime.child.generate.chat_template import TemplateError, TemplateProcess
+from engine.runtime.media.images.pictures import DecodedImage, DecodeImage
+from engine.runtime.probing.probe import Probes
+from engine.runtime.process.child import ChildProcess
+from engine.runtime.process.decoders import ask_decoder
+from engine.runtime.process.outcome import EndReason, ProcessOutcome
+from engine.runtime.protocol.messages import ChatMessage
+from engine.runtime.session.status import Phase
 from tests.support.command_line import run_cli
 from tests.support.models import write_tiny_llama
 from tests.support.orders import order_of

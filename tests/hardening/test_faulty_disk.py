@@ -22,18 +22,20 @@ import json, os, sys
 from pathlib import Path
 from engine.devices.device import Device, Rig, make_host
 from engine.devices.rig_file import write_rig
-from engine.demo.writer import write_demo_model
-from engine.errors import EngineError
-from engine.fit.calibration import Calibration, write_calibration
-from engine.fit.speed_book import EMPTY_BOOK, write_speed_book
+from engine.model.demo.writer import write_demo_model
+from engine.base.errors import EngineError
+from engine.planning.fit.calibration import Calibration, write_calibration
+from engine.planning.fit.speed_book import EMPTY_BOOK, write_speed_book
 
-from engine.chats.presets import Preset, write_presets
-from engine.layout.layout import single_device
-from engine.layout.layout_file import LayoutFile, write_layout
-from engine.rigs.self_test import SelfTest, keep_verdict
-from engine.settings.context_settings import ContextSettings
-from engine.tunnel.pairings import PairingBook, make_pairing
-from engine.worker.saved_kv_state import ModelIdentity, SequenceFileError, SequenceHeader, write_sequence
+from engine.chat.presets import Preset, write_presets
+from engine.planning.layout.layout import single_device
+from engine.planning.layout.layout_file import LayoutFile, write_layout
+from engine.machines.rigs.self_test import SelfTest, keep_verdict
+from engine.planning.settings.context_settings import ContextSettings
+from engine.machines.tunnel.pairings import PairingBook, make_pairing
+from engine.runtime.child.generate.saved_kv_state import (
+    ModelIdentity, SequenceFileError, SequenceHeader, write_sequence,
+)
 
 identity = ModelIdentity(
     description="m", architecture="llama", n_layer=1, n_embd=1, n_vocab=1, n_params=1, size_bytes=1, metadata=""
@@ -118,9 +120,9 @@ CHATS = """
 import json, os, sys
 from contextlib import closing
 from pathlib import Path
-from engine.chats.conversation import Conversation
-from engine.chats.store import ChatStore
-from engine.errors import ChatError
+from engine.chat.conversation import Conversation
+from engine.chat.store import ChatStore
+from engine.base.errors import ChatError
 
 said = {}
 for fault in ("full", "gone", "short"):

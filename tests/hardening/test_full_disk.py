@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from engine.chats.store import ChatStore
+from engine.chat.store import ChatStore
 from tests.support.faulty_children import build_preload
 
 LINUX_ONLY = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the fault is preloaded, as Linux does it")
@@ -20,11 +20,11 @@ ROOT = Path(__file__).parents[2]
 TALK = """
 import json, os, sys
 from pathlib import Path
-from engine.chats.conversation import Conversation
-from engine.chats.message import Attachment, Message
-from engine.chats.store import ChatStore
-from engine.chats.tree import MessageTree, add
-from engine.errors import ChatError
+from engine.chat.conversation import Conversation
+from engine.chat.message import Attachment, Message
+from engine.chat.store import ChatStore
+from engine.chat.tree import MessageTree, add
+from engine.base.errors import ChatError
 import msgspec
 
 folder, full = Path(sys.argv[1]), Path(sys.argv[2])

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.process.outcome import EndReason, ProcessOutcome
-from engine.protocol.messages import GAVE_UP_EXIT_CODE, Failure, Generate, Generated, Load, LoadedModel
-from engine.settings.context_settings import ContextSettings
-from engine.settings.sampling_settings import SamplingSettings
-from engine.worker import failures
-from engine.worker.failures import StepLimit
-from engine.worker.grammar import fault_of
-from tests.engine.worker.raw_child import RawChild, entries
+from engine.planning.settings.context_settings import ContextSettings
+from engine.planning.settings.sampling_settings import SamplingSettings
+from engine.runtime.child.generate.grammar import fault_of
+from engine.runtime.child.native import failures
+from engine.runtime.child.native.failures import StepLimit
+from engine.runtime.process.outcome import EndReason, ProcessOutcome
+from engine.runtime.protocol.messages import GAVE_UP_EXIT_CODE, Failure, Generate, Generated, Load, LoadedModel
+from tests.engine.runtime.child.raw_child import RawChild, entries
 from tests.support.models import write_tiny_llama
 from tests.support.patience import DEADLINE_S
 

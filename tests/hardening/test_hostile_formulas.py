@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from engine.images.formula import MAX_SIDE_PX, MAX_SVG_BYTES, FormulaProcess
+from engine.runtime.media.images.formula import MAX_SIDE_PX, MAX_SVG_BYTES, FormulaProcess
 from tests.support.selection import some
 
 
@@ -134,7 +134,7 @@ def test_formulas_are_drawn_in_a_child_that_ends_with_the_window() -> None:
     made = FormulaProcess()
     assert made.draw("x^2", is_display=False, colour="#ff0000") is not None
     (child,) = set(psutil.Process().children()) - before
-    assert child.cmdline()[-1] == "engine.images.formula"
+    assert child.cmdline()[-1] == "engine.runtime.media.images.formula"
     made.close()
     assert not child.is_running()
     assert made.draw("x^3", is_display=False, colour="#ff0000") is None

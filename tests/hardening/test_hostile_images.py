@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from engine.errors import ChatError
-from engine.images import pictures
-from engine.images.pictures import MAX_SIDE_PX, DecodedImage, look_at, read_image
+from engine.base.errors import ChatError
+from engine.runtime.media.images import pictures
+from engine.runtime.media.images.pictures import MAX_SIDE_PX, DecodedImage, look_at, read_image
 from tests.support.pictures import picture
 
 FORMS = ("JPEG", "PNG", "BMP", "GIF", "WEBP")

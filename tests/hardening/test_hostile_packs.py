@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.engine_build import engine_version
-from engine.errors import PackError
-from engine.packs.manifest import MAX_MANIFEST_BYTES
-from engine.packs.store import PackStore
+from engine.base.engine_build import engine_version
+from engine.base.errors import PackError
+from engine.devices.packs.manifest import MAX_MANIFEST_BYTES
+from engine.devices.packs.store import PackStore
 from tests.support.packs import manifest_of, write_archive, write_pack
 from tests.support.selection import examples
 

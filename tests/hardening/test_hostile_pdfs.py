@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from engine.chats import attachments
-from engine.chats.attachments import as_attachment
-from engine.errors import ChatError
+from engine.base.errors import ChatError
+from engine.chat import attachments
+from engine.chat.attachments import as_attachment
 from tests.support.selection import some
 
 CATALOGUE = b"<< /Type /Catalog /Pages 2 0 R >>"

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from engine.base.errors import EngineError, UnreachableError
 from engine.devices.device import Device, Rig
-from engine.errors import EngineError, UnreachableError
-from engine.gguf.reader import read_model
-from engine.layout.layout import single_device
-from engine.plan.edit import Edit
-from engine.plan.plan import make_plan
-from engine.probing import probe as probing
-from engine.probing.probe import probe
-from engine.rigs import discovery
-from engine.rigs.discovery import discover, host_device
-from engine.settings.context_settings import ContextSettings
+from engine.machines.rigs import discovery
+from engine.machines.rigs.discovery import discover, host_device
+from engine.model.gguf.reader import read_model
+from engine.planning.layout.layout import single_device
+from engine.planning.plan.edit import Edit
+from engine.planning.plan.plan import make_plan
+from engine.planning.settings.context_settings import ContextSettings
+from engine.runtime.probing import probe as probing
+from engine.runtime.probing.probe import probe
 from tests.support.models import write_tiny_llama
 from tests.support.rpc_peers import ANSWER, FACTS, HELLO_BYTES, answer_questions, receive, serve_peer
 from tests.support.selection import some

@@ -8,9 +8,9 @@ from array import array
 
 import pytest
 
-from engine.errors import ChatError
-from engine.sounds import recordings
-from engine.sounds.recordings import (
+from engine.base.errors import ChatError
+from engine.runtime.media.sounds import recordings
+from engine.runtime.media.sounds.recordings import (
     LOOK_RATE,
     MAX_LENGTH_MS,
     DecodedSound,

@@ -13,18 +13,18 @@ from pathlib import Path
 import pytest
 from zeroconf import IPVersion, ServiceInfo, Zeroconf
 
-from engine.cancellation import CancelToken
+from engine.base.cancellation import CancelToken
+from engine.base.errors import UnreachableError
+from engine.base.units import GIB, MIB
 from engine.devices.device import Device, Rig, make_host
 from engine.devices.endpoint import GreetingStatus, greet_all
-from engine.errors import UnreachableError
-from engine.protocol.network import NearbyMachines
-from engine.rigs import speeds
-from engine.rigs.discovery import MAX_NAMED, discover
-from engine.rigs.engine_checks import Checker, cases_of
-from engine.rigs.speeds import MAX_SILENT, measure_speeds
-from engine.tunnel import local_network
-from engine.tunnel.local_network import SERVICE, VERSION, _Nearby
-from engine.units import GIB, MIB
+from engine.machines.rigs import speeds
+from engine.machines.rigs.discovery import MAX_NAMED, discover
+from engine.machines.rigs.engine_checks import Checker, cases_of
+from engine.machines.rigs.speeds import MAX_SILENT, measure_speeds
+from engine.machines.tunnel import local_network
+from engine.machines.tunnel.local_network import SERVICE, VERSION, _Nearby
+from engine.runtime.protocol.network import NearbyMachines
 from tests.support.patience import DEADLINE_S
 from tests.support.rpc_peers import rpc_server
 
@@ -76,7 +76,8 @@ def test_many_silent_workers_are_greeted_once_to_measure_the_others(monkeypatch:
 
 SILENT_CHILD = [
     sys.executable, "-c",
-    "import sys; from engine.protocol.messages import Hello, PROTOCOL_VERSION; from engine.protocol.pipe import Pipe\n"
+    "import sys; from engine.runtime.protocol.messages import Hello, PROTOCOL_VERSION\n"
+    "from engine.runtime.protocol.pipe import Pipe\n"
     "import os; Pipe().send(Hello(protocol=PROTOCOL_VERSION, engine='x', pid=os.getpid())); sys.stdin.read()",
 ]  # fmt: skip
 
@@ -94,7 +95,7 @@ def test_workers_that_fall_silent_are_not_waited_for_again() -> None:
 
 def test_a_worker_that_falls_silent_says_nothing_of_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was kept as a fault of the engine on that device, which then refused layouts."""
-    monkeypatch.setattr("engine.rigs.engine_checks.TIMEOUT_S", 1.0)
+    monkeypatch.setattr("engine.machines.rigs.engine_checks.TIMEOUT_S", 1.0)
     (worker,) = workers(["127.0.0.1:1"])
     checker = Checker(Rig((worker,), HOST), argv=SILENT_CHILD, cancel=CancelToken())
     cases = list(cases_of(worker, {"F16": tmp_path / "m.gguf", "Q4_0": tmp_path / "n.gguf"}))

@@ -18,19 +18,19 @@ import pytest
 from app.cli.load import prompts_of
 from app.run_marks import VERSION, OpenedModel, RunMark, RunMarks
 from app.settings import KeptSideFiles, Settings
+from engine.base.errors import EngineError
+from engine.base.kept_weights import _read_list
+from engine.base.texts import MAX_SENTENCE
 from engine.devices.rig_file import encode_rig, parse_rig
-from engine.downloads.job import Job, JobState, QueueFile
-from engine.downloads.queue import DownloadQueue
-from engine.errors import EngineError
-from engine.fit.calibration import read_calibration
-from engine.fit.speed_book import read_speed_book
-from engine.kept_weights import _read_list
-from engine.layout.layout_file import encode_layout, parse_layout
-from engine.protocol.network import TransferFile
-from engine.rigs.self_test import read_verdicts
-from engine.texts import MAX_SENTENCE
-from engine.tunnel.pairings import PairingBook
-from engine.worker.saved_kv_state import MAGIC, TOKEN_BYTES, VERSIONS, SequenceFileError, SequenceReader
+from engine.library.downloads.job import Job, JobState, QueueFile
+from engine.library.downloads.queue import DownloadQueue
+from engine.machines.rigs.self_test import read_verdicts
+from engine.machines.tunnel.pairings import PairingBook
+from engine.planning.fit.calibration import read_calibration
+from engine.planning.fit.speed_book import read_speed_book
+from engine.planning.layout.layout_file import encode_layout, parse_layout
+from engine.runtime.child.generate.saved_kv_state import MAGIC, TOKEN_BYTES, VERSIONS, SequenceFileError, SequenceReader
+from engine.runtime.protocol.network import TransferFile
 from tests.support.mutation import mutate_json
 from tests.support.selection import examples
 

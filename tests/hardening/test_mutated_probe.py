@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from engine.base.errors import EngineError
+from engine.base.texts import MAX_SENTENCE
 from engine.devices.device import CPU_ID, Rig
-from engine.errors import EngineError
-from engine.gguf.reader import read_model
-from engine.layout.layout import single_device
-from engine.memory.model_memory import ModelMemory
-from engine.plan.edit import Edit
-from engine.plan.plan import Plan
-from engine.probing.probe import probe
-from engine.rigs.discovery import host_device
-from engine.settings.context_settings import ContextSettings
-from engine.texts import MAX_SENTENCE
+from engine.machines.rigs.discovery import host_device
+from engine.model.gguf.reader import read_model
+from engine.planning.layout.layout import single_device
+from engine.planning.memory.model_memory import ModelMemory
+from engine.planning.plan.edit import Edit
+from engine.planning.plan.plan import Plan
+from engine.planning.settings.context_settings import ContextSettings
+from engine.runtime.probing.probe import probe
 from tests.support.headers import write_with_hole
 from tests.support.mutation import Header, mutate_header
 from tests.support.selection import examples

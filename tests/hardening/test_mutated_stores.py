@@ -12,27 +12,27 @@ from typing import Any
 
 import pytest
 
-from engine.chats.conversation import Conversation
-from engine.chats.exports import as_json
-from engine.chats.imports import parse_conversations
-from engine.chats.llama_ui import as_jsonl
-from engine.chats.message import Attachment, Message
-from engine.chats.presets import parse_presets
-from engine.chats.store import ChatStore
-from engine.chats.tree import MessageTree, tree_of
-from engine.downloads.part_file import Journal, Origin, count_bytes, read_journal
-from engine.errors import ChatError, EngineError, LibraryError
-from engine.hub.addresses import is_repo_id, is_safe_path
-from engine.hub.client import list_repo, search_models
-from engine.hub.listing import SearchQuery
-from engine.hub.settings import HubError, HubSettings, hub_settings
+from engine.base.errors import ChatError, EngineError, LibraryError
+from engine.base.texts import MAX_SENTENCE
+from engine.chat.conversation import Conversation
+from engine.chat.exports import as_json
+from engine.chat.imports import parse_conversations
+from engine.chat.llama_ui import as_jsonl
+from engine.chat.message import Attachment, Message
+from engine.chat.presets import parse_presets
+from engine.chat.store import ChatStore
+from engine.chat.tree import MessageTree, tree_of
+from engine.library.downloads.part_file import Journal, Origin, count_bytes, read_journal
 from engine.library.facts import Facts
+from engine.library.hub.addresses import is_repo_id, is_safe_path
+from engine.library.hub.client import list_repo, search_models
+from engine.library.hub.listing import SearchQuery
+from engine.library.hub.settings import HubError, HubSettings, hub_settings
 from engine.library.index import LibraryIndex
 from engine.library.notes import Notes
 from engine.library.scan import scan
 from engine.library.stores import Store
-from engine.rigs.check_book import read_check_book
-from engine.texts import MAX_SENTENCE
+from engine.machines.rigs.check_book import read_check_book
 from tests.support.hub_server import HubServer, Repo, hub_server
 from tests.support.mutation import mutate_json
 from tests.support.patience import DEADLINE_S

@@ -11,13 +11,13 @@ import pytest
 from app.language import find_language
 from app.logs import start_logging
 from app.settings import KeptSideFiles, Settings
-from app.window.code_saver import write_code
-from engine.errors import ArgumentError, PackError
-from engine.files import read_at_most, write_whole
+from app.window.chat.code_saver import write_code
+from engine.base.errors import ArgumentError, PackError
+from engine.base.files import read_at_most, write_whole
+from engine.devices.packs.manifest import unpack
 from engine.library.facts import fingerprint
 from engine.library.scan import scan
 from engine.library.stores import Store
-from engine.packs.manifest import unpack
 from tests.support.stores import model_bytes, put
 from widgets.library.recent_models import RecentModel
 

@@ -10,13 +10,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from engine.errors import EngineError
-from engine.hub import client, web
-from engine.hub.card import fetch_card
-from engine.hub.client import list_repo, search_models
-from engine.hub.listing import SearchQuery
-from engine.hub.settings import HubError, HubSettings
-from engine.hub.web import open_range, open_url
+from engine.base.errors import EngineError
+from engine.library.hub import client, web
+from engine.library.hub.card import fetch_card
+from engine.library.hub.client import list_repo, search_models
+from engine.library.hub.listing import SearchQuery
+from engine.library.hub.settings import HubError, HubSettings
+from engine.library.hub.web import open_range, open_url
 from tests.support.selection import some
 
 HEAD = b"HTTP/1.1 206 OK\r\nContent-Range: bytes 0-99999/100000\r\nContent-Length: 100000\r\n\r\n"

@@ -10,10 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine.cancellation import CancelToken
+from engine.base.cancellation import CancelToken
 from engine.library import children
 from engine.library.facts import Facts
-from engine.process.system import output_of
+from engine.runtime.process.system import output_of
 from tests.support.patience import DEADLINE_S
 from tests.support.stores import model_bytes, put
 

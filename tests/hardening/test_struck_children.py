@@ -17,34 +17,34 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine.cancellation import CancelToken
-from engine.chats import attachments
+from engine.base.cancellation import CancelToken
+from engine.base.errors import EngineError
+from engine.base.units import MIB
+from engine.chat import attachments
 from engine.devices.device import CPU_ID, Rig
 from engine.devices.endpoint import GreetingStatus, greet_all
-from engine.downloads import transfer as transferring
-from engine.downloads.transfer import Transfer, TransferEnd
-from engine.errors import EngineError
-from engine.gguf.reader import read_model
-from engine.images import pictures
-from engine.layout.layout import single_device
 from engine.library import children as library
+from engine.library.downloads import transfer as transferring
+from engine.library.downloads.transfer import Transfer, TransferEnd
 from engine.library.facts import Facts
-from engine.plan.edit import Edit
-from engine.plan.plan import make_plan
-from engine.probing.probe import probe
-from engine.process import questions
-from engine.protocol.messages import ChatMessage, Generate
-from engine.protocol.network import Download, TransferFile
-from engine.rigs.discovery import discover, host_device
-from engine.rigs.lab import LabRig
-from engine.session.events import AnyEvent, Crashed, Done, Failed, Loaded, Token
-from engine.settings.context_settings import ContextSettings
-from engine.sounds import recordings
-from engine.tunnel.tunnels import NearbySearch
-from engine.units import MIB
-from engine.worker import chat_template
-from engine.worker.chat_template import TemplateError, TemplateProcess
-from tests.engine.chats.test_attachments import write_pdf
+from engine.machines.rigs.discovery import discover, host_device
+from engine.machines.rigs.lab import LabRig
+from engine.machines.tunnel.tunnels import NearbySearch
+from engine.model.gguf.reader import read_model
+from engine.planning.layout.layout import single_device
+from engine.planning.plan.edit import Edit
+from engine.planning.plan.plan import make_plan
+from engine.planning.settings.context_settings import ContextSettings
+from engine.runtime.child.generate import chat_template
+from engine.runtime.child.generate.chat_template import TemplateError, TemplateProcess
+from engine.runtime.media.images import pictures
+from engine.runtime.media.sounds import recordings
+from engine.runtime.probing.probe import probe
+from engine.runtime.process import questions
+from engine.runtime.protocol.messages import ChatMessage, Generate
+from engine.runtime.protocol.network import Download, TransferFile
+from engine.runtime.session.events import AnyEvent, Crashed, Done, Failed, Loaded, Token
+from tests.engine.chat.test_attachments import write_pdf
 from tests.support.hub_server import Repo, hub_server
 from tests.support.models import write_tiny_llama
 from tests.support.orders import order_of
@@ -207,15 +207,15 @@ def look_for_machines(_folder: Path) -> object:
 
 
 KINDS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "pdf": (read_pdf, "engine.chats.pdf_reader"),
-    "image": (read_image, "engine.images.pictures"),
-    "sound": (read_sound, "engine.sounds.recordings"),
+    "pdf": (read_pdf, "engine.chat.pdf_reader"),
+    "image": (read_image, "engine.runtime.media.images.pictures"),
+    "sound": (read_sound, "engine.runtime.media.sounds.recordings"),
     "discovery": (find_devices, "discovery"),
     "probe": (probe_layout, "probe"),
     "library": (look_into_library, "engine.library.children"),
-    "template": (render_template, "engine.worker.renderer"),
-    "download": (fetch_file, "engine.downloads"),
-    "nearby": (look_for_machines, "engine.tunnel"),
+    "template": (render_template, "engine.runtime.child.generate.renderer"),
+    "download": (fetch_file, "engine.library.downloads"),
+    "nearby": (look_for_machines, "engine.machines.tunnel"),
 }
 
 

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.tunnel import listener
-from engine.tunnel.calling import TunnelError, pair_with
-from engine.tunnel.listener import MAX_OF_ONE_ADDRESS
-from engine.tunnel.pairing import Offer, Verdict, Welcome
-from engine.tunnel.pairings import make_pairing
-from engine.tunnel.streams import MAX_FRAME_BYTES, Purpose, Stream, calling_context, tls_stream
+from engine.machines.tunnel import listener
+from engine.machines.tunnel.calling import TunnelError, pair_with
+from engine.machines.tunnel.listener import MAX_OF_ONE_ADDRESS
+from engine.machines.tunnel.pairing import Offer, Verdict, Welcome
+from engine.machines.tunnel.pairings import make_pairing
+from engine.machines.tunnel.streams import MAX_FRAME_BYTES, Purpose, Stream, calling_context, tls_stream
 from tests.support.patience import DEADLINE_S
 from tests.support.tunnels import Attic, Home, attic, echoing
 

@@ -12,15 +12,15 @@ from dataclasses import replace
 import psutil
 import pytest
 
+from engine.base.units import MIB
 from engine.devices.device import Rig
-from engine.gguf.model_file import ModelFile
-from engine.gguf.reader import read_model
-from engine.layout.layout import single_device
-from engine.protocol.messages import Generate
-from engine.rigs.lab import LabRig
-from engine.session.events import AnyEvent, Crashed, Failed, Loaded, OutOfMemory
-from engine.settings.context_settings import ContextSettings
-from engine.units import MIB
+from engine.machines.rigs.lab import LabRig
+from engine.model.gguf.model_file import ModelFile
+from engine.model.gguf.reader import read_model
+from engine.planning.layout.layout import single_device
+from engine.planning.settings.context_settings import ContextSettings
+from engine.runtime.protocol.messages import Generate
+from engine.runtime.session.events import AnyEvent, Crashed, Failed, Loaded, OutOfMemory
 from tests.support.models import write_tiny_llama
 from tests.support.orders import order_of
 from tests.support.rpc_proxy import Lie, turning

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.programs import CHILDREN
+from engine.base.programs import CHILDREN
 from resources.bundle.recipe import (
     BUILD_FOLDERS,
     HOOKED_DATA,
@@ -37,7 +37,13 @@ def test_every_kind_of_child_is_in_it(module: str) -> None:
 
 def test_every_module_of_ours_is_in_it_and_of_the_resources_only_the_loader() -> None:
     modules = own_modules(ROOT)
-    assert {"app.program", "app.cli", "app.wiring", "engine.worker.renderer", "widgets.chat.chat_pane"} <= {*modules}
+    assert {
+        "app.program",
+        "app.cli",
+        "app.wiring",
+        "engine.runtime.child.generate.renderer",
+        "widgets.chat.chat_pane",
+    } <= {*modules}
     assert [name for name in modules if name.startswith("resources")] == ["resources.loader"]
 
 

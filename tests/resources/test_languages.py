@@ -1,4 +1,4 @@
-"""Every text that the window shows goes through `engine.language`, and catalogues are checked against the code."""
+"""Every text that the window shows goes through `engine.base.language`, and catalogues are checked against the code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.language import LANGUAGES, read_language
+from engine.base.language import LANGUAGES, read_language
 from resources.languages.catalogue import Entry, header_fields, read_catalogue, write_catalogue
 from resources.languages.extract import CATALOGUES, ROOT, brought_up_to_date, faults_of, texts_of
 

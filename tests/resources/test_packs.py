@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.engine_build import engine_version
-from engine.packs.store import PackStore
+from engine.base.engine_build import engine_version
+from engine.devices.packs.store import PackStore
 from resources.packs import archive
 from resources.packs.command import run_pack
 from resources.packs.cuda_parts import missing_parts

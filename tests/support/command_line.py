@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from app.cli import main
-from engine.packs.store import PACKS_VARIABLE
+from engine.devices.packs.store import PACKS_VARIABLE
 from tests.support.patience import DEADLINE_S
 from tests.support.selection import BUNDLE_VARIABLE
 

@@ -6,9 +6,9 @@ import queue
 import time
 from types import TracebackType
 
-from engine.process.child import ChildProcess
-from engine.process.outcome import ProcessOutcome
-from engine.protocol.messages import AnyMessage, AnyRequest, Hello, Piece, Reading, StageProgress
+from engine.runtime.process.child import ChildProcess
+from engine.runtime.process.outcome import ProcessOutcome
+from engine.runtime.protocol.messages import AnyMessage, AnyRequest, Hello, Piece, Reading, StageProgress
 from tests.support.patience import DEADLINE_S
 
 

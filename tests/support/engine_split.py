@@ -7,7 +7,7 @@ from bisect import bisect_right
 from itertools import accumulate
 
 from engine.devices.device import CPU_ID
-from engine.layout.engine_parameters import EngineParameters
+from engine.planning.layout.engine_parameters import EngineParameters
 
 
 def assignment_of(parameters: EngineParameters, n_layers: int) -> tuple[str, ...]:

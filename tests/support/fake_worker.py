@@ -17,7 +17,7 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from engine.protocol.messages import (
+from engine.runtime.protocol.messages import (
     PROTOCOL_VERSION,
     Aborting,
     AllocationFailure,

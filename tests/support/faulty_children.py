@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from engine.process.system import worker_argv
+from engine.runtime.process.system import worker_argv
 
 
 def build_preload(name: str, folder: Path) -> Path:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 
-from engine.chats.conversation import Conversation
-from engine.chats.message import Attachment, Message, Timings
-from engine.chats.tree import MessageTree, edited, tree_of
-from engine.protocol.messages import TokenChoice
+from engine.chat.conversation import Conversation
+from engine.chat.message import Attachment, Message, Timings
+from engine.chat.tree import MessageTree, edited, tree_of
+from engine.runtime.protocol.messages import TokenChoice
 
 CHAT = Conversation(id="aa", title="Ships: a/b <b>", system="Be kind.", created_ms=5, updated_ms=9)
 DATA = b"print('quay')"

@@ -9,7 +9,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from engine.demo.llama_writer import add_vocabulary, byte_vocabulary
+from engine.model.demo.llama_writer import add_vocabulary, byte_vocabulary
 from tests.support.headers import write_with_hole
 from tests.support.vocabularies import control_ids
 from tests.zoo.pack import FOLDER

@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from engine.base.units import MIB
 from engine.devices.device import Rig
-from engine.fit.strategies.catalogue import STRATEGIES, auto_layout
-from engine.fit.strategies.constraints import AutoLayout, Constraints
-from engine.gguf.reader import read_model
-from engine.memory.model_memory import ModelMemory
-from engine.rigs.lab import LabRig
-from engine.session.events import AnyEvent, Loaded
-from engine.session.status import Phase
-from engine.settings.context_settings import ContextSettings
-from engine.units import MIB
+from engine.machines.rigs.lab import LabRig
+from engine.model.gguf.reader import read_model
+from engine.planning.fit.strategies.catalogue import STRATEGIES, auto_layout
+from engine.planning.fit.strategies.constraints import AutoLayout, Constraints
+from engine.planning.memory.model_memory import ModelMemory
+from engine.planning.settings.context_settings import ContextSettings
+from engine.runtime.session.events import AnyEvent, Loaded
+from engine.runtime.session.status import Phase
 from tests.support.models import write_tiny_llama, write_tiny_moe
 from tests.support.orders import order_of
 from tests.support.session_log import SessionLog

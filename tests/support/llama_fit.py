@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.devices.device import Device, Rig, make_host
-from engine.gguf.model_file import ModelFile
-from engine.layout.layout import Layout
-from engine.settings.context_settings import ContextSettings
+from engine.model.gguf.model_file import ModelFile
+from engine.planning.layout.layout import Layout
+from engine.planning.settings.context_settings import ContextSettings
 from tests.support.truth import layout_of, truth_model
 from tests.zoo.pack import FOLDER
 from tests.zoo.record import DEFAULTS

@@ -7,7 +7,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from engine.demo.llama_writer import (
+from engine.model.demo.llama_writer import (
     ExtraMetadata,
     LlamaShape,
     Matrix,

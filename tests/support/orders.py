@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from engine.base.units import GIB, MIB
 from engine.devices.device import CPU_ID, Device, Holding, Rig, make_host
-from engine.gguf.model_file import Block, FileIdentity, ModelFile
-from engine.layout.layout import Layout, Run
-from engine.memory.model_memory import ModelMemory
-from engine.memory.side_files import NO_SIDE_FILES, SideFiles
-from engine.plan.edit import Edit
-from engine.plan.plan import Plan
-from engine.session.load_order import LoadOrder, RetryPolicy
-from engine.settings.context_settings import ContextSettings
-from engine.units import GIB, MIB
+from engine.model.gguf.model_file import Block, FileIdentity, ModelFile
+from engine.planning.layout.layout import Layout, Run
+from engine.planning.memory.model_memory import ModelMemory
+from engine.planning.memory.side_files import NO_SIDE_FILES, SideFiles
+from engine.planning.plan.edit import Edit
+from engine.planning.plan.plan import Plan
+from engine.planning.settings.context_settings import ContextSettings
+from engine.runtime.session.load_order import LoadOrder, RetryPolicy
 
 N_LAYERS = 4
 ONE_LAYOUT = RetryPolicy()

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from app.paths import pack_book_path, packs_path
-from engine.engine_build import engine_version
+from engine.base.engine_build import engine_version
 
 CRASHES = "__attribute__((constructor)) static void begin(void) { __builtin_trap(); }"
 IS_NO_BACKEND = "int nothing;"

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from engine.base.units import GIB, MIB
 from engine.devices.device import CPU_ID, Device, Rig, make_host
-from engine.layout.layout import Layout, Override, Run, Violation
-from engine.memory.estimate import DeviceMemory, Grade
-from engine.plan.edit import Edit
-from engine.plan.preview import LayerBytes, LoadedLayout, Preview
-from engine.plan.report import DeviceRow, FitReport, make_row
-from engine.settings.context_settings import ContextSettings
-from engine.units import GIB, MIB
+from engine.planning.layout.layout import Layout, Override, Run, Violation
+from engine.planning.memory.estimate import DeviceMemory, Grade
+from engine.planning.plan.edit import Edit
+from engine.planning.plan.preview import LayerBytes, LoadedLayout, Preview
+from engine.planning.plan.report import DeviceRow, FitReport, make_row
+from engine.planning.settings.context_settings import ContextSettings
 
 
 def make_gpu(device_id: str, total_gib: float, *, name: str = "RTX 3090", used_gib: float = 0.4) -> Device:

@@ -10,8 +10,8 @@ from typing import Final
 
 import pytest
 
-from engine.process.questions import ask_child
-from engine.protocol.messages import Quantise, Quantised
+from engine.runtime.process.questions import ask_child
+from engine.runtime.protocol.messages import Quantise, Quantised
 from resources.setup.demo_model import DEMO_MODEL, DEMO_MODEL_BYTES
 from resources.setup.places import model_folder
 from tests.support.patience import DEADLINE_S

@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
-from engine.protocol.messages import DeviceMemoryReadings
-from engine.session.driver import News
-from engine.session.events import AnyEvent, Attempt, Progress, Reading, Token
-from engine.session.session import ModelSession
-from engine.session.snapshot import Snapshot
-from engine.session.status import Phase
+from engine.runtime.protocol.messages import DeviceMemoryReadings
+from engine.runtime.session.driver import News
+from engine.runtime.session.events import AnyEvent, Attempt, Progress, Reading, Token
+from engine.runtime.session.session import ModelSession
+from engine.runtime.session.snapshot import Snapshot
+from engine.runtime.session.status import Phase
 from tests.support.patience import DEADLINE_S
 
 LOOK_S = 0.05

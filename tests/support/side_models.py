@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from engine.gguf.model_file import ModelFile
+from engine.model.gguf.model_file import ModelFile
 
 Matrices = Mapping[str, npt.NDArray[np.float32]]
 ProjectorKind = Literal["mlp", "gemma3", "qwen2vl_merger"]

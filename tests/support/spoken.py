@@ -14,7 +14,7 @@ import pytest
 from PySide6.QtWidgets import QApplication
 
 from app.language import find_language, speak
-from engine.language import Language
+from engine.base.language import Language
 from resources.languages.extract import texts_in_code
 
 _APPLICATION = pytest.StashKey[QApplication]()

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 
 from engine.devices.device import BufferFacts, Capabilities, Device, Rig, make_host
-from engine.gguf.quoting import clean
-from engine.layout.layout import SPLIT_MODES, Layout, Override, make_layout
-from engine.layout.patterns import OVERRIDE_PARTS
-from engine.settings.context_settings import FLASH_ATTENTION_MODES, KV_TYPES, LOAD_MODES, ContextSettings
+from engine.model.gguf.quoting import clean
+from engine.planning.layout.layout import SPLIT_MODES, Layout, Override, make_layout
+from engine.planning.layout.patterns import OVERRIDE_PARTS
+from engine.planning.settings.context_settings import FLASH_ATTENTION_MODES, KV_TYPES, LOAD_MODES, ContextSettings
 
 DEVICE_IDS = ("CPU", "CUDA0", "CUDA1", "RPC0", "RPC1", "Metal-0", "a.b_c")
 PATTERNS = (r"blk\.0\.ffn_.*", "^output", "ffn_(up|down)", "[0-9]+", "a{1,3}$", "Γ(?:x|y)\\Wz")

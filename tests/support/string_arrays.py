@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from struct import Struct
 
-from engine.gguf.byte_source import open_source
-from engine.gguf.model_file import ModelFile
+from engine.model.gguf.byte_source import open_source
+from engine.model.gguf.model_file import ModelFile
 
 _LENGTH = Struct("<Q")
 

@@ -66,7 +66,7 @@ def test_of_many_long_cases_some_are_run_unless_the_test_is_named() -> None:
     assert run(long, 16, ["tests"]) == [0, 4, 8, 12]
     assert run(long, 16, [f"{long}::test_it"]) == list(range(16))
     assert run(long, 4, []) == list(range(4))
-    assert run("tests/engine/gguf/test_a.py", 16, []) == list(range(16))
+    assert run("tests/engine/model/gguf/test_a.py", 16, []) == list(range(16))
 
 
 @pytest.mark.parametrize(

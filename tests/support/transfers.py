@@ -8,10 +8,10 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.downloads.file_transfer import carry_out
-from engine.downloads.transfer import Transfer, TransferEnd
-from engine.protocol.messages import Failure, Message
-from engine.protocol.network import Download, Downloaded, DownloadProgress, TransferFile
+from engine.library.downloads.file_transfer import carry_out
+from engine.library.downloads.transfer import Transfer, TransferEnd
+from engine.runtime.protocol.messages import Failure, Message
+from engine.runtime.protocol.network import Download, Downloaded, DownloadProgress, TransferFile
 from tests.support.hub_server import HubServer, sha256
 from tests.support.patience import DEADLINE_S
 

@@ -10,13 +10,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from engine.devices.device import CPU_ID, BufferFacts, Device, Rig, make_host
-from engine.gguf.model_file import ModelFile
-from engine.gguf.reader import read_model
-from engine.layout.engine_parameters import MAX_DEVICES, EngineParameters, entries
-from engine.layout.layout import Layout, Override, Run, SplitMode
-from engine.layout.split_modes import count_unlisted_layers
-from engine.memory.kv_cache import context_shape
-from engine.settings.context_settings import ContextSettings
+from engine.model.gguf.model_file import ModelFile
+from engine.model.gguf.reader import read_model
+from engine.planning.layout.engine_parameters import MAX_DEVICES, EngineParameters, entries
+from engine.planning.layout.layout import Layout, Override, Run, SplitMode
+from engine.planning.layout.split_modes import count_unlisted_layers
+from engine.planning.memory.kv_cache import context_shape
+from engine.planning.settings.context_settings import ContextSettings
 from tests.support.engine_split import assignment_of
 from tests.support.headers import write_with_hole
 from tests.zoo.pack import FOLDER, read_document

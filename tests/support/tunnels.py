@@ -12,12 +12,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from engine.tunnel.calling import open_session, pair_with
-from engine.tunnel.identity import Identity, read_identity
-from engine.tunnel.listener import Listener
-from engine.tunnel.pairing import OpenCode
-from engine.tunnel.pairings import Pairing, PairingBook
-from engine.tunnel.streams import Purpose, Stream, calling_context, read_preface, relay, serving_context, tls_stream
+from engine.machines.tunnel.calling import open_session, pair_with
+from engine.machines.tunnel.identity import Identity, read_identity
+from engine.machines.tunnel.listener import Listener
+from engine.machines.tunnel.pairing import OpenCode
+from engine.machines.tunnel.pairings import Pairing, PairingBook
+from engine.machines.tunnel.streams import (
+    Purpose,
+    Stream,
+    calling_context,
+    read_preface,
+    relay,
+    serving_context,
+    tls_stream,
+)
 from tests.support.patience import DEADLINE_S
 
 

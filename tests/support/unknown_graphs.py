@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.memory.compute_graph.building import graph_tables
+from engine.planning.memory.compute_graph.building import graph_tables
 
 LOOPED_ARCHITECTURE = "nanbeige"
 LOOPED_METADATA = {"nanbeige.num_loops": 2}

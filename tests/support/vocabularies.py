@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gguf
 
-from engine.demo.llama_writer import Vocabulary
+from engine.model.demo.llama_writer import Vocabulary
 
 _MUTE = (int(gguf.TokenType.CONTROL), int(gguf.TokenType.UNKNOWN))
 

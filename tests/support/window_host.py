@@ -25,8 +25,8 @@ from app.paths import log_path
 from app.settings import Settings
 from app.theme import Theme
 from app.wiring import WindowParts
-from engine.demo import writer as demo_writer
-from engine.layout.layout import make_layout
+from engine.model.demo import writer as demo_writer
+from engine.planning.layout.layout import make_layout
 from widgets.layout_editor.shown import Shown
 
 SHORT = {

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from engine.base.units import MIB
 from engine.devices.device import CPU_ID
-from engine.memory.estimate import DeviceMemory
-from engine.memory.model_memory import ModelMemory
-from engine.units import MIB
+from engine.planning.memory.estimate import DeviceMemory
+from engine.planning.memory.model_memory import ModelMemory
 from tests.support.truth import MODEL_NAMES, Measured, TruthCase, truth_cases, truth_model
 
 EXACT_BYTES = MIB // 100

@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from engine.gguf.reader import read_model
+from engine.model.gguf.reader import read_model
 
 FOLDER = Path(__file__).parent
 _RESULTS = ("devices", "host", "by_buffer_type", "log", "seconds", "error", "reason")

@@ -9,7 +9,7 @@ from functools import partial
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QToolButton, QVBoxLayout, QWidget
 
-from engine.language import tr
+from engine.base.language import tr
 from widgets.chat.images import Gallery
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.roles import plain_label, set_role, tool_button

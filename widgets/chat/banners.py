@@ -5,7 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QProgressBar, QPushButton, QWidget
 
-from engine.language import tr
+from engine.base.language import tr
 from widgets.common.roles import plain_label
 
 

@@ -6,7 +6,7 @@ from PySide6.QtCore import QEvent, QRectF, Qt, Signal
 from PySide6.QtGui import QColor, QEnterEvent, QFocusEvent, QKeyEvent, QPainter, QPaintEvent
 from PySide6.QtWidgets import QApplication, QLabel, QWidget
 
-from engine.language import tr
+from engine.base.language import tr
 from widgets.chat.images import Gallery, ImageStrip
 from widgets.chat.message_parts import HEAD_HEIGHT_PX, EditBox, MessageHead, ThinkingBox, WaitingDots, copy_text
 from widgets.chat.shown import MessageAction, ShownMessage

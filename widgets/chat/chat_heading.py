@@ -10,7 +10,7 @@ from PySide6.QtCore import QRectF, QSize, Qt
 from PySide6.QtGui import QBrush, QColor, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QLayout, QSizePolicy, QWidget
 
-from engine.language import tr
+from engine.base.language import tr
 from widgets.common.counts import format_count
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.painting import keep_left_to_right

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from PySide6.QtCore import QAbstractListModel, QModelIndex, QObject, QPersistentModelIndex, Qt, Signal
 from PySide6.QtGui import QFont
 
-from engine.language import tr
+from engine.base.language import tr
 from widgets.common.tool_tips import plain_tool_tip
 
 

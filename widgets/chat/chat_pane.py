@@ -17,9 +17,9 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from engine.chats.templates import TEMPLATES
-from engine.language import tr
-from engine.session.status import ModelStatus, Phase
+from engine.base.language import tr
+from engine.chat.templates import TEMPLATES
+from engine.runtime.session.status import ModelStatus, Phase
 from widgets.chat.attachment_row import AttachedFile, AttachmentRow
 from widgets.chat.banners import Banner, OverflowBanner, ReadingRow
 from widgets.chat.chat_heading import ChatHeading, ContextPart

@@ -14,7 +14,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from engine.language import tr
+from engine.base.language import tr
 from widgets.chat.conversation_list import ConversationList
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.roles import tool_button

@@ -21,7 +21,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from engine.language import tr
+from engine.base.language import tr
 from widgets.chat.chat_list_model import ChatChange, ChatListModel, ChatPlace, ListedChat, ListedHit, folders_of
 from widgets.common.roles import plain_label
 

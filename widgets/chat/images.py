@@ -8,7 +8,7 @@ from PySide6.QtCore import QObject, QRect, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QImage, QPainter, QPaintEvent, QPixmap
 from PySide6.QtWidgets import QWidget
 
-from engine.language import tr
+from engine.base.language import tr
 from widgets.chat.shown import ShownImage
 from widgets.common.tool_tips import plain_tool_tip
 

@@ -10,8 +10,8 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from engine.language import tr, tr_count
-from engine.units import GIB, format_bytes
+from engine.base.language import tr, tr_count
+from engine.base.units import GIB, format_bytes
 from widgets.common.dialog import Dialog
 from widgets.common.roles import plain_label
 

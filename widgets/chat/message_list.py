@@ -11,7 +11,7 @@ from PySide6.QtCore import QEvent, QObject, QPoint, Qt, QTimer, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QAbstractScrollArea, QApplication, QWidget
 
-from engine.language import tr
+from engine.base.language import tr
 from widgets.chat.bubble import Bubble
 from widgets.chat.images import Gallery
 from widgets.chat.shown import MessageAction, ShownMessage

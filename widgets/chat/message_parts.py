@@ -17,7 +17,7 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QHBoxLayout, QMenu, QPushButton, QToolButton, QVBoxLayout, QWidget
 
-from engine.language import tr
+from engine.base.language import tr
 from widgets.chat.prompt_edit import PromptEdit
 from widgets.chat.shown import ShownMessage
 from widgets.common.roles import plain_label, tool_button

@@ -8,7 +8,7 @@ from PySide6.QtCore import QBuffer, QEvent, QMimeData, Qt, Signal
 from PySide6.QtGui import QImage, QKeyEvent, QKeySequence, QResizeEvent
 from PySide6.QtWidgets import QPlainTextEdit, QSizePolicy, QWidget
 
-from engine.language import tr
+from engine.base.language import tr
 
 MAX_LINES = 6
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/webp", "image/bmp", "image/gif")

@@ -20,9 +20,9 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from engine.language import tr
-from engine.settings.kinds import Choice, Text, Texts
-from engine.settings.sampling_table import SAMPLING, SAMPLING_GROUPS, SamplingGroup, SamplingSetting
+from engine.base.language import tr
+from engine.planning.settings.kinds import Choice, Text, Texts
+from engine.planning.settings.sampling_table import SAMPLING, SAMPLING_GROUPS, SamplingGroup, SamplingSetting
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.roles import plain_label, tool_button
 from widgets.common.tool_tips import plain_tool_tip

@@ -11,7 +11,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QColor, QFontDatabase, QTextCharFormat, QTextCursor
 from PySide6.QtWidgets import QPlainTextEdit, QWidget
 
-from engine.language import tr
+from engine.base.language import tr
 from widgets.common.counts import format_count
 from widgets.common.dialog import Dialog
 from widgets.common.palette import DARK, Palette

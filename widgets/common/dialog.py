@@ -7,7 +7,7 @@ from collections.abc import Callable
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QDialog, QDialogButtonBox, QLayout, QPushButton, QVBoxLayout, QWidget
 
-from engine.errors import EngineError
+from engine.base.errors import EngineError
 from widgets.common.roles import plain_label
 
 CLOSE = QDialogButtonBox.StandardButton.Close

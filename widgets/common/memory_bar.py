@@ -9,11 +9,11 @@ from typing import Literal
 from PySide6.QtCore import QPointF, QRectF, Qt
 from PySide6.QtGui import QPainter, QPen, QPolygonF
 
+from engine.base.language import tr
+from engine.base.units import GIB, MIB, format_bytes
 from engine.devices.device import Holding
-from engine.language import tr
-from engine.memory.estimate import grade_words
-from engine.plan.report import DeviceRow
-from engine.units import GIB, MIB, format_bytes
+from engine.planning.memory.estimate import grade_words
+from engine.planning.plan.report import DeviceRow
 from widgets.common.painting import colour, mix, paint_hatch
 from widgets.common.palette import Palette
 

@@ -17,10 +17,10 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from engine.base.language import tr
+from engine.base.units import format_bytes
 from engine.devices.device import Device
-from engine.language import tr
-from engine.settings.context_settings import KV_TYPES
-from engine.units import format_bytes
+from engine.planning.settings.context_settings import KV_TYPES
 from widgets.common.dialog import Dialog
 from widgets.common.roles import plain_label, set_role
 from widgets.controls.values import AutoWishes, StrategyWords

@@ -9,9 +9,9 @@ import msgspec
 from PySide6.QtCore import QObject, Signal
 from PySide6.QtWidgets import QComboBox, QHBoxLayout, QLabel, QMenu, QToolButton, QWidget
 
-from engine.language import tr
-from engine.plan.decisions.decision import Decision
-from engine.settings.context_settings import (
+from engine.base.language import tr
+from engine.planning.plan.decisions.decision import Decision
+from engine.planning.settings.context_settings import (
     AUTO_CONTEXT,
     FLASH_ATTENTION_MODES,
     KV_TYPES,

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QLabel, QWidget
 
-from engine.language import tr
-from engine.plan.decisions.decision import Decision
+from engine.base.language import tr
+from engine.planning.plan.decisions.decision import Decision
 from widgets.common.counts import format_count
 from widgets.common.roles import plain_label
 from widgets.common.tool_tips import plain_tool_tip

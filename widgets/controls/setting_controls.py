@@ -9,11 +9,11 @@ from PySide6.QtCore import QEvent, QObject, Qt, Signal
 from PySide6.QtGui import QStandardItemModel, QValidator
 from PySide6.QtWidgets import QComboBox, QSpinBox, QToolButton, QWidget
 
-from engine.plan.decisions.decision import Decision
-from engine.settings.context_settings import AUTO
-from engine.settings.kinds import Choice, Switch, Value, WholeNumber
-from engine.settings.table import CONTEXT_STEP as STEP
-from engine.settings.table import Setting
+from engine.planning.plan.decisions.decision import Decision
+from engine.planning.settings.context_settings import AUTO
+from engine.planning.settings.kinds import Choice, Switch, Value, WholeNumber
+from engine.planning.settings.table import CONTEXT_STEP as STEP
+from engine.planning.settings.table import Setting
 from widgets.common.counts import SEPARATOR, format_count, parse_count
 from widgets.common.tool_tips import plain_tool_tip
 

@@ -18,11 +18,11 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from engine.language import tr
-from engine.layout.layout import SplitMode
-from engine.plan.decisions.decision import Decision
-from engine.session.status import ModelStatus, Phase
-from engine.settings.context_settings import ContextSettings
+from engine.base.language import tr
+from engine.planning.layout.layout import SplitMode
+from engine.planning.plan.decisions.decision import Decision
+from engine.planning.settings.context_settings import ContextSettings
+from engine.runtime.session.status import ModelStatus, Phase
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.tool_tips import plain_tool_tip
 from widgets.common.wrap_layout import WrapLayout

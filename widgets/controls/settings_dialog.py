@@ -22,10 +22,10 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from engine.language import tr
-from engine.plan.decisions.decision import Decision
-from engine.settings.context_settings import AUTO, ContextSettings, KvType
-from engine.settings.table import GROUPS, SETTINGS, Group
+from engine.base.language import tr
+from engine.planning.plan.decisions.decision import Decision
+from engine.planning.settings.context_settings import AUTO, ContextSettings, KvType
+from engine.planning.settings.table import GROUPS, SETTINGS, Group
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.roles import plain_label
 from widgets.common.tool_tips import plain_tool_tip

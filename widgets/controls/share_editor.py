@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QSizePolicy, QSlider, QSpinBox, QWidget
 
-from engine.language import tr
-from engine.layout.moves import Move, SharesMove
+from engine.base.language import tr
+from engine.planning.layout.moves import Move, SharesMove
 from widgets.common.roles import plain_label
 from widgets.common.wrap_layout import WrapLayout
 from widgets.controls.setting_controls import show_number

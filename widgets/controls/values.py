@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.layout.layout import SplitMode
-from engine.settings.context_settings import KvType
+from engine.planning.layout.layout import SplitMode
+from engine.planning.settings.context_settings import KvType
 
 
 @dataclass(frozen=True, slots=True)

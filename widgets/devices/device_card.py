@@ -6,12 +6,12 @@ from PySide6.QtCore import QPoint, Qt, Signal
 from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QMenu, QVBoxLayout, QWidget
 
+from engine.base.language import tr
+from engine.base.units import format_bytes, format_share
 from engine.devices.device import Device, is_on_this_machine, margin_words
-from engine.language import tr
-from engine.plan.report import DeviceRow
-from engine.speed.speeds import Link
-from engine.telemetry.sample import Sample
-from engine.units import format_bytes, format_share
+from engine.devices.telemetry.sample import Sample
+from engine.planning.plan.report import DeviceRow
+from engine.planning.speed.speeds import Link
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.memory_bar import holdings_text
 from widgets.common.painting import keep_left_to_right

@@ -18,12 +18,12 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from engine.base.language import tr
+from engine.base.units import format_bytes, format_share
 from engine.devices.device import Device
-from engine.language import tr
-from engine.plan.report import DeviceRow
-from engine.speed.speeds import Link
-from engine.telemetry.sample import Sample
-from engine.units import format_bytes, format_share
+from engine.devices.telemetry.sample import Sample
+from engine.planning.plan.report import DeviceRow
+from engine.planning.speed.speeds import Link
 from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import DARK, Palette
 from widgets.common.text import elide, text_width, ui_font

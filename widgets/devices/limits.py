@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from PySide6.QtWidgets import QFormLayout, QLineEdit, QWidget
 
+from engine.base.language import tr
+from engine.base.units import GIB, KIB, MIB, format_bytes, parse_size
 from engine.devices.device import Device, margin_words
-from engine.language import tr
-from engine.units import GIB, KIB, MIB, format_bytes, parse_size
 from widgets.common.dialog import EntryDialog
 from widgets.common.roles import plain_label
 from widgets.devices.readings import overhead_text

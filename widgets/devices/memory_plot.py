@@ -10,8 +10,8 @@ from PySide6.QtCore import QRectF, QSize, Qt
 from PySide6.QtGui import QColor
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
-from engine.language import tr
-from engine.telemetry.sample import Sample
+from engine.base.language import tr
+from engine.devices.telemetry.sample import Sample
 from widgets.common.palette import DARK, Palette
 
 WINDOW_S = 120.0

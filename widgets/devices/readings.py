@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.base.language import tr
+from engine.base.units import format_bytes
 from engine.devices.device import Device
-from engine.language import tr
-from engine.memory.estimate import grade_words
-from engine.plan.report import DeviceRow
-from engine.speed.speeds import Link
-from engine.telemetry.sample import Sample
-from engine.units import format_bytes
+from engine.devices.telemetry.sample import Sample
+from engine.planning.memory.estimate import grade_words
+from engine.planning.plan.report import DeviceRow
+from engine.planning.speed.speeds import Link
 
 NO_READING = "\N{EM DASH}"
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, cast
 from PySide6.QtCore import QObject, QPoint, QRect, QRectF
 from PySide6.QtGui import QAccessible, QAccessibleEvent, QAccessibleInterface, QAccessibleObject, QWindow
 
-from engine.language import tr
-from engine.units import format_bytes
+from engine.base.language import tr
+from engine.base.units import format_bytes
 from widgets.layout_editor.keyboard import BoundaryFocus, Focus, LayerFocus, OutputFocus
 from widgets.layout_editor.shown import Shown
 from widgets.layout_editor.texts import boundary_text, lane_sentence

@@ -8,7 +8,7 @@ from PySide6.QtCore import QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QPainter, QPaintEvent, QPen, QResizeEvent
 from PySide6.QtWidgets import QSizePolicy, QVBoxLayout, QWidget
 
-from engine.language import tr
+from engine.base.language import tr
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.painting import colour, keep_left_to_right
 from widgets.common.palette import DARK, Palette

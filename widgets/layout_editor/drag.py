@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from engine.layout.layout import Layout
-from engine.layout.moves import BoundaryMove, OutputMove, RangeMove
+from engine.planning.layout.layout import Layout
+from engine.planning.layout.moves import BoundaryMove, OutputMove, RangeMove
 from widgets.layout_editor.geometry import Lanes, Track
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QStackedWidget, QVBoxLayout, QWidget
 
-from engine.language import tr
-from engine.layout.moves import Move
-from engine.plan.preview import LoadedLayout, Preview
+from engine.base.language import tr
+from engine.planning.layout.moves import Move
+from engine.planning.plan.preview import LoadedLayout, Preview
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.palette import Palette
 from widgets.common.roles import plain_label

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import QObject, Signal
 
-from engine.layout.moves import BoundaryMove, Move, OutputMove, RangeMove
+from engine.planning.layout.moves import BoundaryMove, Move, OutputMove, RangeMove
 from widgets.layout_editor.drag import BoundaryDrag, Drag, LaneDrag, SelectDrag, boundary_limits
 from widgets.layout_editor.keyboard import (
     BoundaryFocus,

@@ -10,8 +10,8 @@ from enum import StrEnum
 
 from PySide6.QtCore import Qt
 
-from engine.language import tr
-from engine.layout.layout import Layout
+from engine.base.language import tr
+from engine.planning.layout.layout import Layout
 
 
 class Command(StrEnum):

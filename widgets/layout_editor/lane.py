@@ -9,10 +9,10 @@ from PySide6.QtCore import QPointF, QRectF, Qt
 from PySide6.QtGui import QFont, QPainter, QPainterPath, QPen
 from PySide6.QtWidgets import QGraphicsItem, QStyleOptionGraphicsItem, QWidget
 
+from engine.base.language import tr
 from engine.devices.device import Holding
-from engine.language import tr
-from engine.memory.estimate import grade_words
-from engine.plan.report import DeviceRow
+from engine.planning.memory.estimate import grade_words
+from engine.planning.plan.report import DeviceRow
 from widgets.common.memory_bar import OVERFLOW_WIDTH, MemoryBar, bar_of_row, paint_bar, parts_texts, room_text
 from widgets.common.painting import colour, mix
 from widgets.common.palette import Palette

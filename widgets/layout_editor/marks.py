@@ -8,8 +8,8 @@ from PySide6.QtCore import QPointF, QRectF, Qt
 from PySide6.QtGui import QPainter, QPen
 from PySide6.QtWidgets import QGraphicsItem, QStyleOptionGraphicsItem, QWidget
 
-from engine.language import tr
-from engine.layout.layout import Layout
+from engine.base.language import tr
+from engine.planning.layout.layout import Layout
 from widgets.common.memory_bar import bar_tooltip, holdings_text
 from widgets.common.painting import colour
 from widgets.common.palette import DARK, Palette

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from engine.base.language import tr
 from engine.devices.device import CPU_ID, Rig
-from engine.language import tr
-from engine.layout.layout import Layout, Override
-from engine.plan.preview import LayerBytes, Preview
+from engine.planning.layout.layout import Layout, Override
+from engine.planning.plan.preview import LayerBytes, Preview
 
 StripKey = Literal["dense", "attention", "ffn", "experts", "kv"]
 """`attention` and `ffn` are the halves of the `dense` strip, used where an override parts them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import QObject, QPointF, QRectF
 from PySide6.QtWidgets import QGraphicsScene
 
-from engine.plan.preview import LoadedLayout, Preview
+from engine.planning.plan.preview import LoadedLayout, Preview
 from widgets.common.palette import DARK, Palette
 from widgets.common.text import Fonts
 from widgets.layout_editor.geometry import (

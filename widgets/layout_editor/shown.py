@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from PySide6.QtCore import QRectF
 
-from engine.layout.layout import Run
-from engine.plan.preview import Preview
+from engine.planning.layout.layout import Run
+from engine.planning.plan.preview import Preview
 from widgets.layout_editor.geometry import Columns, HandlePlace, Lanes, Track, handle_at
 from widgets.layout_editor.lane import LaneValues
 from widgets.layout_editor.placement import LaneContent

@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from engine.base.language import tr, tr_count
+from engine.base.units import format_bytes
 from engine.devices.device import Holding
-from engine.language import tr, tr_count
-from engine.layout.layout import Layout
-from engine.plan.preview import LayerBytes, LoadedLayout, Preview
-from engine.plan.report import DeviceRow
-from engine.speed.prediction import DeviceTime, SpeedForecast, prompt_words, rate_text, source_words, speed_words
-from engine.units import format_bytes
+from engine.planning.layout.layout import Layout
+from engine.planning.plan.preview import LayerBytes, LoadedLayout, Preview
+from engine.planning.plan.report import DeviceRow
+from engine.planning.speed.prediction import (
+    DeviceTime,
+    SpeedForecast,
+    prompt_words,
+    rate_text,
+    source_words,
+    speed_words,
+)
 from widgets.common.memory_bar import available_bytes, bar_of_row, room_text, shortfall_within
 from widgets.layout_editor.keyboard import BoundaryFocus, Focus, LayerFocus, OutputFocus, Selection
 from widgets.layout_editor.placement import LaneContent

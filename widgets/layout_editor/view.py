@@ -15,8 +15,8 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QApplication, QFrame, QGraphicsView, QToolTip, QWidget
 
-from engine.language import tr
-from engine.plan.preview import LoadedLayout, Preview
+from engine.base.language import tr
+from engine.planning.plan.preview import LoadedLayout, Preview
 from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import Palette
 from widgets.common.tool_tips import plain_tool_tip

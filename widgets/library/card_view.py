@@ -6,7 +6,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QFormLayout, QScrollArea, QVBoxLayout, QWidget
 
-from engine.language import tr
+from engine.base.language import tr
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.roles import plain_label
 from widgets.library.find_values import ShownCard

@@ -21,7 +21,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from engine.language import tr
+from engine.base.language import tr
 from engine.library.entry import Copy, Entry, Quantisation
 from engine.library.listed import Listed
 from engine.library.notes import KeptDocument, tags_of

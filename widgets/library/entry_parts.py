@@ -18,12 +18,12 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from engine.language import tr
+from engine.base.language import tr
+from engine.base.units import format_bytes
 from engine.library.entry import Quantisation
 from engine.library.fit import speed_words
 from engine.library.listed import Listed
 from engine.library.notes import KeptDocument
-from engine.units import format_bytes
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import DARK, Palette

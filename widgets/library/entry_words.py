@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.language import tr
+from engine.base.language import tr
+from engine.base.texts import capitalised
+from engine.base.units import format_bytes
 from engine.library.capabilities import CAPABILITY_WORDS
 from engine.library.entry import Quantisation
 from engine.library.fit import Fit, fit_words, place_words, speed_words
 from engine.library.listed import Listed
-from engine.texts import capitalised
-from engine.units import format_bytes
 from widgets.common.counts import format_count
 
 _GOOD, _FAIR, _BAD, _DIM = "good", "experts", "bad", "dim"

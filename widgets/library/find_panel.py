@@ -22,7 +22,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from engine.language import tr
+from engine.base.language import tr
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import DARK, Palette

@@ -8,10 +8,10 @@ from PySide6.QtCore import QSignalBlocker, Qt, Signal
 from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QComboBox, QLineEdit, QSizePolicy, QToolButton, QVBoxLayout, QWidget
 
-from engine.language import tr
+from engine.base.language import tr
+from engine.base.units import GIB
 from engine.library.capabilities import CAPABILITY_WORDS
 from engine.library.listed import ALL, Wanted
-from engine.units import GIB
 from widgets.common.wrap_layout import WrapLayout
 
 _ORDERS = (

@@ -8,7 +8,7 @@ from PySide6.QtCore import QAbstractListModel, QItemSelectionModel, QModelIndex,
 from PySide6.QtGui import QColor, QFont, QFontMetrics, QKeyEvent, QPainter
 from PySide6.QtWidgets import QListView, QStyle, QStyledItemDelegate, QStyleOptionViewItem, QWidget
 
-from engine.language import tr
+from engine.base.language import tr
 from engine.library.listed import Listed
 from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import DARK, Palette

@@ -19,10 +19,10 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from engine.language import tr, tr_count
+from engine.base.language import tr, tr_count
+from engine.base.units import format_bytes
 from engine.library.listed import Listed, arrange
 from engine.library.starters import Starter
-from engine.units import format_bytes
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.palette import Palette
 from widgets.common.roles import plain_label

@@ -9,7 +9,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QCheckBox, QFrame, QHBoxLayout, QPushButton, QSizePolicy, QVBoxLayout, QWidget
 
-from engine.language import tr
+from engine.base.language import tr
 from widgets.common.roles import plain_label
 from widgets.common.tool_tips import plain_tool_tip
 

@@ -19,7 +19,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from engine.language import tr
+from engine.base.language import tr
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.roles import plain_label
 from widgets.common.tool_tips import plain_tool_tip

@@ -8,7 +8,7 @@ from pathlib import Path
 from PySide6.QtCore import QModelIndex, QSortFilterProxyModel, Qt, Signal
 from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QPushButton, QStackedWidget, QVBoxLayout, QWidget
 
-from engine.language import tr
+from engine.base.language import tr
 from widgets.common.palette import Palette
 from widgets.library.loaded_models import LoadedList
 from widgets.library.recent_models import (

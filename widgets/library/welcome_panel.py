@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QScrollArea, QVBoxLayout, QWidget
 
-from engine.language import tr
+from engine.base.language import tr
 from widgets.common.roles import plain_label
 from widgets.common.wrap_layout import WrapLayout
 

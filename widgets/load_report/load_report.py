@@ -19,8 +19,8 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from engine.language import tr
-from engine.session.events import Attempt, Cancelled, Crashed, Failed, Loaded, OutOfMemory, Stage
+from engine.base.language import tr
+from engine.runtime.session.events import Attempt, Cancelled, Crashed, Failed, Loaded, OutOfMemory, Stage
 from widgets.common.palette import DARK, Palette
 from widgets.common.roles import plain_label, set_role, tool_button
 from widgets.load_report.outcome import (

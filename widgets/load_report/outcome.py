@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from engine.base.language import tr
+from engine.base.units import format_bytes
 from engine.devices.holder import holder_words
-from engine.language import tr
-from engine.plan.report import DeviceRow
-from engine.session.events import STAGE_WORDS, Attempt, Cancelled, Crashed, Failed, Loaded, OutOfMemory, Stage
-from engine.units import format_bytes
+from engine.planning.plan.report import DeviceRow
+from engine.runtime.session.events import STAGE_WORDS, Attempt, Cancelled, Crashed, Failed, Loaded, OutOfMemory, Stage
 
 Tone = Literal["good", "bad", "dim"]
 

@@ -9,9 +9,9 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QColor, QPixmap
 from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QLabel, QWidget
 
-from engine.language import tr
-from engine.plan.report import DeviceRow
-from engine.units import format_bytes
+from engine.base.language import tr
+from engine.base.units import format_bytes
+from engine.planning.plan.report import DeviceRow
 from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import DARK, Palette
 from widgets.common.roles import plain_label

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from markdown_it.token import Token
 
-from engine.language import tr
+from engine.base.language import tr
 from widgets.markdown.blocks import Alignment, Block, Line, Run, Table, visible
 from widgets.markdown.highlight import MAX_LINE_CHARACTERS, highlight
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from engine.language import tr
+from engine.base.language import tr
 from widgets.markdown.blocks import Block, Line, Room, Run, visible
 from widgets.markdown.flow import Flow
 from widgets.markdown.parse import parse_tokens, plain_blocks

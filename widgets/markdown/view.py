@@ -18,7 +18,7 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QMenu, QTextEdit, QWidget
 
-from engine.language import tr
+from engine.base.language import tr
 from widgets.common.roles import plain_label, tool_button
 from widgets.markdown.document import CodePlace, Decorations
 from widgets.markdown.live import LiveMarkdown

@@ -15,14 +15,14 @@ from app.models.open_model import OpenModel
 from app.paths import kept_states_path
 from app.settings import Settings
 from app.wiring import Desk, make_desk
-from engine.chats.message import Message
+from engine.base.units import MIB
+from engine.chat.message import Message
 from engine.devices.device import CPU_ID
-from engine.layout.layout import make_layout
-from engine.memory.side_files import SideFiles, read_projector
-from engine.plan.edit import Edit
-from engine.session.status import Phase
-from engine.settings.context_settings import ContextSettings
-from engine.units import MIB
+from engine.planning.layout.layout import make_layout
+from engine.planning.memory.side_files import SideFiles, read_projector
+from engine.planning.plan.edit import Edit
+from engine.planning.settings.context_settings import ContextSettings
+from engine.runtime.session.status import Phase
 from tests.support.models import write_tiny_llama
 from tests.support.pictures import picture
 from tests.support.side_models import write_tiny_ear, write_tiny_projector

@@ -10,9 +10,9 @@ from pytestqt.qtbot import QtBot
 from app.background import Background
 from app.chats.archive import ChatArchive
 from app.notices import Notice, Notices
-from engine.chats import copies
-from engine.chats.conversation import Conversation
-from engine.chats.store import ChatStore
+from engine.chat import copies
+from engine.chat.conversation import Conversation
+from engine.chat.store import ChatStore
 
 
 def test_a_copy_that_has_no_room_is_told_once(qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,9 @@ from app.chats.archive import ChatArchive
 from app.chats.transfer import FORMS, ChatTransfer, form_of
 from app.notices import Notice
 from app.settings import Settings
-from app.window.shelf_presenter import file_name
+from app.window.chat.shelf_presenter import file_name
 from app.wiring import Desk, make_desk
-from engine.chats.tree import MessageTree
+from engine.chat.tree import MessageTree
 from tests.support.kept_conversation import CHAT, DATA, kept_tree
 
 

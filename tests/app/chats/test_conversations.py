@@ -23,17 +23,17 @@ from app.models.context_counter import ContextCounter
 from app.notices import Notices
 from app.paths import chats_path
 from app.theme import Theme
-from app.window.chat_presenter import ChatPresenter
-from app.window.prompt_presenter import PromptPresenter
-from app.window.shelf_presenter import ShelfPresenter
+from app.window.chat.chat_presenter import ChatPresenter
+from app.window.chat.prompt_presenter import PromptPresenter
+from app.window.chat.shelf_presenter import ShelfPresenter
 from app.window.status_line import StatusLine
-from engine.chats.asking import chat_messages
-from engine.chats.context import ContextUse
-from engine.chats.conversation import Conversation as Chat
-from engine.chats.message import Message
-from engine.chats.store import ChatStore
-from engine.chats.tree import tree_of
-from engine.protocol.messages import Tokenise
+from engine.chat.asking import chat_messages
+from engine.chat.context import ContextUse
+from engine.chat.conversation import Conversation as Chat
+from engine.chat.message import Message
+from engine.chat.store import ChatStore
+from engine.chat.tree import tree_of
+from engine.runtime.protocol.messages import Tokenise
 from tests.app.chats.bench import Bench
 from widgets.chat.chat_pane import ChatPane
 from widgets.chat.conversation_list import ConversationList

@@ -6,7 +6,7 @@ from pytestqt.qtbot import QtBot
 
 from app.chats.attacher import Thumbnails
 from app.models.context_counter import ContextCounter
-from engine.chats.context import ContextUse
+from engine.chat.context import ContextUse
 from tests.app.chats.bench import Bench, prompt_tokens
 from tests.support.pictures import picture
 from widgets.chat.images import Gallery

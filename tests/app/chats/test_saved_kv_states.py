@@ -11,11 +11,11 @@ from app.background import Background
 from app.chats.saved_kv_states import KvStateRepository
 from app.notices import Notice, Notices
 from app.settings import Settings
-from engine.chats.message import Message
-from engine.chats.saved_kv_states import KvStateKey, SavedKvStates
+from engine.base.errors import ChatError
+from engine.chat.message import Message
+from engine.chat.saved_kv_states import KvStateKey, SavedKvStates
 from engine.devices.device import CPU_ID
-from engine.errors import ChatError
-from engine.session.status import Phase
+from engine.runtime.session.status import Phase
 from tests.app.chats.bench import Bench
 
 N_LAYERS = 4

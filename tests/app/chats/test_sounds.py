@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.window.attach_presenter import shown_file
+from app.window.chat.attach_presenter import shown_file
 from tests.app.chats.bench import Bench, prompt_tokens
 
 

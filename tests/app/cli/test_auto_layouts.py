@@ -10,10 +10,10 @@ import pytest
 
 from app.cli.auto_options import STRATEGIES as HELP_NAMES
 from app.paths import speeds_path
-from engine.fit.speed_book import read_speed_book
-from engine.fit.strategies.catalogue import STRATEGIES
-from engine.rigs.lab import LabRig
-from engine.units import MIB
+from engine.base.units import MIB
+from engine.machines.rigs.lab import LabRig
+from engine.planning.fit.speed_book import read_speed_book
+from engine.planning.fit.strategies.catalogue import STRATEGIES
 from tests.support.command_line import run_here
 from tests.support.models import write_header_only, write_tiny_llama
 

@@ -13,8 +13,8 @@ import pytest
 
 from app.packs import find_all_devices
 from engine.devices.device import Rig
-from engine.doctor.machine import Machine
-from engine.doctor.report import Check, Step
+from engine.machines.doctor.machine import Machine
+from engine.machines.doctor.report import Check, Step
 from tests.support.command_line import run_here
 from tests.support.previews import make_gpu
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.units import GIB, MIB
+from engine.base.units import GIB, MIB
 from tests.support.command_line import run_cli, run_here
 from tests.support.models import write_header_only, write_tiny_llama, write_tiny_moe
 from tests.support.unknown_graphs import LOOPED_ARCHITECTURE, LOOPED_METADATA, know_no_graphs

@@ -8,9 +8,9 @@ import pytest
 
 from app.cli.inputs import this_machine
 from app.paths import calibration_path, self_test_path
-from engine.fit.calibration import Calibration, device_key, write_calibration
-from engine.rigs.self_test import SelfTest, keep_verdict
-from engine.units import MIB
+from engine.base.units import MIB
+from engine.machines.rigs.self_test import SelfTest, keep_verdict
+from engine.planning.fit.calibration import Calibration, device_key, write_calibration
 from tests.support.previews import make_gpu, make_rig
 
 
@@ -30,7 +30,7 @@ def test_overhead_of_earlier_loads_counts(data_folder: Path) -> None:
 @pytest.mark.parametrize("passed", [True, False])
 def test_a_self_test_counts_for_its_backend(passed: bool, data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = make_rig(make_gpu("CUDA0", 8), make_gpu("CUDA1", 8))
-    monkeypatch.setattr("engine.rigs.discovery.discover", lambda _endpoints: rig)
+    monkeypatch.setattr("engine.machines.rigs.discovery.discover", lambda _endpoints: rig)
     self_test_path().parent.mkdir(parents=True, exist_ok=True)
     keep_verdict(self_test_path(), rig.devices[0], SelfTest(rounds=1, different=0 if passed else 1))
     assert [device.capabilities.repeatable for device in this_machine().devices] == [passed, passed]

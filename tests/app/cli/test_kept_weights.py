@@ -10,7 +10,7 @@ import pytest
 
 from app.paths import kept_weights_path, speeds_path
 from engine.devices.device import CPU_ID, make_host
-from engine.fit.speed_book import EMPTY_BOOK, KeptDevice, read_speed_book, write_speed_book
+from engine.planning.fit.speed_book import EMPTY_BOOK, KeptDevice, read_speed_book, write_speed_book
 from tests.support.command_line import run_here
 from tests.support.models import write_tiny_llama
 

@@ -11,8 +11,8 @@ import pytest
 
 from app.cli import exit_codes
 from app.paths import pack_book_path, packs_path
-from engine.engine_build import engine_version
-from engine.packs.store import NO_PACKS, PACKS_VARIABLE, PackStore
+from engine.base.engine_build import engine_version
+from engine.devices.packs.store import NO_PACKS, PACKS_VARIABLE, PackStore
 from tests.support.command_line import run_here
 from tests.support.packs import IS_NO_BACKEND, compiled, no_packs, write_pack
 

@@ -9,12 +9,22 @@ import sys
 import pytest
 
 from app.cli.printers import JsonPrinter, TextPrinter
+from engine.base.units import MIB
 from engine.devices.device import make_host
 from engine.devices.holder import MemoryHolder
-from engine.memory.estimate import DeviceMemory, Grade
-from engine.plan.report import DeviceRow, make_row
-from engine.session.events import AnyEvent, Attempt, Cancelled, Done, Failed, Loaded, OutOfMemory, Progress, Token
-from engine.units import MIB
+from engine.planning.memory.estimate import DeviceMemory, Grade
+from engine.planning.plan.report import DeviceRow, make_row
+from engine.runtime.session.events import (
+    AnyEvent,
+    Attempt,
+    Cancelled,
+    Done,
+    Failed,
+    Loaded,
+    OutOfMemory,
+    Progress,
+    Token,
+)
 
 DONE = Done(
     prompt_tokens=2,

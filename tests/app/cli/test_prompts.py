@@ -13,9 +13,9 @@ from app.cli.load import Answers, prompts_of
 from app.cli.output import print_event
 from app.cli.printers import TextPrinter
 from app.cli.settings_options import context_of
-from engine.errors import ArgumentError
-from engine.session.events import Crashed, Done, Token
-from engine.settings.context_settings import AUTO_CONTEXT, ContextSettings
+from engine.base.errors import ArgumentError
+from engine.planning.settings.context_settings import AUTO_CONTEXT, ContextSettings
+from engine.runtime.session.events import Crashed, Done, Token
 from tests.support.orders import made_up_model
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.gguf.reader import read_model
+from engine.model.gguf.reader import read_model
 from tests.support.command_line import run_here
 from tests.support.models import write_tiny_llama
 from tests.support.side_models import write_tiny_lora, write_tiny_projector

@@ -35,10 +35,10 @@ def test_help_imports_neither_the_engine_nor_any_package(words: tuple[str, ...])
     modules = imported(*words)
     assert not modules & (HEAVY | {"msgspec", "dataclasses", "logging", "json"})
     assert {name for name in modules if name.startswith("engine.")} == {
-        "engine.errors",
-        "engine.language",
-        "engine.texts",
-        "engine.units",
+        "engine.base.errors",
+        "engine.base.language",
+        "engine.base.texts",
+        "engine.base.units",
     }
 
 
@@ -47,14 +47,14 @@ def test_inspect_imports_what_reads_a_model(tmp_path: Path) -> None:
     packages = {".".join(name.split(".")[:2]) for name in modules if name.startswith("engine.")}
     assert not modules & HEAVY
     assert not packages & {
-        "engine.demo",
-        "engine.fit",
-        "engine.process",
-        "engine.session",
-        "engine.telemetry",
-        "engine.worker",
+        "engine.model.demo",
+        "engine.planning.fit",
+        "engine.runtime.process",
+        "engine.runtime.session",
+        "engine.devices.telemetry",
+        "engine.runtime.child",
     }
-    assert not {name for name in modules if name.startswith("engine.memory.compute_graph")}
+    assert not {name for name in modules if name.startswith("engine.planning.memory.compute_graph")}
 
 
 @pytest.mark.parametrize("command", ["inspect", "devices", "plan", "load", "embed", "rig", "demo", "doctor"])

@@ -14,8 +14,8 @@ from app.library.catalogue import LibraryCatalogue
 from app.library.library import Library, LibraryTask, Report
 from app.models.open_model import OpenModel
 from app.notices import Notice, Notices
-from engine.cancellation import CancelToken
-from engine.errors import LibraryError
+from engine.base.cancellation import CancelToken
+from engine.base.errors import LibraryError
 from engine.library.census import Changes
 from engine.library.stores import Store
 from tests.support.patience import DEADLINE_S

@@ -9,12 +9,12 @@ import pytest
 from pytestqt.qtbot import QtBot
 
 from app.wiring import WindowParts
-from engine.layout.layout import make_layout, single_device
-from engine.plan.edit import Edit
-from engine.session.events import OutOfMemory
-from engine.session.status import Phase
-from engine.settings.context_settings import ContextSettings
-from engine.units import MIB
+from engine.base.units import MIB
+from engine.planning.layout.layout import make_layout, single_device
+from engine.planning.plan.edit import Edit
+from engine.planning.settings.context_settings import ContextSettings
+from engine.runtime.session.events import OutOfMemory
+from engine.runtime.session.status import Phase
 from tests.support.models import write_tiny_llama
 from tests.support.windows import WindowOpener
 from widgets.layout_editor.placement import PinToggle

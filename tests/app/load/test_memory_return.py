@@ -12,11 +12,11 @@ from app.models.open_model import OpenModel
 from app.rig.device_list import DeviceList
 from app.settings import Settings
 from app.wiring import make_desk
+from engine.base.units import GIB
 from engine.devices.device import Device, Rig, make_host
-from engine.fit.loaded_models import LIMIT_S, HeldModel
-from engine.gguf.model_file import FileIdentity
-from engine.telemetry.sample import Sample
-from engine.units import GIB
+from engine.devices.telemetry.sample import Sample
+from engine.model.gguf.model_file import FileIdentity
+from engine.planning.fit.loaded_models import LIMIT_S, HeldModel
 
 CARD = Device("CUDA0", "card", "CUDA", "gpu", 24 * GIB, 4 * GIB)
 HELD = HeldModel(FileIdentity(()), "ada", {"CUDA0": 8 * GIB, "CPU": GIB}, idle_since_s=0.0)

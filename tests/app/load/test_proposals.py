@@ -9,18 +9,18 @@ import pytest
 from pytestqt.qtbot import QtBot
 
 from app.wiring import WindowParts
-from engine.fit.proposal import Proposal
-from engine.fit.proposals import propose
-from engine.gguf.model_file import ModelFile
-from engine.gguf.reader import read_model
-from engine.layout.layout import single_device
-from engine.plan.edit import Edit
-from engine.plan.plan import make_plan
-from engine.session.events import OutOfMemory
-from engine.session.load_order import LoadOrder
-from engine.session.status import Phase
-from engine.settings.context_settings import ContextSettings
-from engine.units import MIB
+from engine.base.units import MIB
+from engine.model.gguf.model_file import ModelFile
+from engine.model.gguf.reader import read_model
+from engine.planning.fit.proposal import Proposal
+from engine.planning.fit.proposals import propose
+from engine.planning.layout.layout import single_device
+from engine.planning.plan.edit import Edit
+from engine.planning.plan.plan import make_plan
+from engine.planning.settings.context_settings import ContextSettings
+from engine.runtime.session.events import OutOfMemory
+from engine.runtime.session.load_order import LoadOrder
+from engine.runtime.session.status import Phase
 from tests.support.models import write_header_only
 from tests.support.previews import make_gpu, make_rig
 

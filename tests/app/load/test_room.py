@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from app.load.room import Room, find_room, idle_text, load_question
+from engine.base.units import GIB
 from engine.devices.device import Device, Rig, make_host
-from engine.fit.loaded_models import HeldModel, rig_beside
-from engine.gguf.model_file import FileIdentity
-from engine.memory.estimate import DeviceMemory, Grade
-from engine.plan.report import DeviceRow, make_row
-from engine.units import GIB
+from engine.model.gguf.model_file import FileIdentity
+from engine.planning.fit.loaded_models import HeldModel, rig_beside
+from engine.planning.memory.estimate import DeviceMemory, Grade
+from engine.planning.plan.report import DeviceRow, make_row
 from tests.support.orders import worker_device
 
 CARD = Device("CUDA0", "card", "CUDA", "gpu", 24 * GIB, 2 * GIB)

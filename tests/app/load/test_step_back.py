@@ -12,15 +12,15 @@ from pytestqt.qtbot import QtBot
 from app.notices import Notice
 from app.settings import Settings
 from app.wiring import Desk, make_desk
-from engine.fit.proposal import Proposal
-from engine.layout.layout import single_device
-from engine.memory.side_files import SideFiles, read_adapter
-from engine.plan.edit import Edit
-from engine.session.events import Attempt, OutOfMemory
-from engine.session.load_order import LoadOrder
-from engine.session.status import Phase
-from engine.settings.context_settings import ContextSettings
-from engine.units import MIB
+from engine.base.units import MIB
+from engine.planning.fit.proposal import Proposal
+from engine.planning.layout.layout import single_device
+from engine.planning.memory.side_files import SideFiles, read_adapter
+from engine.planning.plan.edit import Edit
+from engine.planning.settings.context_settings import ContextSettings
+from engine.runtime.session.events import Attempt, OutOfMemory
+from engine.runtime.session.load_order import LoadOrder
+from engine.runtime.session.status import Phase
 from tests.support.models import write_tiny_llama
 from tests.support.side_models import write_tiny_lora
 from widgets.layout_editor.placement import PinToggle

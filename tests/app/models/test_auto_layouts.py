@@ -17,16 +17,16 @@ from app.theme import Theme
 from app.wiring import WindowParts, make_window
 from engine.devices.device import CPU_ID
 from engine.devices.rig_file import encode_rig
-from engine.fit.speed_book import read_speed_book
-from engine.fit.strategies.constraints import AutoLayout
-from engine.gguf.model_file import ModelFile
-from engine.gguf.reader import read_model
-from engine.layout.layout import make_layout, single_device
-from engine.layout.layout_file import LayoutFile, write_layout
-from engine.plan.edit import Edit
-from engine.plan.preview import LoadedLayout
-from engine.session.events import Done
-from engine.settings.context_settings import ContextSettings
+from engine.model.gguf.model_file import ModelFile
+from engine.model.gguf.reader import read_model
+from engine.planning.fit.speed_book import read_speed_book
+from engine.planning.fit.strategies.constraints import AutoLayout
+from engine.planning.layout.layout import make_layout, single_device
+from engine.planning.layout.layout_file import LayoutFile, write_layout
+from engine.planning.plan.edit import Edit
+from engine.planning.plan.preview import LoadedLayout
+from engine.planning.settings.context_settings import ContextSettings
+from engine.runtime.session.events import Done
 from tests.support.models import write_header_only
 from tests.support.previews import make_gpu, make_rig
 from widgets.controls.values import AutoWishes

@@ -9,17 +9,17 @@ import pytest
 from pytestqt.qtbot import QtBot
 
 from app.models.document import LayoutDocument
+from engine.base.units import GIB, MIB
 from engine.devices.device import Device, Rig, make_host
-from engine.gguf.reader import read_model
-from engine.layout.layout import Layout, make_layout, single_device
-from engine.layout.moves import BoundaryMove, Move, RangeMove
-from engine.memory.estimate import DeviceMemory, Grade
-from engine.memory.side_files import Projector, SideFiles
-from engine.plan.edit import Edit
-from engine.plan.preview import Preview
-from engine.plan.report import make_row
-from engine.settings.context_settings import ContextSettings
-from engine.units import GIB, MIB
+from engine.model.gguf.reader import read_model
+from engine.planning.layout.layout import Layout, make_layout, single_device
+from engine.planning.layout.moves import BoundaryMove, Move, RangeMove
+from engine.planning.memory.estimate import DeviceMemory, Grade
+from engine.planning.memory.side_files import Projector, SideFiles
+from engine.planning.plan.edit import Edit
+from engine.planning.plan.preview import Preview
+from engine.planning.plan.report import make_row
+from engine.planning.settings.context_settings import ContextSettings
 from tests.support.models import write_tiny_llama
 
 N_LAYERS = 8

@@ -18,17 +18,17 @@ from app.background import Background
 from app.models import forecaster
 from app.models.document import LayoutDocument
 from app.models.forecaster import Pace
+from engine.base.errors import CancelledError
+from engine.base.units import GIB, MIB
 from engine.devices.device import CPU_ID, Device, Rig, make_host
-from engine.errors import CancelledError
-from engine.gguf.model_file import ModelFile
-from engine.gguf.reader import read_model
-from engine.layout.layout import Layout, make_layout
-from engine.layout.moves import BoundaryMove, RangeMove
-from engine.plan.edit import Edit
-from engine.plan.plan import Plan
-from engine.plan.preview import Preview, PreviewTables, make_preview
-from engine.settings.context_settings import ContextSettings
-from engine.units import GIB, MIB
+from engine.model.gguf.model_file import ModelFile
+from engine.model.gguf.reader import read_model
+from engine.planning.layout.layout import Layout, make_layout
+from engine.planning.layout.moves import BoundaryMove, RangeMove
+from engine.planning.plan.edit import Edit
+from engine.planning.plan.plan import Plan
+from engine.planning.plan.preview import Preview, PreviewTables, make_preview
+from engine.planning.settings.context_settings import ContextSettings
 from tests.support.models import write_tiny_llama
 from tests.support.patience import DEADLINE_MS
 from tests.support.selection import examples

@@ -12,14 +12,14 @@ from pytestqt.qtbot import QtBot
 from app.rig.device_list import DeviceList
 from app.settings import Settings
 from app.wiring import Desk, make_desk
+from engine.base.units import GIB
 from engine.devices.device import CPU_ID, Device, Rig, make_host
-from engine.fit.loaded_models import HeldModel
-from engine.gguf.model_file import FileIdentity
-from engine.gguf.reader import read_model
-from engine.layout.layout import single_device
-from engine.plan.edit import Edit
-from engine.settings.context_settings import ContextSettings
-from engine.units import GIB
+from engine.model.gguf.model_file import FileIdentity
+from engine.model.gguf.reader import read_model
+from engine.planning.fit.loaded_models import HeldModel
+from engine.planning.layout.layout import single_device
+from engine.planning.plan.edit import Edit
+from engine.planning.settings.context_settings import ContextSettings
 from tests.support.models import write_tiny_llama
 
 ENDPOINT = "192.0.2.7:50052"

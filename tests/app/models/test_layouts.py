@@ -17,12 +17,12 @@ from app.rig.device_list import list_of_file
 from app.settings import Settings
 from app.wiring import Desk, make_desk
 from engine.devices.device import CPU_ID, Device, Rig
-from engine.gguf.model_file import ModelFile
-from engine.gguf.reader import read_model
-from engine.layout.layout import Layout, single_device, split_evenly
-from engine.memory.model_memory import ModelMemory
-from engine.plan.edit import Edit
-from engine.settings.context_settings import ContextSettings
+from engine.model.gguf.model_file import ModelFile
+from engine.model.gguf.reader import read_model
+from engine.planning.layout.layout import Layout, single_device, split_evenly
+from engine.planning.memory.model_memory import ModelMemory
+from engine.planning.plan.edit import Edit
+from engine.planning.settings.context_settings import ContextSettings
 from tests.support.models import write_header_only
 from tests.support.previews import make_gpu, make_rig
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.models.reading_pace import ReadingPace, left_words
-from engine.session.events import Reading
+from engine.runtime.session.events import Reading
 
 
 def reading(tokens: int, request: int = 1) -> Reading:

@@ -16,13 +16,13 @@ from app.notices import Notice
 from app.paths import calibration_path
 from app.settings import Settings
 from app.wiring import Desk, make_desk
+from engine.base.units import MIB
 from engine.devices.device import CPU_ID
-from engine.layout.engine_parameters import used_devices
-from engine.layout.layout import single_device
-from engine.plan.edit import Edit
-from engine.session.status import ModelStatus, Phase
-from engine.settings.context_settings import ContextSettings
-from engine.units import MIB
+from engine.planning.layout.engine_parameters import used_devices
+from engine.planning.layout.layout import single_device
+from engine.planning.plan.edit import Edit
+from engine.planning.settings.context_settings import ContextSettings
+from engine.runtime.session.status import ModelStatus, Phase
 from tests.support.models import write_tiny_llama
 from widgets.devices.limits import DeviceLimits
 from widgets.library.load_question import LoadAnswer, LoadChoice, LoadQuestion

@@ -10,7 +10,7 @@ from pytestqt.qtbot import QtBot
 
 from app.models.unloader import Unloader
 from app.notices import Notices
-from engine.gguf.model_file import FileIdentity
+from engine.model.gguf.model_file import FileIdentity
 from tests.support.orders import file_key
 
 

@@ -11,13 +11,13 @@ from pytestqt.qtbot import QtBot
 from app.background import Background
 from app.rig.calibrator import Calibrator
 from app.rig.live_rig import LiveRig
+from engine.base.units import GIB, MIB
 from engine.devices.device import Device, Rig, make_host
-from engine.fit.calibration import read_calibration
-from engine.memory.estimate import DeviceMemory, Grade
-from engine.plan.report import make_row
-from engine.session.events import Loaded
-from engine.telemetry.sample import Sample
-from engine.units import GIB, MIB
+from engine.devices.telemetry.sample import Sample
+from engine.planning.fit.calibration import read_calibration
+from engine.planning.memory.estimate import DeviceMemory, Grade
+from engine.planning.plan.report import make_row
+from engine.runtime.session.events import Loaded
 
 CARD = Device("CUDA0", "card", "CUDA", "gpu", 8 * GIB, pci_bus_id="0000:01:00.0")
 RIG = Rig((CARD,), make_host("host", 8 * GIB))

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from app.rig.device_list import DeviceList, list_of_file
 from app.rig.limit_book import LimitBook
+from engine.base.units import GIB, MIB
 from engine.devices.device import Device, Rig, make_host
-from engine.rigs.check_book import CheckBook
-from engine.units import GIB, MIB
+from engine.machines.rigs.check_book import CheckBook
 
 HOST = make_host("host", 16 * GIB)
 CARD = Device("CUDA0", "card", "CUDA", "gpu", 8 * GIB, 7 * GIB, pci_bus_id="0000:01:00.0", margin_bytes=512 * MIB)

@@ -16,13 +16,13 @@ from app.rig.device_list import DeviceList
 from app.rig.limit_book import LimitBook
 from app.settings import Settings
 from app.wiring import RigParts
+from engine.base.units import GIB, MIB
 from engine.devices.device import CPU_ID, Device, Fault, Rig, make_host
 from engine.devices.rig_file import read_rig, write_rig
-from engine.rigs.check_book import CheckBook, write_check_book
-from engine.rigs.engine_checks import Case, Checked, Trial
-from engine.rigs.lab import LabRig
-from engine.telemetry.sample import Sample
-from engine.units import GIB, MIB
+from engine.devices.telemetry.sample import Sample
+from engine.machines.rigs.check_book import CheckBook, write_check_book
+from engine.machines.rigs.engine_checks import Case, Checked, Trial
+from engine.machines.rigs.lab import LabRig
 from widgets.devices.limits import DeviceLimits
 
 CARD = Device("CUDA0", "card", "CUDA", "gpu", 8 * GIB, 6 * GIB, pci_bus_id="0000:01:00.0")

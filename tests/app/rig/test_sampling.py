@@ -10,9 +10,9 @@ from pytestqt.qtbot import QtBot
 from app.rig.device_list import DeviceList
 from app.rig.live_rig import LiveRig
 from app.rig.sampling import Watchman
+from engine.base.units import GIB, MIB
 from engine.devices.device import Device, Rig, make_host
-from engine.telemetry.sample import Sample
-from engine.units import GIB, MIB
+from engine.devices.telemetry.sample import Sample
 from widgets.devices.readings import CardAlert
 
 CARDS = tuple(Device(name, "card", "CUDA", "gpu", 8 * GIB, margin_bytes=512 * MIB) for name in ("CUDA0", "CUDA1"))

@@ -15,14 +15,14 @@ from pytestqt.qtbot import QtBot
 
 from app.bug_report import BugDialog
 from app.window.about_dialog import AboutDialog, Facts
-from app.window.doctor_dialog import DoctorDialog
+from app.window.devices.doctor_dialog import DoctorDialog
+from app.window.devices.nearby_dialog import NearbyDialog
+from app.window.devices.packs_dialog import PacksDialog
 from app.window.main_window import SCREEN_ROOM
-from app.window.nearby_dialog import NearbyDialog
-from app.window.packs_dialog import PacksDialog
 from app.wiring import WindowParts
-from engine.demo.speaking import SAMPLE_QUESTIONS
 from engine.devices.rig_file import encode_rig
-from engine.session.events import Cancelled
+from engine.model.demo.speaking import SAMPLE_QUESTIONS
+from engine.runtime.session.events import Cancelled
 from tests.support.accessibility import interface_of, name_of, nameless, walk
 from tests.support.models import write_tiny_llama
 from tests.support.previews import make_gpu, make_rig

@@ -9,7 +9,7 @@ from PySide6.QtGui import QGuiApplication, QKeySequence
 from PySide6.QtWidgets import QMenu
 
 from app.wiring import WindowParts
-from engine.language import language_name, tr
+from engine.base.language import language_name, tr
 from tests.app.window.test_accessibility import window
 
 __all__ = ("window",)

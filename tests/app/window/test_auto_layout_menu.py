@@ -10,11 +10,11 @@ from pytestqt.qtbot import QtBot
 from app.wiring import WindowParts
 from engine.devices.device import CPU_ID
 from engine.devices.rig_file import encode_rig
-from engine.fit.strategies.catalogue import STRATEGIES
-from engine.gguf.reader import read_model
-from engine.layout.layout import single_device
-from engine.plan.edit import Edit
-from engine.settings.context_settings import ContextSettings
+from engine.model.gguf.reader import read_model
+from engine.planning.fit.strategies.catalogue import STRATEGIES
+from engine.planning.layout.layout import single_device
+from engine.planning.plan.edit import Edit
+from engine.planning.settings.context_settings import ContextSettings
 from tests.support.models import write_header_only
 from tests.support.previews import make_gpu, make_rig
 

@@ -10,10 +10,10 @@ from pytestqt.qtbot import QtBot
 
 from app.paths import chats_path
 from app.wiring import WindowParts
-from engine.chats.conversation import Conversation as Chat
-from engine.chats.message import Message
-from engine.chats.store import ChatStore
-from engine.chats.tree import MessageTree, add
+from engine.chat.conversation import Conversation as Chat
+from engine.chat.message import Message
+from engine.chat.store import ChatStore
+from engine.chat.tree import MessageTree, add
 from tests.support.windows import WindowOpener
 from widgets.chat.settings_panel import OTHER
 

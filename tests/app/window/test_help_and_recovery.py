@@ -19,14 +19,14 @@ from app.rig.lab import Lab
 from app.run_marks import OpenedModel, RunMark, RunMarks
 from app.window.about_dialog import AboutDialog
 from app.window.handbook import HandbookWindow, page_about
+from app.window.library.welcome_presenter import WelcomePresenter
 from app.window.recovery import Recovery
-from app.window.welcome_presenter import WelcomePresenter
 from app.wiring import WindowParts, make_window
+from engine.base.errors import EngineError
 from engine.devices.rig_file import encode_rig
-from engine.errors import EngineError
-from engine.layout.layout import Layout, split_evenly
-from engine.layout.layout_file import LayoutFile, encode_layout
-from engine.settings.context_settings import ContextSettings
+from engine.planning.layout.layout import Layout, split_evenly
+from engine.planning.layout.layout_file import LayoutFile, encode_layout
+from engine.planning.settings.context_settings import ContextSettings
 from tests.support.accessibility import nameless
 from tests.support.models import write_tiny_llama
 from tests.support.previews import make_gpu, make_rig

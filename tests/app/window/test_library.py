@@ -14,10 +14,10 @@ from pytestqt.qtbot import QtBot
 
 from app.paths import library_path
 from app.wiring import WindowParts
-from engine.chats.presets import Preset
-from engine.fit.speed_book import KeptDevice
+from engine.chat.presets import Preset
 from engine.library.listed import Listed
 from engine.library.notes import KeptDocument
+from engine.planning.fit.speed_book import KeptDevice
 from tests.support.models import write_tiny_llama
 from tests.support.stores import projector_bytes, put
 from tests.support.windows import WindowOpener

@@ -15,9 +15,9 @@ from app.settings import Settings
 from app.theme import THEME_NAMES
 from app.window.help import KeysDialog
 from app.wiring import WindowParts, make_window
-from engine.chats.conversation import Conversation as Chat
-from engine.chats.message import Message
-from engine.chats.tree import tree_of
+from engine.chat.conversation import Conversation as Chat
+from engine.chat.message import Message
+from engine.chat.tree import tree_of
 from engine.devices.device import Device
 from tests.support.models import write_tiny_llama
 from tests.support.windows import WindowOpener

@@ -19,10 +19,10 @@ from app.rig.device_search import DeviceSearch
 from app.rig.limit_book import LimitBook
 from app.rig.live_rig import LiveRig
 from app.rig.pack_shelf import PackShelf
-from app.window.packs_dialog import NOTHING, PacksDialog, PacksPresenter
-from engine.engine_build import engine_build, engine_version
-from engine.packs.store import Pack, PackBook, PackStore, Verdict, file_states, read_book, write_book
-from engine.rigs.pack_keeper import PackKeeper
+from app.window.devices.packs_dialog import NOTHING, PacksDialog, PacksPresenter
+from engine.base.engine_build import engine_build, engine_version
+from engine.devices.packs.store import Pack, PackBook, PackStore, Verdict, file_states, read_book, write_book
+from engine.machines.rigs.pack_keeper import PackKeeper
 from tests.support.packs import no_packs, write_pack
 
 

@@ -13,13 +13,13 @@ from pytestqt.qtbot import QtBot
 from app.notices import Notice
 from app.rig.device_list import list_of_file
 from app.wiring import WindowParts
+from engine.base.units import GIB
 from engine.devices.device import Rig, make_host
 from engine.devices.rig_file import write_rig
-from engine.gguf.reader import read_model
-from engine.layout.layout import single_device
-from engine.plan.edit import Edit
-from engine.settings.context_settings import ContextSettings
-from engine.units import GIB
+from engine.model.gguf.reader import read_model
+from engine.planning.layout.layout import single_device
+from engine.planning.plan.edit import Edit
+from engine.planning.settings.context_settings import ContextSettings
 from tests.support.models import write_tiny_llama
 
 HOST = make_host("host", 16 * GIB, 8 * GIB)

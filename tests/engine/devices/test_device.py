@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from engine.base.units import GIB, MIB
 from engine.devices.device import Device, margin_words, remote_margin_bytes
-from engine.units import GIB, MIB
 
 WORKER = Device("RPC0", "attic", "RPC", "gpu", 24 * GIB, endpoint="192.0.2.7:50052")
 

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from engine.cancellation import CancelToken
+from engine.base.cancellation import CancelToken
 from engine.devices.endpoint import Greeting, GreetingStatus, greet, greet_all, parse_endpoint
 from tests.support.rpc_peers import ANSWER, FACTS, HELLO_BYTES, answer_questions, receive, rpc_server, serve_peer
 

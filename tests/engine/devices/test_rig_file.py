@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.base.errors import RigError
+from engine.base.units import GIB, MIB
 from engine.devices.device import Capabilities, Rig
 from engine.devices.rig_file import encode_rig, parse_rig, read_rig, write_rig
-from engine.errors import RigError
-from engine.units import GIB, MIB
 from tests.support.strategies import rigs
 
 CUDA = {"id": "CUDA0", "backend": "CUDA", "total_bytes": "24GiB"}

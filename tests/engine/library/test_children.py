@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine.cancellation import CancelToken
-from engine.errors import LibraryError
+from engine.base.cancellation import CancelToken
+from engine.base.errors import LibraryError
 from engine.library.children import read_headers
 from engine.library.facts import Facts, read_facts
 from tests.support.stores import adapter_bytes, model_bytes, projector_bytes, put

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.gguf.reader import read_model
 from engine.library.facts import fingerprint, read_facts
+from engine.model.gguf.reader import read_model
 from tests.support.models import write_tiny_encoder, write_tiny_llama, write_tiny_moe
 from tests.support.side_models import write_tiny_lora, write_tiny_projector
 from tests.support.stores import model_bytes, put

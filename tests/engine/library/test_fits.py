@@ -9,11 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cancellation import CancelToken
+from engine.base.cancellation import CancelToken
+from engine.base.units import GIB, MIB
 from engine.devices.device import Device, Rig, make_host
-from engine.fit.strategies.constraints import NO_CONSTRAINTS
-from engine.gguf.model_file import ModelFile
-from engine.gguf.reader import read_model
 from engine.library.children import plan_models
 from engine.library.facts import read_facts
 from engine.library.fit import Fit, fit_words, place_words, speed_words
@@ -25,8 +23,10 @@ from engine.library.planning import jobs, rig_key, settled_rig, settled_speeds
 from engine.library.scan import scan
 from engine.library.starters import STARTERS, starters_for
 from engine.library.stores import Store
-from engine.speed.speeds import Link, Speeds
-from engine.units import GIB, MIB
+from engine.model.gguf.model_file import ModelFile
+from engine.model.gguf.reader import read_model
+from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS
+from engine.planning.speed.speeds import Link, Speeds
 from tests.support.models import write_header_only
 from tests.support.stores import model_bytes, put
 

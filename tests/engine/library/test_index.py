@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.cancellation import CancelToken
-from engine.errors import LibraryError
+from engine.base.cancellation import CancelToken
+from engine.base.errors import LibraryError
 from engine.library.census import Census
 from engine.library.facts import Facts
 from engine.library.fit import Fit

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.cancellation import CancelToken
-from engine.errors import LibraryError
+from engine.base.cancellation import CancelToken
+from engine.base.errors import LibraryError
 from engine.library.duplicates import find_duplicates, sha256_of, suspects
 from engine.library.entry import Entry
 from engine.library.facts import read_facts

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine.devices.device import Rig
-from engine.rigs.discovery import discover
+from engine.machines.rigs.discovery import discover
 from tests.support.patience import DEADLINE_S
 
 V0, V1, V2 = "Vulkan0", "Vulkan1", "Vulkan2"

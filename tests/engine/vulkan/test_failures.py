@@ -10,17 +10,17 @@ import psutil
 import pytest
 
 from engine.devices.device import Rig
-from engine.fit.proposals import propose
-from engine.gguf.reader import read_model
-from engine.layout.layout import single_device
-from engine.memory.model_memory import ModelMemory
-from engine.plan.edit import Edit
-from engine.plan.plan import Plan
-from engine.plan.requests import load_request
-from engine.protocol.messages import AllocationFailure, Failure, Generate, LoadedModel
-from engine.session.events import Failed
-from engine.session.reports import crash_event, out_of_memory_event
-from engine.settings.context_settings import ContextSettings
+from engine.model.gguf.reader import read_model
+from engine.planning.fit.proposals import propose
+from engine.planning.layout.layout import single_device
+from engine.planning.memory.model_memory import ModelMemory
+from engine.planning.plan.edit import Edit
+from engine.planning.plan.plan import Plan
+from engine.planning.settings.context_settings import ContextSettings
+from engine.runtime.protocol.messages import AllocationFailure, Failure, Generate, LoadedModel
+from engine.runtime.requests import load_request
+from engine.runtime.session.events import Failed
+from engine.runtime.session.reports import crash_event, out_of_memory_event
 from tests.engine.vulkan.conftest import LONGEST_S, V0
 from tests.support.conversation import ChildEndedError, Conversation
 from tests.support.faulty_children import build_preload

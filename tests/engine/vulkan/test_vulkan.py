@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 
 from engine.devices.device import CPU_ID, Device, Rig
-from engine.gguf.reader import read_model
-from engine.layout.layout import Layout, Run
-from engine.memory.model_memory import ModelMemory
-from engine.plan.edit import Edit
-from engine.plan.plan import Plan
-from engine.plan.requests import load_request
-from engine.protocol.messages import Generate, Generated, LoadedModel, Piece
-from engine.session.reports import loaded_event
-from engine.settings.context_settings import ContextSettings
-from engine.worker.quantise import FILE_TYPES
+from engine.model.gguf.reader import read_model
+from engine.planning.layout.layout import Layout, Run
+from engine.planning.memory.model_memory import ModelMemory
+from engine.planning.plan.edit import Edit
+from engine.planning.plan.plan import Plan
+from engine.planning.settings.context_settings import ContextSettings
+from engine.runtime.child.load.quantise import FILE_TYPES
+from engine.runtime.protocol.messages import Generate, Generated, LoadedModel, Piece
+from engine.runtime.requests import load_request
+from engine.runtime.session.reports import loaded_event
 from tests.engine.vulkan.conftest import LONGEST_S, V0, V1, V2
 from tests.support.conversation import Conversation
 from tests.support.models import write_tiny_llama, write_tiny_moe

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from pytestqt.qtbot import QtBot
 
-from engine.session.status import ModelStatus, Phase
+from engine.runtime.session.status import ModelStatus, Phase
 from widgets.chat.chat_pane import ChatPane
 from widgets.chat.shown import ShownMessage
 from widgets.markdown.typesetter import Typesetter

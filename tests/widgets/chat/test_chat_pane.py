@@ -11,8 +11,8 @@ from PySide6.QtGui import QDragEnterEvent, QDropEvent
 from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
-from engine.session.status import ModelStatus, Phase
-from engine.settings.sampling_table import SAMPLING
+from engine.planning.settings.sampling_table import SAMPLING
+from engine.runtime.session.status import ModelStatus, Phase
 from tests.support.patience import DEADLINE_MS
 from tests.widgets.chat.conftest import LOADING, READY, STOPPED, exchange
 from widgets.chat.attachment_row import AttachedFile

@@ -7,7 +7,7 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QDialogButtonBox, QHBoxLayout, QLineEdit
 from pytestqt.qtbot import QtBot
 
-from engine.errors import LayoutError
+from engine.base.errors import LayoutError
 from widgets.common.dialog import CLOSE, Dialog, EntryDialog
 
 

@@ -9,10 +9,10 @@ from PySide6.QtCore import QRectF
 from PySide6.QtGui import QColor, QImage, QPainter
 from pytestqt.qtbot import QtBot
 
+from engine.base.units import GIB, MIB
 from engine.devices.device import Device
-from engine.memory.estimate import DeviceMemory, Grade
-from engine.plan.report import DeviceRow, make_row
-from engine.units import GIB, MIB
+from engine.planning.memory.estimate import DeviceMemory, Grade
+from engine.planning.plan.report import DeviceRow, make_row
 from widgets.common.memory_bar import (
     available_bytes,
     bar_of_row,

@@ -10,8 +10,8 @@ from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
+from engine.base.units import GIB, MIB
 from engine.devices.device import make_host
-from engine.units import GIB, MIB
 from tests.support.previews import make_gpu
 from widgets.controls.auto_layout_dialog import AutoLayoutDialog
 from widgets.controls.values import AutoWishes, StrategyWords

@@ -9,11 +9,11 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QComboBox, QProgressBar, QWidget
 from pytestqt.qtbot import QtBot
 
-from engine.language import Language, use_language
-from engine.layout.layout import SPLIT_MODES
-from engine.plan.decisions.decision import Decision
-from engine.session.status import ModelStatus, Phase
-from engine.settings.context_settings import AUTO_CONTEXT, KV_TYPES, ContextSettings
+from engine.base.language import Language, use_language
+from engine.planning.layout.layout import SPLIT_MODES
+from engine.planning.plan.decisions.decision import Decision
+from engine.planning.settings.context_settings import AUTO_CONTEXT, KV_TYPES, ContextSettings
+from engine.runtime.session.status import ModelStatus, Phase
 from widgets.controls.decided import decided_text
 from widgets.controls.settings_bar import SettingsBar
 from widgets.controls.values import SplitModeChoice

@@ -12,9 +12,9 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QComboBox, QSpinBox, QToolButton
 from pytestqt.qtbot import QtBot
 
-from engine.plan.decisions.decision import Decision
-from engine.settings.context_settings import AUTO_CONTEXT, ContextSettings
-from engine.settings.table import KEYS, SETTINGS
+from engine.planning.plan.decisions.decision import Decision
+from engine.planning.settings.context_settings import AUTO_CONTEXT, ContextSettings
+from engine.planning.settings.table import KEYS, SETTINGS
 from widgets.controls.setting_controls import ChoiceControl, LengthControl, NumberControl
 from widgets.controls.settings_dialog import AdapterScale, SettingsDialog
 from widgets.controls.values import AdapterName, SideFileNames

@@ -9,7 +9,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
-from engine.layout.moves import SharesMove
+from engine.planning.layout.moves import SharesMove
 from widgets.controls.share_editor import ShareEditor, with_percent
 
 

@@ -12,12 +12,12 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QMenu
 from pytestqt.qtbot import QtBot
 
+from engine.base.units import GIB, MIB
 from engine.devices.device import Device, Fault, Findings, make_host
-from engine.memory.estimate import DeviceMemory, Grade
-from engine.plan.report import make_row
-from engine.speed.speeds import Link
-from engine.telemetry.sample import Sample
-from engine.units import GIB, MIB
+from engine.devices.telemetry.sample import Sample
+from engine.planning.memory.estimate import DeviceMemory, Grade
+from engine.planning.plan.report import make_row
+from engine.planning.speed.speeds import Link
 from tests.support.orders import holding
 from widgets.common.palette import DARK, LIGHT
 from widgets.devices.device_card import DeviceCard

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.units import GIB, MIB, parse_size
+from engine.base.units import GIB, MIB, parse_size
 from widgets.devices.limits import DeviceLimits, editable_size, parse_limits
 
 

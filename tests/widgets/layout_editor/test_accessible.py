@@ -10,7 +10,7 @@ from PySide6.QtGui import QAccessible, QAccessibleInterface
 from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
-from engine.plan.preview import Preview
+from engine.planning.plan.preview import Preview
 from tests.support.accessibility import interface_of, name_of, nameless, walk
 from tests.support.previews import dense_preview, make_layout, with_layout
 from widgets.layout_editor.editor import LayoutEditor

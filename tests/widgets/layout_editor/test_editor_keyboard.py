@@ -11,8 +11,8 @@ from PySide6.QtWidgets import QLineEdit, QVBoxLayout, QWidget
 from pytestqt.qtbot import QtBot
 
 from engine.devices.device import CPU_ID
-from engine.layout.moves import BoundaryMove, OutputMove, RangeMove
-from engine.plan.preview import Preview
+from engine.planning.layout.moves import BoundaryMove, OutputMove, RangeMove
+from engine.planning.plan.preview import Preview
 from tests.support.previews import dense_preview, make_layout, with_layout
 from widgets.layout_editor.editor import LayoutEditor
 from widgets.layout_editor.keyboard import (

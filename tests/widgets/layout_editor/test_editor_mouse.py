@@ -12,8 +12,8 @@ from PySide6.QtWidgets import QApplication, QToolTip
 from pytestqt.qtbot import QtBot
 
 from engine.devices.device import CPU_ID
-from engine.layout.moves import BoundaryMove, Move, OutputMove, RangeMove
-from engine.plan.preview import Preview
+from engine.planning.layout.moves import BoundaryMove, Move, OutputMove, RangeMove
+from engine.planning.plan.preview import Preview
 from tests.support.previews import (
     dense_layers,
     dense_preview,

@@ -14,14 +14,14 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QLabel
 from pytestqt.qtbot import QtBot
 
+from engine.base.units import GIB, MIB
 from engine.devices.device import CPU_ID
-from engine.layout.layout import Violation
-from engine.memory.side_files import Projector, SideFiles
-from engine.plan.preview import Preview
-from engine.settings.context_settings import ContextSettings
-from engine.speed.prediction import DeviceTime, SpeedForecast
-from engine.speed.speeds import Sending, Source
-from engine.units import GIB, MIB
+from engine.planning.layout.layout import Violation
+from engine.planning.memory.side_files import Projector, SideFiles
+from engine.planning.plan.preview import Preview
+from engine.planning.settings.context_settings import ContextSettings
+from engine.planning.speed.prediction import DeviceTime, SpeedForecast
+from engine.planning.speed.speeds import Sending, Source
 from tests.support.accessibility import interface_of
 from tests.support.orders import holding
 from tests.support.previews import (

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from engine.devices.device import CPU_ID
-from engine.layout.layout import Override
-from engine.plan.preview import LayerBytes, Preview
-from engine.settings.context_settings import ContextSettings
+from engine.planning.layout.layout import Override
+from engine.planning.plan.preview import LayerBytes, Preview
+from engine.planning.settings.context_settings import ContextSettings
 from tests.support.previews import (
     dense_layers,
     dense_preview,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from engine.base.units import GIB
 from engine.library.census import FoundFile
 from engine.library.entry import Copy, Entry, Quantisation, SideFile
 from engine.library.facts import Facts
@@ -12,7 +13,6 @@ from engine.library.listed import Listed, listed
 from engine.library.names import Role
 from engine.library.notes import NO_NOTES, Notes
 from engine.library.stores import Store
-from engine.units import GIB
 
 STORE = Store("folder", Path("/models"))
 ON_CARD = Fit("devices", "fewest", 8192, (("CUDA0", 28),), 30.0, 40.0)

@@ -9,12 +9,12 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QLabel, QProgressBar
 from pytestqt.qtbot import QtBot
 
+from engine.base.units import GIB, MIB
 from engine.devices.device import Device, make_host
 from engine.devices.holder import MemoryHolder
-from engine.memory.estimate import DeviceMemory, Grade
-from engine.plan.report import make_row
-from engine.session.events import Attempt, Cancelled, Crashed, Failed, Loaded, OutOfMemory
-from engine.units import GIB, MIB
+from engine.planning.memory.estimate import DeviceMemory, Grade
+from engine.planning.plan.report import make_row
+from engine.runtime.session.events import Attempt, Cancelled, Crashed, Failed, Loaded, OutOfMemory
 from widgets.common.palette import DARK, LIGHT, Palette
 from widgets.load_report.load_report import IDLE_SENTENCE, LoadReport
 from widgets.load_report.outcome import ProposalWords

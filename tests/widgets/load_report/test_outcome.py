@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from engine.base.units import GIB, KIB, MIB
 from engine.devices.device import Device, make_host
-from engine.memory.estimate import DeviceMemory, Grade
-from engine.plan.report import DeviceRow, make_row
-from engine.session.events import STAGE_WORDS, Cancelled, Crashed, Failed, Loaded, OutOfMemory, Stage
-from engine.units import GIB, KIB, MIB
+from engine.planning.memory.estimate import DeviceMemory, Grade
+from engine.planning.plan.report import DeviceRow, make_row
+from engine.runtime.session.events import STAGE_WORDS, Cancelled, Crashed, Failed, Loaded, OutOfMemory, Stage
 from widgets.load_report.outcome import (
     cancelled_outcome,
     crashed_outcome,

@@ -1,0 +1,1 @@
+"""The chat in the window: presenters of messages, attachments, settings, prompts and the list of conversations."""

@@ -1,0 +1,75 @@
+"""Files that go with the next question in a model's chat: added, shown as chips, removed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from PySide6.QtCore import QObject
+from PySide6.QtWidgets import QFileDialog, QWidget
+
+from app.background import Background
+from app.chats.attacher import Attached, Attacher, Thumbnails, attachment_size
+from app.models.answering import ChatStorage
+from app.models.open_model import OpenModel
+from engine.base.language import tr
+from widgets.chat.attachment_row import AttachedFile
+from widgets.chat.chat_pane import ChatPane
+from widgets.common.counts import format_count
+
+ATTACH_FILTER = tr("Text, code, PDF, images and sound (*)")
+
+
+class AttachPresenter(QObject):
+    """Shows the files that `attacher` has for the next question of one model, and adds and removes some."""
+
+    def __init__(
+        self, model: OpenModel, keeper: ChatStorage, background: Background, pane: ChatPane, window: QWidget
+    ) -> None:
+        super().__init__(window)
+        self._loading = model.loading
+        self._pane = pane
+        self._window = window
+        self.attacher = Attacher(model, background, self)
+        self._thumbnails = Thumbnails(pane.message_list.gallery, keeper, background, self)
+        self.attacher.pictured.connect(self._thumbnails.put)
+        self.attacher.changed.connect(self._show)
+        self.attacher.refused.connect(pane.attachments.show_fault)
+        model.conversation.chat_changed.connect(self._show)
+        pane.files_given.connect(self._on_files)
+        pane.image_given.connect(self.attacher.add_image)
+        pane.attach_requested.connect(self._on_attach)
+        pane.file_removed.connect(self.attacher.remove)
+
+    def _on_files(self, files: Sequence[Path]) -> None:
+        self.attacher.add(files)
+
+    def _on_attach(self) -> None:
+        dialog = QFileDialog(self._window, tr("Attach files"))
+        dialog.setFileMode(QFileDialog.FileMode.ExistingFiles)
+        dialog.setNameFilter(ATTACH_FILTER)
+        dialog.filesSelected.connect(lambda names: self.attacher.add([Path(name) for name in names]))
+        dialog.open()
+
+    def _show(self) -> None:
+        room = self._loading.snapshot.context_size
+        self._pane.show_files(
+            [shown_file(each, room) for each in self.attacher.files], is_reading=self.attacher.is_reading
+        )
+        self._pane.context_meter.show_pending(self.attacher.tokens)
+
+
+def shown_file(file: Attached, room: int | None) -> AttachedFile:
+    """Return the chip of a file; `room`: how many tokens the context has, None where nothing is loaded."""
+    if file.attachment is None:
+        return AttachedFile(file.id, file.name, tr("reading…"))
+    attachment = file.attachment
+    picture = attachment.sha256 if attachment.kind == "image" else ""
+    size = attachment_size(attachment)
+    if file.tokens is None:
+        return AttachedFile(file.id, file.name, size, picture=picture)
+    words = tr("{size}, {tokens} tokens", size=size, tokens=format_count(file.tokens))
+    if room is not None and file.tokens > room:
+        words = tr("{tokens} tokens, the context has {room}", tokens=format_count(file.tokens), room=format_count(room))
+        return AttachedFile(file.id, file.name, words, is_bad=True, picture=picture)
+    return AttachedFile(file.id, file.name, words, picture=picture)

@@ -1,0 +1,119 @@
+"""Carries what is set for a conversation between it and the panel in its pane."""
+
+from __future__ import annotations
+
+import msgspec
+from PySide6.QtCore import QObject
+from PySide6.QtWidgets import QInputDialog, QWidget
+
+from app.chats.preset_book import PresetBook
+from app.models.open_model import OpenModel
+from engine.base.language import tr
+from engine.chat.presets import MAX_NAME_CHARACTERS, Preset
+from engine.planning.settings.sampling_sources import usable_settings
+from engine.planning.settings.sampling_table import SAMPLING, SAMPLING_BY_KEY
+from widgets.chat.chat_pane import ChatPane
+from widgets.chat.settings_panel import SettingChange, SettingRow, SettingsPanel
+
+
+class ChatSettingsPresenter(QObject):
+    """One model's. What is no value is said, and changes nothing."""
+
+    def __init__(self, model: OpenModel, book: PresetBook, pane: ChatPane, window: QWidget) -> None:
+        super().__init__(window)
+        self._conversation = model.conversation
+        self._book = book
+        self._window = window
+        self._panel: SettingsPanel | None = None
+        self._shown_chat = ""
+        model.conversation.chat_changed.connect(self._show)
+        model.loading.loaded_changed.connect(self._show)
+        book.changed.connect(self._show)
+        pane.settings_made.connect(self._on_made)
+
+    def _on_made(self, panel: SettingsPanel) -> None:
+        self._panel = panel
+        panel.system_changed.connect(self._on_system)
+        panel.preset_chosen.connect(self._on_preset)
+        panel.preset_save_requested.connect(self._on_save)
+        panel.preset_delete_requested.connect(self._on_delete)
+        panel.value_changed.connect(self._on_value)
+        panel.template_changed.connect(self._on_template)
+        self._show()
+
+    def _show(self) -> None:
+        panel, conversation = self._panel, self._conversation
+        if panel is None:
+            return
+        if conversation.chat.id == self._shown_chat:
+            panel.flush()  # what is still being typed holds, and is not shown over
+        self._shown_chat = conversation.chat.id
+        chat, preset, sampling = conversation.chat, conversation.preset, conversation.sampling
+        panel.show_system(chat.system, "" if preset is None else preset.system)
+        panel.template_field.show_template(chat.template)
+        panel.show_presets(list(self._book.presets), chat.preset)
+        panel.show_values(
+            {
+                setting.key: SettingRow(
+                    setting.kind.text_of(getattr(sampling.settings, setting.key)),
+                    sampling.explain(setting.key, preset=chat.preset),
+                    sampling.sources[setting.key] == "chat",
+                )
+                for setting in SAMPLING
+            }
+        )
+
+    def _on_system(self, text: str) -> None:
+        chat = self._conversation.chat
+        if text != chat.system:
+            self._conversation.change_chat(msgspec.structs.replace(chat, system=text))
+
+    def _on_template(self, text: str) -> None:
+        chat = self._conversation.chat
+        if text != chat.template:
+            self._conversation.change_chat(msgspec.structs.replace(chat, template=text))
+
+    def _on_preset(self, name: str) -> None:
+        chat = self._conversation.chat
+        self._conversation.change_chat(msgspec.structs.replace(chat, preset=name))
+
+    def _on_value(self, change: SettingChange) -> None:
+        chat = self._conversation.chat
+        settings = dict(chat.settings)
+        setting = SAMPLING_BY_KEY[change.key]
+        fault = ""
+        if change.text is None:
+            settings.pop(change.key, None)
+        else:
+            try:
+                settings[change.key] = setting.kind.typed(change.text)
+            except ValueError as error:
+                fault = tr("{label}: {error}. The value before it holds.", label=setting.label, error=error)
+        if self._panel is not None:
+            self._panel.show_fault(fault)
+        if fault:
+            self._show()
+        else:
+            self._conversation.change_chat(msgspec.structs.replace(chat, settings=settings))
+
+    def _on_delete(self) -> None:
+        self._book.delete(self._conversation.chat.preset)
+
+    def _on_save(self) -> None:
+        dialog = QInputDialog(self._window)
+        dialog.setWindowTitle(tr("Save as preset"))
+        dialog.setLabelText(tr("Name of the preset:"))
+        dialog.setTextValue(self._conversation.chat.preset)
+        dialog.textValueSelected.connect(self._save)
+        dialog.open()
+
+    def _save(self, name: str) -> None:
+        name = " ".join(name.split())[:MAX_NAME_CHARACTERS]
+        if not name:
+            return
+        conversation = self._conversation
+        preset = conversation.preset
+        settings = {} if preset is None else dict(preset.settings)
+        settings |= usable_settings(conversation.chat.settings)
+        self._book.save(Preset(name=name, system=conversation.system, settings=settings))
+        conversation.change_chat(msgspec.structs.replace(conversation.chat, preset=name, system="", settings={}))

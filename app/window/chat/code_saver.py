@@ -1,0 +1,67 @@
+"""Saves code of an answer as a file that somebody chooses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pygments.lexers import get_lexer_by_name
+from pygments.util import ClassNotFound
+from PySide6.QtCore import QObject
+from PySide6.QtWidgets import QFileDialog, QWidget
+
+from app.background import Background
+from app.notices import Notices
+from engine.base.errors import ArgumentError
+from engine.base.files import write_whole
+from engine.base.language import tr
+
+
+class CodeSaver(QObject):
+    """Asks where to, and writes beside the GUI thread."""
+
+    def __init__(self, window: QWidget, background: Background, notices: Notices) -> None:
+        super().__init__(window)
+        self._window = window
+        self._background = background
+        self._notices = notices
+
+    def save(self, code: str, language: str) -> None:
+        """Ask for a place for `code`; nothing is written without an answer."""
+        dialog = QFileDialog(self._window, tr("Save code"))
+        dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
+        dialog.selectFile(suggested_name(language))
+        dialog.fileSelected.connect(lambda path: self._write(Path(path), code))
+        dialog.open()
+
+    def _write(self, path: Path, code: str) -> None:
+        self._background.run(
+            tr("Saving {name}", name=path.name),
+            lambda: write_code(path, code),
+            lambda _: self._notices.say(tr("{name} is saved", name=path.name)),
+            self._notices.tell,
+        )
+
+
+def suggested_name(language: str) -> str:
+    """Return a file name for code in this language."""
+    try:
+        pattern = next(iter(get_lexer_by_name(language).filenames), "") if language else ""
+    except ClassNotFound:
+        pattern = ""
+    ending = pattern.removeprefix("*")
+    return f"code{ending}" if ending.startswith(".") and ending[1:].isalnum() else "code.txt"
+
+
+def write_code(path: Path, code: str) -> None:
+    """Write `code`.
+
+    Raises:
+        ArgumentError: the file cannot be written.
+    """
+    try:
+        write_whole(path, f"{code}\n".encode("utf-8", "replace"))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ArgumentError(
+            tr("{path} cannot be written ({reason}); choose another place.", path=path, reason=reason)
+        ) from None

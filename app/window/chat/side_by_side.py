@@ -1,0 +1,92 @@
+"""Two conversations beside each other, each with a model of its own, while the chat has the window to itself."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QObject
+from PySide6.QtWidgets import QApplication, QWidget
+
+from app.models.open_model import OpenModel
+from app.models.open_models import OpenModels
+from app.models.opener import ModelOpener
+from app.notices import Notices
+from app.window.arrangement import Arrangement, Arranger
+from app.window.model_views import ModelViews
+from engine.base.language import tr
+from widgets.chat.chat_view import ChatView
+
+
+class SideBySide(QObject):
+    """The one that is typed in is the current one; neither changes its place for that."""
+
+    def __init__(
+        self,
+        models: OpenModels,
+        opener: ModelOpener,
+        views: ModelViews,
+        chat_view: ChatView,
+        arranger: Arranger,
+        notices: Notices,
+        window: QWidget,
+    ) -> None:
+        super().__init__(window)
+        self._models = models
+        self._opener = opener
+        self._views = views
+        self._chat_view = chat_view
+        self._arranger = arranger
+        self._notices = notices
+        self._others: tuple[OpenModel, ...] = ()
+        """What may be chosen at the right, in the order of the list."""
+        chat_view.beside_chosen.connect(lambda place: self._show(self._others[place]))
+        chat_view.beside_closed.connect(self.close)
+        models.current_changed.connect(self._refresh)
+        models.changed.connect(self._refresh)
+        arranger.changed.connect(self._on_arranged)
+        application = QApplication.instance()
+        assert isinstance(application, QApplication)
+        application.focusChanged.connect(self._on_focus_changed)
+
+    def toggle(self) -> None:
+        """Show another open model's conversation beside the current one, or no more."""
+        if self._views.beside is not None:
+            self.close()
+            return
+        others = [model for model in self._models.all if model.file is not None and model is not self._models.current]
+        if not others:
+            self._notices.say(
+                tr("Open another model, or this one again, first: each conversation here has one of its own."), bad=True
+            )
+            return
+        if self._arranger.current is not Arrangement.CHAT:
+            self._arranger.arrange(Arrangement.CHAT)
+        # One that is loaded can be asked at once.
+        self._show(next((model for model in others if model.held is not None), others[0]))
+
+    def close(self) -> None:
+        """Show one conversation only, that of the current model."""
+        self._show(None)
+
+    def _show(self, beside: OpenModel | None) -> None:
+        self._views.show_beside(beside, self._chat_view.beside)
+        self._refresh()
+
+    def _refresh(self) -> None:
+        beside, left = self._views.beside, self._views.left
+        self._others = tuple(model for model in self._models.all if model.file is not None and model is not left)
+        if beside is None or beside not in self._others:
+            self._chat_view.hide_beside()
+            return
+        names = [model.name for model in self._others]
+        self._chat_view.show_beside(left.name, names, self._others.index(beside))
+
+    def _on_arranged(self, arrangement: Arrangement) -> None:
+        if arrangement is not Arrangement.CHAT and self._views.beside is not None:
+            self.close()
+
+    def _on_focus_changed(self, _before: QWidget | None, now: QWidget | None) -> None:
+        beside = self._views.beside
+        if beside is None or now is None:
+            return
+        for model in (beside, self._views.left):
+            if self._views.of(model).chat.isAncestorOf(now):
+                self._opener.show(model)

@@ -1,0 +1,1 @@
+"""Devices in the window: rigs, machines nearby, engine packs, the examination."""

@@ -1,0 +1,147 @@
+"""Help > Check This Machine: what is looked at, what came of it, and a file to send. The window stays usable beside."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import (
+    QDialog,
+    QHBoxLayout,
+    QProgressBar,
+    QPushButton,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.rig.examiner import Examiner
+from app.window import dialogs
+from app.window.dialogs import OneDialog
+from engine.base.language import tr
+from engine.machines.doctor.report import Check, Progress, Report, table
+from widgets.common.roles import plain_label, set_role
+from widgets.common.row_table import RowTable
+
+REPORT_FILTER = tr("Reports (*.json);;All files (*)")
+INTRODUCTION = tr(
+    "What is installed, whether the engine computes what it should on each device, whether "
+    "forecasts hold, and how fast everything is. It takes a few minutes and loads a small "
+    "model on each device. The report names no persons and no computers."
+)
+_COLUMNS = (tr("Check"), tr("Device"), "", tr("What was found"))
+
+
+class DoctorDialog(QDialog):
+    """Begins at once; closing it cancels what runs."""
+
+    def __init__(self, parent: QWidget, examiner: Examiner) -> None:
+        super().__init__(parent)
+        self.setWindowTitle(tr("Check This Machine"))
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self._examiner = examiner
+        self._report: Report | None = None
+        self._words = plain_label("", wrap=True)
+        self.progress_bar = QProgressBar()
+        self.progress_bar.setTextVisible(False)
+        self.progress_bar.setAccessibleName(tr("Progress of the check"))
+        self.table = RowTable(_COLUMNS, tr("Checks"))
+        self.again_button = QPushButton(tr("Check Again"))
+        self.cancel_button = QPushButton(tr("Cancel"))
+        self.save_button = QPushButton(tr("Save Report…"))
+        self.close_button = QPushButton(tr("Close"))
+        self._build()
+        self.again_button.clicked.connect(self.begin)
+        self.cancel_button.clicked.connect(self._on_cancel)
+        self.save_button.clicked.connect(self._on_save)
+        self.close_button.clicked.connect(self.reject)
+        examiner.progressed.connect(self._on_progress)
+        examiner.finished.connect(self._on_finished)
+        examiner.failed.connect(self._on_failed)
+
+    def begin(self) -> None:
+        """Check, from the beginning."""
+        self._report = None
+        self.table.setRowCount(0)
+        self._show_running(True)
+        self._say(tr("Looking at this machine…"))
+        self.progress_bar.setRange(0, 0)
+        self._examiner.start()
+
+    def done(self, result: int) -> None:
+        """Close; what runs is cancelled."""
+        self._examiner.cancel()
+        super().done(result)
+
+    @property
+    def text(self) -> str:
+        """What is said above the table."""
+        return self._words.text()
+
+    def _on_progress(self, progress: Progress) -> None:
+        self.progress_bar.setRange(0, progress.total)
+        self.progress_bar.setValue(progress.done)
+        if progress.words and self.cancel_button.isEnabled():
+            self._say(f"{progress.words}…")
+        self._show_checks(progress.checks)
+
+    def _on_finished(self, report: Report) -> None:
+        self._report = report
+        self.table.setRowCount(0)
+        self._show_checks(report.checks)
+        self._say(report.summary, bad=not report.is_sound)
+        self._show_running(False)
+
+    def _on_failed(self, sentence: str) -> None:
+        self._say(sentence, bad=True)
+        self._show_running(False)
+
+    def _on_cancel(self) -> None:
+        self.cancel_button.setEnabled(False)
+        self._say(tr("Cancelling…"))
+        self._examiner.cancel()
+
+    def _on_save(self) -> None:
+        if self._report is None:
+            return
+        path = dialogs.ask_save(self, tr("Save the Report"), REPORT_FILTER, "layerdeck-report.json")
+        if path is not None:
+            self._examiner.save(path, self._report)
+
+    def _show_checks(self, checks: tuple[Check, ...]) -> None:
+        """Add the rows that are not there yet, and stay at the end where people look there."""
+        bar = self.table.verticalScrollBar()
+        follows = bar.value() == bar.maximum()
+        self.table.add_rows(table(checks)[self.table.rowCount() :])
+        if follows:
+            self.table.scrollToBottom()
+
+    def _say(self, text: str, *, bad: bool = False) -> None:
+        self._words.setText(text)
+        set_role(self._words, "error" if bad else "strong")
+
+    def _show_running(self, running: bool) -> None:
+        self.progress_bar.setVisible(running)
+        self.cancel_button.setVisible(running)
+        self.cancel_button.setEnabled(running)
+        self.again_button.setVisible(not running)
+        self.save_button.setEnabled(not running and self._report is not None)
+
+    def _build(self) -> None:
+        buttons = QHBoxLayout()
+        buttons.addWidget(self.save_button)
+        buttons.addStretch(1)
+        for button in (self.cancel_button, self.again_button, self.close_button):
+            buttons.addWidget(button)
+        layout = QVBoxLayout(self)
+        layout.setSpacing(8)
+        layout.addWidget(plain_label(INTRODUCTION, "dim", wrap=True))
+        layout.addWidget(self._words)
+        layout.addWidget(self.progress_bar)
+        layout.addWidget(self.table, 1)
+        layout.addLayout(buttons)
+        self.resize(860, 560)
+
+
+class DoctorPresenter(OneDialog[DoctorDialog]):
+    """Checks this machine when its dialog is opened."""
+
+    def __init__(self, examiner: Examiner, window: QWidget) -> None:
+        super().__init__(lambda: DoctorDialog(window, examiner), DoctorDialog.begin, window)

@@ -1,0 +1,192 @@
+"""Devices > Find Machines Nearby: a list, pairing by code, adding what is paired. The window stays usable beside."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import (
+    QDialog,
+    QFormLayout,
+    QHBoxLayout,
+    QLineEdit,
+    QPushButton,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.rig.peers import Found, Peers, is_address
+from app.window.dialogs import OneDialog
+from engine.base.language import tr
+from engine.base.units import format_bytes
+from engine.machines.tunnel.identity import shown_fingerprint
+from engine.machines.tunnel.pairing import read_code
+from widgets.common.roles import plain_label, set_role
+from widgets.common.row_table import RowTable
+
+INTRODUCTION = tr(
+    "On the other computer run: layerdeck-cli rig serve --secure --announce --host "
+    "ITS-ADDRESS --port 50052. It shows a pairing code; type it here. What goes between the "
+    "two is encrypted, and nobody else can use the worker. A computer that does not announce "
+    "itself is paired by its address."
+)
+_COLUMNS = (tr("Machine"), tr("Device"), tr("Memory"), tr("Address"), tr("State"))
+_LOOKING = tr("Looking in the local network…")
+
+
+class NearbyDialog(QDialog):
+    """Looks from `begin` to its end."""
+
+    def __init__(self, parent: QWidget, peers: Peers) -> None:
+        super().__init__(parent)
+        self.setWindowTitle(tr("Find Machines Nearby"))
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self._peers = peers
+        self._rows: tuple[Found, ...] = ()
+        self._words = plain_label(_LOOKING, wrap=True)
+        self.table = RowTable(_COLUMNS, tr("Machines nearby and paired ones"))
+        self.address_line = QLineEdit()
+        self.code_line = QLineEdit()
+        self.pair_button = QPushButton(tr("&Pair"))
+        self.add_button = QPushButton(tr("&Add to the Devices"))
+        self.forget_button = QPushButton(tr("&Forget"))
+        self.close_button = QPushButton(tr("Close"))
+        self._build()
+        self.table.itemSelectionChanged.connect(self._on_selected)
+        for line in (self.address_line, self.code_line):
+            line.textChanged.connect(self._enable)
+        self.pair_button.clicked.connect(self._on_pair)
+        self.add_button.clicked.connect(self._on_add)
+        self.forget_button.clicked.connect(self._on_forget)
+        self.close_button.clicked.connect(self.reject)
+        peers.found.connect(self._on_found)
+        peers.told.connect(self._say)
+        peers.paired.connect(self._on_paired)
+        self._enable()
+
+    def begin(self) -> None:
+        """Begin to look."""
+        self._peers.start_looking()
+
+    def done(self, result: int) -> None:
+        """Close; nobody looks any more."""
+        self._peers.stop_looking()
+        super().done(result)
+
+    @property
+    def text(self) -> str:
+        """What is said below the list."""
+        return self._words.text()
+
+    @property
+    def selected(self) -> Found | None:
+        """The machine that is chosen in the list."""
+        row = self.table.chosen_row
+        return None if row is None else self._rows[row]
+
+    def _on_found(self, rows: tuple[Found, ...]) -> None:
+        before = self.selected
+        self._rows = rows
+        prints = [row.fingerprint for row in rows]
+        self.table.show_rows(
+            [_cells(row) for row in rows],
+            [
+                [tr("Fingerprint {shown_fingerprint}", shown_fingerprint=shown_fingerprint(each))] * len(_COLUMNS)
+                for each in prints
+            ],
+            chosen=prints.index(before.fingerprint) if before is not None and before.fingerprint in prints else None,
+        )
+        if rows and self.text == _LOOKING:
+            self._say(tr("Choose a machine."))
+        self._enable()
+
+    def _on_selected(self) -> None:
+        row = self.selected
+        if row is not None:
+            self.address_line.setText(row.endpoint)
+            if not row.is_paired:
+                self.code_line.setFocus()
+        self._enable()
+
+    def _on_pair(self) -> None:
+        self._say(tr("Pairing with {text}…", text=self.address_line.text().strip()))
+        self._peers.pair(self.address_line.text().strip(), self.code_line.text())
+
+    def _on_paired(self) -> None:
+        self.code_line.clear()
+        # From here Enter adds it.
+        self.table.setFocus()
+
+    def _on_add(self) -> None:
+        if (row := self.selected) is not None:
+            self._say(tr("Asking {name}…", name=row.name))
+            self._peers.add(row)
+
+    def _on_forget(self) -> None:
+        if (row := self.selected) is not None:
+            self._peers.forget(row)
+
+    def _say(self, text: str, bad: bool = False) -> None:
+        self._words.setText(text)
+        set_role(self._words, "error" if bad else "strong")
+
+    def _enable(self) -> None:
+        row = self.selected
+        may_pair = is_address(self.address_line.text().strip()) and _is_code(self.code_line.text())
+        is_paired = row is not None and row.is_paired
+        self.pair_button.setEnabled(may_pair)
+        self.add_button.setEnabled(is_paired)
+        self.forget_button.setEnabled(is_paired)
+        # Enter does what comes next.
+        self.pair_button.setDefault(may_pair)
+        self.add_button.setDefault(is_paired and not may_pair)
+
+    def _build(self) -> None:
+        self.address_line.setPlaceholderText("192.0.2.7:50052")
+        self.address_line.setAccessibleName(tr("Address of the machine"))
+        self.code_line.setPlaceholderText("K7QM-3XHD-9RWP-T2FV")
+        self.code_line.setAccessibleName(tr("Pairing code"))
+        form = QFormLayout()
+        form.addRow(tr("Address"), self.address_line)
+        form.addRow(tr("Pairing code"), self.code_line)
+        buttons = QHBoxLayout()
+        buttons.addWidget(self.forget_button)
+        buttons.addStretch(1)
+        for button in (self.pair_button, self.add_button, self.close_button):
+            buttons.addWidget(button)
+        for button in (self.forget_button, self.close_button):
+            button.setAutoDefault(False)
+        layout = QVBoxLayout(self)
+        layout.setSpacing(8)
+        layout.addWidget(plain_label(INTRODUCTION, "dim", wrap=True))
+        layout.addWidget(self.table, 1)
+        layout.addLayout(form)
+        layout.addWidget(self._words)
+        layout.addLayout(buttons)
+        self.resize(760, 460)
+
+
+def _cells(row: Found) -> tuple[str, ...]:
+    size = format_bytes(row.total_bytes) if row.total_bytes else ""
+    return row.name, row.device, size, row.endpoint, _state(row)
+
+
+def _state(row: Found) -> str:
+    if row.is_changed:
+        return tr("another certificate than when it was paired")
+    if row.is_paired:
+        return tr("paired") if row.is_announced else tr("paired, not announced now")
+    return tr("not paired")
+
+
+def _is_code(text: str) -> bool:
+    try:
+        read_code(text)
+    except ValueError:
+        return False
+    return True
+
+
+class NearbyPresenter(OneDialog[NearbyDialog]):
+    """Looks for machines while its dialog is open."""
+
+    def __init__(self, peers: Peers, window: QWidget) -> None:
+        super().__init__(lambda: NearbyDialog(window, peers), NearbyDialog.begin, window)

@@ -1,0 +1,154 @@
+"""Devices > Engine Packs: what is installed, whether it is used and why not, and what can be done about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import (
+    QDialog,
+    QHBoxLayout,
+    QPushButton,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.rig.pack_shelf import Packs, PackShelf
+from app.window import dialogs
+from app.window.dialogs import OneDialog
+from engine.base.language import tr
+from engine.base.units import format_bytes
+from engine.devices.packs.store import ListedPack
+from widgets.common.roles import plain_label, set_role
+from widgets.common.row_table import RowTable
+
+PACK_FILTER = tr("Engine packs (*.tar.gz);;All files (*)")
+INTRODUCTION = tr(
+    "A pack brings one kind of card to the engine: CUDA for NVIDIA, HIP for AMD, Vulkan for "
+    "most. Several can be in use at once. A pack is a program: install only what comes from "
+    "somebody you trust. Each is checked in a process of its own before it is used."
+)
+NOTHING = tr("No engine packs are installed: models run on the processor and on workers.")
+_COLUMNS = (tr("Pack"), tr("Backend"), tr("Size"), tr("State"))
+
+
+class PacksDialog(QDialog):
+    """Shows what the shelf tells; all work is the shelf's."""
+
+    machine_check_requested = Signal()
+
+    def __init__(self, parent: QWidget, shelf: PackShelf) -> None:
+        super().__init__(parent)
+        self.setWindowTitle(tr("Engine Packs"))
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self._shelf = shelf
+        self._packs = Packs()
+        self._words = plain_label("", wrap=True)
+        self.table = RowTable(_COLUMNS, tr("Engine packs"))
+        self.install_button = QPushButton(tr("Install from File…"))
+        self.machine_button = QPushButton(tr("Check This Machine…"))
+        self.check_button = QPushButton(tr("Check Again"))
+        self.switch_button = QPushButton(tr("Switch Off"))
+        self.remove_button = QPushButton(tr("Remove"))
+        self.close_button = QPushButton(tr("Close"))
+        self._build()
+        self.install_button.clicked.connect(self._on_install)
+        self.machine_button.clicked.connect(self.machine_check_requested)
+        self.check_button.clicked.connect(self._on_check)
+        self.switch_button.clicked.connect(self._on_switch)
+        self.remove_button.clicked.connect(self._on_remove)
+        self.close_button.clicked.connect(self.reject)
+        self.table.itemSelectionChanged.connect(self._show_buttons)
+        shelf.changed.connect(self.show_packs)
+        self.show_packs(shelf.packs)
+
+    @property
+    def text(self) -> str:
+        """What is said above the table."""
+        return self._words.text()
+
+    @property
+    def current(self) -> ListedPack | None:
+        """The pack that is chosen."""
+        row = self.table.chosen_row
+        return None if row is None else self._packs.listed[row]
+
+    def show_packs(self, packs: Packs) -> None:
+        """Show what is there; the same pack stays chosen."""
+        before = self.current
+        self._packs = packs
+        names = [pack.name for pack in packs.listed]
+        cells = [(pack.name, pack.backend, format_bytes(pack.size_bytes), pack.words) for pack in packs.listed]
+        chosen = None
+        if names and (before is None or before.name in names):
+            chosen = 0 if before is None else names.index(before.name)
+        self.table.show_rows(
+            cells, [(pack.folder, *texts[1:]) for pack, texts in zip(packs.listed, cells, strict=True)], chosen=chosen
+        )
+        broken = any(pack.state == "broken" for pack in packs.listed)
+        said = f"{packs.under_way}…" if packs.under_way else "" if names else NOTHING
+        if packs.fresh:
+            said = tr(
+                "{name} works with one type of weights. Check This Machine tries the others and leaves out what fails.",
+                name=packs.fresh,
+            )
+        self.machine_button.setVisible(bool(packs.fresh))
+        self._words.setText(said or (tr("A pack is not used; its row says why.") if broken else tr("All packs work.")))
+        set_role(self._words, "error" if broken and not packs.under_way and not packs.fresh else "strong")
+        self._show_buttons()
+
+    def _show_buttons(self) -> None:
+        pack, idle = self.current, not self._packs.under_way
+        self.install_button.setEnabled(idle)
+        self.check_button.setEnabled(idle and pack is not None)
+        self.switch_button.setEnabled(idle and pack is not None)
+        self.remove_button.setEnabled(idle and pack is not None and pack.ours)
+        self.switch_button.setText(tr("Switch On") if pack is not None and pack.state == "off" else tr("Switch Off"))
+
+    def _on_install(self) -> None:
+        path = dialogs.ask_open(self, tr("Install an Engine Pack"), PACK_FILTER)
+        if path is not None:
+            self._shelf.install(path)
+
+    def _on_check(self) -> None:
+        if self.current is not None:
+            self._shelf.check(self.current.name)
+
+    def _on_switch(self) -> None:
+        if self.current is not None:
+            self._shelf.switch(self.current.name, on=self.current.state == "off")
+
+    def _on_remove(self) -> None:
+        if self.current is not None:
+            self._shelf.remove(self.current.name)
+
+    def _build(self) -> None:
+        buttons = QHBoxLayout()
+        buttons.addWidget(self.install_button)
+        buttons.addWidget(self.machine_button)
+        buttons.addStretch(1)
+        for button in (self.check_button, self.switch_button, self.remove_button, self.close_button):
+            buttons.addWidget(button)
+        layout = QVBoxLayout(self)
+        layout.setSpacing(8)
+        layout.addWidget(plain_label(INTRODUCTION, "dim", wrap=True))
+        layout.addWidget(self._words)
+        layout.addWidget(self.table, 1)
+        layout.addLayout(buttons)
+        self.resize(760, 380)
+
+
+class PacksPresenter(OneDialog[PacksDialog]):
+    """Looks at the packs when its dialog is opened. `check_machine` has the engine checked on all devices."""
+
+    def __init__(self, shelf: PackShelf, window: QWidget, check_machine: Callable[[], None]) -> None:
+        def make() -> PacksDialog:
+            dialog = PacksDialog(window, shelf)
+            dialog.machine_check_requested.connect(check_machine)
+            return dialog
+
+        def look(_dialog: PacksDialog) -> None:
+            if not shelf.packs.under_way:
+                shelf.refresh()
+
+        super().__init__(make, look, window)

@@ -1,0 +1,123 @@
+"""Adding devices: the caps of a lab rig, a remote worker's address, and the warning before the first one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import QDialog, QDialogButtonBox, QLabel, QLineEdit, QMessageBox, QVBoxLayout, QWidget
+
+from engine.base.errors import EngineError
+from engine.base.language import tr
+from engine.base.units import parse_size
+from engine.devices.endpoint import parse_endpoint
+
+REMOTE_WARNING = tr(
+    "Remote workers speak llama.cpp's RPC protocol, which has no authentication and no "
+    "encryption. Anyone on the same network can use the worker, and can read the text you "
+    "send to it. Use it only in a network where you trust every computer."
+)
+MAX_LAB_WORKERS = 15
+_LAB_HELP = tr(
+    "Workers on this computer, each a device of its own with a memory limit. One size per worker, separated by commas."
+)
+_REMOTE_HELP = tr("On the other computer run: layerdeck-cli rig serve --host ITS-ADDRESS --port 50052")
+
+
+class LineDialog(QDialog):
+    """One line of text, checked before the dialog closes: a bad value is explained and stays editable."""
+
+    value_accepted = Signal(str)
+
+    def __init__(self, parent: QWidget, title: str, help_text: str, value: str, check: Callable[[str], object]) -> None:
+        super().__init__(parent)
+        self.setWindowTitle(title)
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.setMinimumWidth(420)
+        self._check = check
+        explanation = QLabel(help_text)
+        explanation.setWordWrap(True)
+        explanation.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        self.line = QLineEdit(value)
+        self.line.setAccessibleName(title)
+        self._problem = QLabel()
+        self._problem.setProperty("role", "error")
+        self._problem.setWordWrap(True)
+        self._problem.hide()
+        buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Ok | QDialogButtonBox.StandardButton.Cancel)
+        buttons.accepted.connect(self.accept)
+        buttons.rejected.connect(self.reject)
+        layout = QVBoxLayout(self)
+        layout.setSpacing(8)
+        for part in (explanation, self.line, self._problem, buttons):
+            layout.addWidget(part)
+        self.line.selectAll()
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with the value, empty before it was tried."""
+        return self._problem.text()
+
+    def accept(self) -> None:
+        """Close with the value, or say what is wrong with it."""
+        value = self.line.text().strip()
+        try:
+            self._check(value)
+        except (EngineError, ValueError) as error:
+            self._problem.setText(error.summary() if isinstance(error, EngineError) else str(error))
+            self._problem.show()
+            return
+        super().accept()
+        self.value_accepted.emit(value)
+
+
+def parse_caps(text: str) -> tuple[int, ...]:
+    """Return the caps in bytes that `text` lists: `"256MiB, 1GiB"`.
+
+    Raises:
+        ValueError: with a sentence about the first size that is wrong.
+    """
+    caps = tuple(parse_size(part) for part in text.split(","))
+    if any(cap == 0 for cap in caps):
+        raise ValueError(tr("A worker needs a size above 0, such as 512MiB."))
+    if len(caps) > MAX_LAB_WORKERS:
+        raise ValueError(
+            tr("At most {count} workers: llama.cpp takes no more devices in one load.", count=MAX_LAB_WORKERS)
+        )
+    return caps
+
+
+def ask_lab_caps(parent: QWidget, then: Callable[[tuple[int, ...]], None]) -> None:
+    """Ask for the workers of a lab rig; call `then` with their caps in bytes."""
+    dialog = LineDialog(parent, tr("Start a lab rig"), _LAB_HELP, "256MiB, 256MiB, 512MiB", parse_caps)
+    dialog.value_accepted.connect(lambda text: then(parse_caps(text)))
+    dialog.open()
+
+
+def ask_remote_endpoint(
+    parent: QWidget, *, warn: bool, on_warned: Callable[[], None], then: Callable[[str], None]
+) -> None:
+    """Ask for a remote worker's address, after the warning if that is due; call `then` with `host:port`."""
+
+    def ask() -> None:
+        dialog = LineDialog(parent, tr("Add a remote worker"), _REMOTE_HELP, "", parse_endpoint)
+        dialog.line.setPlaceholderText("192.0.2.7:50052")
+        dialog.value_accepted.connect(then)
+        dialog.open()
+
+    if not warn:
+        ask()
+        return
+    box = QMessageBox(QMessageBox.Icon.Warning, tr("Before you add a remote worker"), REMOTE_WARNING, parent=parent)
+    proceed = box.addButton(tr("I &trust this network"), QMessageBox.ButtonRole.AcceptRole)
+    # Enter alone does not agree.
+    box.setDefaultButton(box.addButton(QMessageBox.StandardButton.Cancel))
+
+    def answered() -> None:
+        if box.clickedButton() is proceed:
+            on_warned()
+            ask()
+        box.deleteLater()
+
+    box.finished.connect(lambda _result: answered())
+    box.open()

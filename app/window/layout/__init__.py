@@ -1,0 +1,1 @@
+"""The layout in the window: editor, automatic layouts, settings."""

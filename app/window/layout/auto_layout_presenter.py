@@ -1,0 +1,92 @@
+"""The dialog for automatic layouts, and the pins in the editor: carries wishes, pins and reasons."""
+
+from __future__ import annotations
+
+from PySide6.QtWidgets import QWidget
+
+from app.models.auto_layouts import STRATEGY_WORDS, AutoLayouts
+from app.models.document import LayoutDocument
+from app.models.opener import ModelOpener
+from app.rig.live_rig import LiveRig
+from app.window.dialogs import OneDialog
+from engine.base.language import tr
+from engine.devices.device import Rig
+from engine.planning.fit.strategies.constraints import AutoLayout
+from widgets.controls.auto_layout_dialog import AutoLayoutDialog
+from widgets.layout_editor.editor import LayoutEditor
+from widgets.layout_editor.placement import Pins
+
+
+class AutoLayoutPresenter(OneDialog[AutoLayoutDialog]):
+    """Shows the dialog of automatic layouts, and the pins in the editor."""
+
+    def __init__(
+        self,
+        layouts: AutoLayouts,
+        document: LayoutDocument,
+        live: LiveRig,
+        *,
+        opener: ModelOpener,
+        editor: LayoutEditor,
+        window: QWidget,
+    ) -> None:
+        super().__init__(self._make_dialog, lambda _dialog: None, window)
+        self._layouts = layouts
+        self._document = document
+        self._live = live
+        self._editor = editor
+        self._window = window
+        editor.pin_toggled.connect(self._layouts.toggle_pin)
+        self._layouts.pins_changed.connect(self._show_pins)
+        self._layouts.found.connect(self._on_found)
+        opener.model_changed.connect(self._on_model_changed)
+        live.rig_changed.connect(self._on_rig_changed)
+        self._show_pins(self._layouts.pins)
+
+    def _make_dialog(self) -> AutoLayoutDialog:
+        words = [
+            type(each)(each.name, each.title.replace("&", ""), each.purpose, each.uses_order, each.uses_kv_types)
+            for each in STRATEGY_WORDS
+        ]
+        dialog = AutoLayoutDialog(words, self._window)
+        dialog.set_wishes(self._layouts.wishes)
+        dialog.set_devices(self._live.rig.all_devices)
+        dialog.set_pins_text(_pins_text(self._layouts.pins))
+        dialog.set_ready(self._document.model is not None)
+        dialog.wishes_changed.connect(self._layouts.set_wishes)
+        dialog.pins_released.connect(self._layouts.release_pins)
+        dialog.layout_requested.connect(lambda: self._layouts.use(self._layouts.wishes.strategy))
+        return dialog
+
+    def _show_pins(self, pins: Pins) -> None:
+        self._editor.set_pins(pins)
+        if self.dialog is not None:
+            self.dialog.set_pins_text(_pins_text(pins))
+
+    def _on_found(self, found: AutoLayout) -> None:
+        if self.dialog is not None:
+            self.dialog.set_explanation(found.explanation, bad=not found.fits)
+
+    def _on_model_changed(self, model: object) -> None:
+        self._layouts.show_pins()
+        if self.dialog is not None:
+            self.dialog.set_ready(model is not None)
+            self.dialog.set_explanation("")
+
+    def _on_rig_changed(self, rig: Rig) -> None:
+        if self.dialog is not None:
+            self.dialog.set_devices(rig.all_devices)
+
+
+def _pins_text(pins: Pins) -> str:
+    """Return what is pinned where, "" where nothing is."""
+    parts = [
+        tr("{first}-{last} on {device}", first=pin.first, last=pin.last, device=pin.device)
+        if pin.last > pin.first
+        else tr("{first} on {device}", first=pin.first, device=pin.device)
+        for pin in pins.layers
+    ]
+    layers = [tr("layers {names}", names=", ".join(parts))] if parts else []
+    output = [tr("the output layer on {output}", output=pins.output)] if pins.output is not None else []
+    text = tr(" and ").join((*layers, *output))
+    return tr("Pinned: {text}.", text=text) if text else ""

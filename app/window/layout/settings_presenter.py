@@ -1,0 +1,119 @@
+"""The dialog with all settings: shows what the edit asks for and what was decided, and carries changes back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from PySide6.QtWidgets import QWidget
+
+from app.models.document import LayoutDocument
+from app.models.open_models import OpenModels
+from app.models.side_files import SideFileKeeper
+from app.window import dialogs
+from app.window.dialogs import OneDialog
+from engine.base.language import tr
+from engine.devices.device import Rig
+from engine.planning.memory.side_files import SideFiles
+from engine.planning.plan.decisions.attention import refused_cache_types
+from engine.planning.plan.preview import LoadedLayout, Preview
+from widgets.controls.decided import value_text
+from widgets.controls.settings_bar import SettingsBar
+from widgets.controls.settings_dialog import SettingsDialog
+from widgets.controls.values import AdapterName, SideFileNames
+
+
+class SettingsPresenter(OneDialog[SettingsDialog]):
+    """Shows the dialog with the settings of the current model."""
+
+    def __init__(
+        self,
+        document: LayoutDocument,
+        models: OpenModels,
+        side_files: SideFileKeeper,
+        *,
+        bar: SettingsBar,
+        window: QWidget,
+    ) -> None:
+        super().__init__(self._make_dialog, lambda _dialog: self.refresh(), window)
+        self._document = document
+        self._models = models
+        self._side_files = side_files
+        self._window = window
+        bar.all_settings_requested.connect(self.show)
+        document.preview_changed.connect(self._on_preview_changed)
+        models.current_changed.connect(self.refresh)
+        models.changed.connect(self.refresh)
+
+    def _make_dialog(self) -> SettingsDialog:
+        dialog, files = SettingsDialog(self._window), self._side_files
+        dialog.context_changed.connect(self._document.set_context)
+        form = dialog.side_files
+        form.projector_requested.connect(self._ask_projector)
+        form.projector_removed.connect(files.remove_projector)
+        form.projector_device_chosen.connect(files.place_projector)
+        form.adapter_requested.connect(self._ask_adapter)
+        form.adapter_removed.connect(files.remove_adapter)
+        form.adapter_scaled.connect(files.scale_adapter)
+        return dialog
+
+    def _ask_projector(self) -> None:
+        path = dialogs.ask_open(self._window, tr("Choose a projector"), dialogs.MODEL_FILTER, self._folder())
+        if path is not None:
+            self._side_files.choose_projector(path)
+
+    def _ask_adapter(self) -> None:
+        path = dialogs.ask_open(self._window, tr("Add a LoRA adapter"), dialogs.MODEL_FILTER, self._folder())
+        if path is not None:
+            self._side_files.add_adapter(path)
+
+    def _folder(self) -> Path | None:
+        model = self._document.model
+        return None if model is None else model.paths[0].parent
+
+    def _on_preview_changed(self, _preview: Preview | None) -> None:
+        if self.dialog is not None and self.dialog.isVisible():
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Show the settings of the model on the table."""
+        dialog, plan = self.dialog, self._document.plan
+        if dialog is None:
+            return
+        dialog.setEnabled(plan is not None)
+        if plan is None:
+            return
+        dialog.set_settings(plan.edit.context, plan.decisions, refused_cache_types(plan.model, plan.settings))
+        dialog.set_side_files(_names(plan.edit.side_files), _places(plan.rig), plan.decisions)
+        dialog.set_loaded(loaded_text(self._models.current.loading.loaded))
+
+
+def _names(files: SideFiles) -> SideFileNames:
+    projector = files.projector
+    return SideFileNames(
+        projector="" if projector is None else str(projector.path),
+        device=None if projector is None else projector.device,
+        adapters=tuple(AdapterName(str(each.path), each.scale) for each in files.adapters),
+    )
+
+
+def _places(rig: Rig) -> tuple[str, ...]:
+    return tuple(device.id for device in rig.all_devices if device.kind != "accel")
+
+
+def loaded_text(loaded: LoadedLayout | None) -> str:
+    """Return what a loaded model was loaded with, flash attention as the engine tells it; empty without one."""
+    if loaded is None or loaded.used is None:
+        return ""
+    used, flash = loaded.used, loaded.flash_attention
+    words = (
+        tr("{n_ctx} tokens", n_ctx=value_text(used.n_ctx)),
+        tr("cache {type_k} and {type_v}", type_k=used.type_k, type_v=used.type_v)
+        if used.type_k != used.type_v
+        else tr("cache {type_k}", type_k=used.type_k),
+        "" if flash is None else tr("flash attention {flash}", flash=value_text(flash)),
+        tr("load mode {load_mode}", load_mode=used.load_mode),
+        tr("{threads} threads, {threads_batch} for prompts", threads=used.threads, threads_batch=used.threads_batch),
+        tr("op_offload {used}", used=value_text(bool(used.op_offload))),
+        tr("a pipeline") if used.pipeline == "on" else "",
+    )
+    return tr("Loaded with {names}.", names=", ".join(filter(None, words)))

@@ -1,0 +1,1 @@
+"""Loading in the window: what the load buttons do, and the list of loaded models."""

@@ -1,0 +1,214 @@
+"""Loads of models: Load, Cancel and Unload, the question before a load, the list of loaded models, and what becomes of
+each load."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QObject
+
+from app.load.loader import Loader
+from app.load.room import idle_text
+from app.models.open_model import OpenModel
+from app.models.open_models import OpenModels
+from app.models.opener import ModelOpener
+from app.models.other_layouts import OtherLayouts
+from app.models.unloader import Unloader
+from app.notices import Notices
+from app.rig.live_rig import LiveRig
+from app.window.actions import Actions
+from app.window.main_window import MainWindow
+from engine.base.language import tr
+from engine.base.units import format_bytes
+from engine.runtime.session.events import Cancelled, Crashed, Failed, Loaded, OutOfMemory, Progress
+from engine.runtime.session.status import ModelStatus, Phase
+from widgets.library.load_question import LoadQuestion
+from widgets.library.loaded_models import KeepAliveChoice, LoadedEntry
+from widgets.load_report.load_report import LoadReport
+from widgets.load_report.outcome import ProposalWords, progress_words
+
+LOW_WINDOW_PX = 860
+"""Below this height a question and the devices' graphs do not both fit above the lanes."""
+
+
+class LoadPresenter(QObject):
+    """Shows the status of the current model, and connects Load, Cancel and Unload.
+
+    The list of loaded models is shown anew with every sample, since it tells for how long each has been idle.
+    """
+
+    def __init__(
+        self,
+        models: OpenModels,
+        loader: Loader,
+        live: LiveRig,
+        *,
+        opener: ModelOpener,
+        unloader: Unloader,
+        actions: Actions,
+        main: MainWindow,
+    ) -> None:
+        super().__init__(main)
+        self._models, self._opener, self._unloader = models, opener, unloader
+        self._actions, self._main = actions, main
+        bar, loaded_list = main.settings_bar, main.model_panel.loaded_list
+        bar.load_requested.connect(loader.load)
+        bar.cancel_requested.connect(loader.cancel)
+        bar.unload_requested.connect(unloader.unload_current)
+        loader.question_changed.connect(self._show_question)
+        main.load_question.answered.connect(loader.answer)
+        models.current_changed.connect(self._show_current)
+        models.added.connect(self._follow)
+        for model in models.all:
+            self._follow(model)
+        models.changed.connect(self._show_entries)
+        models.current_changed.connect(self._show_entries)
+        live.samples_arrived.connect(self._show_entries)
+        loaded_list.chosen.connect(lambda number: opener.show(self._model(number)))
+        loaded_list.end_requested.connect(self._on_end)
+        loaded_list.keep_alive_chosen.connect(self._on_keep_alive)
+        self._show_current()
+
+    def _follow(self, model: OpenModel) -> None:
+        model.status_changed.connect(self._show_current)
+        model.loading.loaded_changed.connect(self._show_current)
+
+    def _show_current(self) -> None:
+        model = self._models.current
+        loaded, status = model.loading.loaded, model.status
+        self._main.editor.set_loaded(loaded)
+        self._main.device_strip.set_rows(loaded.measured if loaded is not None else ())
+        self._main.settings_bar.set_status(status)
+        self._actions.enable(
+            load=status.can_load,
+            cancel=status.is_loading,
+            unload=status.is_loaded,
+            stop_answer=status.phase is Phase.ANSWERING,
+        )
+
+    def _show_question(self, question: LoadQuestion | None) -> None:
+        # Before the question takes its place: the lanes that it is about are to stay in sight on a low window.
+        self._main.device_strip.set_compact(question is not None and self._main.height() < LOW_WINDOW_PX)
+        self._main.load_question.set_question(question)
+
+    # ------------------------------------------------------------------ the list of loaded models
+
+    def _show_entries(self) -> None:
+        entries = [self._entry(model) for model in self._models.all if model.held is not None]
+        self._main.model_panel.loaded_list.set_entries(entries)
+
+    def _entry(self, model: OpenModel) -> LoadedEntry:
+        held, phase = model.held, model.loading.phase
+        assert held is not None
+        held_bytes, checkpoint_bytes = held.held_bytes, model.loading.checkpoint_bytes
+        detail = f"{format_bytes(sum(held_bytes.values()))} · {', '.join(held_bytes)}" if held_bytes else "…"
+        words = {Phase.LOADING: tr("loading"), Phase.STOPPING: tr("cancelling")}
+        tool_tip = [held.name, *(f"{device}: {format_bytes(size_bytes)}" for device, size_bytes in held_bytes.items())]
+        if checkpoint_bytes:
+            tool_tip.append(tr("of which checkpoints of conversations: {size}", size=format_bytes(checkpoint_bytes)))
+        return LoadedEntry(
+            number=model.number,
+            title=held.name,
+            detail=detail,
+            state=words.get(phase) or idle_text(held, self._models.now_s()),
+            keep_alive_s=held.keep_alive_s,
+            is_current=model is self._models.current,
+            end_text=tr("Cancel") if model.loading.is_busy else tr("Unload"),
+            may_end=phase is not Phase.STOPPING,
+            tool_tip="\n".join(tool_tip),
+        )
+
+    def _on_end(self, number: int) -> None:
+        model = self._model(number)
+        if model.loading.is_busy:
+            model.loading.cancel()
+        else:
+            self._unloader.unload(model)
+
+    def _on_keep_alive(self, choice: KeepAliveChoice) -> None:
+        self._model(choice.number).keep_alive(choice.keep_alive_s)
+
+    def _model(self, number: int) -> OpenModel:
+        return next(model for model in self._models.all if model.number == number)
+
+
+class LoadReportPresenter(QObject):
+    """Tells what becomes of the loads of one model: in its report, on the status line, and on the bar while that model
+    is current. Where another model is current, this one is named."""
+
+    def __init__(
+        self,
+        model: OpenModel,
+        models: OpenModels,
+        live: LiveRig,
+        *,
+        other_layouts: OtherLayouts,
+        report: LoadReport,
+        notices: Notices,
+        main: MainWindow,
+    ) -> None:
+        super().__init__(main)
+        self._model, self._models, self._live = model, models, live
+        self._report, self._notices, self._main = report, notices, main
+        loading = model.loading
+        loading.phase_changed.connect(main.open_report)
+        model.status_changed.connect(self._on_status_changed)
+        loading.bridge.progress.connect(self._on_progress)
+        loading.bridge.attempt.connect(report.show_attempt)
+        loading.bridge.loaded.connect(self._on_loaded)
+        loading.ended.connect(self._on_ended)
+        report.proposal_chosen.connect(other_layouts.apply_proposal)
+
+    @property
+    def _is_current(self) -> bool:
+        return self._models.current is self._model
+
+    def _on_status_changed(self, status: ModelStatus) -> None:
+        if status.waits:
+            self._set_busy(status.waits)
+        elif status.phase is Phase.STOPPING:
+            self._set_busy(tr("Cancelling"))
+        elif status.phase is not Phase.LOADING:
+            self._set_busy("")
+
+    def _on_progress(self, event: Progress) -> None:
+        words = progress_words(event.stage, event.device)
+        self._report.show_progress(event.stage, event.fraction, event.device)
+        if self._is_current:
+            self._main.settings_bar.set_progress(event.fraction, words)
+        if self._model.loading.phase is Phase.LOADING:
+            self._set_busy(words)
+
+    def _on_loaded(self, event: Loaded) -> None:
+        self._report.show_loaded(event)
+        other = tr(", with another layout than asked for: see the report") if len(self._report.attempts) > 1 else ""
+        self._notices.say(tr("{name} is loaded{other}", name=self._model.name, other=other))
+
+    def _on_ended(self, event: OutOfMemory | Failed | Crashed | Cancelled) -> None:
+        report = self._report
+        match event:
+            case OutOfMemory():
+                names = {device.id: device.name for device in self._live.rig.all_devices}
+                words = [ProposalWords(each.text, each.words) for each in self._model.loading.proposals]
+                report.show_out_of_memory(event, names, words)
+                self._tell_ending(tr("{device} ran out of memory", device=event.device), event.message)
+            case Failed():
+                report.show_failed(event)
+                self._tell_ending(tr("It failed"), event.message)
+            case Crashed():
+                report.show_crashed(event)
+                self._tell_ending(tr("The engine ended"), event.message)
+            case Cancelled():
+                report.show_cancelled(event)
+                self._notices.say(self._named(tr("Cancelled")))
+
+    def _tell_ending(self, short: str, whole: str) -> None:
+        """Point to the report; where it is closed, or another model's is shown, say all of it."""
+        dock = self._main.docks["report"]
+        points_there = dock.isVisible() and self._is_current
+        text = tr("{short}: see {panel}", short=short, panel=dock.windowTitle()) if points_there else self._named(whole)
+        self._notices.say(text, bad=True)
+
+    def _named(self, text: str) -> str:
+        return text if self._is_current else f"{self._model.name}: {text}"
+
+    def _set_busy(self, text: str) -> None:
+        self._main.status_line.set_busy(f"load {self._model.number}", self._named(text) if text else "")

@@ -1,0 +1,163 @@
+"""Errors that people can act on.
+
+    EngineError                 summary() is the sentence for people; kind is the contract's word for it
+    +-- ArgumentError           a command-line or dialog value
+    +-- PlacedError             a document that cannot be used, with the place in it
+    |   +-- LayoutError         a layout (file)
+    |   +-- RigError            a rig (file)
+    +-- ChatError               kept conversations, or a file of them, that cannot be read or written
+    +-- LibraryError            something of the model library that cannot be read, saved or removed
+    +-- PackError               an engine pack that cannot be read, installed or removed
+    +-- ModelFileError          a file that is not a readable model: path, offset, reason
+    +-- RuleViolationError      a layout that breaks rules of the engine; carries the violations
+    +-- UnreachableError        a device or endpoint that does not answer as it should
+    |   +-- BusyError           an endpoint that serves somebody else
+    +-- WorkerCrashedError      a child ended without a word
+    +-- WorkerStalledError      a child stopped showing progress
+    +-- CancelledError          whoever asked has enough of waiting
+    +-- NoDisplayError          a window was asked for where there is no screen
+
+"Does not fit" is a result (`FitReport`), not an error.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from engine.base.texts import show
+
+
+class EngineError(Exception):
+    """Base of all expected errors. `kind` is one of the contract's words."""
+
+    kind: ClassVar[str] = "internal"
+
+    def summary(self) -> str:
+        """Return one or two sentences that name the thing and the remedy; what they quote steers no terminal."""
+        return show(str(self))
+
+    def fields(self) -> dict[str, str | int | None]:
+        """Return what goes beside `kind` and `message` in the error document."""
+        return {}
+
+
+class CancelledError(EngineError):
+    """Work that was ended because nobody waits for it any more."""
+
+
+class ArgumentError(EngineError):
+    kind = "argument"
+
+
+class PlacedError(EngineError):
+    """A document that cannot be used. `place` is a path in it such as `runs[2].layers`, empty when it is the whole.
+
+    `source` names the file for people, empty where there is none.
+    """
+
+    def __init__(self, reason: str, *, place: str = "", source: str = "") -> None:
+        super().__init__(": ".join(part for part in (source, place, reason) if part))
+        self.place = place
+        self.reason = reason
+        self.source = source
+
+    def fields(self) -> dict[str, str | int | None]:
+        return {"place": self.place} if self.place else {}
+
+
+class LayoutError(PlacedError):
+    """A layout that cannot be used."""
+
+    kind = "layout"
+
+
+class RigError(PlacedError):
+    """A rig that cannot be used."""
+
+    kind = "rig"
+
+
+class ChatError(EngineError):
+    """Kept conversations, presets, or a file of them, that cannot be read or written."""
+
+    kind = "argument"
+
+
+class LibraryError(EngineError):
+    """Something of the model library cannot be read, saved or removed; the message names it and the remedy."""
+
+
+class PackError(EngineError):
+    """An engine pack, or a file that is to be one, that cannot be used."""
+
+    kind = "argument"
+
+
+class ModelFileError(EngineError):
+    """A file that is not a readable model. `offset` is in bytes from the start of `path`, None where there is none."""
+
+    kind = "model_file"
+
+    def __init__(self, path: Path, reason: str, *, offset: int | None = None) -> None:
+        at = "" if offset is None else f" (at byte {offset})"
+        super().__init__(f"{path.name or path}: {reason}{at}")
+        self.path = path
+        self.reason = reason
+        self.offset = offset
+
+    def fields(self) -> dict[str, str | int | None]:
+        return {"path": str(self.path), "offset": self.offset}
+
+
+class RuleViolationError(EngineError):
+    """A layout that breaks rules of the engine; `violations` are (rule, message, remedy)."""
+
+    kind = "layout"
+
+    def __init__(self, violations: tuple[tuple[str, str, str], ...]) -> None:
+        super().__init__(" ".join(f"{message} {remedy}" for _, message, remedy in violations))
+        self.violations = violations
+
+
+class UnreachableError(EngineError):
+    """A device or endpoint that does not answer as it should."""
+
+    kind = "unreachable"
+
+    def __init__(self, reason: str, *, device: str | None = None, endpoint: str | None = None) -> None:
+        super().__init__(reason)
+        self.device = device
+        self.endpoint = endpoint
+
+    def fields(self) -> dict[str, str | int | None]:
+        return {"device": self.device, "endpoint": self.endpoint}
+
+
+class BusyError(UnreachableError):
+    kind = "busy"
+
+
+class WorkerCrashedError(EngineError):
+    """A child process ended without its last word; `signal` or `exit_code` says how, `stderr_tail` what it had said."""
+
+    kind = "crashed"
+
+    def __init__(
+        self, reason: str, *, signal: int | None = None, exit_code: int | None = None, stderr_tail: str = ""
+    ) -> None:
+        super().__init__(reason)
+        self.signal = signal
+        self.exit_code = exit_code
+        self.stderr_tail = stderr_tail
+
+    def fields(self) -> dict[str, str | int | None]:
+        return {"signal": self.signal, "exit_code": self.exit_code}
+
+
+class WorkerStalledError(EngineError):
+    kind = "stalled"
+
+
+class NoDisplayError(EngineError):
+    kind = "argument"

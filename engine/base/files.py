@@ -1,0 +1,182 @@
+"""Files of ours and of other people: writing that loses nothing, reading that never waits for long.
+
+Every file that we write goes through `replacing`: a full disk, a crash or a kill leaves the old file as it was. Locks
+and the folders of the Hugging Face hub, which other programs use as well, are here too.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import select
+import shutil
+import stat
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from io import FileIO
+from pathlib import Path
+
+from engine.base.language import tr
+
+READ_TIMEOUT_S = 5.0
+"""For what is no regular file, such as the pipe of a shell's `<(...)`."""
+_READ_BYTES = 1 << 16
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield the path for a new file beside `path`, which takes its place on leaving; after an error it is gone.
+
+    A link is followed: what it points to is replaced, the link stays.
+
+    Raises:
+        OSError: where it cannot be written, or what is there is neither a regular file nor nothing.
+        ValueError: for what is no possible path.
+    """
+    target = _resolved(path)
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, tr("it is a folder; name the file to write"))
+    if target.exists() and not target.is_file():
+        raise OSError(errno.EINVAL, tr("it is not a regular file"))
+    # Not the target's name with more: that may be as long as a name can be.
+    unfinished = target.with_name(f".{secrets.token_hex(8)}.tmp")
+    try:
+        yield unfinished
+        with unfinished.open("rb+") as file:
+            os.fsync(file.fileno())
+        if target.exists():
+            shutil.copymode(target, unfinished)
+        unfinished.replace(target)
+        sync_folder(target.parent)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _resolved(path: Path) -> Path:
+    # A loop of links is a RuntimeError until Python 3.13, and resolved to one of the links from there on.
+    with suppress(RuntimeError):
+        target = path.resolve()
+        if not target.is_symlink():
+            return target
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write `data` so that a reader finds the old file or the new one; raises as `replacing` does."""
+    with replacing(path) as unfinished:
+        unfinished.write_bytes(data)
+
+
+def read_at_most(path: Path, max_bytes: int, *, timeout_s: float = READ_TIMEOUT_S) -> bytes:
+    """Return the bytes of a file, at most `max_bytes`; what is no regular file may take `timeout_s`.
+
+    Raises:
+        OSError: where it cannot be read; `TimeoutError` where a pipe or a device gives no end in time.
+        ValueError: for what is no possible path.
+    """
+    # Without O_NONBLOCK opening a pipe that nobody writes to would wait for ever.
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        file = FileIO(descriptor)
+    except OSError:
+        os.close(descriptor)  # a folder's, which nobody else closes
+        raise
+    with file:
+        limit_s = None if stat.S_ISREG(os.fstat(descriptor).st_mode) else time.monotonic() + timeout_s
+        parts: list[bytes] = []
+        left = max_bytes
+        while left > 0:
+            if limit_s is not None and not _is_readable(file, max(0.0, limit_s - time.monotonic())):
+                raise TimeoutError(errno.ETIMEDOUT, tr("it gives no end; write it to a file first"))
+            part = file.read(min(left, _READ_BYTES))
+            if not part:
+                break
+            parts.append(part)
+            left -= len(part)
+        return b"".join(parts)
+
+
+def _is_readable(file: FileIO, timeout_s: float) -> bool:
+    """Return whether there is something to read, or an end, within `timeout_s`."""
+    if sys.platform == "win32":
+        return bool(select.select([file], [], [], timeout_s)[0])
+    # Not `select`: it takes no descriptors from 1024 on.
+    poll = select.poll()
+    poll.register(file, select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000))
+
+
+def open_regular(path: Path) -> FileIO:
+    """Return a file that holds something, open for reading; nothing here waits.
+
+    Raises:
+        OSError: where it cannot be opened, or is no regular file, or an empty one, as those of `/proc` call themselves.
+        ValueError: for what is no possible path.
+    """
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    status = os.fstat(descriptor)
+    if stat.S_ISDIR(status.st_mode):
+        os.close(descriptor)
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, tr("it is not a regular file"))
+    if not status.st_size:
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, tr("it is empty"))
+    return FileIO(descriptor)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename survive a power cut, where the system lets a folder be opened for that."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def lock_file(descriptor: int, *, wait: bool) -> bool:
+    """Take the lock of an open file, which ends with the descriptor; return False if another process has it.
+
+    Waits for the other process with `wait`. Windows has no such locks: everybody gets it there.
+    """
+    if sys.platform == "win32":
+        return True
+    import fcntl
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def hugging_face_home(environment: Mapping[str, str], home: Path | None = None) -> Path:
+    """Return the folder of the Hugging Face hub's own tools; `home` is the user's folder, None: as the system says.
+
+    The variables are those of huggingface_hub's constants.py.
+    """
+    named = _named_folder(environment, "HF_HOME", home)
+    cache = _named_folder(environment, "XDG_CACHE_HOME", home)
+    return named or (cache or (home or Path.home()) / ".cache") / "huggingface"
+
+
+def hugging_face_cache(environment: Mapping[str, str], home: Path | None = None) -> Path:
+    """Return the Hugging Face cache: where the hub's own tools and llama.cpp look for models."""
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if named := _named_folder(environment, name, home):
+            return named
+    return hugging_face_home(environment, home) / "hub"
+
+
+def _named_folder(environment: Mapping[str, str], name: str, home: Path | None) -> Path | None:
+    text = environment.get(name, "")
+    if not text or "\0" in text:
+        return None
+    return home / text[2:] if home and text.startswith("~/") else Path(text).expanduser().absolute()

@@ -1,0 +1,304 @@
+"""Strict reading of the JSON files that people edit: every fault is one sentence with its place."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn, Protocol, TypeVar
+
+import msgspec
+
+from engine.base.errors import EngineError
+from engine.base.files import read_at_most, write_whole
+from engine.base.language import tr
+from engine.base.units import MAX_SIZE_BYTES, parse_size
+
+MAX_FILE_BYTES = 1 << 20
+"""Layouts and rigs are a few KiB; anything beyond this is another kind of file."""
+
+MAX_DIGITS = 40
+
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that anybody may have written."""
+
+T = TypeVar("T")
+D = TypeVar("D")
+Choice = TypeVar("Choice", bound=str)
+Kept = TypeVar("Kept", bound=msgspec.Struct)
+
+
+class Fail(Protocol):
+    """Makes the error of one kind of document, such as `LayoutError`."""
+
+    def __call__(self, reason: str, *, place: str = "", source: str = "") -> EngineError: ...
+
+
+class JsonObject:
+    """An object of a document with readers that check type and range. `place` is its path, empty for the root."""
+
+    def __init__(self, value: dict[str, object], place: str, source: str, fail: Fail) -> None:
+        self._value = value
+        self._place = place
+        self._source = source
+        self._fail = fail
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(self._value)
+
+    def place_of(self, key: str) -> str:
+        """Return the path of `key`, such as `runs[2].layers`."""
+        return f"{self._place}.{key}" if self._place else key
+
+    def refuse(self, reason: str, key: str | None = None) -> NoReturn:
+        """Raise the document's error at `key`, or at this object."""
+        raise self._fail(reason, place=self._place if key is None else self.place_of(key), source=self._source)
+
+    def allow(self, *keys: str) -> None:
+        """Refuse every key that is not one of `keys`."""
+        for key in self._value:
+            if key not in keys:
+                self.refuse(
+                    tr(
+                        "{dumps} is not a known key; known here are {names}",
+                        dumps=json.dumps(key[:60]),
+                        names=", ".join(keys),
+                    )
+                )
+
+    def maybe(self, key: str, read: Callable[[str], T], default: D) -> T | D:
+        """Return what `read` makes of `key`, or `default` where the key is absent."""
+        return read(key) if key in self._value else default
+
+    def nullable(self, key: str, read: Callable[[str], T], default: D) -> T | D:
+        """Return what `read` makes of `key`, or `default` where the key is absent or null."""
+        return default if self._value.get(key) is None else read(key)
+
+    def integer(self, key: str, low: int, high: int) -> int:
+        """Return a whole number from `low` to `high`."""
+        value = self._needed(key)
+        if isinstance(value, bool) or not isinstance(value, int):
+            self.refuse(tr("this has to be a whole number, not {shown}", shown=_shown(value)), key)
+        if not low <= value <= high:
+            self.refuse(tr("{shown} is outside of {low} to {high}", shown=_shown(value), low=low, high=high), key)
+        return value
+
+    def number(self, key: str) -> float:
+        """Return a finite number."""
+        value = self._needed(key)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            self.refuse(tr("this has to be a number, not {shown}", shown=_shown(value)), key)
+        if abs(value) > 1e18 or not math.isfinite(value):
+            self.refuse(tr("{shown} is too large a number", shown=_shown(value)), key)
+        return float(value)
+
+    def flag(self, key: str) -> bool:
+        """Return true or false."""
+        value = self._needed(key)
+        if not isinstance(value, bool):
+            self.refuse(tr("this has to be true or false, not {shown}", shown=_shown(value)), key)
+        return value
+
+    def text(self, key: str) -> str:
+        """Return text that can be written as UTF-8 again."""
+        value = self._needed(key)
+        if not isinstance(value, str):
+            self.refuse(tr("this has to be text in quotes, not {shown}", shown=_shown(value)), key)
+        if any("\ud800" <= letter <= "\udfff" for letter in value):
+            self.refuse(tr("this has half of a surrogate pair in it, which is no character"), key)
+        return value
+
+    def is_text(self, key: str, text: str) -> bool:
+        """Return whether `key` is there with exactly this text."""
+        return self._value.get(key) == text
+
+    def choice(self, key: str, options: Sequence[Choice]) -> Choice:
+        """Return the option that the text under `key` names."""
+        value = self.text(key)
+        found = next((option for option in options if option == value), None)
+        if found is None:
+            self.refuse(tr("{shown} is not one of {names}", shown=_shown(value), names=", ".join(options)), key)
+        return found
+
+    def size(self, key: str) -> int:
+        """Return bytes given as a whole number or as a size such as "24GiB"."""
+        value = self._needed(key)
+        if isinstance(value, str):
+            try:
+                return parse_size(value)
+            except ValueError as error:
+                self.refuse(str(error), key)
+        if isinstance(value, bool) or not isinstance(value, int):
+            self.refuse(
+                tr('this has to be whole bytes or a size such as "24GiB", not {shown}', shown=_shown(value)), key
+            )
+        if value < 0:
+            self.refuse(tr("a size is not negative, and this is {shown}", shown=_shown(value)), key)
+        if value > MAX_SIZE_BYTES:
+            self.refuse(tr("{shown} bytes is larger than any device", shown=_shown(value)), key)
+        return value
+
+    def any_value(self, key: str) -> object:
+        """Return what is under `key` as JSON has it, for a reader of its own."""
+        return self._needed(key)
+
+    def nested(self, key: str) -> JsonObject:
+        """Return the object under `key`."""
+        return self._child(self._needed(key), self.place_of(key))
+
+    def nested_list(self, key: str) -> tuple[JsonObject, ...]:
+        """Return the list of objects under `key`."""
+        value = self._needed(key)
+        if not isinstance(value, list):
+            self.refuse(tr("this has to be a list, not {shown}", shown=_shown(value)), key)
+        return tuple(self._child(item, f"{self.place_of(key)}[{index}]") for index, item in enumerate(value))
+
+    def _child(self, value: object, place: str) -> JsonObject:
+        if not isinstance(value, dict):
+            raise self._fail(
+                tr("this has to be an object, not {shown}", shown=_shown(value)), place=place, source=self._source
+            )
+        return JsonObject(value, place, self._source, self._fail)
+
+    def _needed(self, key: str) -> object:
+        if key not in self._value:
+            self.refuse(tr("this key is needed and not there"), key)
+        return self._value[key]
+
+
+def parse_document(data: bytes | str, *, what: str, source: str, version: int, fail: Fail) -> JsonObject:
+    """Return the root object of a versioned document such as `what` = "layout"; `source` names it in sentences.
+
+    Refused: more than `MAX_FILE_BYTES`, not UTF-8, not JSON, a doubled key, NaN, too deep, another version.
+    """
+    try:
+        if len(data) > MAX_FILE_BYTES:
+            raise ValueError(tr("this is larger than 1 MiB and so no {what} file", what=what))
+        text = data.decode("utf-8-sig") if isinstance(data, bytes) else data
+        value: object = json.loads(
+            text, object_pairs_hook=_unique_keys, parse_int=_whole_number, parse_constant=_no_constant
+        )
+    except UnicodeDecodeError as error:
+        raise fail(
+            tr("this is not UTF-8 text at byte {start}; save it as UTF-8", start=error.start), source=source
+        ) from error
+    except json.JSONDecodeError as error:
+        raise fail(
+            tr(
+                "this is not JSON at line {lineno}, column {colno}: {msg}",
+                lineno=error.lineno,
+                colno=error.colno,
+                msg=error.msg,
+            ),
+            source=source,
+        ) from error
+    except RecursionError as error:
+        raise fail(tr("this is nested too deeply for a {what} file", what=what), source=source) from error
+    except ValueError as error:
+        raise fail(str(error), source=source) from error
+    if not isinstance(value, dict):
+        raise fail(tr("a {what} file is one object, not {shown}", what=what, shown=_shown(value)), source=source)
+    root = JsonObject(value, "", source, fail)
+    found = root.integer("version", 0, 1 << 31)
+    if found != version:
+        remedy = (
+            tr("update Layerdeck to read it")
+            if found > version
+            else tr("the first version is {version}", version=version)
+        )
+        root.refuse(
+            tr(
+                "this {what} file has version {found} and version {version} is understood; {remedy}",
+                what=what,
+                found=found,
+                version=version,
+                remedy=remedy,
+            ),
+            "version",
+        )
+    return root
+
+
+def read_file(path: Path, *, what: str, fail: Fail) -> bytes:
+    """Return the bytes of a small file, at most one more than `MAX_FILE_BYTES`."""
+    try:
+        return read_at_most(path, MAX_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise fail(
+            tr("the {what} file cannot be read ({reason}); check the path", what=what, reason=reason), source=path.name
+        ) from error
+
+
+def write_file(path: Path, data: bytes, *, what: str, fail: Fail) -> None:
+    """Write a file so that a reader finds the old or the new one, whole."""
+    try:
+        write_whole(path, data)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise fail(
+            tr("the {what} file cannot be written ({reason}); choose another place", what=what, reason=reason),
+            source=path.name,
+        ) from error
+
+
+def read_kept(path: Path, kind: type[Kept], max_bytes: int) -> Kept | None:
+    """Return what we kept in `path` for ourselves; None where it is missing, damaged or longer than `max_bytes`."""
+    try:
+        data = read_at_most(path, max_bytes + 1, timeout_s=0.0)
+        return msgspec.json.decode(data, type=kind) if len(data) <= max_bytes else None
+    except (OSError, ValueError, *UNREADABLE):
+        return None
+
+
+def write_kept(path: Path, document: msgspec.Struct, *, what: str, fail: Fail) -> None:
+    """Keep `document` in `path` for ourselves, in a folder that is made where it is not there yet."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise fail(
+            tr("the folder of the {what} cannot be made ({strerror})", what=what, strerror=error.strerror),
+            source=path.name,
+        ) from error
+    write_file(path, msgspec.json.encode(document), what=what, fail=fail)
+
+
+def encode_document(document: dict[str, object]) -> bytes:
+    """Return a document as people find it in a file: indented UTF-8 with a newline at the end."""
+    return (json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        keys = [key for key, _ in pairs]
+        doubled = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(tr("the key {dumps} is there twice in one object; keep one", dumps=json.dumps(doubled[:60])))
+    return value
+
+
+def _whole_number(text: str) -> int:
+    if len(text) > MAX_DIGITS:
+        raise ValueError(
+            tr(
+                "a number of {count} digits is in it; no value here has more than {max_digits}",
+                count=len(text),
+                max_digits=MAX_DIGITS,
+            )
+        )
+    return int(text)
+
+
+def _no_constant(text: str) -> NoReturn:
+    raise ValueError(tr("{text} is not a number that JSON has", text=text))
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, dict):
+        return tr("an object")
+    if isinstance(value, list):
+        return tr("a list")
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."

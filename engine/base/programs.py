@@ -1,0 +1,30 @@
+"""The children that we start, by what they are for: the interpreter on a module, or the bundle's one executable."""
+
+from __future__ import annotations
+
+import sys
+
+LOG_MARK = "layerdeck log: "
+"""Begins a line on a worker's standard error that goes to the log; a worker has none of its own."""
+
+CHILDREN = {
+    "worker": "engine.runtime.child",
+    "renderer": "engine.runtime.child.generate.renderer",
+    "download": "engine.library.downloads",
+    "pdf": "engine.chat.pdf_reader",
+    "image": "engine.runtime.media.images.pictures",
+    "sound": "engine.runtime.media.sounds.recordings",
+    "importer": "engine.chat.importer",
+    "library": "engine.library.children",
+    "tunnel": "engine.machines.tunnel",
+    "formula": "engine.runtime.media.images.formula",
+}
+"""Modules that run as programs. In the bundle `app.program` runs them when it is started with `--NAME`."""
+
+
+def child_argv(child: str, *words: str) -> list[str]:
+    """Return the command that runs one of `CHILDREN` with `words` as its arguments."""
+    if getattr(sys, "frozen", False):
+        return [sys.executable, f"--{child}", *words]
+    # -P: the folder we were started in is not ours, and what lies there must not pass for a module
+    return [sys.executable, "-P", "-m", CHILDREN[child], *words]

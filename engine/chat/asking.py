@@ -1,0 +1,168 @@
+"""Makes requests for a model from messages of a conversation; and finds earlier answers in the tokens of a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+
+import msgspec
+
+from engine.base.errors import ChatError
+from engine.chat.message import Attachment, Message
+from engine.chat.thinking import CONTROL_MARKS, FAMILIES
+from engine.planning.settings.sampling_settings import SamplingSettings
+from engine.runtime.protocol.messages import ChatMessage, Generate, ImageFile, MediaFile, SoundFile, TokenChoice
+
+MAX_SENT_BYTES = 96 << 20
+"""Limit for the images and sounds of one request, which are in memory several times."""
+SYSTEM = ""
+"""Stands for the system prompt among ids of messages."""
+HEAD_CHARACTERS = 32
+"""A message is found in a prompt by so many of its first characters, after the message before it."""
+
+
+def chat_messages(system: str, shown: Sequence[Message]) -> tuple[ChatMessage, ...]:
+    """Return the messages for the chat template; see `messages_by_id`."""
+    return tuple(messages_by_id(system, shown).values())
+
+
+def messages_by_id(system: str, shown: Sequence[Message]) -> Mapping[str, ChatMessage]:
+    """Return the messages for the chat template by id: the system prompt, then the conversation with the text of its
+    attachments, and with images and sounds, whose bytes `with_files` adds.
+
+    Thoughts are left out, and so are questions without an answer: templates expect questions and answers in turns.
+    """
+    found = {SYSTEM: ChatMessage("system", system)} if system.strip() else {}
+    for place, message in enumerate(shown):
+        follower = shown[place + 1] if place + 1 < len(shown) else None
+        unanswered = message.role == "user" and follower is not None and not _says_something(follower)
+        if _says_something(message) and not unanswered:
+            role = "user" if message.role == "tool" else message.role
+            found[message.id] = ChatMessage(role, message_text(message), media_of(message))
+    return found
+
+
+def message_text(message: Message) -> str:
+    """Return the text of a message, after the text of its attachments."""
+    return "\n\n".join([*texts_of(message), message.content]).strip("\n")
+
+
+def media_of(message: Message) -> tuple[MediaFile, ...]:
+    """Return the images and sounds of a message, without their bytes."""
+    return tuple(file for each in message.attachments if (file := media_file(each)) is not None)
+
+
+def media_file(attachment: Attachment) -> MediaFile | None:
+    """Return an attached image or sound, without its bytes; None if the attachment is text."""
+    match attachment.kind:
+        case "image":
+            return ImageFile(sha256=attachment.sha256, width_px=attachment.width_px, height_px=attachment.height_px)
+        case "audio":
+            return SoundFile(sha256=attachment.sha256, length_ms=attachment.length_ms)
+    return None
+
+
+def names_of_media(messages: Iterable[ChatMessage]) -> tuple[str, ...]:
+    """Return the SHA-256 of each file that `with_files` needs."""
+    return tuple(dict.fromkeys(file.sha256 for message in messages for file in message.media))
+
+
+def with_files(messages: Iterable[ChatMessage], files: Mapping[str, bytes]) -> tuple[ChatMessage, ...]:
+    """Return messages with the bytes of their images and sounds.
+
+    Raises:
+        ChatError: one is missing, or together they are too large to be sent.
+    """
+    filled = tuple(
+        msgspec.structs.replace(message, media=tuple(_with_bytes(file, files) for file in message.media))
+        for message in messages
+    )
+    if sum(len(file.data) for message in filled for file in message.media) > MAX_SENT_BYTES:
+        raise ChatError(
+            f"The images and sounds of this conversation are larger than {MAX_SENT_BYTES >> 20} MiB together; begin a"
+            " new one, or branch from before some of them."
+        )
+    return filled
+
+
+def _with_bytes(file: MediaFile, files: Mapping[str, bytes]) -> MediaFile:
+    if file.sha256 not in files:
+        what = "A sound" if isinstance(file, SoundFile) else "An image"
+        raise ChatError(f"{what} of this conversation is not kept any more; delete its turn, or attach it again.")
+    return msgspec.structs.replace(file, data=files[file.sha256])
+
+
+def texts_of(message: Message) -> list[str]:
+    """Return the texts of a message's attachments that are neither images nor sounds."""
+    return [attachment_text(each) for each in message.attachments if media_file(each) is None]
+
+
+def attachment_text(attachment: Attachment) -> str:
+    """Return the text of a file for the prompt, between fences that are longer than any in the file."""
+    if not attachment.text:
+        return f"File: {attachment.name} (not text)"
+    fence = "```"
+    while fence in attachment.text:
+        fence += "`"
+    return f"File: {attachment.name}\n{fence}\n{attachment.text}\n{fence}"
+
+
+def answer_request(
+    messages: Iterable[ChatMessage], settings: SamplingSettings, *, begun: str = "", template: str = ""
+) -> Generate:
+    """Return the request for an answer. `begun`: the text that it goes on from (`thinking.begun_answer`)."""
+    return Generate(
+        messages=tuple(messages),
+        sampling=settings,
+        template=template,
+        begun=begun,
+        thinking=tuple((marks.begin, marks.end) for marks in FAMILIES),
+        marks=tuple(sorted(CONTROL_MARKS)),
+    )
+
+
+def choices_in_prompt(pieces: Sequence[str], shown: Sequence[Message]) -> Mapping[int, TokenChoice]:
+    """Return how tokens of a prompt were chosen, by their places. `shown`: the messages that it was made of.
+
+    A prompt is cut into tokens anew, so that an answer in it need not have the tokens that it was written with: those
+    that begin at the same place and have the same text are taken for the same.
+    """
+    text = "".join(pieces)
+    begins = zip(pieces, accumulate(map(len, pieces), initial=0), strict=False)
+    numbers = {begin: number for number, (piece, begin) in enumerate(begins) if piece}
+    found: dict[int, TokenChoice] = {}
+    after = 0
+    for message in shown:
+        choices = _choices_of_content(message)
+        words = "".join(choice.text for choice in choices) or message_text(message)
+        head = words.strip()[: min(HEAD_CHARACTERS, len(message_text(message).strip()))]
+        begin = text.find(head, after) if head else -1
+        if begin < 0:
+            continue
+        after = begin + len(head)
+        # a template may leave out spaces around an answer
+        place = begin - (len(words) - len(words.lstrip()))
+        for choice in choices:
+            if place >= begin and not text.startswith(choice.text, place):
+                break
+            number = numbers.get(place, -1)
+            if number >= 0 and pieces[number] == choice.text:
+                found[number] = choice
+            place += len(choice.text)
+    return found
+
+
+def _choices_of_content(message: Message) -> tuple[TokenChoice, ...]:
+    """Return the choices of an answer's words: thoughts come before them, and are in no prompt."""
+    if not message.reasoning:
+        return message.choices
+    text = "".join(choice.text for choice in message.choices)
+    begin = text.find(message.content.strip()[:HEAD_CHARACTERS], len(message.reasoning))
+    if begin < 0:
+        return ()
+    ends = accumulate(len(choice.text) for choice in message.choices)
+    return tuple(choice for choice, end in zip(message.choices, ends, strict=True) if end > begin)
+
+
+def _says_something(message: Message) -> bool:
+    return bool(message.content.strip() or message.attachments)

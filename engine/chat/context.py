@@ -1,0 +1,219 @@
+"""Fits a conversation into the context: tokens by part, and which turns the prompt leaves out when the context is full.
+
+Whole turns are left out, the oldest first. The system prompt, pinned turns and the last question stay; the stored
+conversation loses nothing. More are left out than are needed: the model then reads the same beginning for several
+turns, which its cache still holds. What is left out is kept with the answer as a `Cut`: for the next answer, and after
+a restart, the model is shown the same again. In a longer context than the one that was full it is decided anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.base.language import tr
+from engine.chat.message import Cut, Message
+from engine.chat.tree import MessageTree
+from engine.runtime.protocol.messages import ChatMessage
+
+Overflow = Literal["drop", "stop", "ask"]
+OVERFLOWS: tuple[Overflow, ...] = ("drop", "stop", "ask")
+DEFAULT_RESERVE = 1024
+"""Tokens reserved for an answer without a limit, if the context has room for them."""
+RESERVE_SHARE = 4
+"""At most one part in this many of the context is reserved."""
+ROOM_AFTER = 0.75
+"""Share of the room that the prompt may fill after turns were left out."""
+COUNT_FROM = 0.5
+"""A prompt is counted only if it has more characters than this share of the context's tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContextUse:
+    """Tokens by part. `history`: includes the text that the template adds. `reserve`: reserved for the answer."""
+
+    system: int
+    history: int
+    attachments: int
+    reserve: int
+    n_ctx: int
+
+    @property
+    def used(self) -> int:
+        """Tokens of the prompt."""
+        return self.system + self.history + self.attachments
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Ids of the messages that are part of the prompt and of those that are left out, in the order of the path.
+
+    `decision`: `fits` (maybe without some turns), `ask` a person, or `full`: it cannot be sent. `newly`: messages that
+    this decision leaves out. `over_tokens`: tokens for which there is no room, 0 if it fits.
+    """
+
+    decision: Literal["fits", "ask", "full"]
+    shown: tuple[str, ...]
+    left_out: tuple[str, ...]
+    newly: tuple[str, ...] = ()
+    over_tokens: int = 0
+
+    def sentence(self) -> str:
+        """Return a sentence about the decision, empty if there is nothing new."""
+        if self.decision == "full":
+            return tr(
+                "The conversation is {over_tokens} tokens longer than the context has room for. Shorten "
+                "the last question, unpin turns, or load with a longer context.",
+                over_tokens=self.over_tokens,
+            )
+        if self.decision == "ask":
+            return tr(
+                "The context is full by {over_tokens} tokens. Leave out the oldest turns, or load with a "
+                "longer context.",
+                over_tokens=self.over_tokens,
+            )
+        if self.newly:
+            return left_out_sentence()
+        return ""
+
+
+def left_out_sentence() -> str:
+    """Return the sentence that is shown when turns are left out for the first time."""
+    return tr("The context is full: the oldest turns are kept here, and not shown to the model any more.")
+
+
+def may_be_too_long(asked: Sequence[ChatMessage], n_ctx: int | None) -> bool:
+    """Return whether to ask the model for the tokens of a prompt; those of images and sounds cannot be guessed."""
+    if any(message.media for message in asked):
+        return True
+    return n_ctx is not None and sum(len(message.content) for message in asked) > n_ctx * COUNT_FROM
+
+
+def shown_path(path: Sequence[Message], left_out: Collection[str]) -> tuple[Message, ...]:
+    """Return a path without the messages that are left out."""
+    return tuple(message for message in path if message.id not in left_out)
+
+
+def answer_reserve(n_ctx: int, max_tokens: int | None) -> int:
+    """Return the tokens to reserve for the answer."""
+    return max(1, min(max_tokens or DEFAULT_RESERVE, n_ctx // RESERVE_SHARE))
+
+
+def tokens_of(messages: Iterable[str], contents: Iterable[int], prompt: int) -> dict[str, int]:
+    """Return the tokens of each message, with an equal share of what the template adds; their sum is `prompt`."""
+    found = dict(zip(messages, contents, strict=True))
+    if found:
+        share, rest = divmod(prompt - sum(found.values()), len(found))
+        found = {message: tokens + share for message, tokens in found.items()}
+        found[next(reversed(found))] += rest
+    return found
+
+
+def use_of(used: int, system: int, attachments: int, reserve: int, n_ctx: int) -> ContextUse:
+    """Return the use by part. `used`: tokens of the prompt by the real template. `system`, `attachments`: of these
+    texts alone, without messages that are left out. The reserve ends with the context."""
+    system = min(system, used)
+    attachments = min(attachments, used - system)
+    return ContextUse(system, used - system - attachments, attachments, max(0, min(reserve, n_ctx - used)), n_ctx)
+
+
+def turns_of(path: Sequence[Message]) -> tuple[tuple[Message, ...], ...]:
+    """Return each question with its answers; messages before the first question are a turn of their own."""
+    turns: list[list[Message]] = []
+    for message in path:
+        if message.role == "user" or not turns:
+            turns.append([])
+        turns[-1].append(message)
+    return tuple(map(tuple, turns))
+
+
+def choose(
+    path: Sequence[Message],
+    tokens: Mapping[str, int],
+    room: int,
+    policy: Overflow = "drop",
+    already: Collection[str] = (),
+) -> Fit:
+    """Decide which messages are part of the prompt. `tokens`: by message, see `tokens_of`. `room`: tokens that a prompt
+    may have, without the reserve. `already`: messages that were left out before."""
+    turns = [turn for turn in turns_of(path) if not all(message.id in already for message in turn)]
+    shown_before = {message.id for turn in turns for message in turn}
+    need = sum(tokens.get(message, 0) for message in shown_before)
+    if need <= room:
+        return _fit("fits", path, shown_before, ())
+    if policy != "drop":
+        return _fit("ask" if policy == "ask" else "full", path, shown_before, (), need - room)
+    dropped: list[str] = []
+    goal = int(room * ROOM_AFTER)
+    for turn in turns[:-1]:
+        if need <= goal:
+            break
+        if not stays(turn):
+            dropped += [message.id for message in turn]
+            need -= sum(tokens.get(message.id, 0) for message in turn)
+    shown = shown_before - set(dropped)
+    if need > room:
+        return _fit("full", path, shown, tuple(dropped), need - room)
+    return _fit("fits", path, shown, tuple(dropped))
+
+
+def stays(turn: Sequence[Message]) -> bool:
+    """Return whether a turn is never left out."""
+    return any(message.pinned or message.role == "system" for message in turn)
+
+
+def _fit(
+    decision: Literal["fits", "ask", "full"],
+    path: Sequence[Message],
+    shown: Collection[str],
+    newly: tuple[str, ...],
+    over_tokens: int = 0,
+) -> Fit:
+    return Fit(
+        decision,
+        tuple(message.id for message in path if message.id in shown),
+        tuple(message.id for message in path if message.id not in shown),
+        newly,
+        over_tokens,
+    )
+
+
+# ------------------------------------------------------------------ what stays left out
+
+
+def cut_of_path(path: Sequence[Message], n_ctx: int | None) -> Cut | None:
+    """Return the cut of the last answer; None if there is none, or if it does not apply to a context of `n_ctx` tokens
+    (None: not known)."""
+    last = next((message for message in reversed(path) if message.role == "assistant"), None)
+    return None if last is None or not _holds(last.cut, n_ctx) else last.cut
+
+
+def cut_of_answer(tree: MessageTree, answer: str, n_ctx: int | None) -> Cut | None:
+    """Return the cut that an answer begins with: its own, else that of its newest version with one, else that of the
+    answer before it."""
+    return next(
+        (message.cut for message in _versions(tree, answer) if _holds(message.cut, n_ctx)),
+        cut_of_path(tree.path_to(tree.messages[answer].parent), n_ctx),
+    )
+
+
+def left_out_of(path: Sequence[Message], cut: Cut | None) -> frozenset[str]:
+    """Return the messages of a path that a cut leaves out of the prompt."""
+    place = next((place for place, message in enumerate(path) if cut is not None and message.id == cut.first), 0)
+    return frozenset(message.id for turn in turns_of(path[:place]) if not stays(turn) for message in turn)
+
+
+def cut_that_leaves_out(path: Sequence[Message], left_out: Collection[str], n_ctx: int) -> Cut | None:
+    """Return the cut that leaves these messages out of a path; the last turn is not among them."""
+    places = [place for place, message in enumerate(path) if message.id in left_out]
+    return Cut(path[places[-1] + 1].id, n_ctx) if places else None
+
+
+def _versions(tree: MessageTree, answer: str) -> Iterator[Message]:
+    yield tree.messages[answer]
+    yield from (tree.messages[version] for version in reversed(tree.versions(answer)))
+
+
+def _holds(cut: Cut | None, n_ctx: int | None) -> bool:
+    return cut is not None and (n_ctx is None or n_ctx <= cut.n_ctx)

@@ -1,0 +1,248 @@
+"""Copies of the conversation database, made in the background while it is in use.
+
+A copy is made with SQLite's backup call while something has changed: at most every ten minutes, and when the database
+is closed. A copy gets its name only after `PRAGMA quick_check` has found it sound. The last three copies and the last
+one of each of the last three days are kept, in the folder `chats-copies` beside `chats.sqlite3`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from engine.base.errors import ChatError
+from engine.base.language import tr
+from engine.base.sqlite_file import FAULTS, is_damage
+from engine.base.texts import one_line
+from engine.base.units import MIB
+from engine.chat.schema import VERSION, version_of
+
+INTERVAL_SECONDS = 600.0
+FIRST_LOOK_SECONDS = 60.0
+"""Delay of the first look after opening, so that it does not compete with the start of the window."""
+KEPT_LAST = 3
+KEPT_DAYS = 3
+RESERVE_BYTES = 64 * MIB
+"""Free space that a copy leaves on the disk, for the database itself."""
+_ABANDONED_SECONDS = 3600.0
+"""Age from which an unfinished copy belongs to a process that was killed."""
+
+_log = logging.getLogger("layerdeck.chats")
+
+
+class DatabaseCopies:
+    """The folder of copies of one database. All calls read and write the disk."""
+
+    def __init__(self, database: Path) -> None:
+        self.database = database
+        self.folder = database.with_name(f"{database.stem}-copies")
+
+    def paths(self) -> tuple[Path, ...]:
+        """Return all copies, the newest first."""
+        return tuple(sorted(self.folder.glob(f"{self.database.stem}-*{self.database.suffix}"), reverse=True))
+
+    def is_current(self) -> bool:
+        """Return whether the newest copy was made after the last change of the database."""
+        newest = next(iter(self.paths()), None)
+        with suppress(OSError):
+            return newest is not None and newest.stat().st_mtime_ns == self._stamp()
+        return False
+
+    def make(self) -> None:
+        """Make a copy and remove the copies that are not kept any more.
+
+        Writers go on meanwhile: in WAL mode a reader does not hold them up.
+
+        Raises:
+            DamageFound: the database is not sound; there is no new copy.
+            ChatError: no copy can be written; nothing else has changed.
+        """
+        unfinished = self.folder / f".{os.getpid()}.tmp"
+        try:
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+            self._remove_abandoned()
+            self._require_room()
+            stamp = self._stamp()
+            unfinished.touch(mode=0o600)
+            fault = _back_up(self.database, unfinished)
+            if not fault:
+                # The time of the database's last change: `is_current` compares it.
+                os.utime(unfinished, ns=(stamp, stamp))
+                unfinished.replace(self._new_name())
+                self._remove_old()
+        except (OSError, *FAULTS) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise ChatError(
+                tr(
+                    "The conversations cannot be copied to {folder} ({reason}); check the disk's room and permissions."
+                    " Nothing is lost.",
+                    folder=self.folder,
+                    reason=reason,
+                )
+            ) from None
+        finally:
+            _remove(unfinished)
+        if fault:
+            raise DamageFound(fault)
+
+    def confirm(self) -> None:
+        """Note that the newest copy is current: closing the database touched its file, and changed no row."""
+        for newest in self.paths()[:1]:
+            with suppress(OSError):
+                stamp = self._stamp()
+                os.utime(newest, ns=(stamp, stamp))
+
+    def newest_sound(self) -> Path | None:
+        """Return the newest copy that can be opened and is sound; None if there is none."""
+        return next(filter(_is_sound, self.paths()), None)
+
+    def time_of(self, copy: Path) -> datetime:
+        """Return when a copy was made, in local time."""
+        words = copy.stem.removeprefix(f"{self.database.stem}-")
+        return datetime.strptime(words, _TIME_FORMAT).replace(tzinfo=UTC).astimezone()
+
+    def _new_name(self) -> Path:
+        words = datetime.now(UTC).strftime(_TIME_FORMAT)
+        return self.folder / f"{self.database.stem}-{words}{self.database.suffix}"
+
+    def _stamp(self) -> int:
+        """Return the time of the database's last change in ns: that of its write-ahead log, if it has any."""
+        with suppress(OSError):
+            log = Path(f"{self.database}-wal").stat()
+            if log.st_size:
+                return log.st_mtime_ns
+        return self.database.stat().st_mtime_ns
+
+    def _require_room(self) -> None:
+        needed_bytes = self.database.stat().st_size + RESERVE_BYTES
+        if shutil.disk_usage(self.folder).free < needed_bytes:
+            raise OSError(28, tr("no room on the disk"))
+
+    def _remove_old(self) -> None:
+        paths = self.paths()
+        for path in set(paths) - kept_of(paths):
+            _remove(path)
+
+    def _remove_abandoned(self) -> None:
+        limit_s = time.time() - _ABANDONED_SECONDS
+        for path in self.folder.glob(".*.tmp*"):
+            with suppress(OSError):
+                if path.stat().st_mtime < limit_s:
+                    path.unlink()
+
+
+class DamageFound(Exception):
+    """The database is damaged; the message is SQLite's."""
+
+
+class BackgroundCopies:
+    """The thread that makes copies while a database is open.
+
+    `report` gets the errors of `DatabaseCopies.make` in that thread, the same sentence once.
+    """
+
+    def __init__(self, copies: DatabaseCopies, report: Callable[[ChatError | DamageFound], None]) -> None:
+        self._copies = copies
+        self._report = report
+        self._last_sentence = ""
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="chat copies", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; a copy that has begun is finished."""
+        self._stop.set()
+        self._thread.join()
+
+    def is_current(self) -> bool:
+        """Return whether the newest copy was made after the last change of the database."""
+        return self._copies.is_current()
+
+    def make_last(self, *, is_current: bool) -> None:
+        """Make the copy after the database was closed; `is_current`: whether there was no change to copy before that.
+
+        Closing moves the write-ahead log into the file, whose time changes then.
+        """
+        if is_current:
+            self._copies.confirm()
+        else:
+            self.make_if_changed()
+
+    def make_if_changed(self) -> None:
+        """Make a copy now, unless the newest one is current."""
+        if self._copies.is_current():
+            return
+        try:
+            self._copies.make()
+        except (ChatError, DamageFound) as error:
+            _log.info("%s", error)
+            if str(error) != self._last_sentence:
+                self._last_sentence = str(error)
+                self._report(error)
+
+    def _run(self) -> None:
+        wait_s = FIRST_LOOK_SECONDS
+        while not self._stop.wait(wait_s):
+            self.make_if_changed()
+            wait_s = INTERVAL_SECONDS
+
+
+_TIME_FORMAT = "%Y%m%d-%H%M%S"
+
+
+def kept_of(newest_first: Sequence[Path]) -> set[Path]:
+    """Return the copies to keep: the last ones, and the last one of each of the last days that have any."""
+    of_day: dict[str, Path] = {}
+    for path in newest_first:
+        of_day.setdefault(path.stem.rpartition("-")[0], path)
+    return {*newest_first[:KEPT_LAST], *list(of_day.values())[:KEPT_DAYS]}
+
+
+def _back_up(database: Path, target: Path) -> str:
+    """Copy a database into one file; return why the copy is not sound, or an empty string."""
+    with closing(sqlite3.connect(database)) as source, closing(sqlite3.connect(target, isolation_level=None)) as copy:
+        source.execute("PRAGMA query_only = ON")
+        copy.execute("PRAGMA synchronous = OFF")  # one fsync at the end is enough
+        try:
+            source.backup(copy)
+            copy.execute("PRAGMA journal_mode = DELETE")
+            fault = _fault(copy)
+        except FAULTS as error:
+            if is_damage(error):
+                return one_line(str(error))
+            raise
+    with target.open("rb+") as file:
+        os.fsync(file.fileno())
+    return fault
+
+
+def _fault(connection: sqlite3.Connection) -> str:
+    (found,) = connection.execute("PRAGMA quick_check (1)").fetchone()
+    return "" if found == "ok" else one_line(found)
+
+
+def _is_sound(copy: Path) -> bool:
+    try:
+        with closing(sqlite3.connect(copy, isolation_level=None)) as connection:
+            return not _fault(connection) and 0 < version_of(connection) <= VERSION
+    except (OSError, *FAULTS):
+        return False
+
+
+def _remove(database: Path) -> None:
+    for path in _with_journals(database):
+        with suppress(OSError):
+            path.unlink()
+
+
+def _with_journals(database: Path) -> Iterator[Path]:
+    for ending in ("-journal", "-wal", "-shm", ""):
+        yield Path(f"{database}{ending}")

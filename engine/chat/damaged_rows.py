@@ -1,0 +1,226 @@
+"""Rows that plain SQL can still read from a damaged conversation database, added to a sound copy of it."""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from engine.base.json_file import UNREADABLE
+from engine.base.language import tr
+from engine.base.sqlite_file import FAULTS
+from engine.chat.message import ROLES, MessageState
+from engine.chat.schema import details_of, settings_of
+
+_TITLE_CHARACTERS = 60
+_TABLES = ("conversation", "message", "piece", "attachment")
+_MAX_GAP = 100_000
+"""Row numbers tried one by one between the ends of two scans; a damaged page may have any numbers."""
+Value = int | float | str | bytes | None
+Row = Mapping[str, Value]
+
+
+@dataclass(frozen=True, slots=True)
+class AddedRows:
+    """What a recovery found in the damaged file.
+
+    `n_messages`: messages that the copy did not have or had in an earlier state.
+    `n_lost`: messages that the damaged file lists and nobody has; None if its list cannot be read.
+    """
+
+    n_messages: int
+    n_lost: int | None
+
+
+def add_readable_rows(damaged: Path, connection: sqlite3.Connection) -> AddedRows:
+    """Add what can be read of a damaged database to a database of this version.
+
+    Raises:
+        OSError, sqlite3.Error: the database cannot be written.
+    """
+    found: dict[str, tuple[Row, ...]] = dict.fromkeys(_TABLES, ())
+    listed: set[str] | None = None
+    connection.execute("BEGIN IMMEDIATE")  # foreign keys are off: rows come in any order
+    with suppress(*FAULTS), closing(sqlite3.connect(damaged, isolation_level=None)) as source:
+        source.execute("PRAGMA query_only = ON")
+        found = {table: _sound_rows(source, connection, table) for table in _TABLES}
+        _add_files(source, connection)
+        # SQLite reads ids from the index of ids alone: it is another part of the file than the rows.
+        listed = {ident for (ident,) in source.execute("SELECT id FROM message ORDER BY id")}
+    for row in found["conversation"]:
+        if _can_read(settings_of, row["settings"]):
+            _put(connection, "conversation", row, replaces=True)
+    added = sum(_add_message(connection, row) for row in found["message"])
+    _add_pieces(connection, found["piece"])
+    for row in found["attachment"]:
+        _put(connection, "attachment", row)
+    for table in ("piece", "attachment"):
+        connection.execute(f"DELETE FROM {table} WHERE message NOT IN (SELECT id FROM message)")
+    if listed is not None:
+        listed -= {ident for (ident,) in connection.execute("SELECT id FROM message")}
+    _begin_lost_conversations(connection)
+    _fill_holes(connection)
+    connection.execute("COMMIT")
+    return AddedRows(added, None if listed is None else len(listed))
+
+
+# ---------------------------------------------------------------------- reading
+
+
+def _sound_rows(source: sqlite3.Connection, target: sqlite3.Connection, table: str) -> tuple[Row, ...]:
+    """Return the rows of a table that have its columns, and no text from a page of zeros."""
+    columns = target.execute(f"PRAGMA table_info ({table})").fetchall()
+    known = {name for _, name, *_ in columns} | {"rowid"}
+    of_first_version = {name for _, name, _, _, default, _ in columns if default is None}
+    return tuple(
+        row
+        for row in _readable_rows(source, table)
+        if of_first_version <= row.keys() <= known
+        and not any(isinstance(value, str) and "\0" in value for value in row.values())
+    )
+
+
+def _readable_rows(source: sqlite3.Connection, table: str) -> Iterator[Row]:
+    """Yield the rows of a table in their order, without those on pages that cannot be read.
+
+    One damaged page ends a scan. So a second one begins at the other end, and rows between both are read one by one.
+    """
+    rows: dict[int, Row] = {}
+    if not _scan(source, table, "ASC", rows):
+        last = max(rows, default=0)
+        _scan(source, table, "DESC", rows)
+        first = min((number for number in rows if number > last), default=last)
+        for number in range(last + 1, min(first, last + _MAX_GAP)):
+            with suppress(*FAULTS):
+                for row in _select(source, table, f"WHERE rowid = {number}"):
+                    rows[number] = row
+    for number in sorted(rows):
+        yield rows[number]
+
+
+def _scan(source: sqlite3.Connection, table: str, order: str, rows: dict[int, Row]) -> bool:
+    """Read rows by their number until one is there already; return whether none was in the way."""
+    try:
+        for row in _select(source, table, f"ORDER BY rowid {order}"):
+            number = row["rowid"]
+            if not isinstance(number, int) or number in rows:
+                break
+            rows[number] = row
+    except FAULTS:
+        return False
+    return True
+
+
+def _select(source: sqlite3.Connection, table: str, rest: str) -> Iterator[Row]:
+    cursor = source.execute(f"SELECT rowid AS rowid, * FROM {table} NOT INDEXED {rest}")
+    names = [column[0] for column in cursor.description]
+    for values in cursor:
+        yield dict(zip(names, values, strict=True))
+
+
+def _can_read(read: Callable[[str], object], document: Value) -> bool:
+    try:
+        return isinstance(document, str) and read(document) is not None
+    except (TypeError, ValueError, AttributeError, *UNREADABLE):
+        return False
+
+
+# ---------------------------------------------------------------------- writing
+
+
+def _put(connection: sqlite3.Connection, table: str, row: Row, *, replaces: bool = False) -> int:
+    """Insert a row under a new number; return how many rows have changed."""
+    names = [name for name in row if name not in ("rowid", "number")]
+    updates = ", ".join(f"{name} = excluded.{name}" for name in names if name != "id")
+    conflict = f"ON CONFLICT (id) DO UPDATE SET {updates}" if replaces else "ON CONFLICT DO NOTHING"
+    statement = f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))}) {conflict}"
+    try:
+        return connection.execute(statement, [row[name] for name in names]).rowcount
+    except sqlite3.IntegrityError:
+        return 0  # a value that is not there: the row is damaged
+
+
+def _add_message(connection: sqlite3.Connection, row: Row) -> int:
+    """Add a message, or the later state of one.
+
+    Text is only ever added to a message (an edit is a message of its own). So a text that does not begin with that of
+    the copy is damaged, and the copy's stays.
+    """
+    is_message = row["role"] in ROLES and row["state"] in get_args(MessageState)
+    if not is_message or not _can_read(details_of, row["details"]):
+        return 0
+    kept = connection.execute(
+        "SELECT content, reasoning, state, parent, pinned, details FROM message WHERE id = ?", (row["id"],)
+    ).fetchone()
+    if kept is None:
+        return _put(connection, "message", row)
+    content, reasoning, *others = kept
+    continues = str(row["content"]).startswith(content) and str(row["reasoning"]).startswith(reasoning)
+    changed = (row["content"], row["reasoning"], row["state"], row["parent"], row["pinned"], row["details"])
+    if not continues or changed == (content, reasoning, *others):
+        return 0
+    return _put(connection, "message", row, replaces=True)
+
+
+def _add_pieces(connection: sqlite3.Connection, pieces: tuple[Row, ...]) -> None:
+    """Put the pieces of messages that are being written in the place of the copy's, unless some of them are lost."""
+    by_message: dict[Value, list[Row]] = {}
+    for piece in pieces:
+        by_message.setdefault(piece["message"], []).append(piece)
+    for message, found in by_message.items():
+        (count,) = connection.execute("SELECT count(*) FROM piece WHERE message = ?", (message,)).fetchone()
+        if len(found) >= count:
+            connection.execute("DELETE FROM piece WHERE message = ?", (message,))
+            for piece in found:
+                _put(connection, "piece", piece)
+    connection.execute("DELETE FROM piece WHERE message IN (SELECT id FROM message WHERE state <> 'writing')")
+
+
+def _add_files(source: sqlite3.Connection, connection: sqlite3.Connection) -> None:
+    """Add the files of attachments that the copy does not have, one at a time: they are large."""
+    with suppress(*FAULTS):
+        for (sha256,) in source.execute("SELECT sha256 FROM file ORDER BY sha256").fetchall():
+            if connection.execute("SELECT 1 FROM file WHERE sha256 = ?", (sha256,)).fetchone() is None:
+                _add_file(source, connection, sha256)
+
+
+def _add_file(source: sqlite3.Connection, connection: sqlite3.Connection, sha256: str) -> None:
+    data: object = None
+    with suppress(*FAULTS):
+        (data,) = source.execute("SELECT data FROM file WHERE sha256 = ?", (sha256,)).fetchone()
+    if isinstance(data, bytes) and hashlib.sha256(data).hexdigest() == sha256:
+        connection.execute("INSERT INTO file (sha256, data) VALUES (?, ?)", (sha256, data))
+
+
+def _begin_lost_conversations(connection: sqlite3.Connection) -> None:
+    """Begin conversations anew of which only messages were read; the first question is the title."""
+    connection.execute(
+        "INSERT INTO conversation (id, title, folder, pinned, system, preset, settings, template, draft, created_ms,"
+        " updated_ms) SELECT conversation, coalesce((SELECT substr(trim(replace(content, char(10), ' ')), 1, ?)"
+        " FROM message AS first WHERE first.conversation = message.conversation AND role = 'user'"
+        " ORDER BY place LIMIT 1), ''), '', 0, '', '', '{}', '', '', min(created_ms), max(created_ms)"
+        " FROM message WHERE conversation NOT IN (SELECT id FROM conversation) GROUP BY conversation",
+        (_TITLE_CHARACTERS,),
+    )
+
+
+def _fill_holes(connection: sqlite3.Connection) -> None:
+    """Put a message in the place of each lost one that others follow: chat templates need roles that alternate."""
+    orphans = connection.execute(
+        "SELECT conversation, place, parent, role, created_ms FROM message"
+        " WHERE parent IS NOT NULL AND parent NOT IN (SELECT id FROM message) ORDER BY place, number"
+    ).fetchall()
+    for conversation, place, lost, role, created_ms in orphans:
+        connection.execute(
+            "INSERT INTO message (id, conversation, place, parent, role, content, reasoning, details, state, pinned,"
+            " created_ms) VALUES (?1, ?2, ?3, (SELECT id FROM message WHERE conversation = ?2 AND place < ?3"
+            " AND role = ?4 ORDER BY place DESC LIMIT 1), ?5, ?6, '', '{}', 'done', 0, ?7) ON CONFLICT DO NOTHING",
+            (
+                lost, conversation, place, role, "assistant" if role == "user" else "user",
+                tr("(This message was lost with a damaged page of the database.)"), created_ms,
+            ),
+        )  # fmt: skip

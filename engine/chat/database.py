@@ -1,0 +1,165 @@
+"""Opening the conversation database: a damaged one is recovered, one of a newer version is set aside."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from functools import cache
+from pathlib import Path
+
+import psutil
+
+from engine.base.errors import ChatError
+from engine.base.language import tr
+from engine.base.sqlite_file import FAULTS, is_damage, put_aside
+from engine.base.texts import one_line
+from engine.chat.recovery import damage_record, finish_recovery, recover
+from engine.chat.schema import VERSION, upgrade, version_of
+
+BUSY_SECONDS = 10.0
+"""How long a writer waits for that of another process (the window and a command line may be at it together)."""
+CHECKED_WHOLE_BYTES = 32 << 20
+"""Databases up to this size are checked at each start, which takes a millisecond for each MB; in larger ones damage is
+found when it is met."""
+
+
+def open_database(path: Path) -> tuple[sqlite3.Connection, str]:
+    """Return the connection that writes, and a sentence where what was there had to be kept aside.
+
+    Raises:
+        ChatError: no database can be opened or made there.
+    """
+    notice = ""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        finish_recovery(path)
+        if reason := _newer(path):
+            notice = _keep_aside(path, reason)
+        elif reason := _damage(path):
+            notice = recover(path, reason)
+        try:
+            connection = _open(path)
+        except FAULTS as error:
+            if notice or not is_damage(error):
+                raise
+            notice = recover(path, tr("is damaged ({error})", error=error))
+            connection = _open(path)
+    except (OSError, *FAULTS) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ChatError(
+            tr("The conversations cannot be kept in {path} ({reason}); check the folder.", path=path, reason=reason)
+        ) from None
+    return connection, notice
+
+
+def our_name() -> str:
+    """Return what tells this process from all others, as the writer of messages."""
+    process = psutil.Process()
+    return f"{process.pid}:{process.create_time():.2f}"
+
+
+def is_alive(writer: str) -> bool:
+    """Tell whether the process that was writing a message still runs."""
+    pid, _, created = writer.partition(":")
+    try:
+        return f"{psutil.Process(int(pid)).create_time():.2f}" == created
+    except (psutil.Error, ValueError, OverflowError):
+        return False
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    """Return a connection to a database of this version, in which no message waits for a process that has ended."""
+    if not path.exists():
+        path.touch(mode=0o600)  # what is said is nobody else's business
+    connection = _connect(path)
+    try:
+        upgrade(connection)
+        _mend(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _mend(connection: sqlite3.Connection) -> None:
+    """Make messages whole that processes were writing when they ended."""
+    alive: Callable[[str], bool] = cache(is_alive)
+    open_messages = connection.execute("SELECT id, writer FROM message WHERE writer IS NOT NULL").fetchall()
+    left = [message for message, writer in open_messages if not alive(writer)]
+    if not left:
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    for message in left:
+        pieces = connection.execute(
+            "SELECT content, reasoning FROM piece WHERE message = ? ORDER BY number", (message,)
+        ).fetchall()
+        content, reasoning = connection.execute(
+            "SELECT content, reasoning FROM message WHERE id = ?", (message,)
+        ).fetchone()
+        connection.execute(
+            "UPDATE message SET content = ?, reasoning = ?, state = 'interrupted', writer = NULL WHERE id = ?",
+            (content + "".join(p[0] for p in pieces), reasoning + "".join(p[1] for p in pieces), message),
+        )
+        connection.execute("DELETE FROM piece WHERE message = ?", (message,))
+    connection.execute("COMMIT")
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    # deleted text is overwritten: it is nobody's business, and does not come back with a recovery
+    for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON", "secure_delete = ON"):
+        connection.execute(f"PRAGMA {pragma}")
+    return connection
+
+
+def _newer(path: Path) -> str:
+    """Return why a database that is there is not for this program, empty where it is or where it cannot be read."""
+    try:
+        with _looking(path) as connection:
+            version = version_of(connection)
+    except FAULTS as error:
+        if not is_damage(error):
+            raise
+        return ""
+    if version <= VERSION:
+        return ""
+    return tr("is of version {version} and this program reads version {version2}", version=version, version2=VERSION)
+
+
+def _damage(path: Path) -> str:
+    """Return how the database that is there is damaged, empty where it is not or nothing is known of it."""
+    try:
+        with _looking(path) as connection:
+            if path.exists() and path.stat().st_size <= CHECKED_WHOLE_BYTES:
+                (found,) = connection.execute("PRAGMA quick_check (1)").fetchone()
+            else:
+                # a look at each table finds a damaged beginning
+                for (table,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+                    connection.execute(f'SELECT * FROM "{table}" LIMIT 1').fetchall()
+                found = "ok"
+    except FAULTS as error:
+        if not is_damage(error):
+            raise
+        return tr("is damaged ({error})", error=error)
+    if found != "ok":
+        return tr("is damaged ({error})", error=one_line(found))
+    return tr("is damaged") if damage_record(path).exists() else ""
+
+
+@contextmanager
+def _looking(path: Path) -> Iterator[sqlite3.Connection]:
+    """Lend a connection to what is there, to an empty database where there is none."""
+    place = path if path.exists() and path.stat().st_size else ":memory:"
+    with closing(sqlite3.connect(place, timeout=BUSY_SECONDS, isolation_level=None)) as connection:
+        yield connection
+
+
+def _keep_aside(path: Path, reason: str) -> str:
+    """Rename a database with what belongs to it; returns the sentence that says so."""
+    aside = put_aside(path)
+    return tr(
+        "The database of conversations {reason}. It was kept as {name} and a new one begun.",
+        reason=reason,
+        name=aside.name,
+    )

@@ -1,0 +1,388 @@
+"""Conversations from files of other people: our JSON, and the lines of llama.cpp's own page. Every size is bounded.
+
+All ids are given anew, so that nothing that is kept is overwritten.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+
+from engine.base.errors import ChatError
+from engine.base.files import read_at_most
+from engine.base.language import tr
+from engine.base.texts import show
+from engine.chat.attachments import as_attachment
+from engine.chat.conversation import Conversation
+from engine.chat.exports import FORMAT, VERSION
+from engine.chat.message import MAX_CHOICES, ROLES, Attachment, Message, new_id
+from engine.chat.tree import MessageTree, mended_tree, renamed_cut, tree_of
+from engine.runtime.media.images.pictures import MAX_IMAGE_BYTES, MAX_SIDE_PX, is_image
+from engine.runtime.media.sounds.recordings import MAX_LENGTH_MS, MAX_SOUND_BYTES, is_sound
+
+MAX_BYTES = 256 << 20
+MAX_CONVERSATIONS = 20_000
+MAX_MESSAGES = 1_000_000
+MAX_LABEL_CHARACTERS = 500
+"""Of titles, folders, and names of models, presets and files."""
+_TOO_LATE_MS = 1 << 52
+_IMAGE_EXTRAS = ("IMAGE", "imageFile")
+"""As that page calls them, and as it did before."""
+_SOUND_EXTRAS = ("AUDIO", "audioFile")
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """A conversation with its messages, and the bytes of its attachments by their SHA-256."""
+
+    conversation: Conversation
+    tree: MessageTree
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+
+def read_conversations(path: Path) -> tuple[Imported, ...]:
+    """Return the conversations of a file.
+
+    Raises:
+        ChatError: one sentence that names the file.
+    """
+    try:
+        data = read_at_most(path, MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ChatError(
+            tr("{name} cannot be read ({reason}); check the path.", name=path.name, reason=reason)
+        ) from None
+    return parse_conversations(data, source=path.name)
+
+
+def parse_conversations(data: bytes, *, source: str) -> tuple[Imported, ...]:
+    """Return the conversations of a document; raises as `read_conversations` does."""
+    if len(data) > MAX_BYTES:
+        raise ChatError(
+            tr("{source} is larger than {max_bytes} MiB; split it.", source=source, max_bytes=MAX_BYTES >> 20)
+        )
+    try:
+        text = data.decode("utf-8-sig")
+        first = text.lstrip()[:1]
+        lines = text.split("\n")  # and at nothing else: JSON may hold other ends of lines in texts
+        if first == "{" and len(lines) > 1 and _is_session(lines):
+            found = tuple(_from_lines(lines))
+        else:
+            found = tuple(_from_document(_loaded(text)))
+    except UnicodeDecodeError:
+        raise ChatError(
+            tr("{source} is not UTF-8 text; choose a file of exported conversations.", source=source)
+        ) from None
+    except RecursionError:
+        raise ChatError(tr("{source} is nested too deeply for conversations.", source=source)) from None
+    except (ValueError, TypeError, KeyError, msgspec.ValidationError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ChatError(
+            tr("{source} holds no conversations that can be read: {reason}.", source=source, reason=reason)
+        ) from None
+    if not found:
+        raise ChatError(tr("{source} holds no conversation.", source=source))
+    return found
+
+
+# ------------------------------------------------------------------ our document
+
+
+def _from_document(document: object) -> Iterator[Imported]:
+    if isinstance(document, list) or (isinstance(document, dict) and "conv" in document):
+        # the older form of llama.cpp's page: a list of conversations with their messages, or one
+        for item in _limited(document if isinstance(document, list) else [document], MAX_CONVERSATIONS):
+            yield _llama_conversation(_dict(_dict(item).get("conv")), _list(_dict(item).get("messages")))
+        return
+    root = _dict(document)
+    if root.get("format") != FORMAT:
+        _refuse(tr("it is not of our form nor of llama.cpp's"))
+    if root.get("version") != VERSION:
+        _refuse(
+            tr(
+                "it has version {get!r} and version {version} is understood; update Layerdeck",
+                get=root.get("version"),
+                version=VERSION,
+            )
+        )
+    files = dict(_files(_dict(root.get("files", {}))))
+    for item in _limited(_list(root.get("conversations")), MAX_CONVERSATIONS):
+        entry = _dict(item)
+        conversation = msgspec.convert(entry.get("conversation"), Conversation)
+        messages = [
+            msgspec.convert(message, Message) for message in _limited(_list(entry.get("messages")), MAX_MESSAGES)
+        ]
+        _check_media(messages, files)
+        tree = _renamed(messages, entry.get("leaf"))
+        used = {each.sha256 for message in messages for each in message.attachments}
+        yield Imported(
+            msgspec.structs.replace(
+                conversation,
+                id=new_id(),
+                title=_label(conversation.title),
+                folder=_label(conversation.folder),
+                preset=_label(conversation.preset),
+                leaf=tree.leaf,
+                deleted_ms=None,
+                forked_from=None,
+            ),
+            tree,
+            {sha256: files[sha256] for sha256 in used & files.keys()},
+        )
+
+
+def _files(encoded: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
+    for name, text in encoded.items():
+        try:
+            data = base64.b64decode(text, validate=True)
+        except (binascii.Error, TypeError) as error:
+            raise ValueError(tr("an attachment is damaged: {error}", error=error)) from None
+        if hashlib.sha256(data).hexdigest() != name:
+            _refuse(tr("an attachment is not what its name says"))
+        yield name, data
+
+
+def _check_media(messages: Sequence[Message], files: Mapping[str, bytes]) -> None:
+    """Refuse images and sounds that none of ours can be. Whether they can be decoded is seen where they are."""
+    for message in messages:
+        for each in message.attachments:
+            data = files.get(each.sha256)
+            if data is not None and each.kind == "image":
+                _check_image(each, data)
+            elif data is not None and each.kind == "audio":
+                _check_sound(each, data)
+
+
+def _check_image(attachment: Attachment, data: bytes) -> None:
+    if not is_image(data) or len(data) > MAX_IMAGE_BYTES:
+        _refuse(tr("an attached image is none, or too large"))
+    if not (0 < attachment.width_px <= MAX_SIDE_PX and 0 < attachment.height_px <= MAX_SIDE_PX):
+        _refuse(tr("an attached image has a size that none can have"))
+
+
+def _check_sound(attachment: Attachment, data: bytes) -> None:
+    if not is_sound(data) or len(data) > MAX_SOUND_BYTES:
+        _refuse(tr("an attached sound is none, or too large"))
+    if not 0 < attachment.length_ms <= MAX_LENGTH_MS:
+        _refuse(tr("an attached sound has a length that none can have"))
+
+
+# ------------------------------------------------------------------ llama.cpp's lines
+
+
+def _is_session(lines: Sequence[str]) -> bool:
+    first = next((line for line in lines if line.strip()), "")
+    try:
+        record = _loaded(first)
+    except ValueError:
+        return False
+    return isinstance(record, dict) and record.get("type") == "session"
+
+
+def _from_lines(lines: Sequence[str]) -> Iterator[Imported]:
+    session: dict[str, Any] | None = None
+    messages: list[Any] = []
+    count = 0
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = _dict(_loaded(line))
+        except ValueError as error:
+            raise ValueError(tr("line {number}: {error}", number=number, error=error)) from None
+        if record.get("type") == "session":
+            if session is not None:
+                yield _llama_conversation(session, messages)
+            session, messages, count = record, [], count + 1
+            if count > MAX_CONVERSATIONS:
+                _refuse(
+                    tr("more than {max_conversations} conversations are in it", max_conversations=MAX_CONVERSATIONS)
+                )
+        elif record.get("type") == "message":
+            messages.append(record.get("message"))
+    if session is not None:
+        yield _llama_conversation(session, messages)
+
+
+def _llama_conversation(session: Mapping[str, Any], items: Sequence[Any]) -> Imported:
+    records = [_dict(item) for item in _limited(items, MAX_MESSAGES)]
+    roots = {str(record.get("id")): record.get("parent") for record in records if record.get("type") == "root"}
+    files: dict[str, bytes] = {}
+    messages = [_llama_message(record, roots, files) for record in records if record.get("type") != "root"]
+    system, tree = _without_system(_renamed(messages, session.get("currNode")))
+    modified_ms = _time(session.get("lastModified"))
+    created_ms = min((message.created_ms for message in messages), default=modified_ms)
+    return Imported(
+        Conversation(
+            id=new_id(),
+            title=_label(str(session.get("name") or "")),
+            system=system,
+            pinned=session.get("pinned") is True,
+            leaf=tree.leaf,
+            created_ms=created_ms,
+            updated_ms=modified_ms,
+        ),
+        tree,
+        files,
+    )
+
+
+def _llama_message(record: Mapping[str, Any], roots: Mapping[str, Any], files: dict[str, bytes]) -> Message:
+    """Return a message; the bytes of its images and sounds come to `files`."""
+    role = record.get("role")
+    if role not in ROLES:
+        _refuse(
+            tr("a message has the role {role!r}, which is none of {names}", role=str(role)[:40], names=", ".join(ROLES))
+        )
+    parent = record.get("parent")
+    attachments = []
+    for extra in record.get("extra") or ():
+        if _dict(extra).get("type") in _IMAGE_EXTRAS:
+            attachments.append(_llama_image(extra, files))
+            continue
+        if _dict(extra).get("type") in _SOUND_EXTRAS:
+            attachments.append(_llama_sound(extra, files))
+            continue
+        text = _dict(extra).get("content")
+        if isinstance(text, str) and text:
+            attachments.append(
+                Attachment(
+                    id=new_id(),
+                    kind="text",
+                    name=str(extra.get("name") or "file"),
+                    mime="text/plain",
+                    sha256="",
+                    size_bytes=len(text.encode("utf-8", "replace")),
+                    text=text,
+                )
+            )
+    return Message(
+        id=str(record.get("id")),
+        role=role,
+        content=_text(record.get("content")),
+        parent=None if parent is None or str(parent) in roots else str(parent),
+        reasoning=_text(record.get("reasoningContent") or record.get("thinking")),
+        model=_text(record.get("model")),
+        created_ms=_time(record.get("timestamp")),
+        attachments=tuple(attachments),
+    )
+
+
+def _llama_image(extra: Mapping[str, Any], files: dict[str, bytes]) -> Attachment:
+    """Return an image; how large it is is found out by decoding it, which takes a moment."""
+    _, _, encoded = _text(extra.get("base64Url")).partition(";base64,")
+    try:
+        found = as_attachment(base64.b64decode(encoded, validate=True), str(extra.get("name") or "image"))
+    except (binascii.Error, ChatError) as error:
+        raise ValueError(tr("an image cannot be read: {error}", error=error)) from None
+    files[found.attachment.sha256] = found.data
+    return found.attachment
+
+
+def _llama_sound(extra: Mapping[str, Any], files: dict[str, bytes]) -> Attachment:
+    """Return a sound; how long it is is found out as of an image."""
+    try:
+        found = as_attachment(
+            base64.b64decode(_text(extra.get("base64Data")), validate=True), str(extra.get("name") or "sound")
+        )
+    except (binascii.Error, ChatError) as error:
+        raise ValueError(tr("a sound cannot be read: {error}", error=error)) from None
+    files[found.attachment.sha256] = found.data
+    return found.attachment
+
+
+# ------------------------------------------------------------------ parts
+
+
+def _renamed(messages: Sequence[Message], leaf: object) -> MessageTree:
+    """Return a tree with new ids, in which nobody writes any more."""
+    tree = mended_tree(messages, leaf if isinstance(leaf, str) else None)
+    ids = {message: new_id() for message in tree.messages}
+    copies = [
+        msgspec.structs.replace(
+            message,
+            id=ids[message.id],
+            parent=None if message.parent is None else ids[message.parent],
+            state="interrupted" if message.state == "writing" else message.state,
+            model=_label(message.model),
+            model_identity=_label(message.model_identity),
+            layout=_label(message.layout),
+            stop_reason=_label(message.stop_reason),
+            note=show(message.note),
+            attachments=tuple(
+                msgspec.structs.replace(each, id=new_id(), name=_label(each.name), mime=_label(each.mime))
+                for each in message.attachments
+            ),
+            choices=message.choices[:MAX_CHOICES],
+            cut=renamed_cut(message.cut, ids),
+        )
+        for message in tree.messages.values()
+    ]
+    return mended_tree(copies, None if tree.leaf is None else ids[tree.leaf])
+
+
+def _without_system(tree: MessageTree) -> tuple[str, MessageTree]:
+    """Return the system prompt and what is said under it: where all of a tree hangs on one, it is the conversation's.
+
+    As a message it would be sent, and people could neither see nor change it.
+    """
+    beginnings = tree.children.get(None, ())
+    first = tree.messages[beginnings[0]] if len(beginnings) == 1 else None
+    if first is None or first.role != "system":
+        return "", tree
+    left = [
+        msgspec.structs.replace(message, parent=None) if message.parent == first.id else message
+        for message in tree.messages.values()
+        if message is not first
+    ]
+    return first.content, tree_of(left, None if tree.leaf == first.id else tree.leaf)
+
+
+def _label(text: str) -> str:
+    """Return what stands in labels and lists, on one line: escaped and short."""
+    return show(text, MAX_LABEL_CHARACTERS)
+
+
+def _loaded(text: str) -> Any:
+    return json.loads(text, parse_constant=lambda name: _refuse(tr("{name} is not a number that JSON has", name=name)))
+
+
+def _dict(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        _refuse(tr("an object is missing where one has to be"))
+    return value
+
+
+def _list(value: object) -> list[Any]:
+    if not isinstance(value, list):
+        _refuse(tr("a list is missing where one has to be"))
+    return value
+
+
+def _limited(items: Sequence[Any], most: int) -> Sequence[Any]:
+    if len(items) > most:
+        _refuse(tr("a list of {count} is longer than {most}", count=len(items), most=most))
+    return items
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _time(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _TOO_LATE_MS:
+        return 0
+    return int(value)
+
+
+def _refuse(reason: str) -> NoReturn:
+    raise ValueError(reason)

@@ -1,0 +1,110 @@
+"""Presets: named system prompts and settings of samplers, in a JSON file that people edit and share; and which system
+prompt and settings apply to a conversation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from engine.base.errors import ChatError, EngineError
+from engine.base.json_file import JsonObject, encode_document, parse_document, read_file, write_file
+from engine.base.language import tr
+from engine.chat.conversation import Conversation
+from engine.model.demo.speaking import recommended_sampling
+from engine.model.gguf.model_file import ModelFile
+from engine.planning.settings.kinds import SamplingValue
+from engine.planning.settings.sampling_sources import Sampling, model_sampling, sampling_of
+from engine.planning.settings.sampling_table import SAMPLING_BY_KEY, SAMPLING_KEYS
+
+VERSION = 1
+MAX_PRESETS = 1000
+MAX_NAME_CHARACTERS = 200
+
+
+class Preset(msgspec.Struct, frozen=True, kw_only=True):
+    """`settings` by the names of `SamplingSettings`; what it does not name is left to the model and the chat."""
+
+    name: str
+    system: str = ""
+    settings: dict[str, SamplingValue] = {}
+
+
+def read_presets(path: Path) -> tuple[Preset, ...]:
+    """Return the presets of a file, none where there is no file.
+
+    Raises:
+        ChatError: one sentence with the place of the fault.
+    """
+    if not path.exists():
+        return ()
+    return parse_presets(read_file(path, what="preset", fail=_fault), source=path.name)
+
+
+def parse_presets(data: bytes | str, *, source: str = "") -> tuple[Preset, ...]:
+    """Return the presets of a document; raises as `read_presets` does."""
+    root = parse_document(data, what="preset", source=source, version=VERSION, fail=_fault)
+    root.allow("version", "presets")
+    items = root.nested_list("presets")
+    if len(items) > MAX_PRESETS:
+        root.refuse(
+            tr("these are {count} presets, and {max_presets} are the most", count=len(items), max_presets=MAX_PRESETS),
+            "presets",
+        )
+    presets = tuple(map(_preset, items))
+    names = [preset.name for preset in presets]
+    for item, name in zip(items, names, strict=True):
+        if names.count(name) > 1:
+            item.refuse(tr("another preset has this name; give it another one"), "name")
+    return presets
+
+
+def write_presets(path: Path, presets: Iterable[Preset]) -> None:
+    """Write a file; raises as `read_presets` does."""
+    document: dict[str, object] = {"version": VERSION, "presets": [_document(preset) for preset in presets]}
+    write_file(path, encode_document(document), what="preset", fail=_fault)
+
+
+def system_prompt(conversation: Conversation, preset: Preset | None) -> str:
+    """Return the system prompt of a conversation: its own, else that of its preset."""
+    return conversation.system or ("" if preset is None else preset.system)
+
+
+def chat_sampling(model: ModelFile | None, preset: Preset | None, settings: Mapping[str, object]) -> Sampling:
+    """Return how tokens are chosen, and the source of each value; `settings` are those of the conversation."""
+    of_model = {} if model is None else model_sampling(model.metadata)
+    of_preset = {} if preset is None else preset.settings
+    return sampling_of(of_model, of_preset, settings, authors=recommended_sampling(model))
+
+
+def _preset(item: JsonObject) -> Preset:
+    item.allow("name", "system", "settings")
+    name = item.text("name").strip()
+    if not 0 < len(name) <= MAX_NAME_CHARACTERS:
+        item.refuse(
+            tr("a name has 1 to {max_name_characters} characters", max_name_characters=MAX_NAME_CHARACTERS), "name"
+        )
+    settings: dict[str, SamplingValue] = {}
+    if "settings" in item.keys:
+        values = item.nested("settings")
+        values.allow(*SAMPLING_KEYS)
+        for key in values.keys:
+            try:
+                settings[key] = SAMPLING_BY_KEY[key].kind.checked(values.any_value(key))
+            except ValueError as error:
+                values.refuse(str(error), key)
+    return Preset(name=name, system=item.maybe("system", item.text, ""), settings=settings)
+
+
+def _document(preset: Preset) -> dict[str, object]:
+    return {
+        "name": preset.name,
+        **({"system": preset.system} if preset.system else {}),
+        **({"settings": preset.settings} if preset.settings else {}),
+    }
+
+
+def _fault(reason: str, *, place: str = "", source: str = "") -> EngineError:
+    return ChatError(": ".join(part for part in (source, place, reason) if part))

@@ -1,0 +1,186 @@
+"""Recovery of a damaged conversation database: it is set aside, and the newest sound copy takes its place.
+
+Rows that plain SQL can still read from the damaged file are added to the copy, so that at most text written after the
+copy is lost. Damage may be met in the middle of a conversation, with a window and a command line at work. It is then
+recorded in a file beside the database, and the next start recovers it while nobody else has it open.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.base.errors import ChatError
+from engine.base.language import tr, tr_count
+from engine.base.sqlite_file import FAULTS, is_damage, put_aside
+from engine.chat.copies import DatabaseCopies
+from engine.chat.damaged_rows import AddedRows, add_readable_rows
+from engine.chat.schema import upgrade
+
+_PARTS = ("-journal", "-wal", "-shm", "")
+
+
+def damage_record(path: Path) -> Path:
+    """Return the file that exists while a database is known to be damaged."""
+    return path.with_name(f"{path.name}.damaged")
+
+
+def damage_met(path: Path, error: Exception) -> ChatError | None:
+    """Record that a database is damaged, for the next start, and return the error to show; None for other errors."""
+    if isinstance(error, UnicodeEncodeError) or not is_damage(error):
+        return None  # the first is about text that somebody wants to write
+    with suppress(OSError):
+        damage_record(path).touch(mode=0o600)
+    return ChatError(
+        tr(
+            "The database of conversations is damaged ({error}). Start Layerdeck again: it then opens the newest copy,"
+            " adds what can still be read, and sets the damaged file aside.",
+            error=error,
+        )
+    )
+
+
+def finish_recovery(path: Path) -> None:
+    """Move the recovered database into place if a recovery was killed between its last steps."""
+    if not path.exists():
+        if _new(path).exists():
+            _new(path).replace(path)
+        damage_record(path).unlink(missing_ok=True)
+
+
+def recover(path: Path, reason: str) -> str:
+    """Put the newest sound copy in the place of a damaged database, which is set aside; return the sentence to show.
+
+    The sentence is empty if another program has recovered it meanwhile. This process must not have the database open.
+
+    Raises:
+        OSError, sqlite3.Error: there is no room or no permission; all is as it was.
+    """
+    record = damage_record(path)
+    with _alone(record):
+        if not record.exists():
+            return ""
+        if _is_open_elsewhere(path):
+            return tr(
+                "The database of conversations {reason}, and another program has it open. End that and start Layerdeck"
+                " again: it then opens the newest copy and adds what can still be read.",
+                reason=reason,
+            )
+        recovered = _make_new(path, _new(path))
+        aside = put_aside(path)
+        finish_recovery(path)
+    return recovered.sentence(reason, aside.name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Recovered:
+    """How a database was recovered. `copied_at`: local time of the copy, empty if there was none."""
+
+    copied_at: str
+    added: AddedRows
+
+    def sentence(self, reason: str, aside: str) -> str:
+        """Return what happened and what is lost, for people."""
+        return f"{self._opened(reason, aside)} {self._lost()}"
+
+    def _opened(self, reason: str, aside: str) -> str:
+        if self.copied_at:
+            return tr_count(
+                "The database of conversations {reason}. It was kept as {name}, and the copy of {time} was opened;"
+                " {count} later message could still be read and was added.",
+                "The database of conversations {reason}. It was kept as {name}, and the copy of {time} was opened;"
+                " {count} later messages could still be read and were added.",
+                self.added.n_messages,
+                reason=reason,
+                name=aside,
+                time=self.copied_at,
+            )
+        if not self.added.n_messages:
+            return tr(
+                "The database of conversations {reason}. It was kept as {name} and a new one begun.",
+                reason=reason,
+                name=aside,
+            )
+        return tr_count(
+            "The database of conversations {reason}. It was kept as {name}; there is no copy of it, and {count}"
+            " message that could still be read is in a new one.",
+            "The database of conversations {reason}. It was kept as {name}; there is no copy of it, and {count}"
+            " messages that could still be read are in a new one.",
+            self.added.n_messages,
+            reason=reason,
+            name=aside,
+        )
+
+    def _lost(self) -> str:
+        n_lost = self.added.n_lost
+        if n_lost is None:
+            if self.copied_at:
+                return tr("Other messages written after {time} are lost.", time=self.copied_at)
+            return tr("All other messages are lost.")
+        if not n_lost:
+            return tr("No message is lost.")
+        return tr_count("{count} message is lost.", "{count} messages are lost.", n_lost)
+
+
+def _new(path: Path) -> Path:
+    return path.with_name(f"{path.stem}-new{path.suffix}")
+
+
+@contextmanager
+def _alone(record: Path) -> Iterator[None]:
+    """Keep other processes from the same recovery, if the system has file locks."""
+    if sys.platform == "win32":
+        record.touch()
+        yield
+        return
+    import fcntl
+
+    descriptor = os.open(record, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _is_open_elsewhere(path: Path) -> bool:
+    """Return whether another program has the database open; if not, the write-ahead log is now part of the file."""
+    try:
+        with closing(sqlite3.connect(path, timeout=0, isolation_level=None)) as connection:
+            connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+            connection.execute("BEGIN EXCLUSIVE")
+            connection.execute("COMMIT")
+            connection.execute("PRAGMA wal_checkpoint (TRUNCATE)")
+    except FAULTS as error:
+        return "locked" in str(error)
+    return False
+
+
+def _make_new(damaged: Path, new: Path) -> _Recovered:
+    """Write the database that takes the place of a damaged one."""
+    copies = DatabaseCopies(damaged)
+    copy = copies.newest_sound()
+    _remove(new)
+    try:
+        new.touch(mode=0o600)
+        if copy is not None:
+            shutil.copyfile(copy, new)
+        with closing(sqlite3.connect(new, isolation_level=None)) as connection:
+            upgrade(connection)
+            added = add_readable_rows(damaged, connection)
+        copied_at = "" if copy is None else f"{copies.time_of(copy):%Y-%m-%d %H:%M}"
+        return _Recovered(copied_at, added)
+    except BaseException:
+        _remove(new)
+        raise
+
+
+def _remove(database: Path) -> None:
+    for ending in _PARTS:
+        Path(f"{database}{ending}").unlink(missing_ok=True)

@@ -1,0 +1,195 @@
+"""Saved KV states: the KV cache of a conversation on disk, with which it continues without being read again.
+
+There is a file for each conversation and model. The child writes and reads it (`SaveSequence`, `RestoreSequence`) and
+checks model, cache types and tokens; the layout does not matter. The files used longest ago are removed first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.base.errors import ChatError
+from engine.base.language import tr
+from engine.base.units import GIB
+from engine.model.gguf.model_file import ModelFile
+from engine.planning.settings.context_settings import ContextSettings
+
+if TYPE_CHECKING:
+    from engine.planning.memory.side_files import Adapter
+
+DEFAULT_QUOTA_BYTES = 10 * GIB
+SUFFIX = ".state"
+MIN_TOKENS = 128
+"""A shorter conversation is read again faster than a file is written and kept."""
+UNFINISHED_S = 3600.0
+"""Age from which an unfinished file belongs to a child that was killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvStateKey:
+    """The model that a state is of, and the layout of its KV cache.
+
+    `adapters`: paths and scales of LoRA adapters loaded with the model, in words; empty if there are none.
+    """
+
+    model: str
+    type_k: str
+    type_v: str
+    swa_full: bool
+    streams: int
+    adapters: str = ""
+
+    @property
+    def name(self) -> str:
+        """A digest of the key, for file names."""
+        words = "|".join((self.model, self.type_k, self.type_v, str(self.swa_full), str(self.streams)))
+        words += f"|{self.adapters}" if self.adapters else ""
+        return hashlib.sha256(words.encode("utf-8", "replace")).hexdigest()[:16]
+
+
+def model_identity(model: ModelFile) -> str:
+    """Return a digest of a model's header and size, which does not depend on where the file is."""
+    digest = hashlib.sha256()
+    for key in sorted(model.metadata):
+        digest.update(f"{key}={model.metadata[key]!r}\0".encode("utf-8", "replace"))
+    for tensor in model.tensors:
+        digest.update(f"{tensor.name}\0".encode("utf-8", "replace"))
+    digest.update(str(model.size_bytes).encode())
+    return digest.hexdigest()[:32]
+
+
+def key_of(model: str, settings: ContextSettings, adapters: Sequence[Adapter] = ()) -> KvStateKey:
+    """Return the key of a loaded model's states, from its identity, settings and adapters."""
+    streams = 1 if settings.kv_unified else settings.n_seq_max
+    words = "|".join(f"{each.path}*{each.scale:g}" for each in adapters)
+    return KvStateKey(model, settings.type_k, settings.type_v, settings.swa_full, streams, words)
+
+
+class SavedKvStates:
+    """A folder of states within a quota in bytes. It reads and writes the disk: for threads that may wait.
+
+    Call `make_folder` first. To save: `place` names the file for the child, and `keep` counts it when the child has
+    sent `SequenceSaved`. To restore: `find` names the file for the child.
+    """
+
+    def __init__(self, folder: Path, quota_bytes: int = DEFAULT_QUOTA_BYTES) -> None:
+        self.folder = folder
+        self.quota_bytes = quota_bytes
+
+    def make_folder(self) -> Path:
+        """Make the folder, before a session is made with it: a child may write to what is there when it loads.
+
+        Raises:
+            ChatError: it cannot be made.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise ChatError(
+                tr(
+                    "{folder} cannot be made ({strerror}); KV states are not saved.",
+                    folder=self.folder,
+                    strerror=error.strerror,
+                )
+            ) from None
+        self._remove_unfinished()
+        return self.folder
+
+    def place(self, conversation: str, key: KvStateKey) -> Path:
+        """Return the file for the state of a conversation."""
+        return self.folder / f"{_safe(conversation)}-{key.name}{SUFFIX}"
+
+    def find(self, conversation: str, key: KvStateKey) -> Path | None:
+        """Return the state of a conversation, or None if there is none. It counts as used now."""
+        path = self.place(conversation, key)
+        try:
+            os.utime(path)
+        except OSError:
+            return None
+        return path
+
+    def keep(self, path: Path) -> tuple[Path, ...]:
+        """Count a new file; return the files removed for it, or itself if it alone exceeds the quota."""
+        with suppress(OSError):
+            os.utime(path)
+        left_bytes = self.quota_bytes
+        gone = []
+        for kept, size_bytes in sorted(self._files().items(), key=lambda item: -_used(item[0])):
+            if size_bytes <= left_bytes:
+                left_bytes -= size_bytes
+            else:
+                self.forget(kept)
+                gone.append(kept)
+        return tuple(gone)
+
+    def set_quota(self, quota_bytes: int) -> tuple[Path, ...]:
+        """Set the quota; return the files removed for it."""
+        self.quota_bytes = quota_bytes
+        return self.keep(self.folder)
+
+    def forget(self, path: Path) -> None:
+        """Remove a state."""
+        with suppress(OSError):
+            path.unlink()
+
+    def forget_conversation(self, conversation: str) -> None:
+        """Remove the states of a conversation, with every model."""
+        for path in self._files():
+            if path.name.startswith(f"{_safe(conversation)}-"):
+                self.forget(path)
+
+    def empty(self) -> None:
+        """Remove all states."""
+        for path in self._files():
+            self.forget(path)
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of all states."""
+        return sum(self._files().values())
+
+    def sizes(self) -> Mapping[str, int]:
+        """Return the size of each conversation's states in bytes."""
+        found: dict[str, int] = {}
+        for path, size_bytes in self._files().items():
+            conversation = path.stem.rpartition("-")[0]
+            found[conversation] = found.get(conversation, 0) + size_bytes
+        return found
+
+    def _remove_unfinished(self) -> None:
+        limit_s = time.time() - UNFINISHED_S
+        with suppress(OSError):
+            for path in self.folder.glob(".*.tmp"):
+                with suppress(OSError):
+                    if path.stat().st_mtime < limit_s:
+                        path.unlink()
+
+    def _files(self) -> dict[Path, int]:
+        found: dict[Path, int] = {}
+        with suppress(OSError):
+            for path in self.folder.iterdir():
+                if path.suffix == SUFFIX and not path.name.startswith("."):
+                    with suppress(OSError):
+                        found[path] = path.stat().st_size
+        return found
+
+
+def _safe(conversation: str) -> str:
+    """Return an id as a part of a file name; ids made by us are that already."""
+    if conversation.isalnum() and conversation.isascii() and len(conversation) <= 64:
+        return conversation
+    return hashlib.sha256(conversation.encode("utf-8", "replace")).hexdigest()[:20]
+
+
+def _used(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0

@@ -1,0 +1,180 @@
+"""The tables of the conversation database, its upgrade from earlier versions, and values as rows.
+
+The version is SQLite's `user_version`. Each script of `SCRIPTS` leads to the next version and stays as it is once
+released. Text of an answer that is being written comes as rows of `piece`, so that a long answer is not written again
+with each piece; the text index gets a message when nothing is added to it any more.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from engine.chat.conversation import Conversation
+from engine.chat.message import Attachment, Cut, Message, Timings
+from engine.runtime.protocol.messages import TokenChoice
+
+CONVERSATION_FIELDS = Conversation.__struct_fields__
+CONVERSATION_COLUMNS = ", ".join(CONVERSATION_FIELDS)
+ATTACHMENT_FIELDS = Attachment.__struct_fields__
+ATTACHMENT_COLUMNS = ", ".join(ATTACHMENT_FIELDS)
+MESSAGE_COLUMNS = "id, role, content, parent, reasoning, state, pinned, created_ms, details, writer"
+DETAILS = ("model", "model_identity", "layout", "settings", "timings", "stop_reason", "note", "choices", "cut")
+"""What is shown with a message and never looked for: one column, so that more of it needs no other tables."""
+
+_SELDOM = ("choices", "cut")
+"""Not written where a message has none."""
+
+
+def text(value: str) -> str:
+    """Return text as UTF-8 can have it: half a surrogate pair becomes a question mark."""
+    return value.encode("utf-8", "replace").decode("utf-8")
+
+
+def conversation_value(field: str, value: object) -> object:
+    """Return the value of one field as its column has it."""
+    if field == "settings":
+        return _document(value)
+    return text(value) if isinstance(value, str) else value
+
+
+def read_conversation(row: Sequence[Any]) -> Conversation:
+    values = dict(zip(CONVERSATION_FIELDS, row, strict=True))
+    return Conversation(**{**values, "pinned": bool(values["pinned"]), "settings": settings_of(values["settings"])})
+
+
+def message_values(message: Message, conversation: str, writer: str) -> dict[str, object]:
+    """Return the columns of a message; `writer`: who writes it, where it is being written."""
+    details = {name: getattr(message, name) for name in DETAILS if name not in _SELDOM or getattr(message, name)}
+    return {
+        "id": message.id,
+        "conversation": conversation,
+        "parent": message.parent,
+        "role": message.role,
+        "content": text(message.content),
+        "reasoning": text(message.reasoning),
+        "details": _document(details),
+        "state": message.state,
+        "writer": writer if message.state == "writing" else None,
+        "pinned": message.pinned,
+        "created_ms": message.created_ms,
+    }
+
+
+def read_message(
+    row: Sequence[Any], pieces: Sequence[tuple[str, str]], attachments: Iterable[Attachment], is_alive: bool
+) -> Message:
+    """Return a message with the pieces that are not part of its row yet; `is_alive`: somebody still writes it."""
+    ident, role, content, parent, reasoning, state, pinned, created_ms, details, _writer = row
+    return Message(
+        id=ident,
+        role=role,
+        content=content + "".join(piece[0] for piece in pieces),
+        parent=parent,
+        reasoning=reasoning + "".join(piece[1] for piece in pieces),
+        state="interrupted" if state == "writing" and not is_alive else state,
+        pinned=bool(pinned),
+        created_ms=created_ms,
+        attachments=tuple(attachments),
+        **details_of(details),
+    )
+
+
+def read_attachment(row: sqlite3.Row | Sequence[Any]) -> Attachment:
+    return Attachment(**dict(zip(ATTACHMENT_FIELDS, row, strict=True)))
+
+
+def _document(value: object) -> str:
+    """Return JSON; unlike msgspec's own it may be of text that UTF-8 cannot have, which comes from files of others."""
+    return text(json.dumps(msgspec.to_builtins(value), ensure_ascii=False))
+
+
+def settings_of(document: str) -> dict[str, object]:
+    """Return what a chat sets itself, from its column."""
+    found: Mapping[str, object] = msgspec.json.decode(document)
+    return dict(found)
+
+
+def details_of(document: str) -> dict[str, Any]:
+    """Return the fields of a message that are in one column."""
+    values = {name: value for name, value in msgspec.json.decode(document).items() if name in DETAILS}
+    if values.get("timings") is not None:
+        values["timings"] = msgspec.convert(values["timings"], Timings)
+    if "choices" in values:
+        values["choices"] = msgspec.convert(values["choices"], tuple[TokenChoice, ...])
+    if "cut" in values:
+        values["cut"] = msgspec.convert(values["cut"], Cut)
+    return values
+
+
+_FIRST = (
+    """CREATE TABLE conversation (
+        id TEXT PRIMARY KEY, title TEXT NOT NULL, folder TEXT NOT NULL, pinned INTEGER NOT NULL, leaf TEXT,
+        system TEXT NOT NULL, preset TEXT NOT NULL, settings TEXT NOT NULL, template TEXT NOT NULL,
+        draft TEXT NOT NULL, forked_from TEXT, created_ms INTEGER NOT NULL, updated_ms INTEGER NOT NULL,
+        deleted_ms INTEGER)""",
+    "CREATE INDEX conversation_by_time ON conversation (deleted_ms, pinned, updated_ms)",
+    """CREATE TABLE message (
+        number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE,
+        conversation TEXT NOT NULL REFERENCES conversation (id) ON DELETE CASCADE,
+        place INTEGER NOT NULL, parent TEXT, role TEXT NOT NULL, content TEXT NOT NULL,
+        reasoning TEXT NOT NULL, details TEXT NOT NULL, state TEXT NOT NULL, writer TEXT,
+        pinned INTEGER NOT NULL, created_ms INTEGER NOT NULL)""",
+    "CREATE INDEX message_by_conversation ON message (conversation, place)",
+    "CREATE INDEX message_being_written ON message (writer) WHERE writer IS NOT NULL",
+    """CREATE TABLE piece (
+        number INTEGER PRIMARY KEY, message TEXT NOT NULL REFERENCES message (id) ON DELETE CASCADE,
+        content TEXT NOT NULL, reasoning TEXT NOT NULL)""",
+    "CREATE INDEX piece_by_message ON piece (message, number)",
+    """CREATE TABLE attachment (
+        number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE,
+        message TEXT NOT NULL REFERENCES message (id) ON DELETE CASCADE,
+        kind TEXT NOT NULL, name TEXT NOT NULL, mime TEXT NOT NULL, sha256 TEXT NOT NULL,
+        size_bytes INTEGER NOT NULL, text TEXT NOT NULL)""",
+    "CREATE INDEX attachment_by_message ON attachment (message, number)",
+    "CREATE INDEX attachment_by_content ON attachment (sha256)",
+    "CREATE TABLE file (sha256 TEXT PRIMARY KEY, data BLOB NOT NULL)",
+    """CREATE VIRTUAL TABLE message_text USING fts5 (
+        content, content='message', content_rowid='number', tokenize='trigram')""",
+    """CREATE TRIGGER message_added AFTER INSERT ON message WHEN new.state <> 'writing' BEGIN
+        INSERT INTO message_text (rowid, content) VALUES (new.number, new.content); END""",
+    """CREATE TRIGGER message_gone AFTER DELETE ON message WHEN old.state <> 'writing' BEGIN
+        INSERT INTO message_text (message_text, rowid, content) VALUES ('delete', old.number, old.content); END""",
+    """CREATE TRIGGER message_taken_out AFTER UPDATE OF content, state ON message
+        WHEN old.state <> 'writing' AND (new.state = 'writing' OR new.content IS NOT old.content) BEGIN
+        INSERT INTO message_text (message_text, rowid, content) VALUES ('delete', old.number, old.content); END""",
+    """CREATE TRIGGER message_taken_in AFTER UPDATE OF content, state ON message
+        WHEN new.state <> 'writing' AND (old.state = 'writing' OR new.content IS NOT old.content) BEGIN
+        INSERT INTO message_text (rowid, content) VALUES (new.number, new.content); END""",
+)
+_IMAGES = tuple(
+    f"ALTER TABLE attachment ADD COLUMN {side}_px INTEGER NOT NULL DEFAULT 0" for side in ("width", "height")
+)
+_SOUNDS = ("ALTER TABLE attachment ADD COLUMN length_ms INTEGER NOT NULL DEFAULT 0",)
+SCRIPTS: tuple[tuple[str, ...], ...] = (_FIRST, _IMAGES, _SOUNDS)
+"""What leads from version 0 (nothing) to 1, from 1 to 2 and so on."""
+VERSION = len(SCRIPTS)
+
+
+def version_of(connection: sqlite3.Connection) -> int:
+    """Return the version of an open database, 0 of one that is new."""
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def upgrade(connection: sqlite3.Connection) -> None:
+    """Bring a database to this version, whole or not at all."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        # asked again inside: another process may have done it meanwhile
+        for number in range(version_of(connection), VERSION):
+            for statement in SCRIPTS[number]:
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {number + 1}")
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise

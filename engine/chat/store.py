@@ -1,0 +1,324 @@
+"""Where conversations are kept: one SQLite database, written by one thread, read from any.
+
+Reading waits for the disk: call it from a thread that may wait. Writing does not wait and returns a `Future`, which is
+done when the change is on disk (it survives the end of this process at any moment, kill -9 too) and holds a `ChatError`
+where it could not be kept. Its callbacks run in the writing thread. What is written to one store is done in order. What
+the disk had no room for is in the store nevertheless: it is read like the rest, and written when there is room.
+
+An answer is kept like this: `apply` a tree with a message in state `writing`; `append` its text as it comes and paint
+each piece when its future is done; `finish` with the whole message. After a crash the message is there with all pieces
+and in state `interrupted`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from engine.base.errors import ChatError
+from engine.base.json_file import UNREADABLE
+from engine.base.language import tr
+from engine.chat import schema
+from engine.chat.conversation import Conversation, Hit
+from engine.chat.copies import BackgroundCopies, DamageFound, DatabaseCopies
+from engine.chat.database import is_alive, open_database, our_name
+from engine.chat.message import Attachment, Message, now_ms
+from engine.chat.recovery import damage_met
+from engine.chat.search import DEFAULT_HITS, search
+from engine.chat.tree import MessageTree, difference, mended_tree
+from engine.chat.writer import Writer
+
+
+class ChatStore:
+    """The conversation database. `notice`: a sentence for people if it had to be recovered or set aside, else empty."""
+
+    def __init__(
+        self, path: Path, report: Callable[[ChatError], None] | None = None, *, makes_copies: bool = True
+    ) -> None:
+        """Open the database, or begin one; a damaged one is recovered, one of a newer version is set aside.
+
+        `report` gets what goes wrong with the copies made in the background, in another thread.
+
+        Raises:
+            ChatError: it cannot be opened or made there.
+        """
+        self.path = path
+        connection, self.notice = open_database(path)
+        self._me = our_name()
+        self._readers: SimpleQueue[sqlite3.Connection] = SimpleQueue()
+        self._closed = False
+        self._version = _data_version(connection)
+        self._writer = Writer(connection, path)
+        self._report = report
+        self._copies = BackgroundCopies(DatabaseCopies(path), self._on_copy_failed) if makes_copies else None
+
+    def close(self) -> None:
+        """Write what is still waiting and close; if something has changed since the last copy, make one."""
+        if self._copies is not None and not self._closed:
+            self._copies.stop()
+        is_copied = self._copies is not None and self._is_copied()
+        self._closed = True
+        self._writer.close()
+        self._close_readers()
+        if self._copies is not None:
+            self._copies.make_last(is_current=is_copied)
+
+    def _is_copied(self) -> bool:
+        with suppress(ChatError):
+            self._writer.settled().result()
+            return self._copies is not None and not self._writer.is_behind and self._copies.is_current()
+        return True  # it is closed already
+
+    def _on_copy_failed(self, error: ChatError | DamageFound) -> None:
+        met = damage_met(self.path, error) if isinstance(error, DamageFound) else error
+        if self._report is not None and met is not None:
+            self._report(met)
+
+    def _close_readers(self) -> None:
+        while True:
+            try:
+                self._readers.get_nowait().close()
+            except Empty:
+                return
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether something waits for room on the disk."""
+        return self._writer.is_behind
+
+    # ------------------------------------------------------------------ reading
+
+    def conversations(self, *, deleted: bool = False) -> tuple[Conversation, ...]:
+        """Return all conversations, pinned ones first, then those that changed last; or those that were deleted."""
+        with self._reading() as connection:
+            found = connection.execute(
+                f"SELECT {schema.CONVERSATION_COLUMNS} FROM conversation"
+                f" WHERE deleted_ms IS {'NOT NULL' if deleted else 'NULL'} ORDER BY pinned DESC, updated_ms DESC"
+            )
+            return tuple(map(schema.read_conversation, found))
+
+    def conversation(self, conversation: str) -> Conversation | None:
+        """Return one conversation, deleted or not; None where it is not there."""
+        with self._reading() as connection:
+            row = connection.execute(
+                f"SELECT {schema.CONVERSATION_COLUMNS} FROM conversation WHERE id = ?", (conversation,)
+            ).fetchone()
+            return None if row is None else schema.read_conversation(row)
+
+    def tree(self, conversation: str) -> MessageTree:
+        """Return the messages of a conversation, an empty tree where it has none."""
+        with self._reading() as connection:
+            connection.execute("SAVEPOINT tree")
+            try:
+                return self._read_tree(connection, conversation)
+            finally:
+                connection.execute("RELEASE tree")
+
+    def file(self, sha256: str) -> bytes | None:
+        """Return the bytes of an attachment."""
+        with self._reading() as connection:
+            row = connection.execute("SELECT data FROM file WHERE sha256 = ?", (sha256,)).fetchone()
+            return None if row is None else bytes(row[0])
+
+    def search(self, text: str, limit: int = DEFAULT_HITS) -> tuple[Hit, ...]:
+        """Return where `text` stands in titles and messages of all branches, newest first; case does not matter."""
+        with self._reading() as connection:
+            return search(connection, text, limit)
+
+    # ------------------------------------------------------------------ writing
+
+    def save(self, conversation: Conversation, before: Conversation | None = None) -> Future[None]:
+        """Keep a conversation: new where `before` is None, else what differs from that (rename, pin, folder, draft)."""
+        fields = tuple(
+            field
+            for field in schema.CONVERSATION_FIELDS
+            if before is None or getattr(before, field) != getattr(conversation, field)
+        )
+        values = [schema.conversation_value(field, getattr(conversation, field)) for field in fields]
+        if before is None:
+            places = ", ".join("?" * len(fields))
+            statement = f"INSERT INTO conversation ({', '.join(fields)}) VALUES ({places})"
+            return self._writer.do(lambda connection: _execute(connection, statement, values))
+        if not fields:
+            return self._writer.do(lambda _connection: None)
+        places = ", ".join(f"{field} = ?" for field in fields)
+        return self._writer.do(
+            lambda connection: _execute(
+                connection, f"UPDATE conversation SET {places} WHERE id = ?", [*values, conversation.id]
+            )
+        )
+
+    def apply(self, conversation: str, before: MessageTree, after: MessageTree) -> Future[None]:
+        """Keep what a function of `engine.chat.tree` did to a kept conversation. The way back is its undo."""
+        change = difference(before, after)
+        # what is new has its place at the end, unless it comes back to where it was
+        new = {message.id for message in change.put} - set(before.messages)
+        moved = any(message not in new for message in list(after.messages)[len(after.messages) - len(new) :])
+
+        def job(connection: sqlite3.Connection) -> None:
+            for gone in change.gone:
+                connection.execute("DELETE FROM message WHERE id = ?", (gone,))
+            for message in change.put:
+                self._put(connection, conversation, message)
+            if moved:
+                for place, message_id in enumerate(after.messages):
+                    connection.execute("UPDATE message SET place = ? WHERE id = ?", (place, message_id))
+            connection.execute(
+                "UPDATE conversation SET leaf = ?, updated_ms = ? WHERE id = ?", (change.leaf, now_ms(), conversation)
+            )
+
+        return self._writer.do(job)
+
+    def append(self, message: str, content: str = "", reasoning: str = "") -> Future[None]:
+        """Keep more text of a message that is being written. Paint it when the future is done."""
+        return self._writer.do(
+            lambda connection: _execute(
+                connection,
+                "INSERT INTO piece (message, content, reasoning) VALUES (?, ?, ?)",
+                [message, schema.text(content), schema.text(reasoning)],
+            ),
+            comes_again=True,
+        )
+
+    def finish(self, conversation: str, message: Message) -> Future[None]:
+        """Keep a message that was being written as it is now, in place of its pieces."""
+
+        def job(connection: sqlite3.Connection) -> None:
+            self._put(connection, conversation, message)
+            connection.execute("UPDATE conversation SET updated_ms = ? WHERE id = ?", (now_ms(), conversation))
+
+        return self._writer.do(job)
+
+    def keep_file(self, data: bytes) -> tuple[str, Future[None]]:
+        """Keep the bytes of an attachment; returns their SHA-256. Do so before the message that has it."""
+        sha256 = hashlib.sha256(data).hexdigest()
+        statement = "INSERT OR IGNORE INTO file (sha256, data) VALUES (?, ?)"
+        return sha256, self._writer.do(lambda connection: _execute(connection, statement, [sha256, data]))
+
+    def settled(self) -> Future[None]:
+        """Return what is done when all that was asked for before can be read."""
+        return self._writer.settled()
+
+    def written_by_others(self) -> bool:
+        """Return whether another program wrote to the database since this was asked last; waits for what is being
+        written. For one thread at a time.
+
+        Raises:
+            ChatError: it cannot be found out.
+        """
+        found: list[int] = []
+        self._writer.do(lambda connection: found.append(_data_version(connection)), comes_again=True).result()
+        before, self._version = self._version, found[-1]
+        return self._version != before
+
+    def delete(self, conversation: str) -> Future[None]:
+        """Take a conversation out of lists and searches, until it is restored or purged."""
+        statement = "UPDATE conversation SET deleted_ms = ? WHERE id = ?"
+        return self._writer.do(lambda connection: _execute(connection, statement, [now_ms(), conversation]))
+
+    def restore(self, conversation: str) -> Future[None]:
+        """Bring a deleted conversation back."""
+        statement = "UPDATE conversation SET deleted_ms = NULL WHERE id = ?"
+        return self._writer.do(lambda connection: _execute(connection, statement, [conversation]))
+
+    def purge(self, deleted_before_ms: int) -> Future[None]:
+        """Forget what was deleted before a time, for good, and files that belong to no message any more."""
+
+        def job(connection: sqlite3.Connection) -> None:
+            connection.execute("DELETE FROM conversation WHERE deleted_ms < ?", (deleted_before_ms,))
+            connection.execute("DELETE FROM file WHERE sha256 NOT IN (SELECT sha256 FROM attachment)")
+
+        return self._writer.do(job)
+
+    # ------------------------------------------------------------------ parts
+
+    def _put(self, connection: sqlite3.Connection, conversation: str, message: Message) -> None:
+        values = schema.message_values(message, conversation, self._me)
+        updates = ", ".join(f"{column} = excluded.{column}" for column in values if column != "id")
+        connection.execute(
+            f"INSERT INTO message ({', '.join(values)}, place) VALUES ({', '.join('?' * len(values))},"
+            " (SELECT coalesce(max(place), -1) + 1 FROM message WHERE conversation = ?))"
+            f" ON CONFLICT (id) DO UPDATE SET {updates}",
+            [*values.values(), conversation],
+        )
+        connection.execute("DELETE FROM piece WHERE message = ?", (message.id,))
+        connection.execute("DELETE FROM attachment WHERE message = ?", (message.id,))
+        for attachment in message.attachments:
+            _execute(
+                connection,
+                f"INSERT INTO attachment (message, {schema.ATTACHMENT_COLUMNS})"
+                f" VALUES (?, {', '.join('?' * len(schema.ATTACHMENT_FIELDS))})",
+                [message.id, *(getattr(attachment, field) for field in schema.ATTACHMENT_FIELDS)],
+            )
+
+    def _read_tree(self, connection: sqlite3.Connection, conversation: str) -> MessageTree:
+        pieces: dict[str, list[tuple[str, str]]] = {}
+        for message, content, reasoning in connection.execute(
+            "SELECT piece.message, piece.content, piece.reasoning FROM message JOIN piece ON piece.message = message.id"
+            " WHERE message.conversation = ? AND message.writer IS NOT NULL ORDER BY piece.number",
+            (conversation,),
+        ):
+            pieces.setdefault(message, []).append((content, reasoning))
+        attachments: dict[str, list[Attachment]] = {}
+        columns = ", ".join(f"attachment.{field}" for field in schema.ATTACHMENT_FIELDS)
+        for row in connection.execute(
+            f"SELECT attachment.message, {columns} FROM message JOIN attachment ON attachment.message = message.id"
+            " WHERE message.conversation = ? ORDER BY attachment.number",
+            (conversation,),
+        ):
+            attachments.setdefault(row[0], []).append(schema.read_attachment(row[1:]))
+        messages = [
+            schema.read_message(
+                row, pieces.get(row[0], ()), attachments.get(row[0], ()), row[-1] is not None and is_alive(row[-1])
+            )
+            for row in connection.execute(
+                f"SELECT {schema.MESSAGE_COLUMNS} FROM message WHERE conversation = ? ORDER BY place, number",
+                (conversation,),
+            )
+        ]
+        leaf = connection.execute("SELECT leaf FROM conversation WHERE id = ?", (conversation,)).fetchone()
+        return mended_tree(messages, None if leaf is None else leaf[0])
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        """Lend a connection that only reads; what waits for room on the disk is there as well.
+
+        Raises:
+            ChatError: the database cannot be read.
+        """
+        if self._closed:
+            raise ChatError(tr("The conversations are closed."))
+        try:
+            if self._writer.is_behind:
+                with self._writer.with_all() as connection:
+                    yield connection
+                return
+            try:
+                connection = self._readers.get_nowait()
+            except Empty:
+                connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+                connection.execute("PRAGMA query_only = ON")
+            try:
+                yield connection
+            finally:
+                self._readers.put(connection)
+                if self._closed:  # while this was read
+                    self._close_readers()
+        except (sqlite3.Error, TypeError, ValueError, *UNREADABLE) as error:  # a damaged page may have any values
+            raise damage_met(self.path, error) or ChatError(
+                tr("The conversations in {name} cannot be read ({error}).", name=self.path.name, error=error)
+            ) from None
+
+
+def _execute(connection: sqlite3.Connection, statement: str, values: list[object]) -> None:
+    connection.execute(statement, [schema.text(value) if isinstance(value, str) else value for value in values])
+
+
+def _data_version(connection: sqlite3.Connection) -> int:
+    """Return a number that changes when another connection has written."""
+    return int(connection.execute("PRAGMA data_version").fetchone()[0])

@@ -1,0 +1,258 @@
+"""The messages of a conversation as a tree, and what can be done with it: each function gives another tree.
+
+What is shown is the path from a beginning to `leaf`. Editing, regenerating and branching add messages beside others
+and lose nothing; only `without_turn` takes messages away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import msgspec
+
+from engine.base.language import tr
+from engine.chat.message import Cut, Message, new_id
+
+
+@dataclass(frozen=True)
+class MessageTree:
+    """Messages by id, in the order in which they were added (parents before children), and the shown `leaf`."""
+
+    messages: Mapping[str, Message] = field(default_factory=dict)
+    leaf: str | None = None
+
+    @cached_property
+    def children(self) -> Mapping[str | None, tuple[str, ...]]:
+        """Ids by their parent, None for beginnings, in the order in which they were added."""
+        found: dict[str | None, list[str]] = {}
+        for message in self.messages.values():
+            found.setdefault(message.parent, []).append(message.id)
+        return {parent: tuple(ids) for parent, ids in found.items()}
+
+    @cached_property
+    def path(self) -> tuple[Message, ...]:
+        """What is shown, from its beginning to the leaf."""
+        return self.path_to(self.leaf)
+
+    def path_to(self, message: str | None) -> tuple[Message, ...]:
+        """Return the messages from the beginning to this one."""
+        path: list[Message] = []
+        while message is not None:
+            path.append(self.messages[message])
+            message = path[-1].parent
+        return tuple(reversed(path))
+
+    def versions(self, message: str) -> tuple[str, ...]:
+        """Return a message and those that stand in the same place, in the order in which they were written."""
+        return self.children[self.messages[message].parent]
+
+    def newest_leaf(self, message: str) -> str:
+        """Return the end of the newest branch below a message, itself where nothing follows."""
+        while below := self.children.get(message):
+            message = below[-1]
+        return message
+
+    def below(self, message: str) -> Iterator[str]:
+        """Yield a message and all that hangs on it."""
+        waiting = [message]
+        while waiting:
+            found = waiting.pop()
+            yield found
+            waiting.extend(self.children.get(found, ()))
+
+
+def tree_of(messages: Iterable[Message], leaf: str | None) -> MessageTree:
+    """Return a tree of messages in the order in which they were added.
+
+    Raises:
+        ValueError: a parent is missing or comes later, an id is there twice, or the leaf is none of them.
+    """
+    by_id: dict[str, Message] = {}
+    for message in messages:
+        if message.id in by_id:
+            raise ValueError(tr("the message {id} is there twice", id=message.id[:40]))
+        if message.parent is not None and message.parent not in by_id:
+            raise ValueError(tr("the message {id} follows one that is not there", id=message.id[:40]))
+        by_id[message.id] = message
+    if leaf is not None and leaf not in by_id:
+        raise ValueError(tr("the last message shown is not there"))
+    return MessageTree(by_id, leaf)
+
+
+def mended_tree(messages: Iterable[Message], leaf: str | None) -> MessageTree:
+    """Return a tree of what is there: two programs may have changed one conversation at the same time.
+
+    Where a parent is missing a conversation begins; where the leaf is missing the newest branch is shown.
+    """
+    waiting = {message.id: message for message in messages}
+    by_id: dict[str, Message] = {}
+    while waiting:
+        before = len(by_id)
+        for message in waiting.values():
+            if message.parent is None or message.parent in by_id:
+                by_id[message.id] = message
+        if len(by_id) == before:
+            orphans = [message for message in waiting.values() if message.parent not in waiting]
+            first = (orphans or list(waiting.values()))[0]
+            by_id[first.id] = msgspec.structs.replace(first, parent=None)
+        waiting = {message: waiting[message] for message in waiting if message not in by_id}
+    tree = MessageTree(by_id, leaf)
+    if leaf in by_id:
+        return tree
+    beginnings = tree.children.get(None, ())
+    return replace(tree, leaf=tree.newest_leaf(beginnings[-1]) if beginnings else None)
+
+
+def select(tree: MessageTree, message: str) -> MessageTree:
+    """Show the branch with this message: the one shown where it is part of it, else the newest below it."""
+    if any(shown.id == message for shown in tree.path):
+        return tree
+    return replace(tree, leaf=tree.newest_leaf(message))
+
+
+def step_version(tree: MessageTree, message: str, step: int) -> MessageTree:
+    """Show another version of a message, `step` places later (earlier where negative); no further than there are."""
+    versions = tree.versions(message)
+    place = min(max(versions.index(message) + step, 0), len(versions) - 1)
+    return select(tree, versions[place])
+
+
+def add(tree: MessageTree, message: Message) -> MessageTree:
+    """Add a message below its `parent` and show it: a turn that goes on, an edit, another version of an answer."""
+    return tree_with(tree, {**tree.messages, message.id: message}, message.id)
+
+
+def edited(tree: MessageTree, message: str, content: str, *, created_ms: int) -> MessageTree:
+    """Add a version of a message with other content beside it, and show it. What followed stays with the old one."""
+    old = tree.messages[message]
+    new = Message(
+        id=new_id(),
+        role=old.role,
+        content=content,
+        parent=old.parent,
+        attachments=tuple(msgspec.structs.replace(attachment, id=new_id()) for attachment in old.attachments),
+        pinned=old.pinned,
+        created_ms=created_ms,
+    )
+    return add(tree, new)
+
+
+def changed(tree: MessageTree, message: Message) -> MessageTree:
+    """Put a message in the place of the one with its id: an answer that goes on or is done, one that is pinned."""
+    return tree_with(tree, {**tree.messages, message.id: message}, tree.leaf)
+
+
+def branched(tree: MessageTree, message: str) -> MessageTree:
+    """Return what leads to a message as a tree of its own, for another conversation: with new ids."""
+    copies: list[Message] = []
+    path = tree.path_to(message)
+    ids = {old.id: new_id() for old in path}
+    for old in path:
+        copies.append(
+            msgspec.structs.replace(
+                old,
+                id=ids[old.id],
+                parent=copies[-1].id if copies else None,
+                attachments=tuple(msgspec.structs.replace(attachment, id=new_id()) for attachment in old.attachments),
+                cut=renamed_cut(old.cut, ids),
+            )
+        )
+    return tree_of(copies, copies[-1].id)
+
+
+def renamed_cut(cut: Cut | None, ids: Mapping[str, str]) -> Cut | None:
+    """Return the cut of a copy; `ids`: the new ones by the old ones."""
+    return None if cut is None or cut.first not in ids else Cut(ids[cut.first], cut.n_ctx)
+
+
+def turn_of(tree: MessageTree, message: str) -> str:
+    """Return the question that a message is, or answers; itself where no question comes before it."""
+    for earlier in reversed(tree.path_to(message)):
+        if earlier.role == "user":
+            return earlier.id
+    return message
+
+
+def without_turn(tree: MessageTree, message: str) -> MessageTree:
+    """Take away the question that a message is or answers, with all its answers.
+
+    Later questions then follow what came before it.
+    """
+    question = turn_of(tree, message)
+    gone = {question}
+    for found in tree.below(question):
+        parent = tree.messages[found].parent
+        if parent in gone and tree.messages[found].role != "user":
+            gone.add(found)
+    return _without(tree, gone)
+
+
+@dataclass(frozen=True, slots=True)
+class TreeChange:
+    """What makes one tree of another: ids that are gone, messages that are new or differ, in order."""
+
+    gone: tuple[str, ...]
+    put: tuple[Message, ...]
+    leaf: str | None
+
+
+def difference(before: MessageTree, after: MessageTree) -> TreeChange:
+    """Return what is to be done to `before` to have `after`."""
+    gone = tuple(message for message in before.messages if message not in after.messages)
+    put = tuple(message for message in after.messages.values() if before.messages.get(message.id) != message)
+    return TreeChange(gone, put, after.leaf)
+
+
+def tree_with(tree: MessageTree, messages: Mapping[str, Message], leaf: str | None) -> MessageTree:
+    """Return a tree with these messages; its parents must be there already."""
+    for message in messages.values():
+        if message.parent is not None and message.parent not in messages:
+            raise ValueError(tr("the message {id} follows one that is not there", id=message.id[:40]))
+    return MessageTree(messages, leaf)
+
+
+def _without(tree: MessageTree, gone: set[str]) -> MessageTree:
+    """Take messages away; what hung on them hangs on the nearest one before that stays."""
+    messages: dict[str, Message] = {}
+    for message in tree.messages.values():
+        if message.id not in gone:
+            parent, cut = _nearest(tree, message.parent, gone), _cut_after(tree, message, gone)
+            moved = parent != message.parent or cut != message.cut
+            messages[message.id] = msgspec.structs.replace(message, parent=parent, cut=cut) if moved else message
+    return replace(tree, messages=messages, leaf=_leaf_after(tree, MessageTree(messages), gone))
+
+
+def _cut_after(tree: MessageTree, message: Message, gone: set[str]) -> Cut | None:
+    """Return where what was shown begins once its first message is gone: with the one that followed."""
+    cut = message.cut
+    if cut is None or cut.first not in gone:
+        return cut
+    path = [each.id for each in tree.path_to(message.id)]
+    later = path[path.index(cut.first) :] if cut.first in path else []
+    return next((Cut(each, cut.n_ctx) for each in later if each not in gone), None)
+
+
+def _nearest(tree: MessageTree, message: str | None, gone: set[str]) -> str | None:
+    while message is not None and message in gone:
+        message = tree.messages[message].parent
+    return message
+
+
+def _leaf_after(tree: MessageTree, left: MessageTree, gone: set[str]) -> str | None:
+    """Return what to show: the leaf if it stays, else the nearest version of what went, else the end before it."""
+    if tree.leaf is None or tree.leaf not in gone:
+        return tree.leaf
+    first_gone = next(message for message in tree.path if message.id in gone)
+    versions: Sequence[str] = tree.versions(first_gone.id)
+    staying = [version for version in versions if version in left.messages]
+    if staying:
+        place = versions.index(first_gone.id)
+        nearest = min(staying, key=lambda version: abs(versions.index(version) - place))
+        return left.newest_leaf(nearest)
+    kept = _nearest(tree, first_gone.id, gone)
+    if kept is not None:
+        return left.newest_leaf(kept)
+    beginnings = left.children.get(None, ())
+    return left.newest_leaf(beginnings[-1]) if beginnings else None

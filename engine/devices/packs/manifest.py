@@ -1,0 +1,288 @@
+"""What an engine pack says of itself: `manifest.json` in its folder. Strangers write it, so everything is bounded.
+
+`unpack` writes the files that a manifest lists, and nothing else, from the archive of a pack.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import platform
+import re
+import shutil
+import sys
+import tarfile
+import zlib
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from engine.base.errors import PackError
+from engine.base.files import open_regular, read_at_most
+from engine.base.json_file import UNREADABLE
+from engine.base.texts import show
+from engine.base.units import GIB, MIB, format_bytes
+
+MANIFEST = "manifest.json"
+VERSION = 1
+MAX_MANIFEST_BYTES = 1 << 16
+MAX_FILES = 64
+MAX_PACK_BYTES = 4 * GIB
+"""CUDA's kernels for all cards with cuBLAS beside them take 1.5 GiB."""
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}", re.ASCII)
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,127}", re.ASCII)
+_SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_MAX_WORDS = 200
+RESERVE_BYTES = 256 * MIB
+"""What stays free on the disk."""
+_READ_BYTES = 1 << 20
+_SHOWN_NAME = 200
+_HEADER_BYTES = 1 << 16
+"""For what stands in an archive before a file: longer headers would be read into memory whole."""
+_BROKEN = (tarfile.TarError, EOFError, zlib.error)
+
+
+class PackFile(msgspec.Struct, frozen=True):
+    """A file of the pack."""
+
+    bytes: int
+    sha256: str
+
+
+class Needs(msgspec.Struct, frozen=True):
+    """What has to be there: shared libraries of the system, the least C library ("2.34"; empty: any), and words."""
+
+    libraries: tuple[str, ...] = ()
+    glibc: str = ""
+    words: str = ""
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """`engine`: name and version of the engine that the pack is for; `library`: the backend, one of `files`."""
+
+    version: int
+    name: str
+    engine: str
+    backend: str
+    system: str
+    machine: str
+    library: str
+    files: dict[str, PackFile]
+    needs: Needs = Needs()
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(file.bytes for file in self.files.values())
+
+    def misfit(self, engine: str) -> str:
+        """Return in a sentence why the pack is not for this engine and computer; empty where it is."""
+        if self.engine != engine:
+            return f"It is for {show(self.engine, 60)}, and this is {engine}: get the pack of this version."
+        if (self.system, self.machine) != (sys.platform, platform.machine()):
+            theirs = show(f"{self.system} {self.machine}", 60)
+            return f"It is for {theirs}, and this computer is {sys.platform} {platform.machine()}."
+        found = platform.libc_ver()[1] if sys.platform == "linux" else ""
+        if self.needs.glibc and found and _numbers(found) < _numbers(self.needs.glibc):
+            return f"It needs glibc {self.needs.glibc} or later, and this system has {found}."
+        return ""
+
+
+def parse_manifest(data: bytes) -> Manifest:
+    """Return the manifest that `data` is.
+
+    Raises:
+        PackError: where it is none, with what is wrong in it.
+    """
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise PackError(f"{MANIFEST} is larger than {format_bytes(MAX_MANIFEST_BYTES)}, which no pack needs.")
+    try:
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except UNREADABLE as error:
+        raise PackError(f"{MANIFEST} cannot be read: {error}.") from None
+    if fault := _fault(manifest):
+        raise PackError(f"{MANIFEST} cannot be used: {fault}.")
+    return manifest
+
+
+def _fault(manifest: Manifest) -> str:
+    if manifest.version != VERSION:
+        return f"it has version {manifest.version}, and version {VERSION} is understood; update Layerdeck"
+    if not NAME.fullmatch(manifest.name):
+        return f'"{manifest.name[:40]}" is no name of a pack: small letters, digits, dots and dashes'
+    if not 0 < len(manifest.files) <= MAX_FILES:
+        return f"it lists {len(manifest.files)} files, and a pack has 1 to {MAX_FILES}"
+    for name, file in manifest.files.items():
+        if not _FILE_NAME.fullmatch(name) or name == MANIFEST:
+            return f'"{name[:40]}" is no name of a file in a pack'
+        if file.bytes < 0 or not _SHA256.fullmatch(file.sha256):
+            return f"{name} has no size or no sum"
+    if manifest.library not in manifest.files:
+        return f'its library "{manifest.library[:40]}" is not among its files'
+    if manifest.total_bytes > MAX_PACK_BYTES:
+        return f"its files take {format_bytes(manifest.total_bytes)}, and a pack at most {format_bytes(MAX_PACK_BYTES)}"
+    texts = (manifest.engine, manifest.backend, manifest.system, manifest.machine, manifest.needs.words)
+    if any(len(text) > _MAX_WORDS for text in texts):
+        return f"a text in it is longer than {_MAX_WORDS} characters"
+    if not re.fullmatch(r"\d{1,3}(\.\d{1,3}){0,2}|", manifest.needs.glibc, re.ASCII):
+        return f'"{manifest.needs.glibc[:40]}" is no version of glibc'
+    return ""
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Return the manifest of the pack in `folder`.
+
+    Raises:
+        PackError: where there is none that can be used.
+    """
+    try:
+        data = read_at_most(folder / MANIFEST, MAX_MANIFEST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise PackError(f"{MANIFEST} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
+    return parse_manifest(data)
+
+
+def find_damage(folder: Path, manifest: Manifest) -> str:
+    """Return in a sentence what of the pack's files is not as the manifest says, empty where all is; reads them all."""
+    for name, file in manifest.files.items():
+        path = folder / name
+        try:
+            if path.is_symlink() or not path.is_file():
+                return f"{name} is missing. Install the pack again."
+            if path.stat().st_size != file.bytes or _sha256(path) != file.sha256:
+                return f"{name} is not the file that the pack was made with. Install the pack again."
+        except OSError as error:
+            return f"{name} cannot be read: {error.strerror or error}."
+    return ""
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while part := file.read(_READ_BYTES):
+            digest.update(part)
+    return digest.hexdigest()
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d{1,9}", version))
+
+
+def unpack(archive: Path, folder: Path, engine: str) -> Manifest:
+    """Write the pack in `archive` (.tar.gz: its manifest first, then its files, all in one folder) into `folder`.
+
+    `engine` is the engine that is here. Files are hashed as they are written, and never larger than listed.
+
+    Raises:
+        PackError: where it is no pack, a damaged one, or one for another engine or computer.
+    """
+    shown = show(archive.name, _SHOWN_NAME)
+    try:
+        with (
+            open_regular(archive) as opened,
+            gzip.GzipFile(fileobj=opened) as unzipped,
+            _Metered(unzipped) as metered,
+            tarfile.open(mode="r|", fileobj=metered) as tar,
+        ):
+            manifest = _manifest(tar, metered)
+            if misfit := manifest.misfit(engine):
+                raise PackError(f"{shown}: {misfit}")
+            _require_room(folder, manifest)
+            missing = dict(manifest.files)
+            while member := _next(tar, metered):
+                name = _name(member, manifest.name)
+                file = missing.pop(name, None)
+                if file is None:
+                    raise PackError(f"{shown}: it has {name} twice, or its manifest does not list it.")
+                metered.allow(file.bytes)
+                _write(_content(tar, member), folder / name, file)
+    except PackError:
+        raise
+    except _BROKEN as error:
+        raise PackError(f"{shown} is no engine pack, or it is damaged ({error}). Fetch it again.") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise PackError(f"{shown} cannot be unpacked: {reason}.") from None
+    if missing:
+        raise PackError(f"{shown} ends before {next(iter(missing))}. Fetch it again.")
+    return manifest
+
+
+class _Metered(io.RawIOBase):
+    """What comes out of an archive, as much as was allowed: a few bytes may unpack to any number."""
+
+    def __init__(self, source: gzip.GzipFile) -> None:
+        super().__init__()
+        self._source = source
+        self._left_bytes = _HEADER_BYTES
+
+    def allow(self, size_bytes: int) -> None:
+        """Have so many bytes more pass."""
+        self._left_bytes += size_bytes
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._source.read(size)
+        self._left_bytes -= len(data)
+        if self._left_bytes < 0:
+            raise PackError("It is no engine pack: more is in it than its manifest says.")
+        return data
+
+
+def _next(tar: tarfile.TarFile, metered: _Metered) -> tarfile.TarInfo | None:
+    """Return the next member that is no folder."""
+    for _ in range(MAX_FILES):
+        metered.allow(_HEADER_BYTES)
+        member = tar.next()
+        if member is None or not member.isdir():
+            return member
+    raise PackError("It is no engine pack: it is made of folders.")
+
+
+def _manifest(tar: tarfile.TarFile, metered: _Metered) -> Manifest:
+    member = _next(tar, metered)
+    head, _, name = ("", "", "") if member is None else member.name.partition("/")
+    if member is None or name != MANIFEST or member.size > MAX_MANIFEST_BYTES:
+        raise PackError(f"It is no engine pack: it does not begin with NAME/{MANIFEST}.")
+    metered.allow(member.size)
+    manifest = parse_manifest(_content(tar, member).read(MAX_MANIFEST_BYTES + 1))
+    if head != manifest.name:
+        raise PackError(f'It is no engine pack: its folder is not called "{manifest.name}" as the pack is.')
+    return manifest
+
+
+def _name(member: tarfile.TarInfo, folder: str) -> str:
+    """Return the file's name where it lies in the pack's folder itself: no path leads anywhere else."""
+    head, _, name = member.name.partition("/")
+    if head != folder or not name or "/" in name or name in (".", ".."):
+        raise PackError(f"It is no engine pack: {member.name[:80]} does not lie in its folder.")
+    return name
+
+
+def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
+    content = tar.extractfile(member) if member.isreg() and not member.issparse() else None
+    if content is None:
+        raise PackError(f"It is no engine pack: {member.name[:80]} is no plain file.")
+    return content
+
+
+def _write(content: IO[bytes], path: Path, listed: PackFile) -> None:
+    digest, left_bytes = hashlib.sha256(), listed.bytes
+    with path.open("xb") as file:
+        while part := content.read(_READ_BYTES):
+            left_bytes -= len(part)
+            if left_bytes < 0:
+                break
+            digest.update(part)
+            file.write(part)
+    if left_bytes != 0 or digest.hexdigest() != listed.sha256:
+        raise PackError(f"{path.name} is not the file that the manifest describes. Fetch the pack again.")
+
+
+def _require_room(folder: Path, manifest: Manifest) -> None:
+    free_bytes = shutil.disk_usage(folder).free
+    if manifest.total_bytes > free_bytes - RESERVE_BYTES:
+        raise PackError(
+            f"The pack needs {format_bytes(manifest.total_bytes)} in {folder}, and {format_bytes(free_bytes)} are "
+            "free there. Free some and install it again."
+        )

@@ -1,0 +1,275 @@
+"""Cards, through NVML and the kernel's files: live readings, drivers, screens and links."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from engine.base.language import tr
+from engine.base.pci import PciId, parse_pci_id
+from engine.base.units import GIB
+from engine.devices.device import Device, Rig
+from engine.devices.telemetry.processes import descendants
+from engine.devices.telemetry.sample import Sample, gap
+
+DRM_ROOT = Path("/sys/class/drm")
+
+
+def find_amd_card(pci: PciId, drm_root: Path = DRM_ROOT) -> Path | None:
+    """Return the folder of the card in this slot if its driver tells memory, else None."""
+    for folder in sorted(drm_root.glob("card*/device")):
+        card = folder.resolve()
+        if parse_pci_id(card.name) == pci and (card / "mem_info_vram_used").is_file():
+            return card
+    return None
+
+
+class AmdReader:
+    """Reads one card; sensors that a card lacks are None."""
+
+    def __init__(self, device: str, folder: Path) -> None:
+        self._device = device
+        self._folder = folder
+
+    def read(self, time_s: float) -> Sample:
+        used_bytes = _number(self._folder / "mem_info_vram_used")
+        total_bytes = _number(self._folder / "mem_info_vram_total")
+        if used_bytes is None or total_bytes is None:
+            return gap(self._device, time_s, tr("no reading: the card is gone"))
+        busy_percent = _number(self._folder / "gpu_busy_percent")
+        millidegrees = self._sensor("temp1_input")
+        microwatts = self._sensor("power1_average")
+        return Sample(
+            self._device,
+            time_s,
+            used_bytes=used_bytes,
+            total_bytes=total_bytes,
+            spilled_bytes=_number(self._folder / "mem_info_gtt_used"),
+            utilization_percent=None if busy_percent is None else float(busy_percent),
+            temperature_c=None if millidegrees is None else millidegrees / 1000,
+            power_w=None if microwatts is None else microwatts / 1_000_000,
+        )
+
+    def _sensor(self, name: str) -> int | None:
+        for path in sorted(self._folder.glob(f"hwmon/hwmon*/{name}")):
+            return _number(path)
+        return None
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+
+
+class Nvml:
+    """The library, opened at the first question, used by one thread. Without a driver there are no cards, no error."""
+
+    def __init__(self) -> None:
+        self._library: ModuleType | None = None
+        self._handles: dict[PciId, Any] | None = None
+        self.problem = ""
+
+    @property
+    def library(self) -> ModuleType | None:
+        return self._library
+
+    def handle(self, pci: PciId) -> Any | None:
+        """Return NVML's handle of the card in this slot, None if it knows none."""
+        self.open()
+        return (self._handles or {}).get(pci)
+
+    def open(self) -> None:
+        """Open the library where it is not open yet; `library` and `problem` tell what came of it."""
+        if self._handles is None:
+            self._handles = self._open()
+
+    def close(self) -> None:
+        """Let go of the library; the next question opens it again."""
+        library, self._library, self._handles = self._library, None, None
+        if library is not None:
+            ask(library, library.nvmlShutdown)
+
+    def _open(self) -> dict[PciId, Any]:
+        # Not at the top: it takes as long as the rest of the telemetry, for machines that mostly have no such card.
+        import pynvml
+
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            self.problem = str(error)
+            return {}
+        self._library = pynvml
+        handles: dict[PciId, Any] = {}
+        for index in range(ask(pynvml, pynvml.nvmlDeviceGetCount) or 0):
+            handle = ask(pynvml, pynvml.nvmlDeviceGetHandleByIndex, index)
+            info = None if handle is None else ask(pynvml, pynvml.nvmlDeviceGetPciInfo, handle)
+            if info is not None:
+                handles[PciId(info.domain, info.bus, info.device)] = handle
+        return handles
+
+
+def ask(library: ModuleType, function: Callable[..., Any], *arguments: object) -> Any | None:
+    """Return what NVML answers, None when the card or the driver cannot tell."""
+    try:
+        return function(*arguments)
+    except library.NVMLError:
+        return None
+
+
+class NvmlReader:
+    """Reads one card. `own_bytes` counts our children, where the driver tells memory by process."""
+
+    def __init__(self, device: str, pci: PciId, nvml: Nvml) -> None:
+        self._device = device
+        self._pci = pci
+        self._nvml = nvml
+
+    def read(self, time_s: float) -> Sample:
+        handle = self._nvml.handle(self._pci)
+        library = self._nvml.library
+        if handle is None or library is None:
+            return gap(
+                self._device,
+                time_s,
+                tr("no reading: {problem}", problem=self._nvml.problem or tr("unknown to the NVIDIA driver")),
+            )
+        try:
+            memory = library.nvmlDeviceGetMemoryInfo(handle)
+        except library.NVMLError as error:
+            return gap(self._device, time_s, tr("no reading: {error}", error=error))
+        rates = ask(library, library.nvmlDeviceGetUtilizationRates, handle)
+        temperature = ask(library, library.nvmlDeviceGetTemperature, handle, library.NVML_TEMPERATURE_GPU)
+        milliwatts = ask(library, library.nvmlDeviceGetPowerUsage, handle)
+        return Sample(
+            self._device,
+            time_s,
+            used_bytes=int(memory.used),
+            total_bytes=int(memory.total),
+            own_bytes=_own_bytes(library, handle),
+            utilization_percent=None if rates is None else float(rates.gpu),
+            temperature_c=None if temperature is None else float(temperature),
+            power_w=None if milliwatts is None else milliwatts / 1000,
+        )
+
+
+def _own_bytes(library: ModuleType, handle: Any) -> int | None:
+    processes = ask(library, library.nvmlDeviceGetComputeRunningProcesses, handle)
+    if processes is None:
+        return None
+    children = set(descendants(os.getpid()))
+    sizes = [process.usedGpuMemory for process in processes if process.pid in children]
+    return None if None in sizes else sum(sizes)
+
+
+def read_drivers(devices: Iterable[Device]) -> dict[str, str]:
+    """Return the driver of each local card by device id; none for the host and for workers. Takes a moment."""
+    cards = {device.id: parse_pci_id(device.pci_bus_id or "") for device in devices if not device.is_rpc}
+    nvml = Nvml()
+    try:
+        kernel = f"{platform.system()} {platform.release()}"
+        found = {}
+        for device_id, pci in cards.items():
+            if pci is None:
+                continue
+            known = nvml.handle(pci) is not None and nvml.library is not None
+            found[device_id] = f"NVIDIA {nvidia_driver(nvml)}" if known else kernel
+        return found
+    finally:
+        nvml.close()
+
+
+def nvidia_driver(nvml: Nvml) -> str | None:
+    """Return the version of NVIDIA's driver, None where it cannot be asked."""
+    library = nvml.library
+    version = None if library is None else ask(library, library.nvmlSystemGetDriverVersion)
+    return None if version is None else str(version)
+
+
+DISPLAY_MARGIN_BYTES = GIB
+"""Kept free by default on a card that draws a desktop: what is open there grows and shrinks."""
+_LANE_BYTES_PER_SECOND = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.56e9}
+_REACHED = 0.8
+"""What copies reach of a link's raw speed."""
+
+
+@dataclass(frozen=True, slots=True)
+class CardFacts:
+    """`drives_display`: a screen shows what the card draws; `link_bytes_per_second`: to and from the host, None where
+    nobody tells."""
+
+    drives_display: bool = False
+    link_bytes_per_second: float | None = None
+
+
+def read_card_facts(devices: Iterable[Device], *, drm_root: Path = DRM_ROOT) -> dict[str, CardFacts]:
+    """Return what is known of the local cards among `devices`, by device id. Takes a moment where there is a driver."""
+    slots = {
+        device.id: pci
+        for device in devices
+        if not device.is_rpc and (pci := parse_pci_id(device.pci_bus_id or "")) is not None
+    }
+    nvml = Nvml()
+    try:
+        return {device_id: _nvidia(nvml, pci) or _kernel(pci, drm_root) for device_id, pci in slots.items()}
+    finally:
+        nvml.close()
+
+
+def with_display_margins(rig: Rig, facts: Mapping[str, CardFacts]) -> Rig:
+    """Return `rig` with the larger margin on cards that drive a display."""
+
+    def with_margin(device: Device) -> Device:
+        known = facts.get(device.id)
+        if known is None or not known.drives_display:
+            return device
+        return replace(device, margin_bytes=max(device.margin_bytes, DISPLAY_MARGIN_BYTES))
+
+    return Rig(tuple(map(with_margin, rig.devices)), rig.host)
+
+
+def link_speed(generation: int, lanes: int) -> float | None:
+    """Return the bytes per second that copies reach over a PCIe link, None for one that is not known."""
+    lane = _LANE_BYTES_PER_SECOND.get(generation)
+    return None if lane is None or lanes < 1 else lane * lanes * _REACHED
+
+
+def _nvidia(nvml: Nvml, pci: PciId) -> CardFacts | None:
+    handle = nvml.handle(pci)
+    library = nvml.library
+    if handle is None or library is None:
+        return None
+    # The generation falls while a card idles, the width does not: a narrow slot shows in the current one.
+    generation = ask(library, library.nvmlDeviceGetMaxPcieLinkGeneration, handle)
+    lanes = ask(library, library.nvmlDeviceGetCurrPcieLinkWidth, handle)
+    speed = None if generation is None or lanes is None else link_speed(int(generation), int(lanes))
+    return CardFacts(bool(ask(library, library.nvmlDeviceGetDisplayActive, handle)), speed)
+
+
+def _kernel(pci: PciId, drm_root: Path) -> CardFacts:
+    """Return what the kernel's files tell of a card of any maker."""
+    for link in sorted(drm_root.glob("card*/device")):
+        if parse_pci_id(link.resolve().name) == pci:
+            outputs = sorted(drm_root.glob(f"{link.parent.name}-*/enabled"))
+            return CardFacts(any(_text(output) == "enabled" for output in outputs), _kernel_link(link))
+    return CardFacts()
+
+
+def _kernel_link(card: Path) -> float | None:
+    transfers, lanes = _text(card / "max_link_speed").split(" "), _text(card / "current_link_width")
+    generations = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
+    generation = generations.get(transfers[0])
+    return None if generation is None or not lanes.isdecimal() else link_speed(generation, int(lanes))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""

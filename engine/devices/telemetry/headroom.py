@@ -1,0 +1,185 @@
+"""Watches how much memory is left beside a loaded model, and says early when it will not last."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.base.language import tr
+from engine.base.units import GIB, MIB, format_bytes
+from engine.devices.device import Device
+from engine.devices.telemetry.sample import Sample
+
+AlertKind = Literal["low", "falling", "spilled", "paging"]
+
+FLOOR_BYTES = 128 * MIB
+FLOOR_SHARE = 0.02
+"""Less than this is low on any device, however small a margin was chosen; the smaller of the two."""
+WINDOW_S = 20.0
+FALL_SOON_S = 45.0
+"""Memory that would be gone within this time at the pace of the window is falling."""
+FALL_BYTES = 64 * MIB
+SPILL_BYTES = 64 * MIB
+PAGING_PER_S = 200.0
+PAGING_FREE_BYTES = 2 * GIB
+PAGING_FREE_SHARE = 0.1
+"""Reading from disk means trouble only while memory is short: a model's first words read its file anyway."""
+_BEGIN_AFTER = 2
+_END_AFTER = 3
+"""Readings in a row that begin or end an alert, so that one odd reading does neither."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """What goes wrong on a device, in a sentence with the remedy."""
+
+    device: str
+    kind: AlertKind
+    message: str
+
+
+class HeadroomWatch:
+    """Fed with samples while a model is loaded. One thread."""
+
+    def __init__(self) -> None:
+        self._devices: dict[str, _DeviceWatch] = {}
+
+    def begin(self, devices: Iterable[Device]) -> None:
+        """Watch these devices from now on; what is in use at their next reading is what the model was loaded into."""
+        self._devices = {device.id: _DeviceWatch(device) for device in devices}
+
+    def update(self, samples: Iterable[Sample]) -> tuple[Alert, ...]:
+        """Return the alerts that stand after these readings, one for a device at most, in the order of the samples."""
+        alerts: list[Alert] = []
+        for sample in samples:
+            watch = self._devices.get(sample.device)
+            if watch is not None:
+                alerts.extend(watch.update(sample))
+        return tuple(alerts)
+
+
+class _DeviceWatch:
+    """One device since the load."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._first: Sample | None = None
+        self._window: deque[Sample] = deque()
+        self._standing: dict[AlertKind, int] = {}
+        """Readings in a row for each kind: positive while it is wrong, negative since it has been right."""
+        self._said: set[AlertKind] = set()
+
+    def update(self, sample: Sample) -> list[Alert]:
+        if sample.used_bytes is None or not sample.total_bytes:
+            return []
+        if self._first is None:
+            self._first = sample
+        self._window.append(sample)
+        while sample.time_s - self._window[0].time_s > WINDOW_S:
+            self._window.popleft()
+        alerts = []
+        for kind, find in self._checks().items():
+            message = find(sample)
+            if self._stands(kind, message is not None):
+                alerts.append(Alert(sample.device, kind, message or _recovering(sample)))
+        return alerts[:1]
+
+    def _checks(self) -> dict[AlertKind, Callable[[Sample], str | None]]:
+        return {"spilled": self._spilled, "paging": self._paging, "low": self._low, "falling": self._falling}
+
+    def _stands(self, kind: AlertKind, wrong: bool) -> bool:
+        count = self._standing.get(kind, 0)
+        count = (max(count, 0) + 1) if wrong else (min(count, 0) - 1)
+        self._standing[kind] = count
+        if count >= _BEGIN_AFTER:
+            self._said.add(kind)
+        elif count <= -_END_AFTER:
+            self._said.discard(kind)
+        return kind in self._said
+
+    # ------------------------------------------------------------------ what can be wrong
+
+    def _low(self, sample: Sample) -> str | None:
+        free_bytes, total_bytes = _free_bytes(sample), sample.total_bytes or 0
+        floor_bytes = min(FLOOR_BYTES, int(total_bytes * FLOOR_SHARE))
+        if free_bytes >= max(self._device.margin_bytes // 2, floor_bytes):
+            return None
+        return tr(
+            "{device} has only {free} left. {who}Close what uses it, or move layers off {device}, "
+            "before an answer runs out of memory.",
+            device=sample.device,
+            free=format_bytes(free_bytes),
+            who=self._who(sample),
+        )
+
+    def _falling(self, sample: Sample) -> str | None:
+        oldest = self._window[0]
+        seconds = sample.time_s - oldest.time_s
+        fallen_bytes = _free_bytes(oldest) - _free_bytes(sample)
+        if fallen_bytes < FALL_BYTES or seconds <= 0:
+            return None
+        left_s = _free_bytes(sample) * seconds / fallen_bytes
+        if left_s > FALL_SOON_S:
+            return None
+        return tr(
+            "{device} loses memory fast: {fallen} in {seconds:.0f} s, {free} left. {who}Close what takes it.",
+            device=sample.device,
+            fallen=format_bytes(fallen_bytes),
+            seconds=seconds,
+            free=format_bytes(_free_bytes(sample)),
+            who=self._who(sample),
+        )
+
+    def _spilled(self, sample: Sample) -> str | None:
+        first = self._first
+        if sample.spilled_bytes is None or first is None or first.spilled_bytes is None:
+            return None
+        grown_bytes = sample.spilled_bytes - first.spilled_bytes
+        if grown_bytes < SPILL_BYTES:
+            return None
+        where = tr("to swap") if self._device.is_host else tr("to the computer's memory")
+        return tr(
+            "{grown} of the model was moved from {device} {where}, which is much slower. Close other "
+            "programs, or unload and put less on {device}.",
+            grown=format_bytes(grown_bytes),
+            device=sample.device,
+            where=where,
+        )
+
+    def _paging(self, sample: Sample) -> str | None:
+        oldest = self._window[0]
+        seconds = sample.time_s - oldest.time_s
+        if sample.major_faults is None or oldest.major_faults is None or seconds <= 0:
+            return None
+        short_bytes = min(PAGING_FREE_BYTES, int((sample.total_bytes or 0) * PAGING_FREE_SHARE))
+        if (sample.major_faults - oldest.major_faults) / seconds < PAGING_PER_S or _free_bytes(sample) > short_bytes:
+            return None
+        return tr(
+            "Weights are read from the disk again and again: only {free} of memory is free. Close "
+            "other programs, or choose a smaller model or quantisation.",
+            free=format_bytes(_free_bytes(sample)),
+        )
+
+    def _who(self, sample: Sample) -> str:
+        """Return who took memory since the load, where the readings tell; else nothing."""
+        first = self._first
+        if first is None or sample.own_bytes is None or first.own_bytes is None:
+            return ""
+        others_bytes = (_used_bytes(sample) - sample.own_bytes) - (_used_bytes(first) - first.own_bytes)
+        if others_bytes < FALL_BYTES:
+            return ""
+        return tr("Other programs took {others} since the model was loaded. ", others=format_bytes(others_bytes))
+
+
+def _used_bytes(sample: Sample) -> int:
+    return sample.used_bytes or 0
+
+
+def _free_bytes(sample: Sample) -> int:
+    return max(0, (sample.total_bytes or 0) - _used_bytes(sample))
+
+
+def _recovering(sample: Sample) -> str:
+    return tr("{device} is recovering: {free} is free.", device=sample.device, free=format_bytes(_free_bytes(sample)))

@@ -1,0 +1,81 @@
+"""Who holds a device's memory: what the NVIDIA driver tells by process, and the largest processes of the host."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from types import ModuleType
+from typing import Any
+
+import psutil
+
+from engine.base.language import tr
+from engine.base.pci import parse_pci_id
+from engine.devices.device import Device
+from engine.devices.holder import MemoryHolder
+from engine.devices.telemetry.cards import Nvml, ask
+from engine.devices.telemetry.processes import descendants, resident_bytes
+
+MAX_HOLDERS = 5
+MIN_SHARE = 64
+"""On the host a process that holds less than one part in this many explains nothing."""
+
+
+def memory_holders(device: Device) -> tuple[MemoryHolder, ...]:
+    """Return the processes that hold most of a device's memory, the largest first; empty where nothing can tell.
+
+    Told of NVIDIA cards and of the host. An RPC worker serves one client, and what its machine holds is not known here.
+    """
+    if device.is_rpc:
+        return ()
+    if device.is_host:
+        return _largest(_host_processes(device.total_bytes // MIN_SHARE))
+    return _largest(_card_processes(device))
+
+
+def _largest(holders: Iterable[MemoryHolder]) -> tuple[MemoryHolder, ...]:
+    """Return the first few by size; those of unknown size, which some drivers do not tell, come last."""
+    return tuple(sorted(holders, key=lambda holder: (-(holder.held_bytes or 0), holder.pid))[:MAX_HOLDERS])
+
+
+def _card_processes(device: Device) -> Iterable[MemoryHolder]:
+    pci = parse_pci_id(device.pci_bus_id) if device.pci_bus_id is not None else None
+    if pci is None:
+        return
+    nvml = Nvml()
+    try:
+        handle = nvml.handle(pci)
+        library = nvml.library
+        sizes = {} if handle is None or library is None else _sizes(library, handle)
+    finally:
+        nvml.close()
+    own = {os.getpid(), *descendants(os.getpid())}
+    for pid, held_bytes in sizes.items():
+        yield MemoryHolder(pid=pid, name=_name(pid), held_bytes=held_bytes, ours=pid in own)
+
+
+def _sizes(library: ModuleType, handle: Any) -> dict[int, int | None]:
+    """Return the bytes of each process; one that computes and draws is in both of the driver's lists."""
+    sizes: dict[int, int | None] = {}
+    for function in (library.nvmlDeviceGetComputeRunningProcesses, library.nvmlDeviceGetGraphicsRunningProcesses):
+        for process in ask(library, function, handle) or ():
+            used = process.usedGpuMemory
+            sizes[process.pid] = max(used or 0, sizes.get(process.pid) or 0) or None
+    return sizes
+
+
+def _host_processes(least_bytes: int) -> Iterable[MemoryHolder]:
+    own = {os.getpid(), *descendants(os.getpid())}
+    for process in psutil.process_iter():
+        held_bytes = resident_bytes(process.pid)
+        if held_bytes is not None and held_bytes >= least_bytes:
+            name = _name(process.pid)
+            yield MemoryHolder(pid=process.pid, name=name, held_bytes=held_bytes, ours=process.pid in own)
+
+
+def _name(pid: int) -> str:
+    """Return the program's name, or its number where another user's process does not tell it."""
+    with suppress(psutil.Error, OSError):
+        return str(psutil.Process(pid).name())
+    return tr("process {pid}", pid=pid)

@@ -1,0 +1,136 @@
+"""The readings of all devices, each from the source that knows its memory, and the thread that takes them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from engine.base.language import tr
+from engine.base.pci import parse_pci_id
+from engine.devices.device import Device
+from engine.devices.telemetry.cards import DRM_ROOT, AmdReader, Nvml, NvmlReader, find_amd_card
+from engine.devices.telemetry.processes import HostReader, LocalWorkerReader, WorkerProcess, is_local
+from engine.devices.telemetry.sample import NoReader, Reader, Sample
+
+REMOTE_NOTE = tr("remote: no live reading")
+
+
+class DeviceReadings:
+    """Readings of all devices of a rig. `set_devices` may be called from any thread; `read` and `close` from one."""
+
+    def __init__(
+        self,
+        devices: Sequence[Device] = (),
+        workers: Mapping[str, WorkerProcess] | None = None,
+        *,
+        drm_root: Path = DRM_ROOT,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._drm_root = drm_root
+        self._clock = clock
+        self._nvml = Nvml()
+        self._readers: tuple[Reader, ...] = ()
+        self.set_devices(devices, workers)
+
+    def set_devices(self, devices: Sequence[Device], workers: Mapping[str, WorkerProcess] | None = None) -> None:
+        """Read these devices from now on; `workers` tells the processes of endpoints that we started."""
+        self._readers = tuple(self._reader(device, workers or {}) for device in devices)
+
+    def read(self) -> tuple[Sample, ...]:
+        """Return one sample per device, in their order."""
+        time_s = self._clock()
+        return tuple(reader.read(time_s) for reader in self._readers)
+
+    def close(self) -> None:
+        """Let go of the driver's library."""
+        self._nvml.close()
+
+    def _reader(self, device: Device, workers: Mapping[str, WorkerProcess]) -> Reader:
+        if device.is_host:
+            return HostReader(device.id)
+        if device.endpoint is not None:
+            process = workers.get(device.endpoint)
+            if process is None and (device.fingerprint is not None or not is_local(device.endpoint)):
+                return NoReader(device.id, REMOTE_NOTE)
+            return LocalWorkerReader(device, process)
+        pci = parse_pci_id(device.pci_bus_id or "")
+        if pci is None:
+            return NoReader(device.id, tr("no live reading for {backend} without a PCI id", backend=device.backend))
+        card = find_amd_card(pci, self._drm_root)
+        return NvmlReader(device.id, pci, self._nvml) if card is None else AmdReader(device.id, card)
+
+
+_log = logging.getLogger(__name__)
+DEFAULT_INTERVAL_S = 1.0
+STOP_TIMEOUT_S = 2.0
+
+
+class SampleSource(Protocol):
+    """Where samples come from; `read` and `close` are called in the sampler's thread."""
+
+    def read(self) -> tuple[Sample, ...]:
+        """Return one sample per device."""
+
+    def close(self) -> None:
+        """Let go of what reading opened."""
+
+
+class Sampler:
+    """Hands samples to `on_samples`, in its own thread, every `interval_s` seconds from `start` to `stop`."""
+
+    def __init__(
+        self,
+        source: SampleSource,
+        on_samples: Callable[[tuple[Sample, ...]], None],
+        interval_s: float = DEFAULT_INTERVAL_S,
+    ) -> None:
+        self._source = source
+        self._on_samples = on_samples
+        self._interval_s = interval_s
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._has_failed = False
+
+    def start(self) -> None:
+        """Begin; the first samples come at once. A second call does nothing."""
+        if self._thread is not None:
+            return
+        self._stopping.clear()
+        self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> bool:
+        """End the thread; False if a reading hangs and it is still there after `timeout_s`."""
+        self._stopping.set()
+        thread = self._thread
+        if thread is None:
+            return True
+        thread.join(timeout_s)
+        if thread.is_alive():
+            return False
+        self._thread = None
+        return True
+
+    def _run(self) -> None:
+        due_s = time.monotonic()
+        while not self._stopping.is_set():
+            self._take()
+            # A late reading shifts the pace rather than being followed by a burst.
+            due_s = max(due_s + self._interval_s, time.monotonic())
+            self._stopping.wait(due_s - time.monotonic())
+        self._source.close()
+
+    def _take(self) -> None:
+        # The thread's outermost edge: graphs that stop would hide the reason.
+        try:
+            samples = self._source.read()
+            if not self._stopping.is_set():
+                self._on_samples(samples)
+        except Exception:
+            if not self._has_failed:
+                _log.exception("Reading the devices failed; trying on")
+            self._has_failed = True

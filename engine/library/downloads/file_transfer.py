@@ -1,0 +1,428 @@
+"""The transfer of one file: connections that fetch spans of it, what becomes of their failures, and its end.
+
+`carry_out` is what the child does: the files of an order one after another, then links and refs that lead to them.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from engine.base.errors import EngineError
+from engine.base.units import KIB, format_bytes
+from engine.library.downloads.connections import Span, SpanPlan, Trial
+from engine.library.downloads.hasher import Hasher
+from engine.library.downloads.part_file import (
+    ChangedError,
+    DamagedError,
+    OccupiedError,
+    Origin,
+    PartFile,
+    StoppedError,
+    StorageError,
+    bytes_here,
+    count_bytes,
+    is_whole,
+    prefix_end,
+)
+from engine.library.downloads.placing import lead_to, write_refs
+from engine.library.hub.addresses import is_sha256
+from engine.library.hub.settings import HubError
+from engine.library.hub.web import Head, open_url
+from engine.model.gguf.header import describe_foreign_file
+from engine.runtime.protocol.messages import Failure, Message
+from engine.runtime.protocol.network import (
+    Download,
+    Downloaded,
+    DownloadedFile,
+    DownloadProgress,
+    DownloadStage,
+    TransferFile,
+)
+
+READ_BYTES = 512 * KIB
+TICK_S = 0.5
+_DISK_S = 2.0
+_SYNC_S = 10.0
+_PROGRESS_BYTES = 64 * KIB
+"""So many bytes since the last failure make the next one the first again."""
+_MAGIC = b"GGUF"
+
+
+@dataclass(frozen=True, slots=True)
+class FileProgress:
+    """Where the transfer of a file is; bytes that are here, and its size where that is known."""
+
+    stage: DownloadStage
+    done_bytes: int
+    size_bytes: int | None
+    connections: int = 0
+    note: str = ""
+
+
+class FileTransfer:
+    """Fetches one file, going on where an earlier transfer of it ended. `run` is called once, by one thread.
+
+    `tell` is called twice a second while `run` lasts; `stop` is set by others to end it. `later_bytes`: what is still
+    missing of files that come after this one, so that a disk with no room for all of them is told at the start.
+    """
+
+    def __init__(
+        self,
+        file: TransferFile,
+        order: Download,
+        tell: Callable[[FileProgress], None],
+        stop: threading.Event,
+        later_bytes: int = 0,
+    ) -> None:
+        self._file = file
+        self._order = order
+        self._tell = tell
+        self._stop = stop
+        self._later_bytes = later_bytes
+        self._target = Path(file.target)
+        self._plan = SpanPlan(order.segment_bytes)
+        self._read_bytes = min(READ_BYTES, max(1, order.block_bytes // 4))
+        self._trial = Trial(order.connections, order.trial_s)
+        self._changed = threading.Condition()
+        self._faults: list[EngineError] = []
+        self._n_failed = 0
+        self._since_failure_bytes = 0
+        self._wait_until_s = 0.0
+        self._note = ""
+        self._fetched_bytes = 0
+        self._threads: list[threading.Thread] = []
+        self._giving_up = False
+
+    @property
+    def fetched_bytes(self) -> int:
+        """What came over the network this time."""
+        return self._fetched_bytes
+
+    def run(self) -> DownloadedFile:
+        """Fetch what is missing, check it and put it in its place.
+
+        Raises:
+            EngineError: `HubError` if tries are used up or make no sense, else an error of `part_file`. What is here
+                stays, but for a file that came whole and wrong.
+        """
+        if self._target.is_file():
+            return self._check_what_is_there()
+        order = self._order
+        part = PartFile(self._target, self._origin(), block_bytes=order.block_bytes, restart=order.restart)
+        hasher = Hasher(part.read, lambda: prefix_end(part.done))
+        try:
+            self._require_room(part)
+            self._fetch_all(part, hasher)
+            digest = self._digest(hasher, part)
+            self._compare(part, digest)
+        except DamagedError:
+            hasher.close()
+            part.discard()
+            raise
+        except BaseException:
+            hasher.close()
+            part.close()
+            raise
+        part.finish()
+        return DownloadedFile(path=str(self._target), size_bytes=part.origin.size_bytes or 0, sha256=digest)
+
+    # ------------------------------------------------------------------ a file that is there already
+
+    def _check_what_is_there(self) -> DownloadedFile:
+        size_bytes = self._target.stat().st_size
+        expected = self._file.size_bytes
+        digest = None
+        if expected is None or expected == size_bytes:
+            with self._target.open("rb", buffering=0) as file:
+                hasher = Hasher(lambda _first, length: file.read(length), lambda: size_bytes)
+                try:
+                    while (digest := hasher.finish(TICK_S)) is None:
+                        self._tell(FileProgress("verify", hasher.hashed_bytes, size_bytes))
+                        self._end_if_stopped()
+                finally:
+                    hasher.close()
+        if digest is None or (self._file.sha256 is not None and digest != self._file.sha256):
+            raise OccupiedError(
+                f"{self._target.name} is there already and is another file than the one to download; "
+                "move it away, or choose another folder."
+            )
+        return DownloadedFile(path=str(self._target), size_bytes=size_bytes, sha256=digest)
+
+    # ------------------------------------------------------------------ the main thread
+
+    def _fetch_all(self, part: PartFile, hasher: Hasher) -> None:
+        last_disk_s = last_sync_s = next_tell_s = time.monotonic()
+        try:
+            while not is_whole(part):
+                self._end_if_stopped()
+                now_s = time.monotonic()
+                failed = self._judge_faults(now_s)
+                if now_s >= self._wait_until_s:
+                    self._start_connections(part, hasher)
+                if now_s >= next_tell_s or failed:
+                    next_tell_s = now_s + TICK_S
+                    self._tell_progress(part)
+                if now_s - last_disk_s >= _DISK_S:
+                    last_disk_s = now_s
+                    self._require_room(part)
+                if now_s - last_sync_s >= _SYNC_S:
+                    part.sync()
+                    last_sync_s = time.monotonic()
+                with self._changed:
+                    if not self._faults and not is_whole(part):
+                        waits_s = self._wait_until_s - now_s
+                        self._changed.wait(min(TICK_S, waits_s) if waits_s > 0 else TICK_S)
+        finally:
+            self._end_connections()
+
+    def _tell_progress(self, part: PartFile) -> None:
+        waits = not self._plan.n_taken
+        done_bytes, size_bytes = count_bytes(part.done), part.origin.size_bytes
+        self._trial.look(time.monotonic(), self._fetched_bytes, 0 if size_bytes is None else size_bytes - done_bytes)
+        self._tell(
+            FileProgress(
+                "wait" if waits else "fetch", done_bytes, size_bytes, self._plan.n_taken, self._note if waits else ""
+            )
+        )
+
+    def _start_connections(self, part: PartFile, hasher: Hasher) -> None:
+        with self._changed:
+            while self._plan.n_taken < self._trial.wanted:
+                span = self._plan.take(part.done, part.origin.size_bytes, self._trial.wanted)
+                if span is None:
+                    return
+                thread = threading.Thread(target=self._connect, args=(span, part, hasher), name="fetch", daemon=True)
+                self._threads = [each for each in self._threads if each.is_alive()] + [thread]
+                thread.start()
+
+    def _end_connections(self) -> None:
+        self._giving_up = True
+        deadline_s = time.monotonic() + TICK_S
+        for thread in self._threads:
+            # One that waits for a silent server ends with the process, or with its own timeout.
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+
+    def _judge_faults(self, now_s: float) -> bool:
+        """Wait after failures that pass; raise those that do not, and the one that was one too many.
+
+        Return whether there were any.
+        """
+        with self._changed:
+            faults, self._faults = self._faults, []
+        for fault in faults:
+            if not isinstance(fault, HubError) or not (fault.passes or fault.fault == "refused"):
+                raise fault
+            if self._since_failure_bytes >= _PROGRESS_BYTES:
+                self._n_failed = 0
+            self._since_failure_bytes = 0
+            self._n_failed += 1
+            if self._n_failed >= self._order.tries:
+                raise fault
+            wait_s = self._order.backoff_s * 2 ** (self._n_failed - 1) * random.uniform(0.5, 1.5)
+            self._wait_until_s = now_s + max(wait_s, fault.retry_after_s or 0.0)
+            self._note = fault.summary()
+        return bool(faults)
+
+    def _require_room(self, part: PartFile) -> None:
+        size_bytes = part.origin.size_bytes
+        missing = self._later_bytes + (0 if size_bytes is None else size_bytes - count_bytes(part.done))
+        free = shutil.disk_usage(self._target.parent).free
+        if free - missing < self._order.reserve_bytes:
+            raise StorageError(
+                f"The disk has {format_bytes(free)} free and the download still needs {format_bytes(missing)} "
+                f"({format_bytes(self._order.reserve_bytes)} stay free). Make room, or choose another folder."
+            )
+
+    def _end_if_stopped(self) -> None:
+        if self._stop.is_set():
+            raise StoppedError("The download was stopped; the same call goes on with it.")
+
+    # ------------------------------------------------------------------ one connection
+
+    def _connect(self, span: Span, part: PartFile, hasher: Hasher) -> None:
+        fault: EngineError | None = None
+        try:
+            self._fetch(span, part, hasher)
+        except EngineError as error:
+            fault = error
+        except Exception as error:  # A bug of ours must not look like a line that says nothing.
+            fault = EngineError(f"A bug in Layerdeck: {error!r}")
+        with self._changed:
+            self._plan.release(span)
+            if fault is not None and not self._giving_up:
+                self._faults.append(fault)
+            self._changed.notify()
+
+    def _fetch(self, span: Span, part: PartFile, hasher: Hasher) -> None:
+        open_end = span.end == part.origin.size_bytes
+        with open_url(
+            self._file.url,
+            token=self._order.token,
+            first=span.at,
+            end=None if open_end else span.end,
+            timeout_s=self._order.timeout_s,
+        ) as response:
+            self._agree(response.head, span, part)
+            if response.head.status == HTTPStatus.OK and not self._is_worth(span):
+                return
+            at = response.head.first
+            while not self._is_over(span) and (data := response.read_some(self._read_bytes)):
+                # A server that gives whole files only sends what is here once more.
+                new = data[max(0, span.at - at) :] if at < span.at else data
+                at += len(data)
+                with self._changed:
+                    if span.end is not None:
+                        new = new[: max(0, span.end - span.at)]
+                    self._fetched_bytes += len(data)
+                    self._since_failure_bytes += len(new)
+                if not new:
+                    continue
+                if span.at == 0:
+                    self._require_model(new)
+                part.write(span.at, new)
+                with self._changed:
+                    span.at += len(new)
+                hasher.wake()
+            if not self._is_over(span):
+                self._end_early(span, part)
+
+    def _is_worth(self, span: Span) -> bool:
+        """Return whether to read the whole file from a server that gives no parts: where nobody else does so."""
+        with self._changed:
+            return not span.at or self._plan.n_taken == 1
+
+    def _is_over(self, span: Span) -> bool:
+        return self._giving_up or (span.end is not None and span.at >= span.end)
+
+    def _end_early(self, span: Span, part: PartFile) -> None:
+        if span.end is None and part.origin.size_bytes is None:
+            # Nobody said how long it is: the end of the answer is the end of the file.
+            part.learn(replace(part.origin, size_bytes=span.at))
+            return
+        raise HubError("unreachable", f"{self._target.name}: the line ended before the file did.")
+
+    def _agree(self, head: Head, span: Span, part: PartFile) -> None:
+        """Compare what the server says with what is known of the file, and learn what is not.
+
+        Raises:
+            ChangedError: it is another file by now.
+            HubError: what comes is not what was asked for.
+        """
+        origin = part.origin
+        if head.first > span.at or (head.first != span.at and head.status != HTTPStatus.OK):
+            raise HubError("answer", f"{self._target.name}: other bytes came than were asked for.")
+        if self._file.sha256 is not None:
+            changed = head.etag is not None and is_sha256(head.etag) and head.etag != self._file.sha256
+        else:
+            changed = None not in (origin.etag, head.etag) and origin.etag != head.etag
+            changed = changed or (
+                None not in (origin.size_bytes, head.size_bytes) and origin.size_bytes != head.size_bytes
+            )
+        if changed:
+            raise ChangedError(
+                f"{self._target.name} was changed where it comes from since its download began; "
+                "begin it anew, or look for it again."
+            )
+        if None not in (origin.size_bytes, head.size_bytes) and origin.size_bytes != head.size_bytes:
+            raise HubError("answer", f"{self._target.name}: the server speaks of a file of another size.")
+        with self._changed:
+            if head.status == HTTPStatus.OK:
+                self._trial.settle()
+            if origin.size_bytes is None or origin.etag is None:
+                size_bytes = origin.size_bytes if head.size_bytes is None else head.size_bytes
+                part.learn(replace(origin, etag=origin.etag or head.etag, size_bytes=size_bytes))
+            if span.end is None:
+                span.end = part.origin.size_bytes
+        if origin.size_bytes is None and part.origin.size_bytes is not None:
+            self._require_room(part)
+
+    def _require_model(self, start: bytes) -> None:
+        """Raise where a file that is called a model begins like something else, such as a page to sign in."""
+        if not self._target.name.lower().endswith(".gguf") or self._file.sha256 is not None:
+            return
+        if not start.startswith(_MAGIC[: len(start)]):
+            raise DamagedError(f"{self._target.name}: what comes from there {describe_foreign_file(start[:512])}.")
+
+    # ------------------------------------------------------------------ the end
+
+    def _digest(self, hasher: Hasher, part: PartFile) -> str:
+        while True:
+            self._tell(FileProgress("verify", hasher.hashed_bytes, part.origin.size_bytes))
+            if (digest := hasher.finish(TICK_S)) is not None:
+                return digest
+            self._end_if_stopped()
+
+    def _compare(self, part: PartFile, digest: str) -> None:
+        expected = part.origin.sha256
+        if expected is not None and digest != expected:
+            raise DamagedError(
+                f"{self._target.name} came whole, but its SHA-256 is not the one that the hub names: it was damaged on "
+                "the way or is another file. It was thrown away; try again."
+            )
+
+    def _origin(self) -> Origin:
+        file = self._file
+        return Origin(url=file.url, commit=file.commit, etag=file.etag, sha256=file.sha256, size_bytes=file.size_bytes)
+
+
+def done_bytes(file: TransferFile) -> int:
+    """Return how much of `file` is here."""
+    return bytes_here(Path(file.target), file.size_bytes)
+
+
+def carry_out(order: Download, send: Callable[[Message], None], stop: threading.Event) -> Message:
+    """Do what is ordered, telling with `send` how far it is, and return the last message about it."""
+    transfers = []
+    finished = []
+    try:
+        for index, file in enumerate(order.files):
+            later_bytes = sum(map(_missing_bytes, order.files[index + 1 :]))
+            transfer = FileTransfer(file, order, _Teller(order.files, index, send).tell, stop, later_bytes)
+            transfers.append(transfer)
+            done = transfer.run()
+            if file.link is not None:
+                lead_to(Path(file.link), Path(file.target))
+                done = replace(done, path=file.link)
+            finished.append(done)
+        write_refs(order.refs)
+    except EngineError as error:
+        return Failure(kind=error.kind, message=error.summary())
+    return Downloaded(files=tuple(finished), fetched_bytes=sum(each.fetched_bytes for each in transfers))
+
+
+def _missing_bytes(file: TransferFile) -> int:
+    return max(0, (file.size_bytes or 0) - done_bytes(file))
+
+
+class _Teller:
+    """Tells of all files of an order while one of them is under way."""
+
+    def __init__(self, files: tuple[TransferFile, ...], index: int, send: Callable[[Message], None]) -> None:
+        others = [file for number, file in enumerate(files) if number != index]
+        sizes = [file.size_bytes for file in others]
+        self._done_bytes = sum(map(done_bytes, others))
+        self._size_bytes = None if None in sizes else sum(size or 0 for size in sizes)
+        self._name = Path(files[index].link or files[index].target).name
+        self._send = send
+
+    def tell(self, progress: FileProgress) -> None:
+        known = self._size_bytes is not None and progress.size_bytes is not None
+        self._send(
+            DownloadProgress(
+                stage=progress.stage,
+                done_bytes=self._done_bytes + progress.done_bytes,
+                size_bytes=(self._size_bytes or 0) + (progress.size_bytes or 0) if known else None,
+                file=self._name,
+                connections=progress.connections,
+                note=progress.note,
+            )
+        )

@@ -1,0 +1,92 @@
+"""A repository's card: its README as Markdown, and the few of its settings that people ask for.
+
+All of it is a stranger's. Whoever shows the text takes no HTML and fetches nothing for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from engine.base.language import tr
+from engine.library.hub.client import file_url
+from engine.library.hub.settings import HubError, HubSettings
+from engine.library.hub.web import open_url
+from engine.model.gguf.quoting import clean
+
+MAX_CARD_BYTES = 512 * 1024
+MAX_SHOWN = 16_000
+"""Characters of the text: more would be laid out for longer than a window may stand still."""
+_MAX_SETTINGS = 32_000
+"""Characters of settings that are parsed."""
+_MAX_VALUES = 6
+_MAX_VALUE = 200
+_SETTINGS = (
+    ("license", tr("Licence")), ("license_name", tr("Name of the licence")), ("base_model", tr("Base model")),
+    ("language", tr("Language")), ("pipeline_tag", tr("Task")), ("datasets", tr("Data sets")),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """`facts` are label and value of what its settings say; `is_cut`: the text goes on where it comes from."""
+
+    facts: tuple[tuple[str, str], ...]
+    text: str
+    is_cut: bool
+
+
+def fetch_card(repo: str, hub: HubSettings, token: str | None = None, *, revision: str = "main") -> ModelCard | None:
+    """Return the card of a repository, None where it has none.
+
+    Raises:
+        HubError: where the hub does not answer as it should.
+    """
+    hub.require_online()
+    try:
+        with open_url(file_url(hub, repo, revision, "README.md"), token=token, first=0, end=MAX_CARD_BYTES) as response:
+            data = response.read_whole(MAX_CARD_BYTES)
+    except HubError as error:
+        if error.fault == "not_found":
+            return None
+        raise
+    return read_card(data.decode("utf-8", "replace"))
+
+
+def read_card(source: str) -> ModelCard:
+    """Return what a README says."""
+    settings, text = split_front_matter(source)
+    return ModelCard(_facts(settings), text[:MAX_SHOWN], len(text) > MAX_SHOWN)
+
+
+def split_front_matter(text: str) -> tuple[str, str]:
+    """Return the settings between two lines of `---` that Markdown may begin with, "" for none, and the rest."""
+    lines = text.lstrip("\ufeff").splitlines()
+    if not lines or lines[0].strip() != "---":
+        return "", text
+    end = next((number for number, line in enumerate(lines[1:], 1) if line.strip() == "---"), None)
+    if end is None:
+        return "", text
+    return "\n".join(lines[1:end]), "\n".join(lines[end + 1 :]).lstrip()
+
+
+def _facts(settings: str) -> tuple[tuple[str, str], ...]:
+    if not settings or len(settings) > _MAX_SETTINGS:
+        return ()
+    import yaml
+
+    try:
+        said = yaml.safe_load(settings)
+    except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: a date that no calendar has.
+        return ()
+    if not isinstance(said, dict):
+        return ()
+    return tuple((label, words) for key, label in _SETTINGS if (words := _words(said, key)))
+
+
+def _words(said: Mapping[str, object], key: str) -> str:
+    value = said.get(key)
+    values = value if isinstance(value, list) else [value]
+    words = [clean(str(each), _MAX_VALUE) for each in values[:_MAX_VALUES] if isinstance(each, str | int | float)]
+    more = ", …" if len(values) > _MAX_VALUES else ""
+    return ", ".join(filter(None, words)) + more if words else ""

@@ -1,0 +1,203 @@
+"""The hub's REST API: search, one repository, and the files of a repository at one commit.
+
+Three endpoints are used: `/api/models`, `/api/models/REPO` and `/api/models/REPO/tree/COMMIT`. Answers are bounded
+and become values of ours with names that may be shown; an error is one sentence. Requests go through
+`engine.library.hub.web`, which has a deadline for slow servers, follows redirects to https only and keeps the token
+at its host. Calls share no state, so any number of threads may ask at once. Each call waits for the network, so not
+in the GUI thread.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import datetime
+from email.message import Message
+from itertools import islice
+from typing import TypeVar
+from urllib.parse import quote as quoted
+from urllib.parse import urlencode, urljoin, urlsplit
+
+import msgspec
+
+from engine.base.json_file import UNREADABLE
+from engine.base.language import tr
+from engine.library.hub.addresses import is_commit, is_repo_id, is_sha256
+from engine.library.hub.listing import HubFile, HubModel, RepoListing, SearchOrder, SearchQuery, make_listing
+from engine.library.hub.settings import HubError, HubSettings, same_origin
+from engine.library.hub.web import fault_of_status, open_url, require_safe
+from engine.model.gguf.quoting import clean, quote
+
+MAX_RESULTS = 200
+MAX_FILES = 20_000
+MAX_ANSWER_BYTES = 16 * 1024 * 1024
+MAX_PAGES = 100
+"""Of one list; the longest has some twenty."""
+TIMEOUT_S = 20.0
+_MAX_TAGS = 100
+_SORTS: dict[SearchOrder, str] = {
+    "trending": "trendingScore",
+    "downloads": "downloads",
+    "likes": "likes",
+    "updated": "lastModified",
+    "created": "createdAt",
+}
+_SHOWN = ("author", "createdAt", "downloads", "gated", "gguf", "lastModified", "likes", "pipeline_tag", "tags")
+_NEXT_PAGE = re.compile(r'<([^<>]*)>\s*;\s*rel="?next"?', re.IGNORECASE)
+_BAD_TOKEN = "Invalid credentials in Authorization header"
+"""What the hub says of a token that it does not know; any other 401 means that the repository is not shown."""
+_Answer = TypeVar("_Answer")
+
+
+class _Model(msgspec.Struct):
+    """A repository as the API describes it. `gguf` has values from the file's header, which may be of any type."""
+
+    id: str
+    sha: str | None = None
+    downloads: int | None = None
+    likes: int | None = None
+    lastModified: datetime | None = None
+    gated: bool | str | None = None
+    pipeline_tag: str | None = None
+    tags: list[str] | None = None
+    gguf: object = None
+
+
+class _LargeFile(msgspec.Struct):
+    """What the API says of a file that lies outside of git: its SHA-256."""
+
+    oid: str
+
+
+class _Entry(msgspec.Struct):
+    """An entry of a tree. `type` is "file" or "directory"; `oid` is the hash of the git object."""
+
+    type: str
+    path: str
+    oid: str
+    size: int | None = None
+    lfs: _LargeFile | None = None
+
+
+def search_models(query: SearchQuery, hub: HubSettings, token: str | None = None) -> tuple[HubModel, ...]:
+    """Return the GGUF repositories that `query` finds, best first.
+
+    Raises:
+        HubError: if the hub does not answer as it should.
+    """
+    limit = min(query.limit, MAX_RESULTS)
+    asked = {
+        "search": clean(query.text),
+        "author": query.author,
+        "filter": ["gguf", *query.tags],
+        "pipeline_tag": query.task,
+        "sort": _SORTS[query.order],
+        "limit": limit,
+        "expand": _SHOWN,
+    }
+    url = f"{hub.endpoint}/api/models?{urlencode({key: value for key, value in asked.items() if value}, doseq=True)}"
+    found = islice(_items(hub, token, url, list[_Model], tr("the search")), limit)
+    return tuple(_model_of(each) for each in found if is_repo_id(each.id))
+
+
+def list_repo(repo: str, hub: HubSettings, token: str | None = None, *, revision: str = "main") -> RepoListing:
+    """Return the files of `repo` at the commit that `revision` names now; raises as `search_models`."""
+    hub.require_online()
+    address = f"{hub.endpoint}/api/models/{repo}"
+    state, _ = _ask(hub, token, f"{address}/revision/{quoted(revision, safe='')}?expand=sha&expand=gated", _Model, repo)
+    commit = state.sha or ""
+    if not is_commit(commit):
+        raise HubError("answer", tr("The hub does not say which commit of {repo} it has.", repo=repo))
+    entries = _items(hub, token, f"{address}/tree/{commit}?recursive=true&expand=false", list[_Entry], repo)
+    files = [_file_of(each) for each in islice(entries, MAX_FILES) if each.type == "file"]
+    return make_listing(repo, commit, files, gated=bool(state.gated), revision=revision)
+
+
+def file_url(hub: HubSettings, repo: str, revision: str, path: str) -> str:
+    """Return the address of a file; the hub answers with its bytes or a signed link to them."""
+    return f"{hub.endpoint}/{repo}/resolve/{quoted(revision, safe='')}/{quoted(path)}"
+
+
+def _items(hub: HubSettings, token: str | None, url: str, kind: type[list[_Answer]], what: str) -> Iterator[_Answer]:
+    """Yield the items of a list, page by page."""
+    hub.require_online()
+    for _ in range(MAX_PAGES):
+        items, next_url = _ask(hub, token, url, kind, what)
+        yield from items
+        if next_url is None:
+            return
+        url = next_url
+    host = urlsplit(url).netloc
+    raise HubError("answer", tr("{host} gives one page after another without an end; it is no hub.", host=host))
+
+
+def _ask(hub: HubSettings, token: str | None, url: str, kind: type[_Answer], what: str) -> tuple[_Answer, str | None]:
+    """Return the answer of the API to one request, and the address of the next page, None for the last one."""
+    shown = clean(what)
+
+    def fault_of_answer(status: int, headers: Message, at: str) -> HubError:
+        return _fault_of_answer(status, headers, at, shown)
+
+    require_safe(url, hub.endpoint)
+    # The token is for the hub; a next page may be somewhere else.
+    allowed = token if same_origin(url, hub.endpoint) else None
+    with open_url(url, token=allowed, timeout_s=TIMEOUT_S, fault_of_answer=fault_of_answer) as response:
+        data = response.read_whole(MAX_ANSWER_BYTES)
+        link = _NEXT_PAGE.search(response.headers.get("Link", ""))
+    try:
+        answer = msgspec.json.decode(data, type=kind)
+    except UNREADABLE as error:
+        raise HubError(
+            "answer",
+            tr(
+                "What came for {shown} is no answer of a hub ({name__}); check the address.",
+                shown=shown,
+                name__=quote(type(error).__name__),
+            ),
+        ) from error
+    return answer, urljoin(url, link[1]) if link else None
+
+
+def _fault_of_answer(status: int, headers: Message, url: str, shown: str) -> HubError:
+    """Return what a refusal of the API means for the repository `shown`; the codes are those of the hub."""
+    code = headers.get("X-Error-Code", "")
+    if code == "GatedRepo":
+        return HubError(
+            "gated", tr("{shown} is given only to those who accepted its terms: do so on its page, then enter an "
+"access token of that account.", shown=shown),
+        )  # fmt: skip
+    if code == "RepoNotFound" or (status == 401 and headers.get("X-Error-Message", "") != _BAD_TOKEN):
+        return HubError(
+            "not_found",
+            tr("The hub has no {shown}, or shows it to its owner's access token only; check the name.", shown=shown),
+        )
+    if code in ("RevisionNotFound", "EntryNotFound"):
+        return HubError("not_found", tr("{shown} has no such version or file; check the address.", shown=shown))
+    return fault_of_status(status, headers, url)
+
+
+def _model_of(found: _Model) -> HubModel:
+    gguf = found.gguf if isinstance(found.gguf, dict) else {}
+    tags = tuple(clean(tag) for tag in islice(found.tags or (), _MAX_TAGS))
+    return HubModel(
+        repo=found.id,
+        downloads=_count(found.downloads) or 0,
+        likes=_count(found.likes) or 0,
+        updated=found.lastModified.date().isoformat() if found.lastModified else "",
+        gated=bool(found.gated),
+        task=clean(found.pipeline_tag or ""),
+        licence=next((tag.removeprefix("license:") for tag in tags if tag.startswith("license:")), ""),
+        tags=tags,
+        architecture=clean(str(gguf.get("architecture") or "")),
+        n_ctx_train=_count(gguf.get("context_length")),
+        n_parameters=_count(gguf.get("total")),
+    )
+
+
+def _file_of(entry: _Entry) -> HubFile:
+    sha256 = entry.lfs.oid if entry.lfs is not None and is_sha256(entry.lfs.oid) else None
+    return HubFile(entry.path, _count(entry.size) or 0, sha256 or clean(entry.oid), sha256)
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62 else None

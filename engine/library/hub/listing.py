@@ -1,0 +1,199 @@
+"""Repositories of the hub: what a search asks and finds, and the files of one, grouped by quantisation.
+
+A listing has the model files by quantisation, and the projectors that go with them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.base.errors import ArgumentError
+from engine.base.language import tr
+from engine.library.hub.addresses import FileRole, is_safe_path, role_of, tag_of
+from engine.model.gguf.file_names import bits_of, split_tag
+from engine.model.gguf.parts import parse_part_name
+from engine.model.gguf.quoting import quote
+
+PREFERRED_TAGS = ("Q4_K_M", "Q8_0")
+"""llama.cpp's choice where nobody names one; then the first."""
+_ENDING = re.compile(r"\.gguf$", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """A file of a repository. `sha256` if the hub knows it (large files)."""
+
+    path: str
+    size_bytes: int
+    etag: str
+    sha256: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
+
+    @property
+    def folder(self) -> str:
+        return self.path.rpartition("/")[0]
+
+    @property
+    def role(self) -> FileRole:
+        return role_of(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Quantisation:
+    """One way in which a model is offered: `files` are its parts in order, `name` is unique in the repository."""
+
+    name: str
+    tag: str
+    files: tuple[HubFile, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+    @property
+    def bits(self) -> int:
+        return bits_of(self.tag)
+
+    @property
+    def label(self) -> str:
+        """What people call it: the tag, or the file's name where it has none."""
+        return self.tag or self.name
+
+
+@dataclass(frozen=True, slots=True)
+class RepoListing:
+    """A repository at one commit. `n_left_out`: files with names that no folder of ours should have."""
+
+    repo: str
+    commit: str
+    quantisations: tuple[Quantisation, ...]
+    projectors: tuple[HubFile, ...] = ()
+    n_left_out: int = 0
+    gated: bool = False
+    revision: str = "main"
+
+    def find(self, tag: str | None, path: str | None = None) -> Quantisation:
+        """Return the quantisation called `tag` or that has the file `path`; without either the preferred one.
+
+        Raises:
+            ArgumentError: where there is none, naming those that there are.
+        """
+        if path is not None:
+            found = [each for each in self.quantisations if any(file.path == path for file in each.files)]
+        elif tag is not None:
+            rest, spelled = split_tag(tag)
+            asked = tag.lower() if rest else spelled.lower()
+            found = [each for each in self.quantisations if asked in (each.tag.lower(), each.name.lower())]
+        else:
+            found = [each for name in PREFERRED_TAGS for each in self.quantisations if each.tag == name]
+            found += self.quantisations
+        if found:
+            return found[0]
+        if not self.quantisations:
+            raise ArgumentError(
+                tr("{repo} has no GGUF model; look for a repository whose name ends in GGUF.", repo=self.repo)
+            )
+        offered = ", ".join(each.label for each in self.quantisations)
+        raise ArgumentError(
+            tr(
+                "{repo} has no {path}; it has {offered}.",
+                repo=self.repo,
+                path=quote(path or tag or ""),
+                offered=offered,
+            )
+        )
+
+    def projector_of(self, quantisation: Quantisation) -> HubFile | None:
+        """Return the projector that belongs to it: deepest shared folder, then its tag, then the nearest bits."""
+
+        def distance(file: HubFile) -> tuple[int, bool, int, str]:
+            tag = tag_of(_ENDING.sub("", file.name))
+            shared = _shared_depth(file.folder, quantisation.files[0].folder)
+            return -shared, tag != quantisation.tag, abs(bits_of(tag) - quantisation.bits), file.path
+
+        return min(self.projectors, key=distance, default=None)
+
+
+def make_listing(
+    repo: str, commit: str, files: Iterable[HubFile], *, gated: bool = False, revision: str = "main"
+) -> RepoListing:
+    """Group the files of a repository. Names that are not safe are left out; so are models with missing parts."""
+    everything = tuple(files)
+    safe = [file for file in everything if is_safe_path(file.path)]
+    ordered = sorted(safe, key=lambda file: file.path)
+    return RepoListing(
+        repo=repo,
+        commit=commit,
+        quantisations=tuple(_quantisations([file for file in ordered if file.role == "model"])),
+        projectors=tuple(file for file in ordered if file.role == "projector"),
+        n_left_out=len(everything) - len(safe),
+        gated=gated,
+        revision=revision,
+    )
+
+
+def _quantisations(files: Sequence[HubFile]) -> list[Quantisation]:
+    groups: dict[tuple[str, str, int], list[tuple[int, HubFile]]] = {}
+    for file in files:
+        part = parse_part_name(file.name)
+        stem = part.stem if part else _ENDING.sub("", file.name)
+        number, count = (part.number, part.count) if part else (1, 1)
+        groups.setdefault((file.folder, stem, count), []).append((number, file))
+    found = []
+    for (folder, stem, count), parts in groups.items():
+        if [number for number, _ in sorted(parts, key=lambda part: part[0])] != list(range(1, count + 1)):
+            continue
+        ordered = tuple(file for _, file in sorted(parts, key=lambda part: part[0]))
+        found.append(Quantisation(f"{folder}/{stem}" if folder else stem, tag_of(stem, folder), ordered))
+    return sorted(found, key=lambda each: (each.size_bytes, each.name))
+
+
+def _shared_depth(folder: str, other: str) -> int:
+    depth = 0
+    for one, two in zip(folder.split("/"), other.split("/"), strict=False):
+        if one != two or not one:
+            break
+        depth += 1
+    return depth
+
+
+SearchOrder = Literal["trending", "downloads", "likes", "updated", "created"]
+SEARCH_ORDERS: tuple[SearchOrder, ...] = ("trending", "downloads", "likes", "updated", "created")
+
+
+@dataclass(frozen=True, slots=True)
+class HubModel:
+    """A repository as a search finds it; None and empty where the hub did not say.
+
+    `updated` is the day of the last change (YYYY-MM-DD), `n_parameters` counts weights.
+    """
+
+    repo: str
+    downloads: int = 0
+    likes: int = 0
+    updated: str = ""
+    gated: bool = False
+    task: str = ""
+    licence: str = ""
+    tags: tuple[str, ...] = ()
+    architecture: str = ""
+    n_ctx_train: int | None = None
+    n_parameters: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SearchQuery:
+    """What to look for. `text` may be empty; `tags` are the hub's own, such as "conversational" or "license:mit"."""
+
+    text: str = ""
+    author: str = ""
+    tags: tuple[str, ...] = ()
+    task: str = ""
+    order: SearchOrder = "trending"
+    limit: int = 30

@@ -1,0 +1,132 @@
+"""Headers of models that are not here yet, read by ranges into the same values as those of files.
+
+What was read is kept by etag: a header never changes under its etag, and several MB of vocabulary come before what
+matters in it. The start of a file is kept as it was sent, and read like any other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from engine.base.errors import ModelFileError
+from engine.base.files import read_at_most, write_whole
+from engine.base.units import KIB, MIB
+from engine.library.hub.client import file_url
+from engine.library.hub.listing import HubFile, Quantisation, RepoListing
+from engine.library.hub.settings import HubSettings
+from engine.library.hub.web import open_range
+from engine.model.gguf.byte_source import RangedSource
+from engine.model.gguf.header import FileHeader, read_header
+from engine.model.gguf.model_file import ModelFile
+from engine.model.gguf.reader import join_headers
+
+FIRST_WINDOW_BYTES = 4 * MIB
+"""A header with a real vocabulary has 4 to 12 MB; three requests at most, and little too much of a small one."""
+PART_WINDOW_BYTES = 256 * KIB
+"""Further parts have a table of tensors only."""
+MAX_HEADER_BYTES = 64 * MIB
+MAX_KEPT_BYTES = 512 * MIB
+
+Fetch = Callable[[int, int], bytes]
+
+
+class HeaderCache:
+    """Starts of files by etag, in a folder; the oldest go where they take more than `MAX_KEPT_BYTES`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def find(self, key: str) -> bytes:
+        """Return the start of a file that was kept, nothing where there is none."""
+        path = self._path(key)
+        try:
+            data = read_at_most(path, MAX_HEADER_BYTES)
+            os.utime(path)
+        except OSError:
+            return b""
+        return data
+
+    def keep(self, key: str, start: bytes) -> None:
+        """Keep the start of a file; a full disk only makes the next look slower."""
+        with suppress(OSError):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            write_whole(self._path(key), start)
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        kept = sorted(((state := path.stat()).st_mtime, state.st_size, path) for path in self._folder.glob("*.header"))
+        total = sum(size for _, size, _ in kept)
+        for _, size, path in kept:
+            if total <= MAX_KEPT_BYTES:
+                break
+            path.unlink(missing_ok=True)
+            total -= size
+
+    def _path(self, key: str) -> Path:
+        return self._folder / f"{hashlib.sha256(key.encode()).hexdigest()}.header"
+
+
+def read_remote_model(
+    listing: RepoListing,
+    quantisation: Quantisation,
+    hub: HubSettings,
+    cache: HeaderCache | None = None,
+    token: str | None = None,
+) -> ModelFile:
+    """Return the model that the parts of `quantisation` make, without their weights.
+
+    Its paths are those in the repository; there is nothing at them.
+
+    Raises:
+        HubError: where it cannot be read.
+        ModelFileError: for what is no model.
+    """
+
+    def reader_of(file: HubFile) -> Fetch:
+        url = file_url(hub, listing.repo, listing.commit, file.path)
+        return lambda first, end: _read_online(hub, url, first, end, token)
+
+    headers = [read_remote_header(file, index, reader_of(file), cache) for index, file in enumerate(quantisation.files)]
+    return join_headers(
+        tuple(Path(file.path) for file in quantisation.files), headers, quantisation.size_bytes
+    )  # fmt: skip
+
+
+def read_remote_header(file: HubFile, index: int, fetch: Fetch, cache: HeaderCache | None = None) -> FileHeader:
+    """Return the header of part `index` of a model, from `cache` or by ranges; raises as `read_remote_model`."""
+    key = f"{file.etag} {file.size_bytes}"
+    known = cache.find(key) if cache else b""
+    taken = _Taken(known, fetch, Path(file.path))
+    window = FIRST_WINDOW_BYTES if index == 0 else PART_WINDOW_BYTES
+    source = RangedSource(Path(file.path), file.size_bytes, taken.read, window_bytes=window)
+    header = read_header(source, file_index=index)
+    if cache and taken.grown:
+        cache.keep(key, taken.start[: source.position])
+    return header
+
+
+class _Taken:
+    """The start of a file as far as it was asked for; what is stepped over is taken too, so that it has no holes."""
+
+    def __init__(self, start: bytes, fetch: Fetch, path: Path) -> None:
+        self.start = start
+        self.grown = False
+        self._fetch = fetch
+        self._path = path
+
+    def read(self, first: int, needed_end: int, wanted_end: int) -> bytes:
+        if needed_end > MAX_HEADER_BYTES:
+            raise ModelFileError(self._path, "has a header larger than that of any model; it is damaged")
+        if needed_end > len(self.start):
+            self.start += self._fetch(len(self.start), min(wanted_end, MAX_HEADER_BYTES))
+            self.grown = True
+        return self.start[first:wanted_end]
+
+
+def _read_online(hub: HubSettings, url: str, first: int, end: int, token: str | None) -> bytes:
+    hub.require_online()
+    return open_range(url, first, end, token=token)

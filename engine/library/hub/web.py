@@ -1,0 +1,440 @@
+"""HTTP requests to hubs and other servers: deadlines, proxies, redirects to https only, bounded answers.
+
+Built on the standard library, because no time-out of an HTTP client ends an answer that comes a byte now and then:
+here each step of reading has a deadline, and a minimum rate is required. A token goes to the server that was asked, and
+to none that it redirects to.
+"""
+
+from __future__ import annotations
+
+import http.client
+import io
+import socket
+import ssl
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from email.message import Message
+from email.utils import parsedate_to_datetime
+from functools import cache
+from typing import Any
+from urllib.parse import urljoin, urlsplit
+
+from engine.base.language import tr
+from engine.library.hub.settings import HubError, is_loopback, is_safe_url, same_origin
+from engine.model.gguf.quoting import clean
+
+TIMEOUT_S = 30.0
+"""For a connection, for all that comes before the bytes, and for a line that says nothing."""
+SLOWEST_BYTES_PER_S = 1024
+"""Who gives less than this in `TIMEOUT_S` might as well say nothing."""
+SHORT_BYTES_PER_S = 32 * 1024
+"""The same for answers that somebody waits for, beside `TIMEOUT_S`: a header or a card."""
+USER_AGENT = "layerdeck"
+MAX_WAIT_S = 120.0
+"""Servers may ask for hours; then it is for people to try again."""
+_MAX_REDIRECTS = 8
+_MAX_VALUE = 500
+_REDIRECTS = (301, 302, 303, 307, 308)
+
+
+class Paced(io.RawIOBase):
+    """The bytes of a connection, up to a deadline: an answer of a byte now and then meets any time-out."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._raw = connection.makefile("rb", buffering=0)
+        self.allow(connection.gettimeout() or TIMEOUT_S)
+
+    def allow(self, seconds: float) -> None:
+        """Give it so long from now on."""
+        self._deadline_s = time.monotonic() + seconds
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int | None:
+        left_s = self._deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        self._connection.settimeout(left_s)
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class PacedAnswer(http.client.HTTPResponse):
+    """An answer whose head, and each step of whose reading, has a deadline."""
+
+    def __init__(self, sock: socket.socket, *arguments: Any, **options: Any) -> None:
+        super().__init__(sock, *arguments, **options)
+        self.fp.close()
+        self.paced = Paced(sock)
+        self.fp = io.BufferedReader(self.paced)
+
+
+class _Connection(http.client.HTTPConnection):
+    response_class = PacedAnswer
+
+
+class _SafeConnection(http.client.HTTPSConnection):
+    response_class = PacedAnswer
+
+
+class _Handler(urllib.request.HTTPHandler):
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_Connection, req)
+
+
+class _SafeHandler(urllib.request.HTTPSHandler):
+    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_SafeConnection, req, context=_tls_context())
+
+
+def make_opener() -> urllib.request.OpenerDirector:
+    """An opener for http and https alone: no files, no FTP, no redirects by itself, no errors for an answer."""
+    opener = urllib.request.OpenerDirector()
+    opener.add_handler(urllib.request.ProxyHandler())
+    opener.add_handler(_Handler())
+    opener.add_handler(_SafeHandler())
+    opener.add_handler(urllib.request.UnknownHandler())
+    return opener
+
+
+@cache
+def _tls_context() -> ssl.SSLContext:
+    return ssl.create_default_context()
+
+
+FaultOfAnswer = Callable[[int, Message, str], HubError]
+"""Makes the error of an answer from its status, headers and address."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a server says of a file before its bytes.
+
+    `etag` and `size_bytes` are the hub's own where it redirects elsewhere (it names the blob then), None where nothing
+    was said; `first` and `end` tell which bytes follow, `end` None where that is open; `url` is the address that
+    answered in the end.
+    """
+
+    url: str
+    status: int
+    etag: str | None
+    size_bytes: int | None
+    commit: str | None
+    first: int
+    end: int | None
+
+
+class Response:
+    """An open answer; to be closed by leaving it."""
+
+    def __init__(self, head: Head, stream: PacedAnswer, timeout_s: float) -> None:
+        self.head = head
+        self._stream = stream
+        self._timeout_s = timeout_s
+        self._waited_s = 0.0
+        self._came_bytes = 0
+
+    def __enter__(self) -> Response:
+        return self
+
+    @property
+    def headers(self) -> Message:
+        """The headers of the answer, as its server wrote them."""
+        return self._stream.headers
+
+    def __exit__(self, *_: object) -> None:
+        self._stream.close()
+
+    def read_some(self, max_bytes: int) -> bytes:
+        """Return what has arrived, at most `max_bytes`; nothing at the end.
+
+        Raises:
+            HubError: where the line is lost, ends before its time, or brings next to nothing.
+        """
+        begun_s = time.monotonic()
+        self._stream.paced.allow(self._timeout_s)
+        try:
+            part = self._stream.read1(max_bytes)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise fault_of(error, self.head.url) from error
+        self._note(len(part), time.monotonic() - begun_s)
+        return part
+
+    def read_up_to(self, max_bytes: int) -> bytes:
+        """Return all of it, but no more than `max_bytes`; for short answers, which are to come soon.
+
+        Raises:
+            HubError: as `read_some`.
+        """
+        limit_s = time.monotonic() + self._timeout_s + max_bytes / SHORT_BYTES_PER_S
+        parts: list[bytes] = []
+        left = max_bytes
+        while left > 0 and (part := self.read_some(min(left, 1 << 18))):
+            parts.append(part)
+            left -= len(part)
+            if time.monotonic() > limit_s:
+                raise fault_of(TimeoutError(), self.head.url)
+        return b"".join(parts)
+
+    def read_whole(self, max_bytes: int) -> bytes:
+        """Return all of it.
+
+        Raises:
+            HubError: as `read_some`, and for more than `max_bytes`.
+        """
+        data = self.read_up_to(max_bytes + 1)
+        if len(data) > max_bytes:
+            raise HubError(
+                "answer",
+                tr("{host} sent more than {max} bytes where little was due.", host=_host(self.head.url), max=max_bytes),
+            )
+        return data
+
+    def _note(self, n_bytes: int, waited_s: float) -> None:
+        """Count what came while we waited; what we do with it takes no time here."""
+        self._came_bytes += n_bytes
+        self._waited_s += waited_s
+        if self._waited_s < self._timeout_s:
+            return
+        if n_bytes and self._came_bytes < self._waited_s * SLOWEST_BYTES_PER_S:
+            raise fault_of(TimeoutError(), self.head.url)
+        self._came_bytes, self._waited_s = 0, 0.0
+
+
+def open_url(
+    url: str,
+    *,
+    token: str | None = None,
+    first: int | None = None,
+    end: int | None = None,
+    timeout_s: float = TIMEOUT_S,
+    fault_of_answer: FaultOfAnswer | None = None,
+) -> Response:
+    """Ask for `url`, for the bytes from `first` up to `end` if they are given, and follow redirects.
+
+    `fault_of_answer`: makes the error of any other status than 200 and 206; None: `fault_of_status`.
+
+    Raises:
+        HubError: for any answer but one of 200 or 206.
+    """
+    headers = {"User-Agent": USER_AGENT, "Accept-Encoding": "identity"}
+    if first is not None:
+        headers["Range"] = f"bytes={first}-{'' if end is None else end - 1}"
+    at, linked = url, _Linked()
+    for _ in range(_MAX_REDIRECTS):
+        require_safe(at, url)
+        sent = {**headers, "Authorization": f"Bearer {token}"} if token and same_origin(at, url) else headers
+        stream = _ask(at, sent, timeout_s, fault_of_answer or fault_of_status)
+        linked = linked.with_answer(stream)
+        if stream.status not in _REDIRECTS:
+            return Response(_head(at, stream, linked), stream, timeout_s)
+        target = stream.headers.get("Location", "")
+        stream.close()
+        at = urljoin(at, target)
+    raise HubError("redirect", tr("{host} redirects in circles; try another address.", host=_host(url)))
+
+
+def open_range(url: str, first: int, end: int, *, token: str | None = None, timeout_s: float = TIMEOUT_S) -> bytes:
+    """Return the bytes from `first` up to `end`, which may be cut short by the end of the file.
+
+    Raises:
+        HubError: as `open_url`; where the server gives no ranges and more would have to be read than that.
+    """
+    with open_url(url, token=token, first=first, end=end, timeout_s=timeout_s) as response:
+        if response.head.first != first:
+            raise HubError(
+                "answer",
+                tr("{host} does not give parts of a file, so its header cannot be read alone.", host=_host(url)),
+            )
+        return response.read_up_to(end - first)
+
+
+@dataclass(frozen=True, slots=True)
+class _Linked:
+    """What the hub says of the blob that it redirects to."""
+
+    etag: str | None = None
+    size_bytes: int | None = None
+    commit: str | None = None
+
+    def with_answer(self, stream: http.client.HTTPResponse) -> _Linked:
+        headers = stream.headers
+        return _Linked(
+            self.etag or plain_etag(headers.get("X-Linked-Etag")),
+            self.size_bytes if self.size_bytes is not None else _number(headers.get("X-Linked-Size")),
+            self.commit or _bounded(headers.get("X-Repo-Commit")),
+        )
+
+
+def plain_etag(value: str | None) -> str | None:
+    """Return an etag without quotation marks and the mark of a weak one; None for none."""
+    bounded = _bounded(value)
+    return bounded.removeprefix("W/").strip('"') or None if bounded else None
+
+
+def _head(url: str, stream: http.client.HTTPResponse, linked: _Linked) -> Head:
+    headers = stream.headers
+    length = _number(headers.get("Content-Length"))
+    first, end, total = 0, length, length
+    if stream.status == http.HTTPStatus.PARTIAL_CONTENT:
+        first, end, total = _content_range(headers.get("Content-Range"), url)
+    return Head(
+        url=url,
+        status=stream.status,
+        etag=linked.etag or plain_etag(headers.get("ETag")) or _bounded(headers.get("Last-Modified")),
+        # An answer of 200 with the length of a page of a proxy would otherwise pass for the file's.
+        size_bytes=total if total is not None else linked.size_bytes,
+        commit=linked.commit,
+        first=first,
+        end=end,
+    )
+
+
+def _content_range(value: str | None, url: str) -> tuple[int, int | None, int | None]:
+    unit, _, rest = (value or "").partition(" ")
+    span, _, total = rest.partition("/")
+    first, _, last = span.partition("-")
+    start, stop = _number(first), _number(last)
+    if unit != "bytes" or start is None or stop is None or stop < start:
+        raise HubError("answer", tr("{host} sent a part of the file without saying which.", host=_host(url)))
+    return start, stop + 1, _number(total)
+
+
+def _open(request: urllib.request.Request, timeout_s: float) -> PacedAnswer:
+    try:
+        stream = make_opener().open(request, timeout=timeout_s)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise fault_of(error, request.full_url) from error
+    assert isinstance(stream, PacedAnswer)
+    return stream
+
+
+def _ask(url: str, headers: dict[str, str], timeout_s: float, fault_of_answer: FaultOfAnswer) -> PacedAnswer:
+    stream = _open(urllib.request.Request(url, headers=headers), timeout_s)
+    if stream.status in (200, 206) or stream.status in _REDIRECTS:
+        return stream
+    with stream:
+        raise fault_of_answer(stream.status, stream.headers, url)
+
+
+def require_safe(url: str, asked: str) -> None:
+    """Refuse an address that the server of `asked` named, if it is no https address, or leads to this machine.
+
+    Raises:
+        HubError: for such an address.
+    """
+    # A server elsewhere must not send us to what listens on this machine.
+    if not is_safe_url(url) or (is_loopback(url) and not is_loopback(asked)):
+        raise HubError(
+            "redirect",
+            tr(
+                "{host} redirects to {clean}, which is no https address; nothing was fetched.",
+                host=_host(asked),
+                clean=clean(url),
+            ),
+        )
+
+
+def fault_of_status(status: int, headers: Message, url: str) -> HubError:
+    """Return what an answer that is no file means."""
+    host = _host(url)
+    code = headers.get("X-Error-Code") or ""
+    if code == "GatedRepo" or (status == 403 and "gated" in (headers.get("X-Error-Message") or "").lower()):
+        return HubError(
+            "gated", tr("{host} gives this model only to those who accepted its terms: do so on its page, then "
+"enter an access token of that account.", host=host),
+        )  # fmt: skip
+    if status == 401:
+        return HubError(
+            "token", tr("{host} wants an access token for this, or does not take the one it was given.", host=host)
+        )
+    if status == 403:
+        return HubError(
+            "refused", tr("{host} refuses this file (403); its link may have expired. Look for it again.", host=host)
+        )
+    if status in (404, 410):
+        return HubError("not_found", tr("{host} has no such file; look for it again.", host=host))
+    if status == 407:
+        return HubError("proxy", tr("The proxy wants a name and a password; put them into the proxy's address."))
+    if status == 416:
+        return HubError(
+            "answer", tr("{host} does not have these bytes of the file (416); it may have changed.", host=host)
+        )
+    if status == 429:
+        return HubError(
+            "rate_limited",
+            tr("{host} takes no more requests for now (429); wait, or enter an access token.", host=host),
+            retry_after_s=retry_after(headers),
+        )  # fmt: skip
+    if status >= 500:
+        return HubError(
+            "server",
+            tr("{host} has trouble of its own ({status}).", host=host, status=status),
+            retry_after_s=retry_after(headers),
+        )
+    return HubError("answer", tr("{host} answered with {status}, which is no file.", host=host, status=status))
+
+
+def retry_after(headers: Message) -> float | None:
+    """Return the seconds that a server wants us to wait, at most `MAX_WAIT_S`; None where it does not say."""
+    value = headers.get("Retry-After")
+    if not value:
+        return None
+    seconds = _number(value.strip())
+    if seconds is None:
+        try:
+            date = parsedate_to_datetime(value)
+        except ValueError:
+            return None
+        from datetime import datetime
+
+        seconds = round((date - datetime.now(date.tzinfo)).total_seconds())
+    return min(max(0.0, float(seconds)), MAX_WAIT_S)
+
+
+def fault_of(error: BaseException, url: str) -> HubError:
+    """Return what a failure of the connection means."""
+    if isinstance(error, HubError):
+        return error
+    cause = error.reason if isinstance(error, urllib.error.URLError) else error
+    host = _host(url)
+    if isinstance(cause, ssl.SSLError):
+        reason = getattr(cause, "verify_message", "") or cause.reason or "TLS"
+        return HubError(
+            "tls", tr("The connection to {host} is not safe ({clean}); check the clock, the proxy and the "
+"certificates of this machine.", host=host, clean=clean(str(reason))),
+        )  # fmt: skip
+    if isinstance(cause, TimeoutError):
+        return HubError("timeout", tr("{host} says nothing; the line or the server is stuck.", host=host))
+    text = clean(str(cause))
+    if "Tunnel connection failed" in text or "unknown url type" in text:
+        return HubError("proxy", tr("The proxy did not connect to {host}: {text}.", host=host, text=text))
+    if isinstance(cause, http.client.HTTPException | ConnectionError):
+        return HubError(
+            "unreachable",
+            tr("The connection to {host} was lost ({text}).", host=host, text=text or type(cause).__name__),
+        )
+    return HubError("unreachable", tr("{host} cannot be reached ({text}); check the network.", host=host, text=text))
+
+
+def _host(url: str) -> str:
+    try:
+        return clean(urlsplit(url).netloc.rpartition("@")[2]) or tr("The server")
+    except ValueError:
+        return tr("The server")
+
+
+def _number(value: str | None) -> int | None:
+    return int(value) if value and len(value) <= 18 and value.isascii() and value.isdigit() else None
+
+
+def _bounded(value: str | None) -> str | None:
+    return value if value and len(value) <= _MAX_VALUE and value.isprintable() else None

@@ -1,0 +1,1 @@
+"""This machine and others as devices: rigs, workers, the tunnel, the examination."""

@@ -1,0 +1,186 @@
+"""What is installed: the engine and its build, drivers, toolkits, the system, and cards that are not used and why."""
+
+from __future__ import annotations
+
+import platform
+import re
+import shutil
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.base.confinement import landlock_version, limits_memory
+from engine.base.engine_build import engine_build
+from engine.base.pci import PciId, parse_pci_id
+from engine.devices.packs.store import ListedPack
+from engine.devices.telemetry.cards import Nvml, nvidia_driver
+from engine.machines.doctor.report import Check
+from engine.runtime.process.system import output_of
+
+PCI_ROOT = Path("/sys/bus/pci/devices")
+MAKERS = {0x10DE: "NVIDIA", 0x1002: "AMD", 0x8086: "Intel"}
+_BACKENDS = {"NVIDIA": ("CUDA", "Vulkan"), "AMD": ("HIP", "ROCm", "Vulkan"), "Intel": ("Vulkan", "SYCL")}
+_SETTING = {"NVIDIA": "cuda", "AMD": "vulkan", "Intel": "vulkan"}
+_DISPLAY, _ACCELERATOR = 0x03, 0x12
+"""PCI base classes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A graphics card or accelerator on the bus. `driver`: the kernel's module for it, empty where it has none."""
+
+    slot: PciId
+    maker: str
+    model: str
+    driver: str = ""
+
+
+def cards_on_bus(root: Path = PCI_ROOT) -> tuple[Card, ...]:
+    """Return the cards of makers whose cards the engine can use, as the kernel sees them; none on other systems."""
+    found = []
+    for folder in sorted(root.glob("*")):
+        slot = parse_pci_id(folder.name)
+        kind, maker = _number(folder / "class") >> 16, MAKERS.get(_number(folder / "vendor"))
+        if slot is not None and maker is not None and kind in (_DISPLAY, _ACCELERATOR):
+            driver = folder / "driver"
+            name = driver.resolve().name if driver.exists() else ""
+            found.append(Card(slot, maker, f"{_number(folder / 'device'):04x}", name))
+    return tuple(found)
+
+
+def card_checks(
+    cards: Collection[Card], used: Collection[PciId], backends: Collection[str], packs: Sequence[ListedPack] = ()
+) -> Iterable[Check]:
+    """Yield a check for each card: used by the engine, or why not. `backends` are those that the engine was built with;
+    `used` the slots of its devices. Where one card is used nothing is wrong with leaving another one, as that of the
+    processor, aside."""
+    has_used = any(card.slot in used for card in cards)
+    for card in cards:
+        is_used = card.slot in used
+        yield Check(
+            name="card",
+            device=f"{card.slot.domain:04x}:{card.slot.bus:02x}:{card.slot.device:02x}",
+            ok=True if is_used else None if has_used else False,
+            detail=f"{card.maker} {card.model}" + ("" if is_used else f": {_why_not(card, backends, packs)}"),
+            figures={"maker": card.maker, "model": card.model, "driver": card.driver or None},
+        )
+
+
+def _why_not(card: Card, backends: Collection[str], packs: Sequence[ListedPack]) -> str:
+    wanted = _BACKENDS[card.maker]
+    installed = [pack for pack in packs if pack.backend in wanted]
+    idle = next((pack for pack in installed if pack.state != "used"), None)
+    if not card.driver:
+        return f"no driver has taken it. Install {card.maker}'s driver."
+    if card.driver == "vfio-pci":
+        return "it is given to a virtual machine."
+    if not set(wanted) & {*backends, *(pack.backend for pack in installed if pack.state == "used")}:
+        if idle is not None:
+            return f"the engine pack {idle.name} is there for it. {idle.words}"
+        return (
+            f"the engine was built without {' and '.join(wanted)}. Install the engine pack (Devices > Engine Packs), "
+            f"or in a checkout the toolkit, then `LAYERDECK_BACKEND={_SETTING[card.maker]} python3 make.py setup`."
+        )
+    if card.driver == "nouveau":
+        return "the free driver nouveau has it, which CUDA cannot use. Install NVIDIA's driver."
+    return "the engine's backend does not list it: driver and toolkit may not belong together, or it is too old."
+
+
+def _number(path: Path) -> int:
+    try:
+        return int(path.read_text(encoding="ascii").strip(), 16)
+    except (OSError, ValueError):
+        return 0
+
+
+_NAMES = {"cuda": "CUDA", "vulkan": "Vulkan", "hip": "HIP", "metal": "Metal", "rpc": "RPC", "sycl": "SYCL",
+          "blas": "BLAS", "cpu": "CPU"}  # fmt: skip
+_TOOLS = {"nvcc": "--version", "glslc": "--version", "hipcc": "--version", "vulkaninfo": "--summary"}
+_TIMEOUT_S = 10.0
+_MAX_WORDS_BYTES = 1 << 16
+_LIBRARY = re.compile(r"(?:lib)?ggml-([a-z]+)(?:-[\w-]+)?\.(?:so|dylib|dll)")
+
+
+def backends_built() -> tuple[str, ...]:
+    """Return the backends that the engine was built with, by the libraries that came with it."""
+    from importlib import metadata
+
+    files = [file.name for file in metadata.distribution("llama_cpp_python").files or ()]
+    found = {match[1] for name in files if (match := _LIBRARY.match(name))}
+    return tuple(sorted(_NAMES[name] for name in found if name in _NAMES))
+
+
+def installed_checks() -> Iterable[Check]:
+    """Yield what is installed. Takes a moment: toolkits are asked for their versions."""
+    yield Check(
+        name="system",
+        detail=f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
+        figures={"system": platform.system(), "release": platform.release(), "machine": platform.machine()},
+    )
+    yield _confinement()
+    backends = backends_built()
+    yield Check(
+        name="engine",
+        detail=f"{engine_build()}, built with {', '.join(backends)}",
+        figures={"build": engine_build(), "backends": " ".join(backends)},
+    )
+    nvml = Nvml()
+    try:
+        nvml.open()
+        driver, problem = nvidia_driver(nvml), nvml.problem
+    finally:
+        nvml.close()
+    yield Check(
+        name="NVIDIA driver",
+        ok=True if driver else None,
+        detail=driver or f"none ({problem or 'not installed'})",
+        figures={"version": driver},
+    )
+    for tool, option in _TOOLS.items():
+        version = _version(tool, option)
+        yield Check(name="toolkit", ok=True if version else None, detail=f"{tool} {version or 'is not installed'}")
+
+
+def pack_checks(packs: Iterable[ListedPack]) -> Iterable[Check]:
+    """Yield the engine packs that are installed. One that is switched off by its owner is in order."""
+    for pack in packs:
+        yield Check(
+            name="engine pack",
+            ok=None if pack.state == "unchecked" else pack.state != "broken",
+            detail=f"{pack.name}: {pack.words}",
+            figures={
+                "backend": pack.backend,
+                "engine": pack.engine,
+                "size_bytes": pack.size_bytes,
+                "state": pack.state,
+            },
+        )
+
+
+def _confinement() -> Check:
+    """Return what children give up here before they open what strangers wrote."""
+    version, limited = landlock_version(), limits_memory()
+    files = (
+        f"children reach their own files alone (Landlock version {version})"
+        if version
+        else "children can reach all that you can: this system has no Landlock (Linux 5.13 and later)"
+    )
+    memory = "their memory is limited" if limited else "their memory is not limited"
+    return Check(
+        name="confinement",
+        ok=True if version and limited else None,
+        detail=f"{files}; {memory}",
+        figures={"landlock_version": version, "memory_limits": limited},
+    )
+
+
+def _version(tool: str, option: str) -> str | None:
+    path = shutil.which(tool)
+    if path is None:
+        return None
+    try:
+        said = output_of([path, option], timeout_s=_TIMEOUT_S, max_bytes=_MAX_WORDS_BYTES)
+    except OSError:
+        return None
+    match = re.search(r"\d{1,9}(?:\.\d{1,9}){1,5}", said.decode("utf-8", "replace"))
+    return match.group() if match else "of unknown version"

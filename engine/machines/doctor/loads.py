@@ -1,0 +1,158 @@
+"""A load of a model on one device, compared with its forecast line by line, with the free memory around it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from engine.base.cancellation import CancelToken
+from engine.base.units import format_bytes
+from engine.devices.device import Device, Rig
+from engine.machines.doctor.report import Check, Figure
+from engine.machines.rigs.discovery import host_device
+from engine.model.gguf.reader import read_model
+from engine.planning.fit.calibration import Calibration
+from engine.planning.layout.layout import single_device
+from engine.planning.memory.model_memory import ModelMemory
+from engine.planning.plan.decisions.context_length import default_context
+from engine.planning.plan.edit import Edit
+from engine.planning.plan.plan import Plan
+from engine.planning.plan.report import DeviceRow
+from engine.runtime.process.questions import Questions, ask_child
+from engine.runtime.protocol.messages import (
+    AllocationFailure,
+    DeviceList,
+    DeviceMemoryQuery,
+    DeviceMemoryReadings,
+    Generate,
+    Generated,
+    ListDevices,
+    LoadedModel,
+)
+from engine.runtime.requests import load_request
+from engine.runtime.session.reports import loaded_event
+
+PARTS = ("weights_bytes", "mapped_bytes", "kv_cache_bytes", "recurrent_bytes", "compute_bytes", "output_bytes")
+N_CTX = 2048
+TOLERATED = 0.01
+"""Part of a forecast that a load may be off by. What is not to the byte is told, what is off by more is wrong."""
+LOAD_TIMEOUT_S = 300.0
+_PROMPT = "What does a computer's memory do?"
+_TOKENS = 24
+
+
+class LoadCheck:
+    """Loads a model on one device after another. `calibration` is what the loads taught in the end."""
+
+    def __init__(
+        self, rig: Rig, model: Path, calibration: Calibration, cancel: CancelToken, argv: list[str] | None = None
+    ) -> None:
+        self._rig = rig
+        self._memory = ModelMemory(read_model(model))
+        self._cancel = cancel
+        self._argv = argv
+        self.calibration = calibration
+
+    def on(self, device: Device) -> Iterable[Check]:
+        """Yield what came of a load of all layers on `device`.
+
+        Raises:
+            EngineError: where it cannot be loaded there for another reason than memory, or after the cancel.
+        """
+        plan = self._plan(device)
+        before = self._free_bytes(device)
+        with Questions(timeout_s=LOAD_TIMEOUT_S, argv=self._argv, cancel=self._cancel, name="load check") as child:
+            answer = child.ask(load_request(plan), _LoadAnswer)
+            if isinstance(answer, AllocationFailure):
+                yield Check(
+                    name="load",
+                    device=device.id,
+                    ok=plan.report.fits is False,
+                    detail=f"out of memory: {format_bytes(answer.requested_bytes)} asked for on {answer.device}, "
+                    f"{'as' if not plan.report.fits else 'not as'} it was forecast",
+                    figures={"requested_bytes": answer.requested_bytes, "free_before_bytes": before},
+                )
+                return
+            told = loaded_event(plan, answer)
+            spoken = child.ask(Generate(id=1, prompt=_PROMPT, max_tokens=_TOKENS, temperature=0.0), Generated)
+            readings = child.ask(DeviceMemoryQuery(), DeviceMemoryReadings).readings
+            during = {each.device: each.free_bytes for each in readings}.get(device.id)
+            if device.is_host:
+                during = host_device().free_bytes
+        after = self._free_bytes(device)
+        free = {"free_before_bytes": before, "free_during_bytes": during, "free_after_bytes": after}
+        forecast = {row.id: row for row in plan.forecast}
+        for row in told.devices:
+            if row.need_bytes or row.mapped_bytes or row.id == device.id:
+                yield _forecast_check(device, row, forecast[row.id])
+        yield _load_check(device, free, spoken)
+        if not device.is_rpc and not device.is_host and before is not None and during is not None:
+            yield self._overhead_check(device, plan, told.devices, before - during)
+
+    def _plan(self, device: Device) -> Plan:
+        model = self._memory.model
+        context = default_context(model, N_CTX)
+        return Plan(self._memory, self._rig, Edit(single_device(model.n_layers, device.id), context))
+
+    def _free_bytes(self, device: Device) -> int | None:
+        """Return what is free now, as the engine tells it of devices; None of a worker, which tells its machine's."""
+        if device.is_host:
+            return host_device().free_bytes
+        if device.is_rpc:
+            return None
+        found = ask_child(ListDevices(), DeviceList, argv=self._argv, cancel=self._cancel, name="free memory")
+        return next((each.free_bytes for each in found.devices if each.name == device.id), None)
+
+    def _overhead_check(self, device: Device, plan: Plan, rows: tuple[DeviceRow, ...], grown_bytes: int) -> Check:
+        known = [row for row in rows if row.id == device.id]
+        self.calibration = self.calibration.with_load(self._rig, plan.forecast, known, {device.id: grown_bytes})
+        overhead_bytes = self.calibration.overhead_bytes(device)
+        taken_bytes = sum(row.need_bytes - row.overhead_bytes for row in known)
+        return Check(
+            name="overhead",
+            device=device.id,
+            ok=None if overhead_bytes is None else True,
+            detail="nothing was learnt" if overhead_bytes is None else f"{format_bytes(overhead_bytes)}, kept",
+            figures={"grown_bytes": grown_bytes, "measured_bytes": taken_bytes, "overhead_bytes": overhead_bytes},
+        )
+
+
+_LoadAnswer: type[LoadedModel | AllocationFailure] = LoadedModel | AllocationFailure  # type: ignore[assignment]
+
+
+def _forecast_check(device: Device, measured: DeviceRow, forecast: DeviceRow) -> Check:
+    """Compare each part of a row; what a process takes besides is no part of what the engine measures."""
+    figures: dict[str, Figure] = {"row": measured.id}
+    off, size_bytes = [], 0
+    for part in PARTS:
+        told, expected = getattr(measured, part), getattr(forecast, part)
+        name = part.removesuffix("_bytes")
+        figures |= {f"{name}_measured_bytes": told, f"{name}_forecast_bytes": expected}
+        size_bytes += expected
+        if told != expected:
+            off.append((name, told - expected))
+    where = "" if measured.id == device.id else f"on {measured.id}: "
+    words = ", ".join(f"{name.replace('_', ' ')} {'+' if by > 0 else '-'}{format_bytes(abs(by))}" for name, by in off)
+    return Check(
+        name="forecast",
+        device=device.id,
+        ok=sum(abs(by) for _, by in off) <= size_bytes * TOLERATED,
+        detail=f"{where}{words or f'exact, {format_bytes(size_bytes)}'}",
+        figures=figures,
+    )
+
+
+def _load_check(device: Device, free: Mapping[str, int | None], spoken: Generated) -> Check:
+    speed = spoken.generated_tokens / spoken.generation_seconds if spoken.generation_seconds > 0 else None
+    words = [
+        f"{name.split('_')[1]} {format_bytes(size_bytes)}"
+        for name, size_bytes in free.items()
+        if size_bytes is not None
+    ]
+    told = f"; free memory {', '.join(words)}" if words else ""
+    return Check(
+        name="load",
+        device=device.id,
+        detail=f"loads and answers{'' if speed is None else f' ({speed:.3g} tok/s)'}{told}",
+        figures={**free, "tokens_per_second": speed, "generated_tokens": spoken.generated_tokens},
+    )

@@ -1,0 +1,327 @@
+"""The steps of an examination of this machine."""
+
+from __future__ import annotations
+
+import getpass
+import platform
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from engine.base.cancellation import CancelToken
+from engine.base.errors import EngineError, WorkerCrashedError
+from engine.base.pci import parse_pci_id
+from engine.base.units import format_bytes
+from engine.devices.device import Device, Feature, Rig
+from engine.devices.packs.store import ListedPack
+from engine.devices.telemetry.cards import Nvml, NvmlReader, read_drivers
+from engine.devices.telemetry.sample import Sample
+from engine.machines.doctor.installed import backends_built, card_checks, cards_on_bus, installed_checks, pack_checks
+from engine.machines.doctor.loads import LoadCheck
+from engine.machines.doctor.report import Check, Figure, Step
+from engine.machines.rigs.check_book import read_check_book, write_check_book
+from engine.machines.rigs.discovery import host_device
+from engine.machines.rigs.engine_checks import (
+    FELL_SILENT,
+    Case,
+    Checked,
+    Checker,
+    Trial,
+    cases_of,
+    shared_cases,
+    write_models,
+)
+from engine.machines.rigs.self_test import keep_verdict, try_repeated
+from engine.machines.rigs.speeds import known_speeds, measured_book
+from engine.planning.fit.calibration import read_calibration, write_calibration
+from engine.planning.fit.speed_book import read_speed_book, write_speed_book
+from engine.planning.speed.speeds import Link
+from engine.runtime.process.questions import raise_if_cancelled
+
+NVML_TOLERANCE = 0.02
+"""Part of a card's memory by which driver and engine may differ: one counts what the firmware keeps."""
+
+_FEATURES: Mapping[bool, tuple[Feature, ...]] = {
+    True: ("weights", "extra_buffers", "flash_attention"),
+    False: ("weights", "flash_attention"),
+}
+"""What is looked at on the host, and on other devices."""
+_SPLIT_NEEDS = 2
+"""Devices, the host among them, that are too few for a split."""
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Where is kept what an examination finds out, and the model that it loads."""
+
+    demo: Path
+    checks: Path
+    verdicts: Path
+    calibration: Path
+    speeds: Path
+
+
+class Machine:
+    """What is examined: the devices of `rig` but those with an endpoint in `held`, and `packs`. Used as a context."""
+
+    def __init__(
+        self,
+        rig: Rig,
+        files: Files,
+        cancel: CancelToken,
+        *,
+        packs: Sequence[ListedPack] = (),
+        held: frozenset[str] = frozenset(),
+        problem: str = "",
+    ) -> None:
+        self._rig = rig
+        self._files = files
+        self._cancel = cancel
+        self._packs = packs
+        self._held = held
+        self._problem = problem
+        self._drivers = read_drivers(rig.devices)
+        self._checker = Checker(rig, cancel=cancel)
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._models: dict[str, Path] = {}
+        self._loads: LoadCheck | None = None
+
+    def __enter__(self) -> Machine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._scratch is not None:
+            self._scratch.cleanup()
+
+    @property
+    def _devices(self) -> tuple[Device, ...]:
+        return tuple(
+            device for device in self._rig.all_devices if device.kind != "accel" and device.endpoint not in self._held
+        )
+
+    def steps(self) -> list[Step]:
+        """Return the whole examination."""
+        return [
+            Step("installed", "Looking at what is installed", self._installed),
+            Step("card", "Looking for cards", self._cards),
+            Step("device", "Looking at the devices", self._listed),
+            *self.engine_steps(),
+            *(
+                Step("load", f"Loading a model on {device.id}", partial(self._load, device), device.id)
+                for device in self._devices
+            ),
+            Step("speed", "Measuring how fast the devices are", self._speeds),
+        ]
+
+    def engine_steps(self) -> list[Step]:
+        """Return the engine's check of itself alone, behind what kept devices from being found."""
+        found = [Step("devices", "Looking at the devices", self._not_found)] if self._problem else []
+        for device in self._devices:
+            for feature in _FEATURES[device.is_host]:
+                words = f"Checking {feature.replace('_', ' ')} on {device.id}"
+                found.append(Step("engine check", words, partial(self._engine, device, feature), device.id))
+            if not device.is_rpc and not device.is_host:
+                words = f"Checking {device.id} as several devices"
+                found.append(Step("repeated device", words, partial(self._repeated, device), device.id))
+        if len(self._devices) > _SPLIT_NEEDS:
+            found.append(Step("tensor split", "Checking splits over several devices", self._splits))
+        return found
+
+    # ------------------------------------------------------------------ what is there
+
+    def _installed(self) -> Iterator[Check]:
+        yield from installed_checks()
+        yield from pack_checks(self._packs)
+
+    def _cards(self) -> Iterable[Check]:
+        slots = (parse_pci_id(device.pci_bus_id or "") for device in self._rig.devices if not device.is_rpc)
+        return card_checks(cards_on_bus(), {slot for slot in slots if slot is not None}, backends_built(), self._packs)
+
+    def _listed(self) -> Iterator[Check]:
+        nvml = Nvml()
+        try:
+            for device in self._rig.all_devices:
+                yield _device_check(device, self._drivers.get(device.id))
+                slot = parse_pci_id(device.pci_bus_id or "")
+                if not device.is_rpc and slot is not None and nvml.handle(slot) is not None:
+                    yield _nvml_check(device, NvmlReader(device.id, slot, nvml).read(0.0))
+        finally:
+            nvml.close()
+
+    def _not_found(self) -> Iterator[Check]:
+        yield Check(name="devices", ok=False, detail=self._problem)
+
+    # ------------------------------------------------------------------ the engine's check of itself
+
+    def _engine(self, device: Device, feature: Feature) -> Iterator[Check]:
+        found = self._checker.run(case for case in cases_of(device, self._made()) if case.feature == feature)
+        self._keep(found)
+        yield engine_check(device.id, feature, found)
+
+    def _splits(self) -> Iterator[Check]:
+        members = tuple(device for device in self._rig.devices if device in self._devices)
+        for case in shared_cases(Rig(members, self._rig.host), self._made()):
+            found = self._checker.run([case])
+            self._keep(found)
+            yield engine_check("+".join(case.devices), "tensor_split", found)
+
+    def _repeated(self, device: Device) -> Iterator[Check]:
+        path = self._made()["F16"]
+        trial = Trial(path)
+        case = Case("repeated", "", (device.id,), trial, trial)
+        try:
+            result = try_repeated(self._rig, device.id, path, cancel=self._cancel)
+        except WorkerCrashedError as error:
+            self._keep([Checked(case, ok=False, reason=f"It dies when {device.id} comes twice.")])
+            yield Check(name="repeated device", device=device.id, ok=False, detail=error.summary())
+            return
+        keep_verdict(self._files.verdicts, device, result)
+        reason = "" if result.passed else f"It computes something else where {device.id} comes twice."
+        self._keep([Checked(case, ok=result.passed, reason=reason)])
+        yield Check(
+            name="repeated device",
+            device=device.id,
+            ok=result.passed,
+            detail=reason or "may come more than once in a layout",
+            figures={"rounds": result.rounds, "different": result.different},
+        )
+
+    def _made(self) -> dict[str, Path]:
+        if self._scratch is None:
+            self._scratch = tempfile.TemporaryDirectory(prefix="layerdeck-check-")
+            self._models = write_models(Path(self._scratch.name), self._cancel)
+        return self._models
+
+    def _keep(self, found: Iterable[Checked]) -> None:
+        book = read_check_book(self._files.checks).with_results(self._rig, self._drivers, found)
+        write_check_book(self._files.checks, book)
+
+    # ------------------------------------------------------------------ what it does with a model
+
+    def _load(self, device: Device) -> Iterator[Check]:
+        if device.endpoint in self._checker.silent:
+            raise EngineError(FELL_SILENT)
+        if self._loads is None:
+            # What was found out a moment ago holds for these loads already.
+            rig = read_check_book(self._files.checks).apply(self._rig, self._drivers)
+            calibration = read_calibration(self._files.calibration)
+            self._loads = LoadCheck(rig, self._files.demo, calibration, self._cancel)
+        known = self._loads.calibration
+        yield from self._loads.on(device)
+        if self._loads.calibration != known:
+            write_calibration(self._files.calibration, self._loads.calibration)
+
+    def _speeds(self) -> Iterator[Check]:
+        book, problems = measured_book(self._rig, read_speed_book(self._files.speeds), self._held, self._cancel)
+        raise_if_cancelled(self._cancel)
+        write_speed_book(self._files.speeds, book)
+        speeds = known_speeds(self._rig, book)
+        for device in self._devices:
+            read, link = speeds.bandwidths.get(device.id), speeds.links.get(device.id)
+            if read is not None:
+                yield speed_check(device, read, link)
+        for problem in problems:
+            yield Check(name="speed", ok=None, detail=problem)
+
+
+def find_rig(*searches: Callable[[], Rig]) -> tuple[Rig, str]:
+    """Return the rig that the first of the searches finds that does not fail, and a sentence on each that did.
+
+    The host alone is found where all fail.
+    """
+    problems: list[str] = []
+    for find in searches:
+        try:
+            return find(), " ".join(problems)
+        except EngineError as error:
+            problems.append(error.summary())
+    return Rig((), host_device()), " ".join(dict.fromkeys(problems))
+
+
+def personal_names(rig: Rig, home: Path, machines: Iterable[str] = ()) -> dict[str, str]:
+    """Return what is personal in texts about `rig`, and what is to stand there.
+
+    `machines`: names and addresses (host:port) of others that were asked for or are paired, found or not.
+    """
+    found = {str(home): "~", platform.node(): "this-machine"}
+    with suppress(OSError, KeyError, ImportError):
+        found[getpass.getuser()] = "user"
+    for number, text in enumerate(filter(None, map(str.strip, machines))):
+        # The whole text comes second: what has no port is no host by itself.
+        found |= {text.rpartition(":")[0] or text: f"machine-of-asked-{number}", text: f"asked-{number}"}
+    for device in rig.devices:
+        if device.endpoint is not None:
+            host = device.endpoint.rpartition(":")[0]
+            found |= {device.endpoint: device.id, host: f"machine-of-{device.id}"}
+            if device.fingerprint is not None:
+                # People chose its name.
+                found[device.name] = f"machine-of-{device.id}"
+    return found
+
+
+def engine_check(device_id: str, feature: Feature, found: Sequence[Checked]) -> Check:
+    """Return one check for what was found of a feature, whatever types it was about."""
+    wrong = [each.reason for each in found if not each.ok and each.is_known]
+    unknown = [each.reason for each in found if not each.is_known]
+    types = ", ".join(each.case.of for each in found if each.ok and each.case.of)
+    figures: dict[str, Figure] = {(each.case.of or "difference"): each.difference for each in found}
+    return Check(
+        name=feature.replace("_", " "),
+        device=device_id,
+        ok=False if wrong else None if unknown else True,
+        detail=" ".join([*wrong, *unknown]) or types or "computes what it should",
+        figures=figures,
+    )
+
+
+def speed_check(device: Device, bytes_per_second: float, link: Link | None) -> Check:
+    """Return how fast a device reads weights, and how far away it is."""
+    figures: dict[str, Figure] = {"read_bytes_per_second": bytes_per_second}
+    detail = f"reads {bytes_per_second / 1e9:.3g} GB/s"
+    if link is not None:
+        figures |= {"round_trip_s": link.latency_s, "sent_bytes_per_second": link.bytes_per_second}
+        how = " through the tunnel" if device.fingerprint is not None else ""
+        detail += f", answers in {link.latency_s * 1e3:.2g} ms{how}, takes {link.bytes_per_second / 1e9:.3g} GB/s"
+    return Check(name="speed", device=device.id, detail=detail, figures=figures)
+
+
+def _device_check(device: Device, driver: str | None) -> Check:
+    what = device.name if not device.is_rpc else "an RPC worker" + (" through a tunnel" if device.fingerprint else "")
+    free = "unknown" if device.free_bytes is None else format_bytes(device.free_bytes)
+    return Check(
+        name="device",
+        device=device.id,
+        detail=f"{what}: {format_bytes(device.total_bytes)}, {free} free{f', driver {driver}' if driver else ''}",
+        figures={
+            "backend": device.backend,
+            "kind": device.kind,
+            "total_bytes": device.total_bytes,
+            "free_bytes": device.free_bytes,
+            "driver": driver,
+        },
+    )
+
+
+def _nvml_check(device: Device, sample: Sample) -> Check:
+    """Compare what the driver tells of a card with what the engine reports."""
+    used, total = sample.used_bytes, sample.total_bytes
+    figures: dict[str, Figure] = {
+        "nvml_total_bytes": total,
+        "nvml_used_bytes": used,
+        "engine_total_bytes": device.total_bytes,
+        "engine_free_bytes": device.free_bytes,
+    }
+    if used is None or total is None:
+        return Check(name="NVML", device=device.id, ok=None, detail=sample.note, figures=figures)
+    off_bytes = abs(total - device.total_bytes)
+    return Check(
+        name="NVML",
+        device=device.id,
+        ok=off_bytes <= total * NVML_TOLERANCE,
+        detail=f"{format_bytes(total)}, {format_bytes(total - used)} free; the engine says "
+        f"{format_bytes(device.total_bytes)}",
+        figures=figures,
+    )

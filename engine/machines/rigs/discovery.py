@@ -1,0 +1,257 @@
+"""Finding devices of this machine and of RPC endpoints.
+
+A short-lived child asks the engine, which may abort or take memory; the host is described here. `find_devices` adds
+what drivers and earlier self-tests tell of the devices.
+"""
+
+from __future__ import annotations
+
+import itertools
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from engine.base.cancellation import CancelToken
+from engine.base.errors import ArgumentError, BusyError, EngineError, UnreachableError
+from engine.base.language import tr
+from engine.base.pci import parse_pci_name
+from engine.base.units import MIB
+from engine.devices.device import BufferFacts, Capabilities, Device, Rig, make_host, remote_margin_bytes
+from engine.devices.endpoint import Greeting, GreetingStatus, greet_all, parse_endpoint
+from engine.devices.host_memory import read_host_memory
+from engine.devices.telemetry.cards import read_card_facts, read_drivers, with_display_margins
+from engine.machines.rigs.check_book import read_check_book
+from engine.machines.rigs.self_test import read_verdicts, with_verdicts
+from engine.model.gguf.quoting import clean
+from engine.runtime.process.questions import DEFAULT_TIMEOUT_S, ask_child, blaming, raise_if_cancelled
+from engine.runtime.protocol.messages import DeviceList, GgmlDevice, ListDevices
+
+_PROCESSORS = Path("/proc/cpuinfo")
+_COMMAND_TIMEOUT_S = 2.0
+
+
+def host_device() -> Device:
+    """Return the host with its memory as of now, limits of control groups included. Quick; starts no child on Linux."""
+    memory = read_host_memory()
+    return make_host(processor_name(), memory.total_bytes, memory.free_bytes)
+
+
+def processor_name() -> str:
+    """Return the processor's name for people."""
+    if sys.platform.startswith("linux"):
+        for line in _processor_lines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name" and value.strip():
+                return value.strip()
+    if sys.platform == "darwin":
+        try:
+            command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
+            found = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_TIMEOUT_S, check=True)
+            return found.stdout.strip() or "CPU"
+        except (OSError, subprocess.SubprocessError):
+            return "CPU"
+    return platform.processor() or platform.machine() or "CPU"
+
+
+def _processor_lines() -> list[str]:
+    try:
+        return _PROCESSORS.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A machine that was paired with: who it is, and where on this machine the tunnel to it begins (host:port)."""
+
+    endpoint: str
+    fingerprint: str
+    name: str
+    via: str
+
+
+def find_devices(
+    verdicts: Path, rpc_endpoints: Sequence[str] = (), *, checks: Path | None = None, peers: Sequence[Peer] = ()
+) -> Rig:
+    """Return this machine's devices, those of the endpoints and those of paired machines, with default margins.
+
+    `verdicts` is the file of self-tests, `checks` that of the engine's checks of itself, None: what they say is left
+    aside. Blocks as `discover` does, and raises what it raises.
+    """
+    rig = _discover(tuple(rpc_endpoints), peers)
+    rig = with_display_margins(rig, read_card_facts(rig.devices))
+    rig = with_verdicts(rig, read_verdicts(verdicts))
+    return rig if checks is None else read_check_book(checks).apply(rig, read_drivers(rig.devices))
+
+
+def find_workers(endpoint: str, checks: Path) -> tuple[Device, ...]:
+    """Return the devices of the RPC worker at `endpoint` (host:port), judged by the file of checks `checks`.
+
+    Blocks as `discover` does, and raises alike.
+    """
+    return _workers(discover((endpoint,)), checks)
+
+
+def find_peer(peer: Peer, checks: Path) -> tuple[Device, ...]:
+    """Return the devices of a paired machine, judged by the file `checks`. Blocks as `discover`, and raises alike."""
+    return _workers(_discover((), (peer,)), checks)
+
+
+def _workers(rig: Rig, checks: Path) -> tuple[Device, ...]:
+    book = read_check_book(checks)
+    return tuple(book.judged(device) for device in rig.devices if device.is_rpc)
+
+
+def _discover(rpc_endpoints: tuple[str, ...], peers: Sequence[Peer]) -> Rig:
+    if not peers:
+        return discover(rpc_endpoints)
+    known = {peer.endpoint: peer for peer in peers}
+    rig = discover((*rpc_endpoints, *known), routes={peer.endpoint: peer.via for peer in peers})
+    return Rig(tuple(_secured(device, known.get(device.endpoint or "")) for device in rig.devices), rig.host)
+
+
+def _secured(device: Device, peer: Peer | None) -> Device:
+    if peer is None:
+        return device
+    name = peer.name if device.endpoint_device == 0 else f"{peer.name} device {device.endpoint_device}"
+    return replace(device, name=name, fingerprint=peer.fingerprint, via=peer.via)
+
+
+DEFAULT_GPU_MARGIN_BYTES = 512 * MIB
+"""Kept free on a GPU by default: its context, scratch pools and the desktop are outside every estimate."""
+
+LESSER_BACKENDS = frozenset({"Vulkan", "OpenCL"})
+"""Backends for everybody's cards: a maker's own computes faster on the same card."""
+
+MAX_NAMED = 5
+"""Endpoints in one sentence, beside the first."""
+
+ENDPOINTS_TIMEOUT_S = 8.0
+"""For the child's questions to endpoints that have greeted: with their hello an answer comes within 10 s."""
+
+
+def discover(
+    rpc_endpoints: Sequence[str] = (),
+    *,
+    routes: Mapping[str, str] | None = None,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    argv: Sequence[str] | None = None,
+    cancel: CancelToken | None = None,
+) -> Rig:
+    """Return this machine's GPUs by ggml's names, then the devices of the endpoints as RPC0.. in order, and the host.
+
+    `routes`: where to dial for endpoints that are behind a tunnel. Blocks for at most about `timeout_s` (the endpoints'
+    2 s hello included).
+
+    Raises:
+        ArgumentError: for a text that is no endpoint, or one given twice.
+        UnreachableError: for an endpoint that does not answer as it should; `BusyError` where it serves somebody else.
+        EngineError: where the child failed.
+    """
+    endpoints = _endpoints(rpc_endpoints)
+    routes = routes or {}
+    greetings = greet_all(endpoints, routes=routes, cancel=cancel)
+    raise_if_cancelled(cancel)
+    _check([greeting for greeting in greetings.values() if not greeting.ok])
+    request = ListDevices(endpoints=endpoints, routes=dict(routes))
+    if endpoints:
+        timeout_s = min(timeout_s, ENDPOINTS_TIMEOUT_S)
+    try:
+        answer = ask_child(request, DeviceList, timeout_s=timeout_s, argv=argv, cancel=cancel, name="discovery")
+    except EngineError as error:
+        raise blaming(error, endpoints, routes) from None
+    return Rig(devices_of(answer.devices), host_device())
+
+
+def _endpoints(texts: Iterable[str]) -> tuple[str, ...]:
+    """Return the endpoints as the engine writes them; it would abort for a stray blank."""
+    endpoints: list[str] = []
+    for text in texts:
+        try:
+            host, port = parse_endpoint(text)
+        except ValueError as error:
+            raise ArgumentError(f"{error}.") from None
+        if f"{host}:{port}" in endpoints:
+            raise ArgumentError(
+                tr("The RPC endpoint {host}:{port} was given twice; give each once.", host=host, port=port)
+            )
+        endpoints.append(f"{host}:{port}")
+    return tuple(endpoints)
+
+
+def _check(failed: Sequence[Greeting]) -> None:
+    if not failed:
+        return
+    first, *others = failed
+    sentence = first.sentence
+    if others:
+        names = ", ".join(each.endpoint for each in others[:MAX_NAMED]) + (", …" if len(others) > MAX_NAMED else "")
+        sentence = tr(
+            "{sentence} So it is with {count} more: {names}.", sentence=sentence, count=len(others), names=names
+        )
+    if first.status is GreetingStatus.BUSY:
+        raise BusyError(sentence, endpoint=first.endpoint)
+    raise UnreachableError(sentence, endpoint=first.endpoint)
+
+
+def devices_of(found: Iterable[GgmlDevice]) -> tuple[Device, ...]:
+    """Translate what ggml reports. The CPU is the host; accelerators compute in its memory and hold no layers."""
+    local = [_local_device(each) for each in found if each.endpoint is None and each.kind in ("gpu", "igpu")]
+    local = _by_one_backend(local)
+    taken = {device.id for device in local}
+    ids = (name for number in itertools.count() if (name := f"RPC{number}") not in taken)
+    remote = [_remote_device(next(ids), each) for each in found if each.endpoint is not None]
+    return (*local, *remote)
+
+
+def _by_one_backend(devices: list[Device]) -> list[Device]:
+    """Return the devices without those that a better backend lists as well: their memory is there once.
+
+    Who wants the other backend switches the pack of the better one off.
+    """
+    placed = [(device, parse_pci_name(device.pci_bus_id or "")) for device in devices]
+    better = {slot for device, slot in placed if slot is not None and device.backend not in LESSER_BACKENDS}
+    return [device for device, slot in placed if slot not in better or device.backend not in LESSER_BACKENDS]
+
+
+def _local_device(found: GgmlDevice) -> Device:
+    known = found.total_bytes > 0
+    return Device(
+        id=found.name,
+        name=clean(found.description or found.name),
+        backend=found.backend,
+        kind=found.kind,
+        total_bytes=found.total_bytes,
+        free_bytes=min(found.free_bytes, found.total_bytes) if known else None,
+        pci_bus_id=found.pci_bus_id,
+        margin_bytes=DEFAULT_GPU_MARGIN_BYTES,
+        buffers=BufferFacts(
+            alignment_bytes=found.alignment_bytes or None,
+            host_alignment_bytes=found.host_alignment_bytes or None,
+            largest_tensor_bytes=found.largest_tensor_bytes or None,
+            largest_buffer_bytes=found.largest_buffer_bytes or None,
+            mixes_streams=found.mixes_streams,
+        ),
+        capabilities=Capabilities(row_split=found.row_split, tensor_split=found.tensor_split),
+    )
+
+
+def _remote_device(device_id: str, found: GgmlDevice) -> Device:
+    device = Device(
+        id=device_id,
+        name=f"{found.endpoint}"
+        if found.endpoint_device == 0
+        else tr("{endpoint} device {endpoint_device}", endpoint=found.endpoint, endpoint_device=found.endpoint_device),
+        backend="RPC",
+        kind="gpu",
+        total_bytes=found.total_bytes,
+        free_bytes=min(found.free_bytes, found.total_bytes) if found.total_bytes else None,
+        endpoint=found.endpoint,
+        endpoint_device=found.endpoint_device,
+        buffers=BufferFacts(alignment_bytes=found.alignment_bytes or None),
+        capabilities=Capabilities(row_split=found.row_split, tensor_split=found.tensor_split),
+    )
+    return replace(device, margin_bytes=remote_margin_bytes(device))

@@ -1,0 +1,317 @@
+"""The engine's check of itself: does every kind of weights and cache compute on a device what it should?
+
+Small models are written in every type of weights. Each case has a child of its own, which decodes a few tokens with one
+of them, so that one that dies costs its case only. What is right is what the CPU computes with plain weights (without
+the copies in an order of its own).
+"""
+
+from __future__ import annotations
+
+import signal as signals
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from engine.base.cancellation import CancelToken
+from engine.base.errors import EngineError, WorkerCrashedError, WorkerStalledError
+from engine.devices.device import CPU_ID, Device, Feature, Rig
+from engine.planning.layout.engine_parameters import MAX_DEVICES, EngineParameters
+from engine.planning.settings.context_settings import KV_TYPES, ContextSettings, KvType
+from engine.runtime.process.questions import Questions, blaming, raise_if_cancelled
+from engine.runtime.protocol.messages import (
+    AllocationFailure,
+    Load,
+    LoadedModel,
+    LogitDigest,
+    Logits,
+    Quantise,
+    Quantised,
+)
+from engine.runtime.requests import device_refs
+
+WEIGHT_TYPES = {
+    "F16": "F16", "BF16": "BF16", "Q4_0": "Q4_0", "Q4_1": "Q4_1", "Q5_0": "Q5_0", "Q5_1": "Q5_1", "Q8_0": "Q8_0",
+    "Q2_K": "Q2_K", "Q3_K": "Q3_K_S", "Q4_K": "Q4_K_S", "Q5_K": "Q5_K_S", "Q6_K": "Q6_K", "IQ4_NL": "IQ4_NL",
+    "IQ4_XS": "IQ4_XS",
+}  # fmt: skip
+"""Types of matrices, and the type of file in which the engine's quantiser makes (nearly) all of them so."""
+N_LAYERS = 2
+_SEED = 11
+
+
+def write_source(path: Path) -> None:
+    """Write a model of random weights as F16: rows of whole blocks for all types, heads that all kernels take."""
+    import gguf
+    import numpy as np
+
+    from engine.model.demo.llama_writer import LlamaShape, Matrix, byte_vocabulary, write_llama
+
+    generator = np.random.default_rng(_SEED)
+
+    def weights(name: str, extents: tuple[int, ...]) -> Matrix:
+        if len(extents) == 1:
+            return np.ones(extents, np.float32)
+        return generator.standard_normal(extents, np.float32) / np.float32(extents[-1] ** 0.5)
+
+    shape = LlamaShape(n_layers=N_LAYERS, n_embd=256, n_head=4, n_head_kv=2, n_ff=512, n_ctx_train=512)
+    kind = gguf.GGMLQuantizationType.F16
+    write_llama(path, shape, byte_vocabulary(), name="engine check", weights=weights, matrix_type=kind)
+
+
+def write_models(folder: Path, cancel: CancelToken | None = None) -> dict[str, Path]:
+    """Return a model for each type that the engine's quantiser can make, by type. Blocks for some seconds.
+
+    Raises:
+        EngineError: after the cancel.
+    """
+    source = folder / "source.gguf"
+    write_source(source)
+    models: dict[str, Path] = {}
+    types = iter(WEIGHT_TYPES.items())
+    while len(models) < len(WEIGHT_TYPES):
+        # A child for all of them, and another one behind a type at which it dies.
+        with Questions(cancel=cancel, name="quantiser") as child:
+            try:
+                for weight_type, file_type in types:
+                    target = folder / f"{weight_type}.gguf"
+                    child.ask(Quantise(path=str(source), target=str(target), file_type=file_type), Quantised)
+                    models[weight_type] = target
+                break
+            except EngineError:
+                raise_if_cancelled(cancel)
+    return models
+
+
+CONTEXT = ContextSettings(n_ctx=256, n_batch=64, n_ubatch=64, threads=2, threads_batch=2, flash_attn="off")
+PROMPTS = (tuple(range(3, 43)), (7,))
+"""One that matrices are multiplied with, and one that they are multiplied with as columns."""
+TOLERANCE = 0.05
+"""Squared difference over the variance of the logits. Other kernels round differently, which gives some thousandths;
+what is wrong gives 1 and more."""
+WEIGHT_TOLERANCE = 0.9
+"""The same where weights of few bits are compared with F16: two bits of random weights give a half."""
+CACHE_TOLERANCE = 0.25
+"""The same where a cache of few bits is compared with one of F16: it is meant to be coarser."""
+FELL_SILENT = "It was not tried: the worker had fallen silent before; start it again."
+TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A model file, the devices that share it (none: the CPU) and how it is computed."""
+
+    model: Path
+    devices: tuple[str, ...] = ()
+    context: ContextSettings = CONTEXT
+    extra_buffers: bool = False
+    tensor_split: bool = False
+
+    @property
+    def parameters(self) -> EngineParameters:
+        """All layers on the devices, or on the CPU."""
+        count = N_LAYERS + 1 if self.devices else 0
+        shares = [1.0] * len(self.devices) if self.tensor_split else [float(count)][: len(self.devices)]
+        return EngineParameters(
+            n_gpu_layers=count,
+            devices=self.devices,
+            tensor_split=(*shares, *[0.0] * (MAX_DEVICES - len(shares))),
+            split_mode="tensor" if self.tensor_split else "layer",
+            extra_buffers=self.extra_buffers,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is looked at: a feature, for a type of weights or cache where it is about one, on devices.
+
+    `expected` gives what `tried` has to.
+    """
+
+    feature: Feature
+    of: str
+    devices: tuple[str, ...]
+    tried: Trial
+    expected: Trial
+    tolerance: float = TOLERANCE
+
+    @property
+    def words(self) -> str:
+        """What is looked at, for people."""
+        match self.feature:
+            case "weights":
+                return f"{self.of} weights"
+            case "extra_buffers":
+                return f"{self.of} weights in the CPU's own order"
+            case "flash_attention":
+                return f"flash attention with a {self.of} cache"
+            case "tensor_split":
+                return "split mode tensor"
+            case "repeated":
+                return "a device that comes twice"
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What came of a case. `reason`: a sentence where it is not `ok`; `difference` as in `TOLERANCE`, None where
+    nothing could be compared. `is_known`: whether it says anything of the feature; a device without room does not, nor
+    does a child that said nothing for so long: it may have been a busy machine. `is_stalled`: that was it."""
+
+    case: Case
+    ok: bool
+    reason: str = ""
+    difference: float | None = None
+    seconds: float = 0.0
+    is_known: bool = True
+    is_stalled: bool = False
+
+
+def cases_of(device: Device, models: dict[str, Path]) -> Iterator[Case]:
+    """Yield what is to be looked at on a device by itself."""
+    host, own = device.is_host, (() if device.is_host else (device.id,))
+    for weight_type, path in models.items():
+        plain = Trial(path)
+        if not host:
+            yield Case("weights", weight_type, own, Trial(path, own), plain)
+            continue
+        usual = Trial(models.get("F16", path))
+        yield Case("weights", weight_type, (CPU_ID,), plain, usual, WEIGHT_TOLERANCE)
+        yield Case("extra_buffers", weight_type, (CPU_ID,), Trial(path, extra_buffers=True), plain)
+    source = models.get("F16")
+    if source is None:
+        return
+    for cache_type in KV_TYPES:
+        expected = Trial(source) if host else Trial(source, context=_with_flash(cache_type))
+        tolerance = CACHE_TOLERANCE if host else TOLERANCE
+        tried = Trial(source, own, _with_flash(cache_type))
+        yield Case("flash_attention", cache_type, own or (CPU_ID,), tried, expected, tolerance)
+
+
+def shared_cases(rig: Rig, models: dict[str, Path]) -> Iterator[Case]:
+    """Yield what several devices are needed for: a tensor split over all that are alike."""
+    path = models.get("F16")
+    if path is None:
+        return
+    alike: dict[str, list[str]] = {}
+    for device in rig.devices:
+        # One that an earlier check took a split away from is asked again, as all else is.
+        can_split = device.capabilities.tensor_split or device.fault("tensor_split") is not None
+        if can_split and device.kind != "accel":
+            alike.setdefault(device.backend, []).append(device.id)
+    for members in alike.values():
+        if 1 < len(members) <= MAX_DEVICES:
+            context = _with_flash("f16")
+            yield Case(
+                "tensor_split", "", tuple(members), Trial(path, tuple(members), context, tensor_split=True), Trial(path)
+            )
+
+
+def _with_flash(cache_type: KvType) -> ContextSettings:
+    return msgspec.structs.replace(CONTEXT, flash_attn="on", type_k=cache_type, type_v=cache_type)
+
+
+@dataclass(slots=True)
+class Checker:
+    """Runs cases; what is expected is computed once. `argv`, `environment`: another child than ours, and in what."""
+
+    rig: Rig
+    argv: Sequence[str] | None = None
+    cancel: CancelToken | None = None
+    environment: Mapping[str, str] | None = None
+    silent: set[str] = field(default_factory=set)
+    """Endpoints of workers that said nothing any more: nobody waits for them again."""
+    _computed: dict[Trial, tuple[float, ...]] = field(default_factory=dict)
+
+    def run(self, cases: Iterable[Case], tell: Callable[[Checked], None] = lambda _checked: None) -> list[Checked]:
+        """Return what came of the cases, in their order; `tell` is told of each as it ends.
+
+        Raises:
+            EngineError: after the cancel.
+        """
+        found = []
+        for case in cases:
+            raise_if_cancelled(self.cancel)
+            checked = self._check(case)
+            tell(checked)
+            found.append(checked)
+        return found
+
+    def _check(self, case: Case) -> Checked:
+        begun_s = time.monotonic()
+        endpoints = {device.endpoint for device in self.rig.devices if device.id in case.devices and device.endpoint}
+        if endpoints & self.silent:
+            return Checked(case, ok=False, reason=FELL_SILENT, is_known=False)
+        try:
+            expected = self._compute_once(case.expected)
+        except EngineError as error:
+            raise_if_cancelled(self.cancel)
+            reason = f"There is nothing to compare with. {error.summary()}"
+            return Checked(case, ok=False, reason=reason, is_known=False)
+        try:
+            logits = self._compute_once(case.tried)
+        except WorkerCrashedError as error:
+            return Checked(case, ok=False, reason=f"It {how_it_ended(error)} with {case.words}.")
+        except WorkerStalledError as error:
+            if endpoints:
+                self.silent |= endpoints
+                # Of the engine on that device it says nothing.
+                return Checked(case, ok=False, reason=blaming(error, sorted(endpoints)).summary(), is_known=False)
+            reason = f"It {how_it_ended(error)} with {case.words}."
+            return Checked(case, ok=False, reason=reason, is_known=False, is_stalled=True)
+        except EngineError as error:
+            raise_if_cancelled(self.cancel)
+            return Checked(case, ok=False, reason=error.summary(), is_known=False)
+        difference = _difference(expected, logits)
+        seconds = time.monotonic() - begun_s
+        if difference is not None and difference <= case.tolerance:
+            return Checked(case, ok=True, difference=difference, seconds=seconds)
+        what = "nothing that is a number" if not logits else "something else than it should"
+        return Checked(case, False, f"It computes {what} with {case.words}.", difference, seconds)
+
+    def _compute_once(self, trial: Trial) -> tuple[float, ...]:
+        """Return logits after each prompt, one behind the other; empty where some are no numbers."""
+        if trial not in self._computed:
+            self._computed[trial] = self._compute(trial)
+        return self._computed[trial]
+
+    def _compute(self, trial: Trial) -> tuple[float, ...]:
+        devices = tuple(ref for ref in device_refs(self.rig) if ref.id in trial.devices)
+        load = Load(path=str(trial.model), devices=devices, parameters=trial.parameters, context=trial.context)
+        with Questions(
+            timeout_s=TIMEOUT_S,
+            argv=self.argv,
+            cancel=self.cancel,
+            name="engine check",
+            environment=self.environment,
+        ) as child:
+            answer = child.ask(load, _LoadAnswer)
+            if isinstance(answer, AllocationFailure):
+                raise EngineError(f"{answer.device} has no room for it: {answer.text}.")
+            samples = [child.ask(Logits(tokens=tokens), LogitDigest).sample for tokens in PROMPTS]
+        return tuple(value for sample in samples for value in sample) if all(samples) else ()
+
+
+_LoadAnswer: type[LoadedModel | AllocationFailure] = LoadedModel | AllocationFailure  # type: ignore[assignment]
+
+
+def how_it_ended(error: WorkerCrashedError | WorkerStalledError) -> str:
+    """Return how a child came to its end, as the predicate of a sentence."""
+    if isinstance(error, WorkerStalledError):
+        return "does not go on"
+    if error.signal is None:
+        return f"ends with exit code {error.exit_code}"
+    try:
+        return f"dies ({signals.Signals(error.signal).name})"
+    except ValueError:
+        return f"dies (signal {error.signal})"
+
+
+def _difference(expected: Sequence[float], found: Sequence[float]) -> float | None:
+    """Return the sum of squared differences over that of what is expected around its mean; None for other lengths."""
+    if not expected or len(expected) != len(found):
+        return None
+    mean = sum(expected) / len(expected)
+    spread = sum((value - mean) ** 2 for value in expected) or 1.0
+    return sum((one - other) ** 2 for one, other in zip(expected, found, strict=True)) / spread

@@ -1,0 +1,332 @@
+"""Local RPC workers with caps: devices for a machine that has none, and one worker for other machines."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from engine.base.errors import ArgumentError, EngineError, WorkerStalledError
+from engine.base.kept_weights import DEFAULT_QUOTA_BYTES
+from engine.base.language import tr
+from engine.base.units import MIB
+from engine.devices.device import Device, Rig
+from engine.devices.endpoint import GreetingStatus, greet_all
+from engine.machines.rigs.discovery import host_device
+from engine.runtime.process.child import ChildProcess
+from engine.runtime.process.outcome import ProcessOutcome
+from engine.runtime.process.questions import error_of
+from engine.runtime.protocol.messages import SERVE_ENVIRONMENT, AnyMessage, Failure, Serve, Serving
+
+START_TIMEOUT_S = 60.0
+MIN_CAP_BYTES = MIB
+CAPS_NOT_ENFORCED = tr("This system cannot limit a worker's memory, so the caps are planned with but not enforced.")
+_LOCAL_HOST = "127.0.0.1"
+_ASK_S = 0.5
+_END_TIMEOUT_S = 5.0
+_UNTIL_POLL_S = 0.25
+
+
+class ServingChild:
+    """A child that serves one device over RPC. States: starting, serving, ended."""
+
+    def __init__(self, request: Serve, *, argv: Sequence[str] | None = None, name: str = "rpc-worker") -> None:
+        self._request = request
+        self._condition = threading.Condition()
+        self._serving: Serving | None = None
+        self._failure: Failure | None = None
+        self._outcome: ProcessOutcome | None = None
+        self._on_ended: Callable[[str], None] | None = None
+        self._child = ChildProcess(
+            self._take,
+            self._take_end,
+            argv=argv,
+            stall_timeout_s=START_TIMEOUT_S,
+            name=name,
+            environment=SERVE_ENVIRONMENT,
+        )
+
+    @property
+    def pid(self) -> int | None:
+        return self._child.pid
+
+    @property
+    def serving(self) -> Serving | None:
+        """What the worker said when it began to serve; None before."""
+        return self._serving
+
+    def start(self) -> None:
+        """Start the process; `wait_until_serving` waits for it. Once."""
+        self._child.start()
+        self._child.send(self._request)
+
+    def wait_until_serving(self, deadline_s: float) -> Serving:
+        """Wait until `deadline_s` of the monotonic clock for the worker to accept connections.
+
+        Raises:
+            EngineError: with the reason why it does not.
+        """
+        with self._condition:
+            self._condition.wait_for(self._is_settled, max(0.0, deadline_s - time.monotonic()))
+            if self._failure is not None:
+                raise error_of(self._failure, self._request)
+            if self._outcome is not None:
+                raise self._outcome.error()
+            if self._serving is None:
+                raise WorkerStalledError(tr("It did not begin to serve in time; close other programs and try again."))
+            return self._serving
+
+    def tell_end(self, on_ended: Callable[[str], None]) -> None:
+        """Have `on_ended` called with a sentence when the worker ends by itself; at once if it already has."""
+        with self._condition:
+            self._on_ended = on_ended
+            outcome = self._outcome
+        if outcome is not None:
+            on_ended(outcome.sentence)
+
+    def wait_for_end(self, timeout_s: float) -> ProcessOutcome | None:
+        """Wait at most `timeout_s` for the worker to end."""
+        return self._child.wait(timeout_s)
+
+    def begin_stop(self) -> None:
+        """Begin to end the worker; nobody is told. In every state, any number of times."""
+        with self._condition:
+            self._on_ended = None
+        self._child.stop(ask_s=_ASK_S)
+
+    def _is_settled(self) -> bool:
+        return self._serving is not None or self._failure is not None or self._outcome is not None
+
+    def _take(self, message: AnyMessage) -> None:
+        with self._condition:
+            if isinstance(message, Serving):
+                self._serving = message
+                self._child.watch(False)
+            elif isinstance(message, Failure):
+                self._failure = message
+            self._condition.notify_all()
+
+    def _take_end(self, outcome: ProcessOutcome) -> None:
+        with self._condition:
+            self._outcome = outcome
+            on_ended = self._on_ended
+            self._condition.notify_all()
+        if on_ended is not None:
+            on_ended(outcome.sentence)
+
+
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    child: ServingChild
+    device: Device
+    baseline_bytes: int
+
+
+@dataclass(slots=True)
+class _Started:
+    children: list[ServingChild] = field(default_factory=list)
+    workers: dict[str, _Worker] = field(default_factory=dict)
+
+
+class LabRig:
+    """Capped RPC workers on this machine, ids RPC0.. in the order of their caps.
+
+    New: `start` or `with` starts all. Started: `rig` has them; `on_worker_ended(id, sentence)` is called, in a thread
+    of the worker's child, for one that ends by itself. Closed: all are gone. Killing this process ends them too, since
+    their input closes.
+    """
+
+    def __init__(
+        self,
+        caps_bytes: Sequence[int],
+        *,
+        on_worker_ended: Callable[[str, str], None] | None = None,
+        argv: Sequence[str] | None = None,
+        start_timeout_s: float = START_TIMEOUT_S,
+    ) -> None:
+        self._caps_bytes = tuple(caps_bytes)
+        self._on_worker_ended = on_worker_ended
+        self._argv = argv
+        self._start_timeout_s = start_timeout_s
+        self._lock = threading.Lock()
+        self._started = _Started()
+        self._closed = False
+        self._rig: Rig | None = None
+
+    def __enter__(self) -> LabRig:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def rig(self) -> Rig:
+        """The workers and the host, as of the start."""
+        if self._rig is None:
+            raise RuntimeError("the lab rig has not been started")
+        return self._rig
+
+    @property
+    def caps_enforced(self) -> bool:
+        """Whether the system refuses a worker memory beyond its cap; if not, say `CAPS_NOT_ENFORCED`."""
+        servings = [worker.child.serving for worker in self._started.workers.values()]
+        return bool(servings) and all(serving is not None and serving.caps_enforced for serving in servings)
+
+    def start(self) -> Rig:
+        """Start all workers in parallel and wait, bounded, until each accepts connections.
+
+        Raises:
+            ArgumentError: for no workers, or a cap too small.
+            EngineError: when one does not start; the others are ended first.
+        """
+        if not self._caps_bytes:
+            raise ArgumentError(tr("A lab rig needs at least one worker, such as --workers 512MiB,512MiB."))
+        if small := [cap_bytes for cap_bytes in self._caps_bytes if cap_bytes < MIN_CAP_BYTES]:
+            raise ArgumentError(
+                tr("A lab worker of {small} bytes is too small; give each at least 1 MiB.", small=small[0])
+            )
+        try:
+            self._start_all()
+        except BaseException:
+            self.close()
+            raise
+        self._rig = Rig(tuple(worker.device for worker in self._started.workers.values()), host_device())
+        for device_id, worker in self._started.workers.items():
+            worker.child.tell_end(partial(self._tell_end, device_id))
+        return self._rig
+
+    def close(self) -> None:
+        """End all workers and wait for them, bounded. In every state, from any thread, any number of times."""
+        with self._lock:
+            self._closed = True
+            children = tuple(self._started.children)
+        for child in children:
+            child.begin_stop()
+        deadline_s = time.monotonic() + _END_TIMEOUT_S
+        for child in children:
+            child.wait_for_end(max(0.0, deadline_s - time.monotonic()))
+
+    def pid(self, device_id: str) -> int | None:
+        """Return the process id of a worker, None for an id that is none of ours."""
+        worker = self._started.workers.get(device_id)
+        return None if worker is None else worker.child.pid
+
+    def baseline_bytes(self, device_id: str) -> int:
+        """Return a worker's VmData before its client allocated anything; 0 for an id that is none of ours."""
+        worker = self._started.workers.get(device_id)
+        return 0 if worker is None else worker.baseline_bytes
+
+    def _start_all(self) -> None:
+        for index, cap_bytes in enumerate(self._caps_bytes):
+            request = Serve(host=_LOCAL_HOST, port=0, cap_bytes=cap_bytes)
+            child = ServingChild(request, argv=self._argv, name=f"lab-{index}")
+            with self._lock:
+                if self._closed:
+                    raise EngineError(tr("The lab rig was closed while it started."))
+                self._started.children.append(child)
+                child.start()
+        deadline_s = time.monotonic() + self._start_timeout_s
+        for index, (child, cap_bytes) in enumerate(zip(self._started.children, self._caps_bytes, strict=True)):
+            try:
+                serving = child.wait_until_serving(deadline_s)
+            except EngineError as error:
+                raise type(error)(
+                    tr("Lab worker {index} did not start. {error}", index=index, error=error.summary())
+                ) from error
+            device = _lab_device(index, serving.port, cap_bytes)
+            self._started.workers[device.id] = _Worker(child, device, serving.baseline_bytes)
+        self._greet_all()
+
+    def _greet_all(self) -> None:
+        names = {worker.device.endpoint or "": worker.device.name for worker in self._started.workers.values()}
+        for endpoint, greeting in greet_all(names).items():
+            if greeting.status is not GreetingStatus.OK:
+                raise EngineError(
+                    tr("{names} did not start: {sentence}", names=names[endpoint], sentence=greeting.sentence)
+                )
+
+    def _tell_end(self, device_id: str, sentence: str) -> None:
+        if self._on_worker_ended is not None and not self._closed:
+            self._on_worker_ended(
+                device_id, tr("{device_id} (lab worker) is gone. {sentence}", device_id=device_id, sentence=sentence)
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class KeptWeights:
+    """Where workers keep weights, each in a folder of its own, and how much each may."""
+
+    folder: Path
+    quota_bytes: int = DEFAULT_QUOTA_BYTES
+
+
+def _made_folder(folder: Path) -> Path:
+    # The child may not make it: it can only reach what is there.
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EngineError(
+            tr("Weights cannot be kept in {folder}: {strerror}.", folder=folder, strerror=error.strerror or error)
+        ) from None
+    return folder
+
+
+def serve(
+    *,
+    port: int,
+    host: str = _LOCAL_HOST,
+    device: str = "CPU",
+    cap_bytes: int | None = None,
+    kept: KeptWeights | None = None,
+    kept_name: str = "",
+    client_port: int | None = None,
+    until: threading.Event | None = None,
+    on_serving: Callable[[Serving], None] | None = None,
+) -> None:
+    """Serve `device` to other programs until `until` is set; the worker is gone when this returns or raises.
+
+    `kept`: where the worker keeps weights, so that a client sends them once, in a folder named `kept_name`, by default
+    after its port. `client_port`: the only port that connections are taken from, where the system can tell.
+
+    Raises:
+        EngineError: when it cannot serve (a port in use, an unknown device), or ended by itself.
+    """
+    request = Serve(host=host, port=port, device=device, cap_bytes=cap_bytes, client_port=client_port)
+    if kept is not None:
+        folder = _made_folder(kept.folder / (kept_name or str(port)))
+        request = msgspec.structs.replace(request, kept_weights=str(folder), kept_quota_bytes=kept.quota_bytes)
+    child = ServingChild(request)
+    until = until or threading.Event()
+    child.start()
+    try:
+        serving = child.wait_until_serving(time.monotonic() + START_TIMEOUT_S)
+        if on_serving is not None:
+            on_serving(serving)
+        while not until.wait(_UNTIL_POLL_S):
+            outcome = child.wait_for_end(0)
+            if outcome is not None:
+                raise outcome.error()
+    finally:
+        child.begin_stop()
+        child.wait_for_end(_END_TIMEOUT_S)
+
+
+def _lab_device(index: int, port: int, cap_bytes: int) -> Device:
+    return Device(
+        id=f"RPC{index}",
+        name=tr("lab worker {index}", index=index),
+        backend="RPC",
+        kind="gpu",
+        total_bytes=cap_bytes,
+        free_bytes=cap_bytes,
+        endpoint=f"{_LOCAL_HOST}:{port}",
+    )

@@ -1,0 +1,149 @@
+"""Is a device safe as two entries of one layout? The same logits say so, again and again.
+
+Two entries of one card are two instances of its backend with streams of their own, which the engine does not make wait
+for each other everywhere. Whether that shows depends on the backend and on the engine's version, so it is tried once
+for each: a small model on the device as one entry, then in interleaved entries, with prompts that fill the pipeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from engine.base.cancellation import CancelToken
+from engine.base.engine_build import engine_version
+from engine.base.errors import EngineError, PlacedError
+from engine.base.json_file import read_kept, write_file
+from engine.base.language import tr
+from engine.devices.device import Device, Rig
+from engine.model.gguf.reader import read_model
+from engine.planning.layout.engine_parameters import MAX_DEVICES, MAX_ENTRIES, EngineParameters
+from engine.planning.settings.context_settings import ContextSettings
+from engine.runtime.process.questions import Questions
+from engine.runtime.protocol.messages import AllocationFailure, Load, LoadedModel, LogitDigest, Logits
+from engine.runtime.requests import device_refs
+
+ROUNDS = 20
+MAX_ENTRIES_TRIED = 5
+MAX_FILE_BYTES = 1 << 16
+CONTEXT = ContextSettings(n_ctx=512, n_batch=256, n_ubatch=32, pipeline="on")
+"""Eight micro batches a prompt: with pipeline parallelism several are under way at once."""
+LOAD_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class SelfTest:
+    """What came of it: how many of the rounds had other logits than the device as one entry."""
+
+    rounds: int
+    different: int
+
+    @property
+    def passed(self) -> bool:
+        return self.rounds > 0 and self.different == 0
+
+
+def try_repeated(
+    rig: Rig,
+    device_id: str,
+    model: Path,
+    *,
+    rounds: int = ROUNDS,
+    argv: Sequence[str] | None = None,
+    cancel: CancelToken | None = None,
+) -> SelfTest:
+    """Load `model` (a small one) on the device once as one entry and once as several, and compare. Blocks.
+
+    Raises:
+        EngineError: where the model cannot be loaded on the device, the child failed, or after the cancel.
+    """
+    positions = read_model(model).n_layers + 1
+    prompts = [_prompt(number) for number in range(rounds)]
+    with Questions(timeout_s=LOAD_TIMEOUT_S, argv=argv, cancel=cancel, name="self-test") as child:
+
+        def digests(runs: Sequence[int]) -> list[str]:
+            answer = child.ask(_load(rig, device_id, model, runs), _LoadAnswer)
+            if isinstance(answer, AllocationFailure):
+                raise EngineError(
+                    tr("{device_id} has no room for the self-test: {text}.", device_id=device_id, text=answer.text)
+                )
+            return [child.ask(Logits(tokens=prompt), LogitDigest).sha256 for prompt in prompts]
+
+        expected = digests([positions])
+        found = digests(_interleaved(positions))
+    return SelfTest(rounds, sum(one != other for one, other in zip(expected, found, strict=True)))
+
+
+_LoadAnswer: type[LoadedModel | AllocationFailure] = LoadedModel | AllocationFailure  # type: ignore[assignment]
+
+
+def _load(rig: Rig, device_id: str, model: Path, runs: Sequence[int]) -> Load:
+    counts = [float(length) for length in runs]
+    return Load(
+        path=str(model),
+        devices=device_refs(rig),
+        parameters=EngineParameters(
+            n_gpu_layers=sum(runs),
+            devices=(device_id,) * len(runs),
+            tensor_split=(*counts, *[0.0] * (MAX_DEVICES - len(counts))),
+            split_mode="layer",
+        ),
+        context=CONTEXT,
+    )
+
+
+def _interleaved(positions: int) -> list[int]:
+    """Return the lengths of as many entries as are tried, as equal as possible."""
+    count = min(MAX_ENTRIES_TRIED, MAX_ENTRIES, positions)
+    return [positions * (index + 1) // count - positions * index // count for index in range(count)]
+
+
+def _prompt(number: int) -> tuple[int, ...]:
+    """Return tokens that differ from round to round; every vocabulary has the first 200."""
+    return tuple(3 + (number * 7 + index * (1 + number % 5)) % 197 for index in range(CONTEXT.n_batch - number))
+
+
+# ------------------------------------------------------------------ what is kept
+
+
+class _Document(msgspec.Struct, frozen=True):
+    version: int
+    passed: dict[str, bool]
+
+
+def verdict_key(device: Device) -> str:
+    """Return what a verdict holds for: a backend, in one version of the engine."""
+    return f"{device.backend} {engine_version()}"
+
+
+def read_verdicts(path: Path) -> dict[str, bool]:
+    """Return the kept verdicts by key; a file that is missing or damaged holds none."""
+    document = read_kept(path, _Document, MAX_FILE_BYTES)
+    return {} if document is None else document.passed
+
+
+def keep_verdict(path: Path, device: Device, result: SelfTest) -> None:
+    """Keep what the test of `device` gave for its backend.
+
+    Raises:
+        PlacedError: where the file cannot be written.
+    """
+    engine = engine_version()
+    kept = {key: passed for key, passed in read_verdicts(path).items() if key.endswith(engine)}
+    document = _Document(version=1, passed=kept | {verdict_key(device): result.passed})
+    write_file(path, msgspec.json.encode(document), what="self-test", fail=PlacedError)
+
+
+def with_verdicts(rig: Rig, verdicts: Mapping[str, bool]) -> Rig:
+    """Return `rig` with the devices repeatable whose backend has passed; what a rig file says of others stays."""
+
+    def judged(device: Device) -> Device:
+        passed = verdicts.get(verdict_key(device))
+        if device.is_rpc or passed is None or passed == device.capabilities.repeatable:
+            return device
+        return replace(device, capabilities=replace(device.capabilities, repeatable=passed))
+
+    return Rig(tuple(map(judged, rig.devices)), rig.host)

@@ -1,0 +1,230 @@
+"""How fast devices read weights and how far away they are: measured on request, kept, learnt from answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from engine.base.cancellation import CancelToken
+from engine.base.errors import BusyError, EngineError, WorkerStalledError
+from engine.base.language import tr
+from engine.base.processor import default_threads
+from engine.base.units import MIB
+from engine.devices.device import CPU_ID, Device, Rig, routes_of
+from engine.devices.endpoint import Greeting, greet_all
+from engine.devices.telemetry.cards import read_card_facts
+from engine.planning.fit.speed_book import KeptDevice, SpeedBook
+from engine.planning.plan.plan import Plan
+from engine.planning.plan.preview import plan_prompt, plan_speed
+from engine.planning.speed.answers import MIN_PROMPT_TOKENS
+from engine.planning.speed.prediction import SpeedForecast
+from engine.planning.speed.speeds import Speeds, layout_class
+from engine.planning.speed.work import Work
+from engine.runtime.process.questions import ask_child, blaming, raise_if_cancelled
+from engine.runtime.protocol.messages import DeviceRef, DeviceSpeed, MeasureSpeed
+from engine.runtime.requests import device_refs
+
+MAX_BYTES = 256 * MIB
+"""More than the caches of cards hold."""
+TIMEOUT_S = 120.0
+"""For one device, which takes some seconds where nothing else runs."""
+MAX_SILENT = 3
+"""Workers that greet and then say nothing; after so many no other one is waited for."""
+_ENOUGH_S = 40.0
+"""A slow device is measured with fewer types of weights than others: what is known of one stands for the rest."""
+_MIN_BYTES = 4 * MIB
+_PART = 4
+"""At most one part in this many of what is free is taken for the test."""
+_TYPES = {"Q8_0": 8, "Q4_0": 2, "Q4_1": 3, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "IQ4_XS": 23}
+"""Types of weights, with ggml's numbers, that stand for all: the kernels of others are like one of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredSpeeds:
+    """Speeds by device id, and a sentence for each device that could not be measured."""
+
+    speeds: Mapping[str, DeviceSpeed]
+    problems: tuple[str, ...] = ()
+
+
+def measure_speeds(
+    rig: Rig,
+    *,
+    held: Iterable[str] = (),
+    n_threads: int | None = None,
+    timeout_s: float = TIMEOUT_S,
+    argv: Sequence[str] | None = None,
+    cancel: CancelToken | None = None,
+) -> MeasuredSpeeds:
+    """Return what was measured. Blocks for some seconds per device; one that fails does not keep others from it.
+
+    `held`: endpoints that our own load uses. They serve one program at a time and are not asked. `n_threads` of the
+    host, None for as many as a load takes.
+
+    Raises:
+        EngineError: after the cancel.
+    """
+    refs = {CPU_ID: DeviceRef(id=CPU_ID, backend="CPU"), **{ref.id: ref for ref in device_refs(rig)}}
+    holding = frozenset(held)
+    speeds: dict[str, DeviceSpeed] = {}
+    problems: list[str] = []
+    # All at once: each of many that say nothing would have the whole time of a greeting.
+    greetings = _greet(rig, holding, cancel)
+    silent: set[str] = set()
+    for device in rig.all_devices:
+        raise_if_cancelled(cancel)
+        if device.kind == "accel":
+            continue
+        try:
+            obstacle = _obstacle(device, holding, silent, greetings)
+            if obstacle:
+                problems.append(obstacle)
+                continue
+            speeds[device.id] = _measure(
+                device, refs[device.id], n_threads or default_threads(), timeout_s, argv, cancel
+            )
+        except EngineError as error:
+            raise_if_cancelled(cancel)
+            endpoints = [device.endpoint] if device.endpoint is not None else []
+            if isinstance(error, WorkerStalledError):
+                silent.update(endpoints)
+            problems.append(f"{device.id}: {blaming(error, endpoints, routes_of([device])).summary()}")
+    return MeasuredSpeeds(speeds, tuple(problems))
+
+
+def _measure(
+    device: Device,
+    ref: DeviceRef,
+    n_threads: int,
+    timeout_s: float,
+    argv: Sequence[str] | None,
+    cancel: CancelToken | None,
+) -> DeviceSpeed:
+    """Return the speed with as large a matrix as there is room for: a worker's cap is not known beforehand."""
+    size_bytes = min(MAX_BYTES, max(0, device.available_bytes) // _PART)
+    while True:
+        request = MeasureSpeed(device=ref, size_bytes=size_bytes, n_threads=n_threads, enough_s=_ENOUGH_S, types=_TYPES)
+        try:
+            return ask_child(request, DeviceSpeed, timeout_s=timeout_s, argv=argv, cancel=cancel, name=tr("speed test"))
+        except BusyError:
+            size_bytes //= _PART
+            if size_bytes < _MIN_BYTES:
+                raise
+
+
+def _greet(rig: Rig, held: frozenset[str], cancel: CancelToken | None) -> Mapping[str, Greeting]:
+    asked = [device for device in rig.devices if device.endpoint is not None and device.endpoint not in held]
+    endpoints = dict.fromkeys(device.endpoint for device in asked if device.endpoint is not None)
+    return greet_all(endpoints, routes=routes_of(asked), cancel=cancel)
+
+
+def _obstacle(device: Device, held: frozenset[str], silent: set[str], greetings: Mapping[str, Greeting]) -> str:
+    if device.endpoint is None:
+        return ""
+    if device.endpoint in held:
+        return tr("{id} holds the loaded model; unload it to measure there.", id=device.id)
+    if device.endpoint in silent or len(silent) >= MAX_SILENT:
+        return tr("{id} was not measured: other devices fell silent when they were.", id=device.id)
+    greeting = greetings[device.endpoint]
+    return "" if greeting.ok else f"{device.id}: {greeting.sentence}"
+
+
+def measured_book(
+    rig: Rig,
+    book: SpeedBook,
+    held: Iterable[str] = (),
+    cancel: CancelToken | None = None,
+    *,
+    n_threads: int | None = None,
+) -> tuple[SpeedBook, tuple[str, ...]]:
+    """Return `book` with the devices of `rig` as they are now, and a sentence for each that could not be measured.
+
+    Blocks for some seconds per device; never for the GUI thread.
+    """
+    found = measure_speeds(rig, held=held, n_threads=n_threads, cancel=cancel)
+    for device in rig.all_devices:
+        speed = found.speeds.get(device.id)
+        if speed is not None:
+            kept = KeptDevice(
+                speed.read_bytes_per_second,
+                speed.round_trip_s,
+                speed.sent_bytes_per_second,
+                dict(speed.by_type),
+                speed.op_s,
+                dict(speed.products),
+            )
+            book = book.with_device(device, kept)
+    return book, found.problems
+
+
+def known_speeds(rig: Rig, book: SpeedBook) -> Speeds:
+    """Return what was measured of the devices of `rig`, and the links of local cards as their drivers tell them."""
+    return book.speeds(rig, card_links(rig))
+
+
+def card_links(rig: Rig) -> dict[str, float]:
+    """Return the bytes per second of the links of local cards, by device id, as their drivers tell them."""
+    facts = read_card_facts(rig.devices)
+    return {key: each.link_bytes_per_second for key, each in facts.items() if each.link_bytes_per_second is not None}
+
+
+def speed_lines(rig: Rig, book: SpeedBook) -> list[str]:
+    """Return a line for each device of `rig` that was measured."""
+    speeds = book.speeds(rig)
+    lines = []
+    for device_id, bandwidth in speeds.bandwidths.items():
+        link = speeds.links.get(device_id)
+        ping, rate = (0.0, 0.0) if link is None else (link.latency_s * 1e3, link.bytes_per_second / 1e9)
+        away = "" if link is None else tr(" (link {ping:.2g} ms, {rate:.2g} GB/s)", ping=ping, rate=rate)
+        lines.append(
+            tr(
+                "{device_id} reads {bandwidth:.3g} GB/s{away}.",
+                device_id=device_id,
+                bandwidth=bandwidth / 1000000000.0,
+                away=away,
+            )
+        )
+    return lines
+
+
+@dataclass(frozen=True, slots=True)
+class TimedAnswer:
+    """An answer that was alone on its devices: its tokens, and how many of them came in a second; of its prompt what
+    was read for it."""
+
+    prompt_tokens: int
+    generated_tokens: int
+    tokens_per_second: float
+    read_tokens: int = 0
+    read_per_second: float = 0.0
+
+
+class BareSpeeds(NamedTuple):
+    """What would have been predicted by measurements alone; `prompt` None where nothing is to be learnt of it."""
+
+    answer: SpeedForecast
+    prompt: SpeedForecast | None
+
+
+def bare_speed(plan: Plan, book: SpeedBook, answer: TimedAnswer) -> BareSpeeds | None:
+    """Return what `answer` would have been predicted to take by measurements alone, without what answers taught; None
+    where nobody can say. Asks drivers."""
+    speeds = known_speeds(plan.rig, book).unlearnt
+    work = Work(plan.model)
+    fill_tokens = answer.prompt_tokens + answer.generated_tokens // 2
+    predicted = plan_speed(work, plan, speeds, fill_tokens)
+    if predicted is None:
+        return None
+    # A prompt with images is read in other ways, and one that was mostly read before says little.
+    tells = plan.edit.side_files.projector is None and answer.read_tokens >= MIN_PROMPT_TOKENS
+    return BareSpeeds(predicted, plan_prompt(work, plan, speeds, answer.read_tokens) if tells else None)
+
+
+def learnt(book: SpeedBook, plan: Plan, predicted: BareSpeeds, answer: TimedAnswer) -> SpeedBook:
+    """Return the book after an answer on `plan`, of which `bare_speed` said what it would take."""
+    name = layout_class(plan.edit.layout, plan.rig)
+    book = book.with_answer(name, plan.rig, predicted.answer, answer.generated_tokens, answer.tokens_per_second)
+    if predicted.prompt is None:
+        return book
+    return book.with_prompt(name, plan.rig, predicted.prompt, answer.read_per_second)

@@ -1,0 +1,249 @@
+"""The calling end of the tunnel: to pair with a machine, or to lead our own processes to the worker of a paired one.
+
+What goes wrong with the other machine becomes a sentence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from enum import StrEnum
+
+from engine.base.errors import EngineError
+from engine.devices.endpoint import GreetingStatus, make_notice, parse_endpoint
+from engine.machines.tunnel.door import is_our_user
+from engine.machines.tunnel.identity import Identity
+from engine.machines.tunnel.pairing import ask_pairing, read_code
+from engine.machines.tunnel.pairings import Pairing, PairingError
+from engine.machines.tunnel.streams import (
+    BrokenTalkError,
+    Purpose,
+    Stream,
+    calling_context,
+    keep_alive,
+    plain_stream,
+    relay,
+    tls_stream,
+)
+
+CALL_TIMEOUT_S = 1.7
+"""Connection, handshake and the other side's first word: a greeting through a tunnel has 2 s for all of it."""
+PAIRING_TIMEOUT_S = 15.0
+MAX_FORWARDED = 8
+"""Connections of our own processes at once."""
+_HOST = "127.0.0.1"
+_LINGER_S = 1.0
+_PAUSE_S = 0.2
+_log = logging.getLogger("layerdeck.engine")
+CHANGED = (
+    "shows another certificate than when it was paired: it was set up anew, or another machine answers in its place. "
+    "If it was set up anew, forget it and pair with it again"
+)
+STRANGER = "does not know this computer (any more); forget it and pair with it again"
+NOT_SECURE = "does not answer as a secure worker does; check the port, and that it runs `rig serve --secure`"
+
+
+class Admission(StrEnum):
+    """The server's first byte of a session."""
+
+    OPEN = "O"
+    BUSY = "B"
+    NO_WORKER = "W"
+
+
+_REFUSALS = {
+    Admission.BUSY: (
+        GreetingStatus.BUSY,
+        "serves another program now, and a worker serves one at a time; end the program that uses it",
+    ),
+    Admission.NO_WORKER: (GreetingStatus.REFUSED, "answers, but its RPC worker does not run; start it again there"),
+}
+
+
+class TunnelError(EngineError):
+    """A machine that could not be called; `words` follow its name in the sentence."""
+
+    kind = "unreachable"
+
+    def __init__(self, endpoint: str, status: GreetingStatus, words: str) -> None:
+        super().__init__(f"{endpoint} {words}.")
+        self.endpoint = endpoint
+        self.status = status
+        self.words = words
+
+
+async def open_session(
+    endpoint: str, certificate: bytes, identity: Identity, timeout_s: float = CALL_TIMEOUT_S
+) -> Stream:
+    """Return a stream to the worker of the machine that holds `certificate`.
+
+    Raises:
+        TunnelError: with the reason, within `timeout_s`.
+    """
+    stream: Stream | None = None
+    try:
+        async with _calling(endpoint, timeout_s):
+            stream = await _call(endpoint, Purpose.SESSION, identity, certificate)
+            admission = await _read_admission(endpoint, stream)
+            if admission is not Admission.OPEN:
+                raise TunnelError(endpoint, *_REFUSALS[admission])
+    except BaseException:
+        if stream is not None:
+            await stream.close()
+        raise
+    return stream
+
+
+async def _read_admission(endpoint: str, stream: Stream) -> Admission:
+    try:
+        first = await stream.receive(1)
+    except TimeoutError:
+        raise
+    except (OSError, BrokenTalkError):
+        # In TLS 1.3 a client has finished its handshake before the server looks at its certificate. A server that does
+        # not admit the certificate closes then: asyncio's sends no alert.
+        raise TunnelError(endpoint, GreetingStatus.UNTRUSTED, STRANGER) from None
+    try:
+        return Admission(first.decode("ascii", "replace"))
+    except ValueError:
+        raise BrokenTalkError("it began with another word") from None
+
+
+def pair_with(endpoint: str, code: str, identity: Identity, name: str, timeout_s: float = PAIRING_TIMEOUT_S) -> Pairing:
+    """Return the pairing with the machine at `endpoint` that shows `code`, to be kept; `name` is what it calls us.
+
+    Blocks, for `timeout_s` at most; for threads without an event loop.
+
+    Raises:
+        TunnelError: if it cannot be called.
+        PairingError: if the two do not pair.
+        ValueError: with a sentence, for a text that is no endpoint or no code.
+    """
+    read_code(code)
+    parse_endpoint(endpoint)
+    return asyncio.run(_pair(endpoint, code, identity, name, timeout_s))
+
+
+async def _pair(endpoint: str, code: str, identity: Identity, name: str, timeout_s: float) -> Pairing:
+    async with _calling(endpoint, timeout_s):
+        stream = await _call(endpoint, Purpose.PAIRING, identity, None)
+        try:
+            return await ask_pairing(stream, identity, name, code, endpoint)
+        except PairingError as error:
+            raise PairingError(f"{endpoint} {error.summary()}.") from None
+        finally:
+            await stream.close()
+
+
+async def _call(endpoint: str, purpose: Purpose, identity: Identity, certificate: bytes | None) -> Stream:
+    """Connect, say what for, and shake hands."""
+    loop = asyncio.get_running_loop()
+    connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        connection.setblocking(False)
+        try:
+            host, port = parse_endpoint(endpoint)
+            found = await loop.getaddrinfo(host, port, family=socket.AF_INET, type=socket.SOCK_STREAM)
+            await loop.sock_connect(connection, found[0][4])
+        except (OSError, UnicodeError) as error:
+            raise _unreached(endpoint, error) from None
+        keep_alive(connection)
+        await loop.sock_sendall(connection, purpose.value.encode())
+        return await tls_stream(connection, calling_context(identity, certificate))
+    except BaseException:
+        connection.close()
+        raise
+
+
+@asynccontextmanager
+async def _calling(endpoint: str, timeout_s: float) -> AsyncIterator[None]:
+    """Make sentences of what goes wrong until the end of the context, which has `timeout_s`."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            yield
+    except TimeoutError:
+        words = f"did not answer within {timeout_s:g} s; check the address, the network and its firewall"
+        raise TunnelError(endpoint, GreetingStatus.TIMED_OUT, words) from None
+    except ssl.SSLCertVerificationError:
+        raise TunnelError(endpoint, GreetingStatus.UNTRUSTED, CHANGED) from None
+    except (OSError, BrokenTalkError):
+        raise TunnelError(endpoint, GreetingStatus.NOT_RPC, NOT_SECURE) from None
+
+
+def _unreached(endpoint: str, error: Exception) -> TunnelError:
+    if isinstance(error, ConnectionRefusedError):
+        words = "refused the connection: nothing listens there; start `rig serve --secure` there"
+        return TunnelError(endpoint, GreetingStatus.REFUSED, words)
+    if isinstance(error, socket.gaierror | UnicodeError):
+        return TunnelError(endpoint, GreetingStatus.UNRESOLVED, "has no IPv4 address; check the name")
+    reason = getattr(error, "strerror", None) or error
+    words = f"cannot be reached ({reason}); check the address and the network"
+    return TunnelError(endpoint, GreetingStatus.REFUSED, words)
+
+
+class Forwarder:
+    """A port of this machine, for processes of our user, that leads to one paired machine.
+
+    It listens from its start on; `run` passes connections on until it is cancelled.
+    """
+
+    def __init__(self, endpoint: str, certificate: bytes, identity: Identity, port: int = 0) -> None:
+        self._endpoint, self._certificate, self._identity = endpoint, certificate, identity
+        self._listening = socket.create_server((_HOST, port), backlog=MAX_FORWARDED)
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on, also if any was asked for."""
+        return int(self._listening.getsockname()[1])
+
+    async def run(self) -> None:
+        """Pass on whatever comes."""
+        loop, tasks = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+        self._listening.setblocking(False)
+        with self._listening:
+            while True:
+                try:
+                    connection, _ = await loop.sock_accept(self._listening)
+                except OSError:  # no descriptors left, or a caller that was gone at once
+                    await asyncio.sleep(_PAUSE_S)
+                    continue
+                if len(tasks) >= MAX_FORWARDED or not is_our_user(connection):
+                    connection.close()
+                    continue
+                task = asyncio.create_task(self._serve(connection))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+
+    async def _serve(self, connection: socket.socket) -> None:
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            caller = await plain_stream(connection)
+            try:
+                await self._forward(caller)
+            finally:
+                await caller.close()
+        except (OSError, BrokenTalkError) as error:
+            _log.info("tunnel: a caller has gone: %s", error)
+        finally:
+            connection.close()
+
+    async def _forward(self, caller: Stream) -> None:
+        try:
+            session = await open_session(self._endpoint, self._certificate, self._identity)
+        except TunnelError as error:
+            await _refuse(caller, make_notice(error.status, error.words))
+            return
+        await relay(session, caller)
+
+
+async def _refuse(caller: Stream, notice: bytes) -> None:
+    """Say why, and return once the caller has it: closing before it has would throw the words away."""
+    await caller.send(notice)
+    caller.transport.write_eof()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_LINGER_S):
+            await caller.wait_for_end()

@@ -1,0 +1,133 @@
+"""The key and certificate of this machine, made once and kept in a file, and the fingerprints of certificates.
+
+Paired machines keep each other's certificates and compare them whole. So the name in a certificate has no meaning, and
+it never expires.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
+
+from engine.base.errors import EngineError
+from engine.base.files import read_at_most
+
+MAX_FILE_BYTES = 1 << 16
+_FROM, _UNTIL = datetime(2000, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
+
+
+class IdentityError(EngineError):
+    """Our key and certificate cannot be read, or not be made."""
+
+    kind = "argument"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Our certificate (DER); `path` is the file with it and its key, which TLS reads."""
+
+    path: Path
+    certificate: bytes
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint_of(self.certificate)
+
+
+def read_identity(path: Path) -> Identity:
+    """Return our identity, and make it where there is none yet; nobody else can read the file.
+
+    Raises:
+        IdentityError: where it can be neither read nor made.
+    """
+    try:
+        if not path.exists():
+            _make(path)
+        data = read_at_most(path, MAX_FILE_BYTES, timeout_s=0.0)
+        certificate = x509.load_pem_x509_certificate(data).public_bytes(Encoding.DER)
+        if os.name != "nt" and path.stat().st_mode & 0o077:
+            path.chmod(0o600)
+    except OSError as error:
+        raise IdentityError(
+            f"The key of this computer in {path} cannot be used ({error.strerror or error}); make the folder writable."
+        ) from None
+    except ValueError:
+        raise IdentityError(
+            f"The key of this computer in {path} is damaged; remove the file, then pair with other computers again."
+        ) from None
+    return Identity(path, certificate)
+
+
+def is_certificate(data: bytes) -> bool:
+    """Return whether these bytes (DER) are one certificate that can be kept of somebody."""
+    if len(data) > MAX_CERTIFICATE_BYTES:
+        return False
+    try:
+        return x509.load_der_x509_certificate(data).public_bytes(Encoding.DER) == data
+    except (ValueError, x509.InvalidVersion):
+        return False
+
+
+def _make(path: Path) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    # Many certificates of one name would be hard to tell for those who look an issuer up.
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"layerdeck-{secrets.token_hex(8)}")])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(_FROM)
+        .not_valid_after(_UNTIL)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    data = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()) + certificate.public_bytes(Encoding.PEM)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{secrets.token_hex(8)}.tmp")
+    try:
+        # Not written first and closed to others after: they could have opened it in between.
+        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        # Another process may have been quicker: then its key is ours too.
+        with suppress(FileExistsError):
+            os.link(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+MAX_CERTIFICATE_BYTES = 4096
+_SHOWN_DIGITS = 16
+_FINGERPRINT = re.compile(r"[0-9a-f]{64}")
+
+
+def fingerprint_of(certificate: bytes) -> str:
+    """Return the SHA-256 of a certificate (DER) in hexadecimal."""
+    return hashlib.sha256(certificate).hexdigest()
+
+
+def shown_fingerprint(fingerprint: str) -> str:
+    """Return the beginning of a fingerprint as people compare it."""
+    digits = fingerprint[:_SHOWN_DIGITS]
+    return " ".join(digits[start : start + 4] for start in range(0, len(digits), 4))
+
+
+def is_fingerprint(text: str) -> bool:
+    """Return whether `text` is a whole fingerprint as rig files have it."""
+    return _FINGERPRINT.fullmatch(text) is not None

@@ -1,0 +1,222 @@
+"""The serving end of the tunnel: a TLS listener that lets paired machines through to one RPC worker of this one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.base.errors import EngineError
+from engine.machines.tunnel.calling import Admission
+from engine.machines.tunnel.identity import Identity, fingerprint_of
+from engine.machines.tunnel.pairing import OpenCode, answer_pairing
+from engine.machines.tunnel.pairings import Pairing, PairingBook
+from engine.machines.tunnel.streams import (
+    BrokenTalkError,
+    Purpose,
+    Stream,
+    keep_alive,
+    plain_stream,
+    read_preface,
+    relay,
+    serving_context,
+    tls_stream,
+)
+
+MAX_CONNECTIONS = 32
+MAX_OF_ONE_ADDRESS = 8
+HELLO_S = 5.0
+"""For preface and handshake of a session."""
+PAIRING_S = 15.0
+BUSY_S = 0.8
+"""A caller waits so long for the session before it, which may just be ending."""
+_BACKLOG = 16
+_LOOK_S = 0.5
+_END_S = 3.0
+_log = logging.getLogger("layerdeck.engine")
+
+
+@dataclass(eq=False, slots=True)
+class _Caller:
+    """One connection. `session` is the fingerprint of the client in a session, empty before."""
+
+    connection: socket.socket
+    address: str
+    session: str = ""
+    task: asyncio.Task[None] | None = None
+
+
+class Listener:
+    """Listens from the start of its context to its end, in an event loop of a thread of its own.
+
+    `reach_worker` returns a connection to the worker, or raises `OSError`; it and `on_paired` are called in threads.
+    Callers beyond the limits are closed at once, and a caller that is no paired machine has some seconds. A pairing
+    that is forgotten ends the session that uses it.
+
+    Raises, on entering:
+        EngineError: if it cannot listen.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        identity: Identity,
+        book: PairingBook,
+        code: OpenCode,
+        name: str,
+        reach_worker: Callable[[], socket.socket],
+        on_paired: Callable[[Pairing], None],
+    ) -> None:
+        self._address = (host, port)
+        self._identity, self._book, self._code, self._name = identity, book, code, name
+        self._reach_worker = reach_worker
+        self._on_paired = on_paired
+        self._callers: set[_Caller] = set()
+        self._session = asyncio.Lock()
+        self._loop = asyncio.new_event_loop()
+        self._listening: socket.socket | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._thread = threading.Thread(target=self._run, name="tunnel-listener", daemon=True)
+
+    def __enter__(self) -> Listener:
+        host, port = self._address
+        try:
+            self._listening = socket.create_server(self._address, backlog=_BACKLOG)
+        except (OSError, OverflowError, UnicodeError) as error:
+            self._loop.close()
+            reason = getattr(error, "strerror", None) or error
+            raise EngineError(
+                f"Cannot listen on {host}:{port}: {reason}. Choose another port or a numeric address of this machine."
+            ) from None
+        self._listening.setblocking(False)
+        self._serving = self._loop.create_task(self._serve())
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._serving is not None
+        assert self._listening is not None
+        self._loop.call_soon_threadsafe(self._serving.cancel)
+        self._thread.join(_END_S)
+        self._listening.close()
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on, also if any was asked for."""
+        assert self._listening is not None
+        return int(self._listening.getsockname()[1])
+
+    def _run(self) -> None:
+        assert self._serving is not None
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(asyncio.wait([self._serving]))
+
+    async def _serve(self) -> None:
+        looking = asyncio.create_task(self._end_forgotten())
+        try:
+            await self._accept()
+        finally:
+            tasks = [looking, *(each.task for each in self._callers if each.task is not None)]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _accept(self) -> None:
+        assert self._listening is not None
+        while True:
+            try:
+                connection, (address, _) = await self._loop.sock_accept(self._listening)
+            except OSError as error:  # no descriptors left, or a caller that was gone at once
+                _log.warning("tunnel: a caller was not taken: %s", error)
+                await asyncio.sleep(_LOOK_S)
+                continue
+            of_address = Counter(each.address for each in self._callers)[address]
+            if len(self._callers) >= MAX_CONNECTIONS or of_address >= MAX_OF_ONE_ADDRESS:
+                connection.close()
+                continue
+            caller = _Caller(connection, address)
+            self._callers.add(caller)
+            caller.task = asyncio.create_task(self._take(caller))
+
+    async def _take(self, caller: _Caller) -> None:
+        try:
+            await self._talk(caller)
+        except (OSError, BrokenTalkError, EngineError) as error:
+            _log.info("tunnel: a caller from %s was left: %s", caller.address, error)
+        except Exception:
+            _log.exception("tunnel: a caller could not be served")
+        finally:
+            caller.connection.close()
+            self._callers.discard(caller)
+
+    async def _talk(self, caller: _Caller) -> None:
+        begin_s = self._loop.time()
+        async with asyncio.timeout_at(begin_s + HELLO_S):
+            purpose = await read_preface(caller.connection)
+        if purpose is None:
+            return
+        keep_alive(caller.connection)
+        if purpose is Purpose.PAIRING:
+            async with asyncio.timeout_at(begin_s + PAIRING_S):
+                await self._pair(caller)
+            return
+        clients = {each.fingerprint: each for each in await asyncio.to_thread(self._book.all, "client")}
+        context = serving_context(self._identity, [each.der for each in clients.values()])
+        async with asyncio.timeout_at(begin_s + HELLO_S):
+            stream = await tls_stream(caller.connection, context, server_side=True)
+        try:
+            client = clients.get(fingerprint_of(stream.certificate))
+            if client is not None:
+                caller.session = client.fingerprint
+                await self._serve_session(stream)
+        finally:
+            await stream.close()
+
+    async def _pair(self, caller: _Caller) -> None:
+        stream = await tls_stream(caller.connection, serving_context(self._identity, None), server_side=True)
+        try:
+            pairing = await answer_pairing(stream, self._identity, self._name, self._code)
+            if pairing is not None:
+                await asyncio.to_thread(self._book.add, pairing)
+                await asyncio.to_thread(self._on_paired, pairing)
+        finally:
+            await stream.close()
+
+    async def _serve_session(self, stream: Stream) -> None:
+        try:
+            async with asyncio.timeout(BUSY_S):
+                await self._session.acquire()
+        except TimeoutError:
+            await stream.send(Admission.BUSY.value.encode())
+            return
+        try:
+            try:
+                worker = await plain_stream(await asyncio.to_thread(self._reach_worker))
+            except OSError:
+                await stream.send(Admission.NO_WORKER.value.encode())
+                return
+            try:
+                await stream.send(Admission.OPEN.value.encode())
+            except BaseException:
+                await worker.close()
+                raise
+            await relay(stream, worker)
+        finally:
+            self._session.release()
+
+    async def _end_forgotten(self) -> None:
+        """End the sessions of clients that are no longer paired, looking again and again."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if not any(each.session for each in self._callers):
+                continue
+            known = {each.fingerprint for each in await asyncio.to_thread(self._book.all, "client")}
+            for caller in self._callers:
+                if caller.session and caller.session not in known and caller.task is not None:
+                    caller.task.cancel()

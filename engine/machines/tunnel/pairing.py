@@ -1,0 +1,171 @@
+"""Pairing: two machines prove to each other that both know a code, and then keep each other's certificate.
+
+The serving machine shows a code of 16 letters and digits, and a person types it at the other one. Over a TLS connection
+on which nobody is known yet each side sends a random nonce and its certificate, and proves with an HMAC, keyed with the
+code, that it knows the code. The HMAC covers both nonces and both certificates as its maker saw them: the server's as
+TLS showed it, the client's as it was sent. Somebody in the middle of the connection shows certificates of his own, so
+the two sides compute different proofs, and nothing is paired.
+
+Somebody in the middle gets the client's proof and may try codes against it at home, without asking anybody. This is why
+the code is long: 31**16 codes are 79 bits. At 10**12 HMACs a second half of them take some 11,500 years, and the code
+is worthless after ten minutes, three wrong tries or one use. A code of 8 letters (40 bits) would be found within a
+second; so short a code needs a password-authenticated key exchange, which the standard library does not have.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from engine.machines.tunnel.identity import Identity, fingerprint_of, is_certificate
+from engine.machines.tunnel.pairings import Pairing, PairingError, make_pairing
+from engine.machines.tunnel.streams import BrokenTalkError, Stream
+
+ALPHABET = "23456789ABCDEFGHJKMNPQRSTUVWXYZ"
+"""Without characters that look alike: 0 and O, 1, I and L."""
+LENGTH = 16
+GROUP_LENGTH = 4
+LIFETIME_S = 600.0
+MAX_GUESSES = 3
+NO_CODE = "shows no pairing code; let it show one, then try again"
+WRONG_CODE = "did not accept the code; check it, and let it show a new one after three wrong ones or ten minutes"
+_ENDED = "does not know the code, or ended the exchange; nothing was paired"
+_NONCE_BYTES = 16
+_DIGEST = "sha256"
+_CLIENT, _SERVER = b"layerdeck pairing 2 client", b"layerdeck pairing 2 server"
+"""What a proof begins with: each side has its own, so that neither can be sent back as the other one."""
+
+
+def make_code() -> str:
+    """Return a code of 79 bits as it is shown: `K7QM-3XHD-9RWP-T2FV`."""
+    letters = "".join(secrets.choice(ALPHABET) for _ in range(LENGTH))
+    return "-".join(letters[at : at + GROUP_LENGTH] for at in range(0, LENGTH, GROUP_LENGTH))
+
+
+def read_code(text: str) -> bytes:
+    """Return the key of the proofs, whichever way people write a code: lower case, spaces, without hyphens.
+
+    Raises:
+        ValueError: with a sentence, for a text that cannot be a code.
+    """
+    letters = "".join(text.upper().replace("-", " ").split())
+    if len(letters) != LENGTH or not set(letters) <= set(ALPHABET):
+        raise ValueError(
+            f"A pairing code has {LENGTH} letters and digits, such as K7QM-3XHD-9RWP-T2FV; the other computer shows it."
+        )
+    return letters.encode()
+
+
+class OpenCode:
+    """The code that may be used now, if there is one. For any thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._code: str | None = None
+        self._until_s = 0.0
+        self._guesses_left = 0
+
+    def renew(self) -> str:
+        """Make a new code, and return it as it is shown."""
+        with self._lock:
+            self._code, self._guesses_left = make_code(), MAX_GUESSES
+            self._until_s = self._clock() + LIFETIME_S
+            return self._code
+
+    @property
+    def current(self) -> str | None:
+        """The code; None if there is none, its time is over, or it was used or guessed at too often."""
+        with self._lock:
+            return self._code if self._is_open() else None
+
+    def take(self, code: str, *, right: bool) -> bool:
+        """Count one attempt with `code`, and return whether it pairs. A right one uses the code up."""
+        with self._lock:
+            if not self._is_open() or code != self._code:
+                return False
+            self._guesses_left -= 1
+            if right:
+                self._code = None
+            return right
+
+    def _is_open(self) -> bool:
+        return self._code is not None and self._guesses_left > 0 and self._clock() < self._until_s
+
+
+class Welcome(msgspec.Struct, frozen=True):
+    """The server's first message. `refusal`: why it pairs with nobody now; empty if it does."""
+
+    nonce: bytes
+    name: str
+    refusal: str = ""
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """The client's certificate (DER), the name that it wants to be listed under, and its proof."""
+
+    nonce: bytes
+    certificate: bytes
+    name: str
+    proof: bytes
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """The server's proof; empty if the client's was wrong."""
+
+    proof: bytes
+
+
+async def answer_pairing(stream: Stream, identity: Identity, name: str, code: OpenCode) -> Pairing | None:
+    """Be the server of one attempt; return the pairing to be kept, None if the client did not know the code.
+
+    Raises:
+        BrokenTalkError, OSError: as a `Stream`.
+    """
+    shown, nonce = code.current, secrets.token_bytes(_NONCE_BYTES)
+    await stream.send_message(Welcome(nonce, name, "" if shown else NO_CODE))
+    if shown is None:
+        return None
+    offer = await stream.receive_message(Offer)
+    if len(offer.nonce) != _NONCE_BYTES or not is_certificate(offer.certificate):
+        raise BrokenTalkError("it offered what cannot be")
+    shared = (read_code(shown), offer.nonce, nonce, offer.certificate, identity.certificate)
+    # The client proves first: whoever calls without the code gets nothing to try codes against.
+    is_right = hmac.compare_digest(offer.proof, _proof(_CLIENT, *shared))
+    if not code.take(shown, right=is_right):
+        await stream.send_message(Verdict(b""))
+        return None
+    await stream.send_message(Verdict(_proof(_SERVER, *shared)))
+    return make_pairing("client", offer.name, offer.certificate, paired_s=int(time.time()))
+
+
+async def ask_pairing(stream: Stream, identity: Identity, name: str, code: str, endpoint: str) -> Pairing:
+    """Be the client of one attempt; return the pairing to be kept.
+
+    Raises:
+        PairingError: with the words that follow the name of the machine.
+        BrokenTalkError, OSError: as a `Stream`.
+    """
+    welcome = await stream.receive_message(Welcome)
+    if welcome.refusal or len(welcome.nonce) != _NONCE_BYTES:
+        raise PairingError(NO_CODE)
+    nonce, certificate = secrets.token_bytes(_NONCE_BYTES), stream.certificate
+    shared = (read_code(code), nonce, welcome.nonce, identity.certificate, certificate)
+    await stream.send_message(Offer(nonce, identity.certificate, name, _proof(_CLIENT, *shared)))
+    proof = (await stream.receive_message(Verdict)).proof
+    if not proof:
+        raise PairingError(WRONG_CODE)
+    if not hmac.compare_digest(proof, _proof(_SERVER, *shared)):
+        raise PairingError(_ENDED)
+    return make_pairing("server", welcome.name, certificate, endpoint, int(time.time()))
+
+
+def _proof(side: bytes, code: bytes, client_nonce: bytes, server_nonce: bytes, client: bytes, server: bytes) -> bytes:
+    """Return a side's proof of the code. Every part has a fixed length but `side`, and the two sides' differ."""
+    fingerprints = (fingerprint_of(client) + fingerprint_of(server)).encode()
+    return hmac.digest(code, side + client_nonce + server_nonce + fingerprints, _DIGEST)

@@ -1,0 +1,159 @@
+"""Machines that are paired with this one: who may use it, and whom it may use, kept in a file."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from engine.base.errors import EngineError, PlacedError
+from engine.base.files import lock_file
+from engine.base.json_file import read_kept, write_kept
+from engine.base.texts import show
+from engine.machines.tunnel.identity import fingerprint_of, shown_fingerprint
+
+VERSION = 1
+MAX_FILE_BYTES = 1 << 20
+MAX_PAIRINGS = 64
+MAX_NAME = 40
+Role = Literal["client", "server"]
+"""What the other one is to us: `client` may use this machine, `server` is one that this machine may use."""
+
+
+class PairingError(EngineError):
+    """A pairing that is not there, or could not be made."""
+
+    kind = "argument"
+
+
+class Pairing(msgspec.Struct, frozen=True):
+    """One direction of a pairing. `certificate` is base64 of DER; `endpoint` (host:port) is where a server was met."""
+
+    role: Role
+    name: str
+    certificate: str
+    endpoint: str = ""
+    paired_s: int = 0
+
+    @property
+    def der(self) -> bytes:
+        """The certificate as TLS takes it; empty where the file holds none."""
+        try:
+            return base64.b64decode(self.certificate, validate=True)
+        except (binascii.Error, ValueError):
+            return b""
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint_of(self.der)
+
+    @property
+    def words(self) -> str:
+        """Name and fingerprint as people compare them."""
+        return f"{self.name} ({shown_fingerprint(self.fingerprint)})"
+
+
+class _Book(msgspec.Struct, frozen=True):
+    version: int = VERSION
+    pairings: tuple[Pairing, ...] = ()
+
+
+def make_pairing(role: Role, name: str, certificate: bytes, endpoint: str = "", paired_s: int = 0) -> Pairing:
+    """Return a pairing; the other side chose `name`, and it is cleaned."""
+    cleaned = show(" ".join(name.split()), MAX_NAME) or "unnamed"
+    return Pairing(role, cleaned, base64.b64encode(certificate).decode(), endpoint, paired_s)
+
+
+class PairingBook:
+    """The file of pairings. Every call reads it anew: window, command line and servers share it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @property
+    def path(self) -> Path:
+        return self._path
+
+    def all(self, role: Role | None = None) -> tuple[Pairing, ...]:
+        """Return the pairings, or those of one role; none where the file is missing, damaged or of another version."""
+        book = read_kept(self._path, _Book, MAX_FILE_BYTES)
+        kept = book.pairings if book is not None and book.version == VERSION else ()
+        return tuple(each for each in kept if each.der and role in (None, each.role))
+
+    def find(self, role: Role, fingerprint: str) -> Pairing | None:
+        """Return a pairing by its fingerprint."""
+        return next((each for each in self.all(role) if each.fingerprint == fingerprint), None)
+
+    def server(self, text: str) -> Pairing:
+        """Return the server that people call `text`: by its name, its endpoint, or the beginning of its fingerprint.
+
+        Raises:
+            PairingError: where none or several are meant.
+        """
+        return _only(text, self.all("server"))
+
+    def add(self, pairing: Pairing) -> None:
+        """Keep a pairing; it takes the place of an earlier one with the same machine in the same role.
+
+        Raises:
+            PlacedError: where the file cannot be written.
+        """
+        with self._alone():
+            others = (each for each in self.all() if not _same(each, pairing))
+            self._write([*others, pairing][-MAX_PAIRINGS:])
+
+    def forget(self, text: str) -> tuple[Pairing, ...]:
+        """Remove a machine in both roles, and return what was removed.
+
+        Raises:
+            PairingError: where none or several are meant.
+            PlacedError: where the file cannot be written.
+        """
+        with self._alone():
+            kept = self.all()
+            fingerprint = _only(text, kept).fingerprint
+            self._write(each for each in kept if each.fingerprint != fingerprint)
+            return tuple(each for each in kept if each.fingerprint == fingerprint)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep other processes from changing the list meanwhile, if the system has locks of files."""
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            reason = f"the folder of the list of pairings cannot be written ({error.strerror})"
+            raise PlacedError(reason, source=self._path.name) from error
+        try:
+            lock_file(descriptor, wait=True)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _write(self, pairings: Iterable[Pairing]) -> None:
+        write_kept(self._path, _Book(pairings=tuple(pairings)), what="list of pairings", fail=PlacedError)
+
+
+def _same(one: Pairing, other: Pairing) -> bool:
+    return (one.role, one.fingerprint) == (other.role, other.fingerprint)
+
+
+def _only(text: str, pairings: Iterable[Pairing]) -> Pairing:
+    digits = text.replace(" ", "").lower()
+    by_fingerprint: dict[str, Pairing] = {}
+    for each in pairings:
+        of_fingerprint = len(digits) >= 4 and each.fingerprint.startswith(digits)
+        if text in (each.name, each.endpoint) or of_fingerprint:
+            by_fingerprint[each.fingerprint] = each
+    if len(by_fingerprint) == 1:
+        return next(iter(by_fingerprint.values()))
+    if not by_fingerprint:
+        raise PairingError(f'No computer is paired under "{show(text, 80)}"; `layerdeck-cli rig peers` lists them.')
+    names = ", ".join(each.words for each in by_fingerprint.values())
+    raise PairingError(f'"{show(text, 80)}" is more than one computer: {names}; write the fingerprint.')

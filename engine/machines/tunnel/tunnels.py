@@ -1,0 +1,250 @@
+"""Children of this process that reach other machines: a tunnel for each paired one, and the search for machines nearby.
+
+A tunnel is started when it is needed, and ends with this process.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from engine.base.errors import EngineError, WorkerStalledError
+from engine.base.programs import child_argv
+from engine.devices.device import Device, Rig
+from engine.machines.tunnel.pairings import PairingBook
+from engine.runtime.process.child import ChildProcess
+from engine.runtime.process.outcome import EndReason, ProcessOutcome
+from engine.runtime.protocol.messages import Failure, Message
+from engine.runtime.protocol.network import (
+    Browse,
+    NearbyMachine,
+    NearbyMachines,
+    OpenTunnel,
+    TunnelMessage,
+    TunnelOpened,
+)
+
+_ASK_NEARBY_S = 0.2
+_END_S = 5.0
+START_TIMEOUT_S = 30.0
+MAX_RESTARTS = 3
+_HOST = "127.0.0.1"
+_ASK_S = 0.5
+_log = logging.getLogger("layerdeck.engine")
+
+
+class _Tunnel:
+    """One child that forwards. It is started again, on the same port, when it ends by itself: three times at most."""
+
+    def __init__(self, request: OpenTunnel, argv: Sequence[str]) -> None:
+        self._request = request
+        self._argv = argv
+        self._condition = threading.Condition()
+        self._port: int | None = None
+        self._problem = ""
+        self._closed = False
+        self._restarts_left = MAX_RESTARTS
+        self._child = self._make()
+
+    def start(self) -> None:
+        with self._condition:
+            self._begin(self._child)
+
+    def wait_until_open(self, deadline_s: float) -> str:
+        """Return where it begins (host:port).
+
+        Raises:
+            EngineError: where it does not open.
+        """
+        with self._condition:
+            self._condition.wait_for(
+                lambda: self._port is not None or bool(self._problem), max(0.0, deadline_s - time.monotonic())
+            )
+            if self._problem:
+                raise EngineError(self._problem)
+            if self._port is None:
+                raise WorkerStalledError("The tunnel did not open in time; close other programs and try again.")
+            return f"{_HOST}:{self._port}"
+
+    @property
+    def is_open(self) -> bool:
+        with self._condition:
+            return not self._problem and not self._closed
+
+    def close(self) -> None:
+        with self._condition:
+            self._closed = True
+            child = self._child
+        child.stop(ask_s=_ASK_S)
+
+    def wait_for_end(self, timeout_s: float) -> None:
+        self._child.wait(timeout_s)
+
+    def _make(self) -> ChildProcess:
+        child = ChildProcess(
+            self._take,
+            self._take_end,
+            argv=self._argv,
+            name="tunnel",
+            about=self._request.endpoint,
+            messages=TunnelMessage,
+        )
+        child.watch(False)
+        return child
+
+    def _begin(self, child: ChildProcess) -> None:
+        child.start()
+        child.send(self._request)
+
+    def _take(self, message: Message) -> None:
+        with self._condition:
+            if isinstance(message, TunnelOpened):
+                self._port = message.port
+            elif isinstance(message, Failure):
+                self._problem = message.message
+            self._condition.notify_all()
+
+    def _take_end(self, outcome: ProcessOutcome) -> None:
+        with self._condition:
+            may_restart = self._port is not None and self._restarts_left > 0 and not self._problem
+            if self._closed or not may_restart:
+                self._problem = self._problem or f"The tunnel ended. {outcome.sentence}"
+                self._condition.notify_all()
+                return
+            self._restarts_left -= 1
+            self._request = msgspec.structs.replace(self._request, port=self._port)
+            child = self._child = self._make()
+            _log.warning("the tunnel to %s is started again: %s", self._request.endpoint, outcome.sentence)
+            # Still under the lock: who closes meanwhile must find a child that it can end.
+            self._begin(child)
+
+
+class Tunnels:
+    """Tunnels by endpoint and fingerprint, each opened once and kept until `close`. Any thread."""
+
+    def __init__(self, identity: Path, book: PairingBook, *, argv: Sequence[str] | None = None) -> None:
+        self._identity = identity
+        self._book = book
+        self._argv = argv
+        self._lock = threading.Lock()
+        self._tunnels: dict[tuple[str, str], _Tunnel] = {}
+        self._closed = False
+
+    def __enter__(self) -> Tunnels:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def reach(self, rig: Rig) -> Rig:
+        """Return `rig` with a tunnel to each machine that is paired; one that is not has none. Blocks for a moment.
+
+        Raises:
+            EngineError: where a tunnel cannot begin on this machine.
+        """
+        vias = self._open({(device.endpoint, device.fingerprint) for device in rig.devices})
+        return Rig(tuple(_with_via(device, vias) for device in rig.devices), rig.host)
+
+    def route(self, endpoint: str, fingerprint: str) -> str:
+        """Return where the tunnel to a machine begins; empty where it is not paired. Raises as `reach`."""
+        return self._open([(endpoint, fingerprint)]).get((endpoint, fingerprint), "")
+
+    def close(self) -> None:
+        """End all tunnels, waiting a bounded time. In every state, any number of times."""
+        with self._lock:
+            self._closed = True
+            tunnels = tuple(self._tunnels.values())
+        for tunnel in tunnels:
+            tunnel.close()
+        deadline_s = time.monotonic() + _END_S
+        for tunnel in tunnels:
+            tunnel.wait_for_end(max(0.0, deadline_s - time.monotonic()))
+
+    def _open(self, wanted: Iterable[tuple[str | None, str | None]]) -> dict[tuple[str, str], str]:
+        opened = {}
+        for endpoint, fingerprint in wanted:
+            if endpoint is None or fingerprint is None:
+                continue
+            tunnel = self._tunnel(endpoint, fingerprint)
+            if tunnel is not None:
+                opened[endpoint, fingerprint] = tunnel
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        return {key: tunnel.wait_until_open(deadline_s) for key, tunnel in opened.items()}
+
+    def _tunnel(self, endpoint: str, fingerprint: str) -> _Tunnel | None:
+        pairing = self._book.find("server", fingerprint)
+        if pairing is None:
+            return None
+        with self._lock:
+            if self._closed:
+                raise EngineError("The program is ending.")
+            known = self._tunnels.get((endpoint, fingerprint))
+            if known is not None and known.is_open:
+                return known
+            request = OpenTunnel(endpoint=endpoint, certificate=pairing.certificate, identity=str(self._identity))
+            tunnel = _Tunnel(request, child_argv("tunnel") if self._argv is None else self._argv)
+            self._tunnels[endpoint, fingerprint] = tunnel
+            tunnel.start()
+            return tunnel
+
+
+def _with_via(device: Device, vias: dict[tuple[str, str], str]) -> Device:
+    if device.endpoint is None or device.fingerprint is None:
+        return device
+    return replace(device, via=vias.get((device.endpoint, device.fingerprint)))
+
+
+class NearbySearch:
+    """Calls `on_found` with all machines whenever there are others, and `on_problem` with a sentence where it ends.
+
+    Both in threads of the child.
+    """
+
+    def __init__(
+        self,
+        on_found: Callable[[tuple[NearbyMachine, ...]], None],
+        on_problem: Callable[[str], None],
+        *,
+        interfaces: Sequence[str] = (),
+        argv: Sequence[str] | None = None,
+    ) -> None:
+        self._on_found, self._on_problem = on_found, on_problem
+        self._request = Browse(interfaces=tuple(interfaces))
+        argv = child_argv("tunnel") if argv is None else argv
+        self._child = ChildProcess(self._take, self._take_end, argv=argv, name="nearby", messages=TunnelMessage)
+        self._child.watch(False)
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def start(self) -> None:
+        """Begin, once; not where it was closed before."""
+        with self._lock:
+            if not self._closed:
+                self._child.start()
+                self._child.send(self._request)
+
+    def close(self) -> None:
+        """End it, waiting a bounded time. In every state, any number of times, from any thread."""
+        with self._lock:
+            self._closed = True
+        self._child.stop(ask_s=_ASK_NEARBY_S)
+        self._child.wait(_END_S)
+
+    def _take(self, message: Message) -> None:
+        if isinstance(message, NearbyMachines):
+            self._on_found(message.machines)
+        elif isinstance(message, Failure):
+            self._on_problem(message.message)
+
+    def _take_end(self, outcome: ProcessOutcome) -> None:
+        if outcome.reason is not EndReason.STOPPED:
+            self._on_problem(f"The search in the network ended. {outcome.sentence}")

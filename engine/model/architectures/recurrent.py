@@ -1,0 +1,176 @@
+"""Architectures of families with recurrent layers: Mamba and its hybrids, RWKV, Granite and Qwen."""
+
+from __future__ import annotations
+
+from engine.model.architectures.record import (
+    ALL_SCALED,
+    ATTENTION_SCALED,
+    EXPERTS_SCALED,
+    NO_SPLIT,
+    PLAIN_GRAPH,
+    Architecture,
+    GraphRecord,
+    Indexer,
+    Records,
+    Recurrence,
+    Style,
+    TensorSplit,
+    Window,
+    same,
+)
+
+_CONVOLUTION = Recurrence("no_kv_heads", "short_convolution")
+_LFM2 = GraphRecord(Style(residual_first="both"), recurrence="recurrent.short_convolution")
+
+_RWKV = Recurrence("all", "wkv")
+
+_GRANITE = Style(rope="finetuned")
+
+_DELTA_NET = Recurrence("interval", "grouped_scan")
+_MULTI_AXIS = Style(positions=4)
+
+RECORDS: Records = {
+    # Models with Mamba's scans or short convolutions, alone or beside attention
+    "mamba": Architecture(
+        recurrence=Recurrence("all", "scan"), split=NO_SPLIT, graph=GraphRecord(recurrence="recurrent.mamba")
+    ),
+    "mamba2": Architecture(
+        recurrence=Recurrence("all", "grouped_scan"),
+        split=NO_SPLIT,
+        graph=GraphRecord(recurrence="recurrent.mamba2"),
+    ),
+    "jamba": Architecture(
+        recurrence=Recurrence("no_kv_heads", "scan"),
+        split=NO_SPLIT,
+        graph=GraphRecord(Style(rope="none", normalises=False, residual_first="both"), recurrence="recurrent.mamba"),
+    ),
+    "falcon-h1": Architecture(
+        recurrence=Recurrence("all", "grouped_scan", beside_attention=True),
+        split=NO_SPLIT,
+        graph=GraphRecord(
+            Style(output_bias=False),
+            layer="special.parallel_hybrid_layer",
+            recurrence="recurrent.mamba2",
+            uses_rope_factors=False,
+        ),
+    ),
+    "plamo2": Architecture(
+        recurrence=Recurrence("no_kv_heads", "grouped_scan"),
+        states_heads=True,
+        split=NO_SPLIT,
+        graph=GraphRecord(recurrence="recurrent.interleaved_mamba", scaled=ATTENTION_SCALED),
+    ),
+    **same(
+        "nemotron_h nemotron_h_moe",
+        Architecture(
+            recurrence=Recurrence("no_kv_heads_no_ffn", "grouped_scan"),
+            split=NO_SPLIT,
+            graph=GraphRecord(
+                Style(rope="none", out_ids="after_norm", activations=2, normalises=None),
+                layer="transformer.single_part_layer",
+                recurrence="recurrent.mamba2",
+                scaled=ALL_SCALED,
+                gating_func="sigmoid",
+            ),
+        ),
+    ),
+    "lfm2": Architecture(
+        window=Window(1, optional=True),
+        recurrence=_CONVOLUTION,
+        output_norm_in_embedding=True,
+        split=TensorSplit(mirrors_state=True),
+        graph=_LFM2,
+    ),
+    "lfm2moe": Architecture(
+        recurrence=_CONVOLUTION,
+        output_norm_in_embedding=True,
+        split=TensorSplit(mirrors_state=True),
+        graph=_LFM2,
+    ),
+    # RWKV, and its time mixing with another model's feed-forward part
+    **same(
+        "rwkv6 rwkv7",
+        Architecture(
+            recurrence=_RWKV,
+            split=NO_SPLIT,
+            graph=GraphRecord(
+                Style(layer_norm=True, input_norm=True), layer="rwkv.rwkv_layer", recurrence="rwkv.time_mixing"
+            ),
+        ),
+    ),
+    **same(
+        "arwkv7 rwkv6qwen2",
+        Architecture(
+            recurrence=_RWKV,
+            split=NO_SPLIT,
+            graph=GraphRecord(layer="rwkv.rwkv_gated_layer", recurrence="rwkv.time_mixing"),
+        ),
+    ),
+    # Granite's models
+    "granite": Architecture(graph=GraphRecord(_GRANITE)),
+    "granitemoe": Architecture(graph=PLAIN_GRAPH),
+    "granite_swa": Architecture(window=Window(), graph=PLAIN_GRAPH),
+    "granitehybrid": Architecture(
+        recurrence=Recurrence("no_kv_heads", "grouped_scan"),
+        split=NO_SPLIT,
+        graph=GraphRecord(_GRANITE, recurrence="recurrent.mamba2"),
+    ),
+    "graniteswitch": Architecture(
+        routed=True,
+        graph=GraphRecord(
+            _GRANITE,
+            embed="special.embed_substitutes",
+            layer="special.switched_layer",
+            attention="special.switched_attention",
+            before="special.route",
+            every_layer=True,
+        ),
+    ),
+    # Qwen's models
+    **same("qwen qwen2", Architecture(graph=PLAIN_GRAPH)),
+    "qwen3moe": Architecture(graph=GraphRecord(scaled=EXPERTS_SCALED)),
+    "qwen3": Architecture(graph=GraphRecord(scaled=ALL_SCALED)),
+    "qwen2moe": Architecture(graph=GraphRecord(Style(normalises=False, divided_gate=True))),
+    "qwen2vl": Architecture(graph=GraphRecord(_MULTI_AXIS)),
+    "qwen3tts": Architecture(split=NO_SPLIT, graph=GraphRecord(_MULTI_AXIS)),
+    **same("qwen3vl qwen3vlmoe", Architecture(graph=GraphRecord(_MULTI_AXIS, layer="special.input_adding_layer"))),
+    "qwen3next": Architecture(
+        recurrence=_DELTA_NET,
+        split=TensorSplit(gated_queries=True, values_by_key=True),
+        graph=GraphRecord(
+            Style(post_norm=False, out_ids="after_norm"),
+            attention="delta_net.gated_attention",
+            recurrence="delta_net.joint_delta_net",
+            scaled=ALL_SCALED - {"joined", "states"},
+        ),
+    ),
+    **same(
+        "qwen35 qwen35moe",
+        Architecture(
+            recurrence=_DELTA_NET,
+            split=TensorSplit(gated_queries=True),
+            graph=GraphRecord(
+                Style(positions=4, post_norm=False, out_ids="after_norm"),
+                attention="delta_net.gated_attention",
+                recurrence="delta_net.delta_net",
+                scaled=ALL_SCALED,
+            ),
+        ),
+    ),
+    "qwen4exp": Architecture(
+        recurrence=_DELTA_NET,
+        indexer=Indexer(),
+        hashed=True,
+        reads_lazily=True,
+        split=NO_SPLIT,
+        graph=GraphRecord(
+            Style(positions=4, bare_end=True, out_ids="never", projections="scaled"),
+            layer="residual_streams.wide_layer",
+            attention="block_sparse.block_scored_attention",
+            recurrence="delta_net.copying_delta_net",
+            before="residual_streams.open_hashed",
+            behind="residual_streams.gated_end",
+            scaled=ALL_SCALED,
+        ),
+    ),
+}

@@ -1,0 +1,27 @@
+"""All records by the name that a file has in `general.architecture`. A new module of records is added here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import ModuleType
+
+from engine.model.architectures import embedding, latent, recurrent, transformers
+from engine.model.architectures.record import Architecture
+
+RECORD_MODULES: tuple[ModuleType, ...] = (transformers, embedding, latent, recurrent)
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    name: record for module in RECORD_MODULES for name, record in module.RECORDS.items()
+}
+
+_PLAIN = Architecture()
+
+
+def find_architecture(name: str) -> Architecture | None:
+    """Return the record of `name`, None where only a probe can tell."""
+    return ARCHITECTURES.get(name)
+
+
+def architecture_rules(name: str) -> Architecture:
+    """Return the record whose rules hold for `name`: where there is none the engine has no rules of its own."""
+    return ARCHITECTURES.get(name, _PLAIN)

@@ -1,0 +1,44 @@
+"""Where a demo model is written to: whole or not at all, with a sentence for a place where it cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from engine.base.errors import ArgumentError
+from engine.base.files import replacing
+from engine.base.language import tr
+
+
+@contextmanager
+def placing(path: Path) -> Iterator[Path]:
+    """Yield an unfinished file that takes the place of `path` at the end: what is there stays whole until then.
+
+    Raises:
+        ArgumentError: when it cannot be written there.
+    """
+    try:
+        if path.is_dir():
+            raise ArgumentError(
+                tr("{path} is a folder; name the file to write, such as {path2}", path=path, path2=path / "demo.gguf")
+            )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as unfinished:
+            yield unfinished
+    except (OSError, ValueError) as error:
+        raise ArgumentError(
+            tr(
+                "The demo model cannot be written to {path}: {reason}; choose another place",
+                path=path,
+                reason=_reason(error),
+            )
+        ) from error
+
+
+def _reason(error: OSError | ValueError) -> str:
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        return tr("what should be a folder is a file")
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return tr("it is not a possible file name")

@@ -1,0 +1,224 @@
+"""Reads a file front to back through a small window, with every length checked against the file's size first.
+
+The file may be here (`FileSource`) or elsewhere, where it can be read in ranges (`RangedSource`).
+
+A window instead of a memory map: mapped pages count as memory of this process, and a file that shrinks
+or a disk that fails would end it with SIGBUS instead of an error.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from itertools import repeat
+from pathlib import Path
+from struct import Struct
+from types import TracebackType
+from typing import Any, Self
+
+from engine.base.errors import ModelFileError
+from engine.base.language import tr
+from engine.base.units import KIB
+
+WINDOW_BYTES = 512 * KIB
+_LENGTH = Struct("<Q")
+
+
+def open_source(path: Path) -> FileSource:
+    """Open a regular file for reading.
+
+    Raises:
+        ModelFileError: when there is none, or it cannot be opened.
+    """
+    try:
+        # Asked before opening: opening a device can act on it, and a pipe without a writer would block.
+        _require_regular(path, path.stat().st_mode)
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except FileNotFoundError:
+        raise ModelFileError(path, tr("there is no such file")) from None
+    except PermissionError:
+        raise ModelFileError(path, tr("may not be read; check its permissions")) from None
+    except OSError as error:
+        raise _read_error(path, error) from error
+    except ValueError:
+        raise ModelFileError(path, tr("is not a possible file name")) from None
+    try:
+        status = os.fstat(descriptor)
+        _require_regular(path, status.st_mode)
+    except OSError as error:
+        os.close(descriptor)
+        raise _read_error(path, error) from error
+    except ModelFileError:
+        os.close(descriptor)
+        raise
+    return FileSource(path, descriptor, status.st_size)
+
+
+def _require_regular(path: Path, mode: int) -> None:
+    if stat.S_ISDIR(mode):
+        raise ModelFileError(path, tr("is a folder; open a .gguf file inside it"))
+    if not stat.S_ISREG(mode):
+        raise ModelFileError(path, tr("is a device or a pipe, not a file; save the model as a file and open that"))
+
+
+def _read_error(path: Path, error: OSError, *, offset: int | None = None) -> ModelFileError:
+    return ModelFileError(
+        path, tr("cannot be read: {strerror}", strerror=error.strerror or type(error).__name__), offset=offset
+    )
+
+
+class ByteSource(ABC):
+    """A file with a position. Failures are `ModelFileError` with the offset where they were found."""
+
+    def __init__(self, path: Path, size_bytes: int, window_bytes: int = WINDOW_BYTES) -> None:
+        self.path = path
+        self.size_bytes = size_bytes
+        self.position = 0
+        self._window_bytes = window_bytes
+        self._window = b""
+        self._window_start = 0
+
+    @abstractmethod
+    def _read(self, position: int, needed: int, wanted: int) -> bytes:
+        """Return `needed` to `wanted` bytes from `position` on, which lie inside of the file; raise `EngineError`."""
+
+    @property
+    def remaining_bytes(self) -> int:
+        return self.size_bytes - self.position
+
+    def error(self, reason: str, *, offset: int | None = None) -> ModelFileError:
+        """Return the error to raise, by default for the present position."""
+        return ModelFileError(self.path, reason, offset=self.position if offset is None else offset)
+
+    def take(self, layout: Struct, what: str) -> tuple[Any, ...]:
+        """Read one fixed record; `what` names it in an error."""
+        start = self._locate(layout.size, what)
+        self.position += layout.size
+        return layout.unpack_from(self._window, start)
+
+    def take_bytes(self, length: int, what: str) -> bytes:
+        """Read `length` bytes; the caller has bounded the length."""
+        start = self._locate(length, what)
+        self.position += length
+        return self._window[start : start + length]
+
+    def take_name(self, max_bytes: int, what: str) -> str:
+        """Read a string that names something: 1 to `max_bytes` bytes of UTF-8."""
+        start = self.position
+        (length,) = self.take(_LENGTH, what)
+        if not 0 < length <= max_bytes:
+            raise self.error(
+                f"has {what} of {length} bytes, 1 to {max_bytes} are possible; it is damaged", offset=start
+            )
+        try:
+            return self.take_bytes(length, what).decode("utf-8")
+        except UnicodeDecodeError:
+            raise self.error(f"has {what} that is not UTF-8 text; it is damaged", offset=start) from None
+
+    def skip(self, length: int, what: str) -> None:
+        """Step over `length` bytes without reading them."""
+        self._require(length, what)
+        self.position += length
+
+    def skip_strings(self, count: int, what: str) -> None:
+        """Step over `count` strings, each an 8-byte length and its bytes; only the lengths are looked at."""
+        self._require(count * _LENGTH.size, what)
+        unpack_from = _LENGTH.unpack_from
+        while count:
+            start = self._locate(_LENGTH.size, what)
+            window, last_start = self._window, len(self._window) - _LENGTH.size
+            n_left = count
+            at = last = start
+            for _ in repeat(None, count):  # The one hot loop: vocabularies have several 100,000 strings.
+                if at > last_start:
+                    break
+                last = at
+                at += 8 + unpack_from(window, at)[0]
+                n_left -= 1
+            count = n_left
+            self.position = self._window_start + at
+            if self.position > self.size_bytes:
+                raise self._ends_in(what, offset=self._window_start + last)
+
+    def find(self, wanted: bytes, within: int) -> bool:
+        """Step to the next place of `wanted` that begins within the next bytes; where there is none, stay."""
+        start = self.position
+        last = min(start + within, self.size_bytes - len(wanted))
+        while self.position <= last:
+            at = self._locate(len(wanted), "what is looked for")
+            found = self._window.find(wanted, at)
+            if found >= 0:
+                self.position = self._window_start + found
+                break
+            self.position = self._window_start + len(self._window) - len(wanted) + 1
+        if start <= self.position <= last:
+            return True
+        self.position = start
+        return False
+
+    def _require(self, length: int, what: str) -> None:
+        if length > self.remaining_bytes:
+            raise self._ends_in(what)
+
+    def _ends_in(self, what: str, *, offset: int | None = None) -> ModelFileError:
+        return self.error(f"ends in the middle of {what}; the file is incomplete", offset=offset)
+
+    def _locate(self, length: int, what: str) -> int:
+        """Return where in the window the next `length` bytes begin, reading on if they are not all there."""
+        start = self.position - self._window_start
+        if start + length > len(self._window) or start < 0:
+            self._require(length, what)
+            wanted = max(length, min(self._window_bytes, self.remaining_bytes))
+            self._window = self._read(self.position, length, wanted)
+            self._window_start = self.position
+            start = 0
+        return start
+
+
+class FileSource(ByteSource):
+    """A file of this machine, open."""
+
+    def __init__(self, path: Path, descriptor: int, size_bytes: int) -> None:
+        super().__init__(path, size_bytes)
+        self._file = open(descriptor, "rb", buffering=0)  # noqa: SIM115 - closed on leaving
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._file.close()
+
+    def _read(self, position: int, needed: int, wanted: int) -> bytes:
+        pieces: list[bytes] = []
+        missing = wanted
+        try:
+            self._file.seek(position)
+            while missing:
+                piece = self._file.read(missing)
+                if not piece:
+                    raise self.error("became shorter while it was being read; another program is writing it")
+                pieces.append(piece)
+                missing -= len(piece)
+        except OSError as error:
+            raise _read_error(self.path, error, offset=position) from error
+        return b"".join(pieces)
+
+
+ReadRange = Callable[[int, int, int], bytes]
+"""Takes a first offset, the end that is needed and the one that is wanted; returns bytes up to one between these."""
+
+
+class RangedSource(ByteSource):
+    """A file that lies elsewhere. `path` names it in errors; nothing is looked for there."""
+
+    def __init__(self, path: Path, size_bytes: int, read_range: ReadRange, *, window_bytes: int) -> None:
+        super().__init__(path, size_bytes, window_bytes)
+        self._read_range = read_range
+
+    def _read(self, position: int, needed: int, wanted: int) -> bytes:
+        data = self._read_range(position, position + needed, position + wanted)
+        if len(data) < needed:
+            raise self.error("is shorter where it lies than it is said to be; try again")
+        return data

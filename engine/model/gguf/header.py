@@ -1,0 +1,260 @@
+"""Parses the header of one GGUF file: metadata, with long arrays stepped over, and the table of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from struct import Struct
+
+from engine.base.errors import ModelFileError
+from engine.base.language import tr
+from engine.base.units import MIB
+from engine.model.gguf.byte_source import ByteSource
+from engine.model.gguf.model_file import LazyArray, MetadataValue, TensorInfo
+from engine.model.gguf.quoting import clean, quote
+from engine.model.gguf.tensor_table import read_tensors
+
+_GGML_MAGICS = (b"lmgg", b"fmgg", b"tjgg", b"algg")
+_CONVERT = tr("convert it to GGUF with llama.cpp's convert_hf_to_gguf.py")
+
+
+def describe_foreign_file(start: bytes) -> str:
+    """Return a sentence for a file that begins with `start` (up to 512 bytes) and not with GGUF's magic."""
+    if not start.strip(b"\0"):
+        return tr("holds only zero bytes at its start; the download is incomplete")
+    if start[:4] in _GGML_MAGICS:
+        return tr("is in GGML's old format, from before GGUF; get the model as GGUF")
+    if start[:4] == b"PK\x03\x04":
+        return tr("is a zip archive or a PyTorch checkpoint, not GGUF; {convert}", convert=_CONVERT)
+    if start[:2] == b"\x80\x02" or start[:2] == b"\x80\x04":
+        return tr("is a Python pickle (a PyTorch checkpoint), not GGUF; {convert}", convert=_CONVERT)
+    if start[8:9] == b"{" and start[4:8] == b"\0\0\0\0":
+        return tr("is a safetensors file, not GGUF; {convert}", convert=_CONVERT)
+    text = start.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if text.startswith((b"<!doctype", b"<html", b"<?xml")):
+        return tr("is a web page, not GGUF; download the file itself, not its page")
+    if text.startswith(b"version https://git-lfs"):
+        return tr("is a Git LFS pointer, not the model; fetch it with `git lfs pull`")
+    if text.startswith((b"{", b"[")):
+        return tr("is a JSON file, not GGUF")
+    return tr("is not a GGUF file")
+
+
+MAX_KEY_BYTES = 65_535  # GGUF specification
+
+# Ours, far above any model known, so that a damaged file costs neither minutes nor memory.
+MAX_STRINGS = 16 * MIB
+MAX_KEPT_BYTES = 16 * MIB
+MAX_KEPT_TEXT_BYTES = 1 * MIB
+MAX_KEPT_ELEMENTS = 4096
+"""Longer arrays of numbers (scores and types of a vocabulary) are stepped over."""
+
+_NEXT_KEY = bytes(7) + b"tokenizer."
+"""How the key behind a vocabulary begins, with the upper bytes of its length."""
+_LENGTH_BYTES = 8
+_MOST_TEXT_BYTES = 32
+"""Of a string of a vocabulary on average, where its end is guessed; most have 6 to 10."""
+
+_U32, _U64, _ARRAY_HEAD = Struct("<I"), Struct("<Q"), Struct("<IQ")
+_STRING, _ARRAY, _BOOL = 8, 9, 7
+_SCALARS = {
+    0: Struct("<B"), 1: Struct("<b"), 2: Struct("<H"), 3: Struct("<h"), 4: Struct("<I"), 5: Struct("<i"),
+    6: Struct("<f"), 7: Struct("<B"), 10: Struct("<Q"), 11: Struct("<q"), 12: Struct("<d"),
+}  # fmt: skip
+
+
+class MetadataReader:
+    """Reads metadata entries, with budgets for what one file may make us keep or step over.
+
+    `arrays` are those that were stepped over, `file_index` is noted in them. `guess`: the end of a vocabulary is looked
+    for by the key behind it instead of by the length of every string in it.
+    """
+
+    def __init__(self, source: ByteSource, *, file_index: int, guess: bool = False) -> None:
+        self.metadata: dict[str, MetadataValue] = {}
+        self.arrays: dict[str, LazyArray] = {}
+        self._source = source
+        self._file_index = file_index
+        self._guess = guess
+        self._kept_bytes = 0
+        self._n_strings = 0
+
+    def read(self, n_pairs: int) -> None:
+        """Read `n_pairs` entries from the source's position."""
+        for _ in range(n_pairs):
+            start = self._source.position
+            key = self._source.take_name(MAX_KEY_BYTES, "a metadata key")
+            self._keep(len(key))
+            if key in self.metadata:
+                raise self._source.error(f"has the metadata key {quote(key)} twice; it is damaged", offset=start)
+            self.metadata[key] = self._value(key)
+
+    def _keep(self, n_bytes: int) -> None:
+        self._kept_bytes += n_bytes
+        if self._kept_bytes > MAX_KEPT_BYTES:
+            raise self._source.error("has more metadata than any model; it is damaged")
+
+    def _value(self, key: str) -> MetadataValue:
+        source, what = self._source, f"the value of {quote(key)}"
+        (kind,) = source.take(_U32, what)
+        if kind == _STRING:
+            return self._text(what)
+        if kind == _ARRAY:
+            return self._array(key, what)
+        if kind not in _SCALARS:
+            raise source.error(f"has a value of unknown type {kind} for {quote(key)}; it is damaged")
+        (value,) = source.take(_SCALARS[kind], what)
+        return _as_value(kind, value)
+
+    def _text(self, what: str) -> str | None:
+        (length,) = self._source.take(_U64, what)
+        if length > MAX_KEPT_TEXT_BYTES:
+            self._source.skip(length, what)
+            return None
+        self._keep(length)
+        # Free text for people may be cut anywhere by the tool that wrote it; that makes no model unreadable.
+        return self._source.take_bytes(length, what).decode("utf-8", errors="replace")
+
+    def _array(self, key: str, what: str) -> MetadataValue:
+        source = self._source
+        start = source.position
+        kind, count = source.take(_ARRAY_HEAD, what)
+        if kind == _STRING:
+            self._n_strings += count
+            if self._n_strings > MAX_STRINGS:
+                raise source.error(
+                    f"claims {count} strings for {quote(key)}, more than any model has; it is damaged", offset=start
+                )
+            self.arrays[key] = LazyArray("string", count, self._file_index, source.position)
+            if not (self._guess and self._find_next_key(count)):
+                source.skip_strings(count, what)
+            return None
+        if kind not in _SCALARS:
+            raise source.error(
+                f"has array elements of unknown type {kind} for {quote(key)}; it is damaged", offset=start
+            )
+        element = _SCALARS[kind]
+        if count > MAX_KEPT_ELEMENTS:
+            self.arrays[key] = LazyArray(element.format[1:], count, self._file_index, source.position)
+            source.skip(count * element.size, what)
+            return None
+        self._keep(count * element.size)
+        values = Struct(f"<{count}{element.format[1:]}")
+        return tuple(_as_value(kind, value) for value in source.take(values, what))
+
+    def _find_next_key(self, count: int) -> bool:
+        """Step to where the key behind `count` strings seems to begin."""
+        source = self._source
+        start = source.position
+        # Every string has its length before it: the key cannot come sooner.
+        lengths_bytes = count * _LENGTH_BYTES
+        if count <= MAX_KEPT_ELEMENTS or lengths_bytes > source.remaining_bytes:
+            return False
+        source.position += lengths_bytes
+        # The lowest byte of the key's length is before the others.
+        if source.find(_NEXT_KEY, count * _MOST_TEXT_BYTES) and source.position > start + lengths_bytes:
+            source.position -= 1
+            return True
+        source.position = start
+        return False
+
+
+def _as_value(kind: int, value: int | float) -> int | float | bool:
+    return value != 0 if kind == _BOOL else value
+
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+DEFAULT_ALIGNMENT = 32
+
+# Ours, far above any model known, so that a damaged file costs neither minutes nor memory.
+MAX_PAIRS = 65_536
+MAX_TENSORS = 131_072
+
+_COUNTS = Struct("<QQ")
+_SMALLEST_PAIR_BYTES = 8 + 1 + 4 + 1
+_SMALLEST_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8
+
+
+@dataclass(frozen=True, slots=True)
+class FileHeader:
+    """What one file says. `arrays` are those that were stepped over, `tensors` have offsets from the file's start."""
+
+    version: int
+    metadata: Mapping[str, MetadataValue]
+    arrays: Mapping[str, LazyArray]
+    tensors: tuple[TensorInfo, ...]
+
+
+def skim_header(source: ByteSource, *, file_index: int = 0) -> FileHeader:
+    """Parse the header as `read_header` does, without a look at every string of a vocabulary.
+
+    Where that ends is guessed from what stands behind it, and the guess is taken only where all that follows is sound:
+    a file that is damaged in its vocabulary alone is not found out. For lists; what is opened is read.
+
+    Raises:
+        ModelFileError: as `read_header`.
+    """
+    try:
+        return _read(source, file_index, guess=True)
+    except ModelFileError:
+        source.position = 0
+        return _read(source, file_index, guess=False)
+
+
+def read_header(source: ByteSource, *, file_index: int = 0) -> FileHeader:
+    """Parse the header at the start of `source`; tensors get `file_index`.
+
+    Raises:
+        ModelFileError: when the bytes are no GGUF header that llama.cpp would read.
+    """
+    return _read(source, file_index, guess=False)
+
+
+def _read(source: ByteSource, file_index: int, *, guess: bool) -> FileHeader:
+    version = _read_version(source)
+    n_tensors, n_pairs = source.take(_COUNTS, "its header")
+    _check_counts(source, n_tensors, n_pairs)
+    reader = MetadataReader(source, file_index=file_index, guess=guess)
+    reader.read(n_pairs)
+    alignment = _alignment(source, reader.metadata)
+    tensors = read_tensors(source, n_tensors, alignment, file_index=file_index)
+    return FileHeader(version, reader.metadata, reader.arrays, tuple(tensors))
+
+
+def _read_version(source: ByteSource) -> int:
+    if source.size_bytes == 0:
+        raise source.error("is empty")
+    start = source.take_bytes(min(source.size_bytes, 512), "its header")
+    if not start.startswith(MAGIC):
+        raise source.error(describe_foreign_file(start), offset=0)
+    source.position = len(MAGIC)
+    (version,) = source.take(_U32, "its header")
+    if version in VERSIONS:
+        return int(version)
+    source.position = len(MAGIC)
+    if int.from_bytes(version.to_bytes(4, "little"), "big") in (1, *VERSIONS):
+        raise source.error("is a big-endian GGUF file, which this machine cannot load; get the little-endian one")
+    if version == 1:
+        raise source.error("is GGUF version 1, which llama.cpp no longer reads; get a newer file of the model")
+    raise source.error(f"is GGUF version {version}; versions 2 and 3 can be read")
+
+
+def _check_counts(source: ByteSource, n_tensors: int, n_pairs: int) -> None:
+    if n_pairs > MAX_PAIRS or n_tensors > MAX_TENSORS:
+        raise source.error(
+            f"claims {n_pairs} metadata entries and {n_tensors} tensors, more than any model has; it is damaged",
+            offset=8,
+        )
+    if n_pairs * _SMALLEST_PAIR_BYTES + n_tensors * _SMALLEST_TENSOR_BYTES > source.remaining_bytes:
+        raise source.error(
+            f"claims {n_pairs} metadata entries and {n_tensors} tensors, more than its {source.size_bytes} bytes "
+            "can hold; it is damaged or incomplete", offset=8,
+        )  # fmt: skip
+
+
+def _alignment(source: ByteSource, metadata: Mapping[str, MetadataValue]) -> int:
+    alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+    if not isinstance(alignment, int) or isinstance(alignment, bool) or alignment <= 0 or alignment & (alignment - 1):
+        raise source.error(f"has the alignment {clean(str(alignment))}, which is not a power of 2; it is damaged")
+    return alignment

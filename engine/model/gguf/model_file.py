@@ -1,0 +1,202 @@
+"""A model as its files describe it: metadata, tensors, and tensors sorted into repeating blocks and parts of blocks.
+
+Also the name of its quantisation mix, and the identity of its files: the same file under another name is the same
+model, one written anew is another.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from engine.base.errors import ModelFileError
+from engine.base.language import tr
+
+MetadataValue = int | float | bool | str | tuple[int | float | bool, ...] | None
+"""Arrays of strings and long arrays of numbers are not kept (None); `ModelFile.arrays` says where they are."""
+
+TensorPart = Literal["attention", "ffn", "experts", "other"]
+
+
+@dataclass(frozen=True, slots=True)
+class LazyArray:
+    """An array that was stepped over: `element` is "string" or a struct format letter, `offset` that of its first
+    element in the file numbered `file_index`."""
+
+    element: str
+    count: int
+    file_index: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor: `shape` is ne[0].. as in the file (fastest first), `type_name` as in gguf ("F16", "Q4_K"),
+    `offset` from the start of the file numbered `file_index` in `ModelFile.paths`."""
+
+    name: str
+    shape: tuple[int, ...]
+    type_name: str
+    size_bytes: int
+    file_index: int
+    offset: int
+
+    @property
+    def n_elements(self) -> int:
+        count = 1
+        for extent in self.shape:
+            count *= extent
+        return count
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One repeating layer and the bytes of its parts (attention includes its norms and recurrent tensors)."""
+
+    index: int
+    tensors: tuple[TensorInfo, ...]
+    attention_bytes: int
+    ffn_bytes: int
+    expert_bytes: int
+    other_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.attention_bytes + self.ffn_bytes + self.expert_bytes + self.other_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """A readable model. `blocks` has `n_layers` entries (`<arch>.block_count`, MTP blocks included);
+    `global_tensors` are those outside of blocks; `size_bytes` is that of all files, headers included."""
+
+    paths: tuple[Path, ...]
+    version: int
+    architecture: str
+    name: str
+    metadata: Mapping[str, MetadataValue]
+    tensors: tuple[TensorInfo, ...]
+    blocks: tuple[Block, ...]
+    global_tensors: tuple[TensorInfo, ...]
+    n_vocab: int
+    size_bytes: int
+    arrays: Mapping[str, LazyArray] = field(default_factory=dict)
+
+    @property
+    def n_layers(self) -> int:
+        return len(self.blocks)
+
+    @property
+    def n_ctx_train(self) -> int | None:
+        """The tokens of context that the model was trained with; None if the file does not say, or nothing usable."""
+        value = self.hyper_parameter("context_length")
+        usable = isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 31
+        return value if usable and isinstance(value, int) else None
+
+    def hyper_parameter(self, key: str) -> MetadataValue:
+        """Return `<architecture>.<key>`, None if the file has none."""
+        return self.metadata.get(f"{self.architecture}.{key}")
+
+
+_BLOCK_NAME = re.compile(r"(?:enc\.|dec\.)?blk\.(\d{1,9})\.(.+)", re.ASCII | re.DOTALL)
+
+PART_PATTERNS: tuple[tuple[TensorPart, str], ...] = (
+    ("experts", r"ffn_(gate|up|down|gate_up)_(ch)?exps\.|ffn_(gate|up|down)\.\d+\."),
+    ("ffn", r"ffn|post_ffw|pre_ffw|exp_probs|channel_mix|hc_ffn|vis_(gate|down|up)"),
+    ("attention", r"(cross_|vis_|post_)?attn|post_attention|layer_output_norm|indexer|hc_attn|ssm|time_mix|shortconv"),
+)
+"""Matched at the start of the name behind `blk.N.`; the first match wins. Regexes that Python and ECMAScript share."""
+_PART_RULES = tuple((part, re.compile(pattern)) for part, pattern in PART_PATTERNS)
+
+
+def block_index(name: str) -> int | None:
+    """Return the number of the block a tensor belongs to, None for the others."""
+    match = _BLOCK_NAME.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def part_of_tensor(name: str) -> TensorPart:
+    """Return the part of its block a tensor belongs to: recurrent tensors and the norms before and behind attention
+    count as attention, routers and shared experts as ffn (they are used for every token)."""
+    match = _BLOCK_NAME.fullmatch(name)
+    if match is None:
+        return "other"
+    return next((part for part, pattern in _PART_RULES if pattern.match(match[2])), "other")
+
+
+def group_blocks(tensors: Iterable[TensorInfo], n_blocks: int) -> tuple[tuple[Block, ...], tuple[TensorInfo, ...]]:
+    """Return the blocks and the tensors outside of them. All block numbers are below `n_blocks`."""
+    members: list[list[TensorInfo]] = [[] for _ in range(n_blocks)]
+    outside: list[TensorInfo] = []
+    for tensor in tensors:
+        index = block_index(tensor.name)
+        (outside if index is None else members[index]).append(tensor)
+    return tuple(_block(index, tuple(inside)) for index, inside in enumerate(members)), tuple(outside)
+
+
+def _block(index: int, tensors: tuple[TensorInfo, ...]) -> Block:
+    part_bytes: dict[TensorPart, int] = {"attention": 0, "ffn": 0, "experts": 0, "other": 0}
+    for tensor in tensors:
+        part_bytes[part_of_tensor(tensor.name)] += tensor.size_bytes
+    return Block(index, tensors, part_bytes["attention"], part_bytes["ffn"], part_bytes["experts"], part_bytes["other"])
+
+
+_FILE_TYPES = {
+    # enum llama_ftype in llama.h; numbers missing here were withdrawn upstream
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S",
+    12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K",
+    19: "IQ2_XXS", 20: "IQ2_XS", 21: "Q2_K_S", 22: "IQ3_XS", 23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL",
+    26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0",
+    37: "TQ2_0", 38: "MXFP4_MOE", 39: "NVFP4", 40: "Q1_0", 41: "Q2_0",
+}  # fmt: skip
+_MIX_OF_TENSOR_TYPE = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
+_GUESSED = 1024
+"""LLAMA_FTYPE_GUESSED, a flag on top of the number."""
+
+
+def file_type_name(model: ModelFile) -> str:
+    """Return the name of the model's mix; where the header has none, that of the type with the most elements."""
+    return mix_name(model.metadata, model.tensors)
+
+
+def mix_name(metadata: Mapping[str, MetadataValue], tensors: Iterable[TensorInfo]) -> str:
+    """Return the same by what the header of any file says; empty where it has no tensors either."""
+    number = metadata.get("general.file_type")
+    if isinstance(number, int) and number & ~_GUESSED in _FILE_TYPES:
+        return _FILE_TYPES[number & ~_GUESSED]
+    n_elements: dict[str, int] = {}
+    for tensor in tensors:
+        n_elements[tensor.type_name] = n_elements.get(tensor.type_name, 0) + tensor.n_elements
+    most = max(n_elements, key=lambda name: n_elements[name], default="")
+    return _MIX_OF_TENSOR_TYPE.get(most, most)
+
+
+@dataclass(frozen=True, slots=True)
+class FileIdentity:
+    """Device, number, size and time of change (ns) of each part's file. `copy`: the same file may be open several
+    times, each with a layout of its own; the first one is 0."""
+
+    parts: tuple[tuple[int, int, int, int], ...]
+    copy: int = 0
+
+
+def identify(paths: Sequence[Path]) -> FileIdentity:
+    """Return which files `paths` are now.
+
+    Raises:
+        ModelFileError: when one of them cannot be looked at.
+    """
+    return FileIdentity(tuple(map(_identify, paths)))
+
+
+def _identify(path: Path) -> tuple[int, int, int, int]:
+    try:
+        state = path.stat()
+    except OSError as error:
+        raise ModelFileError(
+            path, tr("{strerror}; check that it is still there", strerror=error.strerror or error)
+        ) from error
+    return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns

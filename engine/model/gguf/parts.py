@@ -1,0 +1,108 @@
+"""Models cut into several files, `NAME-00001-of-00003.gguf`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.base.errors import ModelFileError
+from engine.base.language import tr
+from engine.model.gguf.header import FileHeader
+
+_PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.ASCII | re.DOTALL)
+_N_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class PartName:
+    """A file name taken apart; `number` counts from 1."""
+
+    stem: str
+    number: int
+    count: int
+
+    def paths(self, folder: Path) -> tuple[Path, ...]:
+        """Return all parts, in order."""
+        return tuple(
+            folder / f"{self.stem}-{number:05d}-of-{self.count:05d}.gguf" for number in range(1, self.count + 1)
+        )
+
+
+def parse_part_name(file_name: str) -> PartName | None:
+    """Return the pieces of a part's file name, None for a file that stands alone."""
+    match = _PART_NAME.fullmatch(file_name)
+    return PartName(match[1], int(match[2]), int(match[3])) if match else None
+
+
+def split_position(path: Path, header: FileHeader) -> tuple[int, int]:
+    """Return (number from 0, count) as the header has it; (0, 1) for a file that stands alone."""
+    count = header.metadata.get("split.count", 1)
+    number = header.metadata.get("split.no", 0)
+    if not isinstance(count, int) or not isinstance(number, int):
+        raise ModelFileError(path, tr("has a split.count or split.no that is not a number; it is damaged"))
+    if count <= 1:
+        return 0, 1
+    if not 0 <= number < count:
+        raise ModelFileError(
+            path, tr("says it is part {number} of {count}; it is damaged", number=number + 1, count=count)
+        )
+    return number, count
+
+
+def part_paths(path: Path, header: FileHeader) -> tuple[Path, ...]:
+    """Return the files of the model that `path` is a part of, all of them present.
+
+    Raises:
+        ModelFileError: when parts are missing or name and header disagree.
+    """
+    number, count = split_position(path, header)
+    name = parse_part_name(path.name)
+    if count == 1:
+        if name is not None and name.count > 1:
+            raise ModelFileError(
+                path,
+                tr(
+                    "is named part {number} of {count}, but its header says it is whole; rename it",
+                    number=name.number,
+                    count=name.count,
+                ),
+            )
+        return (path,)
+    if name is None or (name.number, name.count) != (number + 1, count):
+        example = f"NAME-{number + 1:05d}-of-{count:05d}.gguf"
+        raise ModelFileError(
+            path,
+            tr(
+                "is part {number} of {count} by its header, but is not named so; rename it to {example}",
+                number=number + 1,
+                count=count,
+                example=example,
+            ),
+        )
+    paths = name.paths(path.parent)
+    missing = [part.name for part in paths if not _is_there(part)]
+    if missing:
+        more = tr(" and {count} more", count=len(missing) - _N_NAMED) if len(missing) > _N_NAMED else ""
+        names = ", ".join(missing[:_N_NAMED])
+        raise ModelFileError(
+            path,
+            tr(
+                "is part {number} of {count}; missing beside it: {names}{more}",
+                number=number + 1,
+                count=count,
+                names=names,
+                more=more,
+            ),
+        )
+    return paths
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True  # Opening it will say what is wrong with it.
+    return True

@@ -1,0 +1,73 @@
+"""Where the arithmetic and the engine disagree by more than we state: a defect, with what is needed to reproduce it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from engine.base.units import MIB
+from engine.model.gguf.model_file import MetadataValue, ModelFile
+from engine.planning.layout.layout_file import LayoutFile, layout_document
+from engine.planning.plan.plan import Plan
+from engine.planning.plan.report import DeviceRow
+
+TOLERANCE = 0.03
+TOLERANCE_BYTES = 8 * MIB
+"""What an estimate may be off by on a device, whichever is larger."""
+MAX_NUMBERS = 256
+"""Longer arrays of hyper-parameters are cut; no model has more layers by much."""
+
+
+def disagreements(estimated: Sequence[DeviceRow], told: Sequence[DeviceRow]) -> tuple[str, ...]:
+    """Return the ids of devices whose need, less the overhead that the engine does not tell, is out of tolerance."""
+    expected = {row.id: row for row in estimated}
+    return tuple(
+        row.id for row in told if row.id in expected and not _agree(_engine_bytes(expected[row.id]), _engine_bytes(row))
+    )
+
+
+def defect_text(plan: Plan, estimated: Sequence[DeviceRow], told: Sequence[DeviceRow], engine: str) -> str:
+    """Return one line of JSON that reproduces the defect. It names no file, no folder and no machine."""
+    model = plan.model
+    tensors: dict[str, int] = {}
+    for tensor in model.tensors:
+        tensors[tensor.type_name] = tensors.get(tensor.type_name, 0) + 1
+    document = {
+        "devices": disagreements(estimated, told),
+        "engine": engine,
+        "architecture": model.architecture,
+        "hyper_parameters": _hyper_parameters(model),
+        "n_vocab": model.n_vocab,
+        "tensor_types": tensors,
+        "layout": layout_document(LayoutFile("", plan.edit.layout, plan.edit.context)),
+        "rig": [
+            {"id": device.id, "backend": device.backend, "kind": device.kind, "total_bytes": device.total_bytes}
+            for device in plan.rig.all_devices
+        ],
+        "estimated": _numbers(estimated),
+        "engine_says": _numbers(told),
+    }
+    return msgspec.json.encode(document).decode()
+
+
+def _agree(expected_bytes: int, told_bytes: int) -> bool:
+    return abs(expected_bytes - told_bytes) <= max(TOLERANCE_BYTES, round(TOLERANCE * told_bytes))
+
+
+def _engine_bytes(row: DeviceRow) -> int:
+    return row.need_bytes - row.overhead_bytes
+
+
+def _numbers(rows: Sequence[DeviceRow]) -> dict[str, dict[str, int]]:
+    kinds = ("weights", "mapped", "kv_cache", "recurrent", "compute", "output")
+    return {row.id: {f"{kind}_bytes": getattr(row, f"{kind}_bytes") for kind in kinds} for row in rows}
+
+
+def _hyper_parameters(model: ModelFile) -> dict[str, MetadataValue]:
+    prefix = f"{model.architecture}."
+    return {
+        key.removeprefix(prefix): value[:MAX_NUMBERS] if isinstance(value, tuple) else value
+        for key, value in model.metadata.items()
+        if key.startswith(prefix) and value is not None and not isinstance(value, str)
+    }

@@ -1,0 +1,121 @@
+"""How short a layout is: the memory that layouts of one plan take of each device, against limits.
+
+Strategies, steps back and proposals all search among layouts and ask this one question. Every number comes from the
+estimate of a whole layout, because compute buffers depend on all of it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Mapping
+from math import inf
+
+from engine.planning.fit.strategies.constraints import Watch
+from engine.planning.layout.layout import Layout
+from engine.planning.memory.estimate import DeviceMemory, MemoryEstimate
+from engine.planning.memory.side_files import SideFiles
+from engine.planning.plan.decisions.resolve import estimate_beside
+from engine.planning.plan.plan import Plan
+from engine.planning.plan.report import device_needs, shortfalls
+
+
+class Needs:
+    """Memory of layouts with the settings and side files of `plan`. Estimates are kept by layout.
+
+    `limits`: the most bytes of each device; a device without one is never short. `as_asked`: settings are estimated as
+    they were asked for; otherwise what is left open is decided for each layout, as in a load. `watch` counts the
+    layouts that are estimated, and cancels. `left`: layouts that may still be estimated before the search is to end.
+    """
+
+    def __init__(
+        self, plan: Plan, limits: Mapping[str, int], *, as_asked: bool = False, watch: Watch | None = None
+    ) -> None:
+        self.limits = limits
+        self.left: float = inf
+        self._plan = plan
+        self._as_asked = as_asked
+        self._watch = watch
+        self._plans: dict[Layout, Plan] = {}
+        self._known: dict[Layout, Mapping[str, DeviceMemory]] = {}
+
+    def within(self, limits: Mapping[str, int]) -> Needs:
+        """Return the same with other limits; estimates are shared."""
+        other = Needs(self._plan, limits, as_asked=self._as_asked, watch=self._watch)
+        other._plans, other._known = self._plans, self._known
+        return other
+
+    def plan(self, layout: Layout) -> Plan:
+        """Return the plan of `layout`."""
+        found = self._plans.get(layout)
+        if found is None:
+            found = self._plans[layout] = self._plan.with_layout(layout)
+        return found
+
+    def of(self, layout: Layout) -> Mapping[str, DeviceMemory]:
+        """Return what `layout` takes of each device.
+
+        Raises:
+            CancelledError: the watch says that nobody waits for the answer any more.
+        """
+        found = self._known.get(layout)
+        if found is None:
+            self.left -= 1
+            if self._watch is not None:
+                self._watch.step()
+            if self._as_asked:
+                estimate = self.estimate_as_asked(layout, self._plan.edit.side_files)[0]
+            else:
+                estimate = self.plan(layout).resolved.estimate
+            found = self._known[layout] = device_needs(estimate, self._plan.rig)
+        return found
+
+    def estimate_as_asked(self, layout: Layout, side_files: SideFiles) -> tuple[MemoryEstimate, str]:
+        """Return the estimate of `layout` with `side_files`, and the projector's device."""
+        memory, rig, context = self._plan.memory, self._plan.rig, self._plan.edit.context
+        return estimate_beside(memory, rig, layout, context, side_files, memory.estimate(layout, context, rig))
+
+    def short(self, layout: Layout) -> dict[str, int]:
+        """Return the devices on which `layout` takes more than their limit, and how many bytes more."""
+        return shortfalls(self.of(layout), self.limits)
+
+    def is_short(self, layout: Layout, devices: Collection[str]) -> bool:
+        """Return whether one of these devices is short.
+
+        Settings as asked for are first estimated without compute buffers: weights and caches alone often tell, and
+        take next to no time.
+        """
+        if self._as_asked and layout not in self._known:
+            plan = self._plan
+            least = plan.memory.estimate(layout, plan.edit.context, plan.rig, with_compute=False)
+            if not shortfalls(device_needs(least, plan.rig), self.limits).keys().isdisjoint(devices):
+                return True
+        return not self.short(layout).keys().isdisjoint(devices)
+
+    def room(self, layout: Layout) -> dict[str, int]:
+        """Return how many bytes each device has beyond what `layout` takes, negative if it is short."""
+        needs = self.of(layout)
+        return {name: limit - needs[name].need_bytes for name, limit in self.limits.items()}
+
+
+def first_number(low: int, high: int, holds: Callable[[int], bool]) -> int:
+    """Return the first number from `low` to `high` for which `holds`, found by halving; `high` if none does."""
+    return low + bisect_left(range(low, high), x=True, key=holds)
+
+
+def largest_number(high: int, holds: Callable[[int], bool], guess: int) -> int:
+    """Return the largest number up to `high` for which `holds`, 0 if none; few questions if `guess` is near it."""
+    low, step = 0, 1
+    from_below = from_above = False
+    probe = guess
+    while low < high:
+        probe = min(max(probe, low + 1), high)
+        if holds(probe):
+            low, from_below = probe, True
+            probe = low + step
+        else:
+            high, from_above = probe - 1, True
+            probe = high - step + 1
+        step *= 2
+        if from_below and from_above:
+            probe = (low + high + 1) // 2
+    return low

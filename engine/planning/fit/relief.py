@@ -1,0 +1,311 @@
+"""Taking load off devices until a layout goes within given limits, by moving as little as can be found quickly.
+
+A step back moves on until a layout goes within them; a proposal is one change that does.
+
+What the user decided stays: the split mode, pinned layers, the order of devices, overrides, devices that are off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
+
+from engine.devices.device import CPU_ID
+from engine.model.gguf.model_file import ModelFile
+from engine.planning.fit.needs import Needs, first_number
+from engine.planning.fit.shares import shares_within
+from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, Constraints
+from engine.planning.layout.engine_parameters import entry_count
+from engine.planning.layout.layout import Layout, Override, Run, single_device
+from engine.planning.plan.plan import Plan
+
+MAX_ESTIMATES = 160
+"""Layouts estimated for one step back: a person waits for it."""
+MAX_CHANGE_ESTIMATES = 32
+"""Layouts estimated for one change: several are looked for after a load that failed."""
+
+_Step = Callable[[int], Layout | None]
+"""What becomes of a layout when so many layers are taken off a device; None where that cannot be."""
+_Taking = tuple[_Step, int]
+"""A step, and the most layers that it can take."""
+
+
+# ---------------------------------------------------------------------- moves
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Layers at an end of a run that go to `target`: `layers(n)` are the `n` that would go first."""
+
+    run: Run
+    target: str
+    from_end: bool
+
+    def layers(self, count: int) -> tuple[int, int]:
+        """Return the first and the last of `count` layers."""
+        if self.from_end:
+            return self.run.last - count + 1, self.run.last
+        return self.run.first, self.run.first + count - 1
+
+    def after(self, layout: Layout, count: int) -> Layout:
+        """Return `layout` with `count` layers moved."""
+        return layout.move_range(*self.layers(count), self.target)
+
+
+def moves_off(layout: Layout, devices: Collection[str], targets: Sequence[str]) -> list[Move]:
+    """Return both ends of every run of `devices` with every target (the best first), in the order they are tried.
+
+    Neighbours come before others, the CPU last, what needs no further entry first; the output layer stays if it can.
+    """
+    moves: list[tuple[tuple[int, ...], Move]] = []
+    runs = layout.runs
+    for index, run in enumerate(runs):
+        if run.device not in devices:
+            continue
+        for rank, target in enumerate(targets):
+            for from_end in (True, False):
+                neighbour = index + 1 if from_end else index - 1
+                near = 0 <= neighbour < len(runs) and runs[neighbour].device == target
+                move = Move(run, target, from_end)
+                with_output = from_end and index == len(runs) - 1
+                more = entry_count(move.after(layout, 1)) - entry_count(layout)
+                order = (not near, target == CPU_ID, max(0, more), rank, with_output, -run.length, not from_end)
+                moves.append((order, move))
+    return [move for _, move in sorted(moves, key=lambda pair: pair[0])]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertMove:
+    """Experts at the end of a run that go to the CPU, while attention and KV cache stay."""
+
+    run: Run
+
+    def layers(self, count: int) -> tuple[int, int]:
+        """Return the first and the last of the `count` layers whose experts go first."""
+        return self.run.last - count + 1, self.run.last
+
+    def after(self, layout: Layout, count: int) -> Layout:
+        """Return `layout` with the experts of `count` layers on the CPU."""
+        first, last = self.layers(count)
+        return replace(layout, overrides=(Override(CPU_ID, part="experts", first=first, last=last), *layout.overrides))
+
+
+def experts_off(layout: Layout, model: ModelFile, devices: Collection[str]) -> list[ExpertMove]:
+    """Return the experts of `devices` that no override has taken elsewhere, the longest rows of layers first."""
+    moves = [ExpertMove(run) for device in devices if device != CPU_ID for run in _expert_runs(layout, model, device)]
+    return sorted(moves, key=lambda move: (-move.run.length, move.run.first))
+
+
+def _expert_runs(layout: Layout, model: ModelFile, device: str) -> Iterator[Run]:
+    """Yield layers of `device` in a row whose experts are there too."""
+    here: list[int] = []
+    for layer, where in enumerate((*layout.assignment(), "")):
+        if where == device and _has_experts(layout, model, layer):
+            here.append(layer)
+        elif here:
+            yield Run(device, here[0], here[-1])
+            here = []
+
+
+def _has_experts(layout: Layout, model: ModelFile, layer: int) -> bool:
+    taken = (each.part == "experts" and (each.layers is None or layer in each.layers) for each in layout.overrides)
+    return model.blocks[layer].expert_bytes > 0 and not any(taken)
+
+
+def pushed_to_cpu(layout: Layout, device: str, count: int) -> Layout | None:
+    """Return `layout` with `count` layers less on the first run of `device` and as many more on the CPU at the front.
+
+    The runs before it keep their lengths and take on the layers behind theirs: layers on the CPU cost least at the
+    front. None where `device` has no run of so many layers.
+    """
+    runs = layout.runs
+    place = next((index for index, run in enumerate(runs) if run.device == device), None)
+    if place is None or runs[place].length < count:
+        return None
+    leading = runs[0].length if runs[0].device == CPU_ID else 0
+    between = [run.device for run in runs[:place] for _ in range(run.length)][leading:]
+    assignment = [CPU_ID] * (leading + count) + between
+    pushed = layout
+    for layer, target in enumerate(assignment):
+        pushed = pushed.assign(layer, target) if pushed.device_of(layer) != target else pushed
+    return pushed
+
+
+# ---------------------------------------------------------------------- relief
+
+_AnyMove = TypeVar("_AnyMove", Move, ExpertMove)
+
+
+class Relief:
+    """Layouts of `plan` within the limits of `needs`. What `constraints` pin stays.
+
+    Devices that are off get nothing.
+    """
+
+    def __init__(self, plan: Plan, needs: Needs, constraints: Constraints = NO_CONSTRAINTS) -> None:
+        self._plan, self.needs = plan, needs
+        self._pins = {layer: pin.device for pin in constraints.pins for layer in range(pin.first, pin.last + 1)}
+        if constraints.output is not None:
+            self._pins[plan.model.n_layers] = constraints.output
+        self._off = constraints.off | {device.id for device in plan.rig.devices if device.kind == "accel"}
+
+    def is_allowed(self, layout: Layout) -> bool:
+        """Return whether `layout` breaks no rule of the engine and leaves pinned layers where they are."""
+        if any(layout.device_of(layer) != device for layer, device in self._pins.items()):
+            return False
+        return not self.needs.plan(layout).violations
+
+    def goes(self, layout: Layout) -> bool:
+        """Return whether `layout` is allowed and within the limits."""
+        return not self.needs.short(layout) and self.is_allowed(layout)
+
+    def _targets(self, layout: Layout, avoid: Collection[str]) -> list[str]:
+        """Return the devices that may take something, without `avoid`: those with most room first, the CPU last."""
+        room = self.needs.room(layout)
+        targets = [name for name in room if name not in avoid and name not in self._off]
+        return sorted(targets, key=lambda name: (name == CPU_ID, -room[name]))
+
+    # ------------------------------------------------------------------ one change that is enough
+
+    def moved_layers(self, layout: Layout, devices: Collection[str]) -> tuple[Move, int] | None:
+        """Return the move of layers off `devices` that leaves `layout` within the limits, and the fewest that do.
+
+        A neighbour takes them before others; see `moves_off`.
+        """
+        return self._enough_moved(layout, moves_off(layout, devices, self._targets(layout, devices)))
+
+    def moved_experts(self, layout: Layout, devices: Collection[str]) -> tuple[ExpertMove, int] | None:
+        """Return the move of experts to the CPU that leaves `layout` within the limits, and the fewest that do."""
+        return self._enough_moved(layout, [] if CPU_ID in self._off else experts_off(layout, self._plan.model, devices))
+
+    def changed_shares(self, layout: Layout) -> Layout | None:
+        """Return `layout` of mode tensor with other shares within the limits."""
+        found = shares_within(layout, self.needs)
+        return found if found is not None and self.is_allowed(found) else None
+
+    def without(self, layout: Layout, device: str, avoid: Collection[str] = ()) -> tuple[str, Layout] | None:
+        """Return a device and `layout` with all of `device` moved there: if even one layer is too much, or overrides
+        name it."""
+        for target in self._targets(layout, {device, *avoid}):
+            moved = layout.replace_device(device, target)
+            if moved != layout and self.goes(moved):
+                return target, moved
+        return None
+
+    def _enough_moved(self, layout: Layout, moves: Sequence[_AnyMove]) -> tuple[_AnyMove, int] | None:
+        """Return the first of `moves` that is enough, with the fewest layers; None if the search gets long."""
+        if layout.split_mode not in ("layer", "none"):
+            return None
+        self.needs.left = MAX_CHANGE_ESTIMATES
+        short = self.needs.short(layout).keys()
+        too_small: set[Run] = set()
+        for move in moves:
+            if self.needs.left <= 0:
+                return None
+            if move.run in too_small:
+                continue
+            step = partial(move.after, layout)
+            if not self._relieves(step, short, move.run.length):
+                too_small.add(move.run)
+                continue
+            count = first_number(1, move.run.length, partial(self._relieves, step, short))
+            if self.goes(step(count)):
+                return move, count
+        return None
+
+    def _relieves(self, step: _Step, devices: Collection[str], count: int) -> bool:
+        """Return whether the step is enough for `devices`, whatever it does to others."""
+        found = step(count)
+        return found is None or not self.needs.is_short(found, devices)
+
+    # ------------------------------------------------------------------ the nearest layout within limits
+
+    def nearest(self, layout: Layout) -> Layout | None:
+        """Return the layout nearest to `layout` that was found within the limits, None if none was."""
+        self.needs.left = MAX_ESTIMATES
+        if layout.split_mode == "layer":
+            return self._between_layers(layout)
+        if layout.split_mode == "none":
+            return self._all_off(layout, layout.runs[0].device) if self.needs.short(layout) else layout
+        if layout.split_mode == "tensor":
+            return self.changed_shares(layout)
+        return None  # Mode row is not forecast, so no limit can be kept to.
+
+    def on_cpu(self, layout: Layout) -> Layout:
+        """Return `layout` with everything on the CPU that is not pinned elsewhere."""
+        found = single_device(layout.n_layers, CPU_ID)
+        for layer, device in self._pins.items():
+            found = found.assign(layer, device)
+        return found.move_output(self._pins.get(layout.n_layers, CPU_ID))
+
+    def _between_layers(self, layout: Layout) -> Layout | None:
+        seen: set[Layout] = set()
+        while short := self.needs.short(layout):
+            relieved = self._less_on(layout, max(short, key=lambda device: short[device]))
+            if relieved is None or relieved in seen or self.needs.left <= 0:
+                return None
+            seen.add(relieved)
+            layout = relieved
+        return layout
+
+    def _less_on(self, layout: Layout, device: str) -> Layout | None:
+        """Return `layout` with as much taken off `device` as is needed, else as one step can; None: nothing can be.
+
+        The CPU is slow: as long as another device takes something, it gets nothing.
+        """
+        needs, short = self.needs, self.needs.short(layout).keys()
+        for steps in self._steps(layout, device):
+            best = layout
+            for step, most in steps:
+                found = self._enough(step, most, device, short)
+                if found is None:
+                    continue
+                if not needs.is_short(found, (device,)):
+                    return found
+                if needs.of(found)[device].need_bytes < needs.of(best)[device].need_bytes:
+                    best = found
+            if best is not layout:
+                return best
+        return self._all_off(layout, device)
+
+    def _steps(self, layout: Layout, device: str) -> tuple[list[_Taking], list[_Taking]]:
+        """Return ways to take layers off `device`: to other devices, and to the CPU."""
+        room = self.needs.room(layout)
+        targets = [name for name in self._targets(layout, (device,)) if room[name] > 0]
+        to_devices: list[_Taking] = []
+        to_cpu: list[_Taking] = []
+        longest = max((run.length for run in layout.runs if run.device == device), default=0)
+        if CPU_ID in targets and longest:
+            to_cpu.append((partial(pushed_to_cpu, layout, device), longest))
+        for move in moves_off(layout, (device,), targets):
+            steps = to_cpu if move.target == CPU_ID else to_devices
+            steps.append((partial(move.after, layout), move.run.length))
+        if layout.output_device == device and layout.runs[-1].device != device:
+            for target in targets:
+                steps = to_cpu if target == CPU_ID else to_devices
+                steps.append((partial(_with_output, layout, target), 1))
+        return to_devices, to_cpu
+
+    def _enough(self, step: _Step, most: int, device: str, short: Collection[str]) -> Layout | None:
+        """Return the step with the fewest layers that relieve `device`, or as many as make nobody short who was not."""
+
+        def fits_elsewhere(count: int) -> bool:
+            found = step(count)
+            return found is not None and self.is_allowed(found) and self.needs.short(found).keys() <= set(short)
+
+        if not fits_elsewhere(1):
+            return None
+        wanted = first_number(1, most, partial(self._relieves, step, (device,)))
+        if not fits_elsewhere(wanted):
+            wanted = first_number(1, wanted, lambda count: not fits_elsewhere(count)) - 1
+        return step(wanted)
+
+    def _all_off(self, layout: Layout, device: str) -> Layout | None:
+        found = self.without(layout, device)
+        return None if found is None else found[1]
+
+
+def _with_output(layout: Layout, target: str, _count: int) -> Layout:
+    return layout.move_output(target)

@@ -1,0 +1,83 @@
+"""Shares of split mode tensor that keep every member within a limit, with leading CPU layers where none do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from engine.base.language import tr
+from engine.devices.device import CPU_ID
+from engine.planning.fit.needs import Needs, first_number
+from engine.planning.layout.engine_parameters import leading_cpu_layers, split_members
+from engine.planning.layout.layout import Layout, layer_words
+from engine.planning.layout.split_modes import with_shares
+
+_ROUNDS = 8
+_WHOLE = 1000
+"""Shares are written in thousandths: what a member is cut into is coarser than that."""
+_SPARE = 0.98
+"""Of what is left on a member this much is used, since slices are rounded to whole heads."""
+
+
+def shares_within(layout: Layout, needs: Needs) -> Layout | None:
+    """Return `layout` of mode tensor with shares changed as little as keeps the limits of `needs`, else with the fewest
+    more layers on the CPU; None if nothing does."""
+    found = _balanced(layout, needs)
+    low, high = leading_cpu_layers(layout) + 1, layout.n_layers - 1
+    if found is not None or low > high:
+        return found
+    fewest = first_number(low, high, lambda leading: _balanced(_led(layout, leading), needs) is not None)
+    return _balanced(_led(layout, fewest), needs)
+
+
+def share_words(layout: Layout) -> str:
+    """Return the shares of mode tensor or row in per cent, and the layers that are not shared."""
+    whole = sum(share for _, share in layout.tensor_split)
+    shares = ", ".join(f"{device} {100 * share / whole:.3g} %" for device, share in layout.tensor_split if share)
+    leading = leading_cpu_layers(layout)
+    return (
+        tr("{shares} with {layer} on the CPU", shares=shares, layer=layer_words(0, leading - 1)) if leading else shares
+    )
+
+
+def _led(layout: Layout, leading: int) -> Layout:
+    return with_shares(layout.move_range(0, leading - 1, CPU_ID), layout.tensor_split)
+
+
+def _balanced(layout: Layout, needs: Needs) -> Layout | None:
+    members = split_members(layout)
+    for _ in range(_ROUNDS):
+        short = needs.short(layout)
+        if not short:
+            return layout
+        if short.keys() - set(members):
+            return None
+        found = {name: needs.of(layout)[name].need_bytes for name in members}
+        changed = _shifted(layout, members, needs.room(layout), found)
+        if changed is None or changed == layout:
+            return None
+        layout = changed
+    return None
+
+
+def _shifted(
+    layout: Layout, members: tuple[str, ...], room: Mapping[str, int], found: Mapping[str, int]
+) -> Layout | None:
+    """Return `layout` with what is too much on some members given to those with room, in proportion to it."""
+    given = {name: share for name, share in layout.tensor_split if name in members}
+    whole = sum(given.values())
+    # What a share stands for, taken at the members that are short: there it has to come off.
+    per_byte = {name: given[name] / whole / found[name] for name in members if found[name]}
+    taken = {
+        name: min(given[name] / whole, -room[name] * per_byte[name] / _SPARE) for name in members if room[name] < 0
+    }
+    roomy = {name: room[name] for name in members if room[name] > 0}
+    if not roomy:
+        return None
+    freed, total_room = sum(taken.values()), sum(roomy.values())
+    parts = {
+        name: given[name] / whole - taken.get(name, 0.0) + freed * roomy.get(name, 0) / total_room for name in members
+    }
+    shares = tuple((name, float(round(_WHOLE * parts.get(name, 0.0)))) for name, _ in layout.tensor_split)
+    if not any(share > 0 for _, share in shares):
+        return None
+    return with_shares(layout, shares)

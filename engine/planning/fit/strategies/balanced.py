@@ -1,0 +1,125 @@
+"""Strategy balanced: the same number of bytes left free on every device that is used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from engine.base.language import tr
+from engine.base.units import format_bytes
+from engine.devices.device import CPU_ID, Rig
+from engine.planning.fit.strategies.choosing import (
+    Candidate,
+    all_on_cpu,
+    choose,
+    describe_rest,
+    describe_runs,
+    name_list,
+)
+from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints
+from engine.planning.fit.strategies.fewest import capacity_layout, whole_reason
+from engine.planning.fit.strategies.filling import fill, whole_layouts
+from engine.planning.fit.strategies.workbench import Workbench
+from engine.planning.layout.layout import Layout
+from engine.planning.memory.model_memory import ModelMemory
+from engine.planning.settings.context_settings import ContextSettings
+
+_SEARCH_STEPS = 20
+_MOVES = 128
+
+
+def balanced(
+    memory: ModelMemory, rig: Rig, context: ContextSettings, constraints: Constraints = NO_CONSTRAINTS
+) -> AutoLayout:
+    """Return the layout whose fullest device has most headroom, and headroom as equal as whole layers allow."""
+    bench = Workbench(memory, rig, context, constraints)
+    return choose(bench, balanced_candidates(bench))
+
+
+def balanced_candidates(bench: Workbench) -> Iterator[Candidate]:
+    """Yield the single device with most headroom if one holds everything, else the evenly filled layout."""
+    whole = {} if bench.constraints.split else dict(whole_layouts(bench))
+    if whole:
+        roomiest = max(whole, key=lambda device: min(_headroom(bench, whole[device]).values()))
+        yield Candidate(whole[roomiest], whole_reason(bench, roomiest))
+        return
+    layout = balanced_layout(bench)
+    used = [device_id for device_id in layout.devices if device_id != CPU_ID]
+    if not used:
+        yield Candidate(layout, all_on_cpu(bench))
+    elif bench.holds_all(layout):
+        left = _headroom(bench, layout).values()
+        least, most = format_bytes(min(left)), format_bytes(max(left))
+        keeping = tr("each keep {least} to {most} free beyond their margins", least=least, most=most)
+        if len(used) == 1:
+            keeping = tr("keeps {least} free beyond its margin", least=least)
+        yield Candidate(
+            layout,
+            tr(
+                "Counting weights, KV cache, buffers and the output layer, {name_list} {keeping}: {describe_runs}.",
+                name_list=name_list(used),
+                keeping=keeping,
+                describe_runs=describe_runs(layout),
+            ),
+        )
+    else:
+        why = tr("Beside what is pinned nothing more goes on devices") if bench.pinned else tr("All devices are full")
+        yield Candidate(layout, f"{why}: {describe_runs(layout)}.{describe_rest(bench, layout)}")
+
+
+def balanced_layout(bench: Workbench) -> Layout:
+    """Return the filling that leaves most headroom, its boundaries moved to make headroom equal."""
+    ids = bench.in_layer_order(bench.devices)
+    best = fill(bench, ids)
+    if not bench.holds_all(best):
+        return best
+    low, high = 0, max(bench.usable.values())
+    for _ in range(_SEARCH_STEPS):
+        middle = (low + high) // 2
+        layout = fill(bench, ids, headroom_bytes=middle)
+        if bench.holds_all(layout):
+            best, low = layout, middle
+        else:
+            high = middle
+    spread = None if bench.pinned else capacity_layout(bench, spread=True)
+    starts = [best]
+    if spread is not None and bench.holds_all(spread):
+        starts = [spread] if bench.constraints.split else [best, spread]
+    return max((_evened(bench, start) for start in starts), key=lambda layout: _evenness(bench, layout))
+
+
+def _evenness(bench: Workbench, layout: Layout) -> tuple[int, int]:
+    """Return what is to be large: the smallest headroom, then the largest one's negative."""
+    left = _headroom(bench, layout).values()
+    return min(left), -max(left)
+
+
+def _evened(bench: Workbench, layout: Layout) -> Layout:
+    """Move boundaries by a layer while that makes the smallest headroom larger, or the differences smaller."""
+    best = _evenness(bench, layout)
+    for _ in range(_MOVES):
+        tried = [candidate for candidate in _neighbours(bench, layout) if bench.holds_all(candidate)]
+        following = max(tried, key=lambda candidate: _evenness(bench, candidate), default=layout)
+        found = _evenness(bench, following)
+        if found <= best:
+            break
+        layout, best = following, found
+    return layout
+
+
+def _neighbours(bench: Workbench, layout: Layout) -> Iterator[Layout]:
+    for boundary in range(len(layout.runs) - 1):
+        first = layout.runs[boundary + 1].first
+        for layer, moved in ((first - 1, layout.runs[boundary + 1]), (first, layout.runs[boundary])):
+            source = layout.device_of(layer)
+            if layer not in bench.pinned and layout.assignment().count(source) > 1:
+                yield layout.assign(layer, moved.device)
+
+
+def _headroom(bench: Workbench, layout: Layout) -> dict[str, int]:
+    """Return what stays free beyond the margin on each device that holds something."""
+    found = bench.need(layout)
+    return {
+        device_id: size - found[device_id].need_bytes
+        for device_id, size in bench.usable.items()
+        if found[device_id].need_bytes
+    }

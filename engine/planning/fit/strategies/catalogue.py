@@ -1,0 +1,88 @@
+"""The strategies by the names that people give."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import msgspec
+
+from engine.base.errors import ArgumentError
+from engine.base.language import tr
+from engine.devices.device import Rig
+from engine.model.gguf.model_file import ModelFile
+from engine.planning.fit.strategies.balanced import balanced
+from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints, Strategy
+from engine.planning.fit.strategies.experts import experts
+from engine.planning.fit.strategies.fastest import fastest
+from engine.planning.fit.strategies.fewest import fewest
+from engine.planning.fit.strategies.longest_context import longest_context
+from engine.planning.fit.strategies.priority import priority
+from engine.planning.fit.strategies.proportional import proportional
+from engine.planning.memory.effort import limited
+from engine.planning.memory.model_memory import ModelMemory
+from engine.planning.plan.decisions.context_length import context_lengths
+from engine.planning.settings.context_settings import AUTO_CONTEXT, ContextSettings
+
+STRATEGIES: Mapping[str, Strategy] = {
+    "fewest": fewest,
+    "priority": priority,
+    "balanced": balanced,
+    "proportional": proportional,
+    "experts": experts,
+    "context": longest_context,
+    "fastest": fastest,
+}
+
+
+SEARCH_SECONDS = 60.0
+"""Of the processor, for the forecasts of one search: then compute buffers are left to the engine. No model that is
+known takes a tenth of it."""
+
+
+def find_strategy(name: str) -> Strategy:
+    """Return the strategy called `name`.
+
+    Raises:
+        ArgumentError: listing the names.
+    """
+    strategy = STRATEGIES.get(name)
+    if strategy is None:
+        raise ArgumentError(
+            tr(
+                'There is no strategy "{name}" for automatic layouts; use one of {names}.',
+                name=name,
+                names=", ".join(STRATEGIES),
+            )
+        )
+    return strategy
+
+
+def auto_layout(
+    name: str,
+    model: ModelFile | ModelMemory,
+    rig: Rig,
+    context: ContextSettings,
+    constraints: Constraints = NO_CONSTRAINTS,
+) -> AutoLayout:
+    """Return the layout that the strategy called `name` finds.
+
+    Where the context length is left open, the longest sensible one is planned with that a layout is found for; strategy
+    context looks for it.
+
+    Raises:
+        ArgumentError: for a name that is none.
+        CancelledError: `constraints.watch` says that nobody waits any more.
+    """
+    strategy, watch = find_strategy(name), constraints.watch
+    memory = model if isinstance(model, ModelMemory) else ModelMemory(model)
+    found = None
+    with limited(SEARCH_SECONDS, lambda: watch is not None and watch.is_over):
+        for n_ctx in context_lengths(memory.model, rig, context):
+            found = strategy(memory, rig, msgspec.structs.replace(context, n_ctx=n_ctx), constraints)
+            if found.fits or name == "context":
+                break
+    assert found is not None  # There is at least one length.
+    if context.n_ctx == AUTO_CONTEXT and name != "context":
+        found = replace(found, context=context)
+    return found

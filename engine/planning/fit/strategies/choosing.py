@@ -1,0 +1,170 @@
+"""Which candidate of a strategy is taken, and the words for it.
+
+One that holds everything is taken first, else one that leaves least on the CPU. If several devices were asked for and a
+strategy's own way leads to one, a second device gets a layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from engine.base.language import tr, tr_count
+from engine.base.units import format_bytes
+from engine.devices.device import CPU_ID
+from engine.planning.fit.strategies.constraints import AutoLayout
+from engine.planning.fit.strategies.expert_filling import fill_with_experts, fill_with_experts_apart
+from engine.planning.fit.strategies.filling import plain_fillings, whole_layouts
+from engine.planning.fit.strategies.workbench import Workbench
+from engine.planning.layout.layout import Layout, layer_words
+
+
+def name_list(names: Sequence[str]) -> str:
+    """Return "A", "A and B" or "A, B and C"."""
+    return (
+        names[0]
+        if len(names) == 1
+        else tr("{names} and {names2}", names=", ".join(names[:-1]), names2=names[-1])
+        if names
+        else tr("no device")
+    )
+
+
+def count_layers(count: int) -> str:
+    """Return "1 layer" or "5 layers"."""
+    return tr_count("{count} layer", "{count} layers", count)
+
+
+def describe_runs(layout: Layout) -> str:
+    """Return what each device holds, in layer order."""
+    parts = [
+        tr("{layer} on {device}", layer=layer_words(run.first, run.last), device=run.device) for run in layout.runs
+    ]
+    if layout.output_device != layout.runs[-1].device:
+        parts.append(tr("the output layer on {output_device}", output_device=layout.output_device))
+    return ", ".join(parts)
+
+
+def all_on_cpu(bench: Workbench) -> str:
+    """Return why no device but the CPU holds anything."""
+    layers = tr("all {count_layers}", count_layers=count_layers(bench.n_layers))
+    ids = {device.id for device in bench.rig.devices}
+    if not ids:
+        return tr("There is no device but the CPU, which holds {layers}.", layers=layers)
+    if ids <= bench.constraints.off:
+        return tr("Every device is switched off, so {layers} stay on the CPU.", layers=layers)
+    if len(bench.pinned) == bench.n_layers:
+        return tr("Layers are pinned to the CPU: {layers}.", layers=layers)
+    return tr("No device has room for even one layer, so {layers} stay on the CPU.", layers=layers)
+
+
+def describe_rest(bench: Workbench, layout: Layout) -> str:
+    """Return a sentence on what the CPU keeps although it is not pinned there, empty if that is nothing."""
+    pinned_here = {index for index, device_id in bench.pinned.items() if device_id == CPU_ID}
+    kept = sum(device_id == CPU_ID and index not in pinned_here for index, device_id in enumerate(layout.assignment()))
+    parts = [count_layers(kept)] if kept else []
+    if layout.output_device == CPU_ID and bench.output != CPU_ID and layout.n_layers - 1 not in pinned_here:
+        parts.append(tr("the output layer"))
+    moved = {index for each in layout.overrides if each.device == CPU_ID for index in each.layers or ()}
+    if moved:
+        parts.append(tr("experts of {count_layers}", count_layers=count_layers(len(moved))))
+    why = tr("that no device takes beside what is pinned") if bench.pinned else tr("that no device has room for")
+    return tr(" The CPU keeps {name_list} {why}.", name_list=name_list(parts), why=why) if parts else ""
+
+
+def split_over_devices(bench: Workbench, found: AutoLayout) -> AutoLayout:
+    """Return `found` with a layer on a second device, where it fits on one only and several were asked for.
+
+    One layer is the least that changes what the strategy meant; where it fits nowhere else, the explanation says so.
+    """
+    used = {*found.layout.devices} - {CPU_ID}
+    if not bench.constraints.split or not found.fits or len(used) != 1:
+        return found
+    for device in bench.devices:
+        moved = None if device.id in used else _with_one_layer(bench, found.layout, device.id)
+        if moved is not None:
+            layout, layer = moved
+            why = tr("Splitting was asked for, so {id} takes layer {layer}.", id=device.id, layer=layer)
+            return replace(found, layout=layout, explanation=f"{found.explanation} {why}")
+    why = tr("Splitting was asked for, but no other device has room for a layer.")
+    return replace(found, explanation=f"{found.explanation} {why}")
+
+
+def _with_one_layer(bench: Workbench, layout: Layout, device_id: str) -> tuple[Layout, int] | None:
+    """Return `layout` with its first or last layer that may move on the device, and which; None: it does not fit."""
+    places = layout.assignment()
+    free = [index for index, place in enumerate(places) if place != CPU_ID and index not in bench.pinned]
+    for layer in dict.fromkeys((*free[:1], *free[-1:])):
+        moved = layout.assign(layer, device_id)
+        # A device that gave its only layer away would leave one device again.
+        if len({*moved.devices} - {CPU_ID}) > 1 and bench.report(moved).fits:
+            return moved, layer
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A layout and the reason for it, without a verdict."""
+
+    layout: Layout
+    reason: str
+
+
+def fits_plainly(bench: Workbench) -> bool:
+    """Return whether some plain filling fits; then `choose` finds a layout that does."""
+    return any(True for _ in whole_layouts(bench)) or any(bench.report(each).fits for each in plain_fillings(bench))
+
+
+def choose(bench: Workbench, candidates: Iterable[Candidate], *, plain: bool = False) -> AutoLayout:
+    """Return the first candidate that fits and leaves no more on the CPU than any filling does; `plain`: than any
+    without overrides. Where a split was asked for it is one, if that fits."""
+    return split_over_devices(bench, _best(bench, candidates, plain=plain))
+
+
+def _best(bench: Workbench, candidates: Iterable[Candidate], *, plain: bool) -> AutoLayout:
+    listed: list[Candidate] = []
+    for candidate in candidates:
+        listed.append(candidate)
+        if bench.holds_all(candidate.layout) and bench.report(candidate.layout).fits:
+            return AutoLayout(candidate.layout, bench.context, candidate.reason, fits=True)
+    fillings = [*_plain_fillings(bench), *(() if plain else _fillings_with_experts(bench))]
+    fitting = [each for each in fillings if bench.report(each.layout).fits]
+    fitting.sort(key=lambda each: -bench.placed_bytes(each.layout))
+    floor_bytes = bench.placed_bytes(fitting[0].layout) if fitting else 0
+    for candidate in (*listed, *fitting):
+        if bench.placed_bytes(candidate.layout) >= floor_bytes and bench.report(candidate.layout).fits:
+            return AutoLayout(candidate.layout, bench.context, candidate.reason, fits=True)
+    best = min((*listed, *fillings), key=lambda each: _missing_bytes(bench, each.layout))
+    return AutoLayout(best.layout, bench.context, f"{best.reason} {_why_not(bench, best.layout)}", fits=False)
+
+
+def _plain_fillings(bench: Workbench) -> Iterator[Candidate]:
+    for layout in plain_fillings(bench):
+        reason = tr("Filling devices one after the other from the last layer leaves least on the CPU here: ")
+        yield Candidate(layout, f"{reason}{describe_runs(layout)}.{describe_rest(bench, layout)}")
+
+
+def _fillings_with_experts(bench: Workbench) -> Iterator[Candidate]:
+    ids = bench.in_layer_order(bench.devices)
+    fillings = [fill_with_experts(bench, order) for order in (ids, ids[::-1])]
+    for sparse in dict.fromkeys((*fillings, fill_with_experts_apart(bench, ids))):
+        if sparse is not None:
+            reason = tr("Filling devices with dense parts first and then with experts leaves least on the CPU here: ")
+            yield Candidate(sparse, f"{reason}{describe_runs(sparse)}.{describe_rest(bench, sparse)}")
+
+
+def _missing_bytes(bench: Workbench, layout: Layout) -> tuple[bool, int]:
+    report = bench.report(layout)
+    short = sum(max(0, row.shortfall_bytes) for row in report.rows if row.need_bytes)
+    return bool(report.violations), short
+
+
+def _why_not(bench: Workbench, layout: Layout) -> str:
+    report = bench.report(layout)
+    if report.violations:
+        return tr("It cannot be loaded: {message}", message=report.violations[0].message)
+    short = [row for row in report.rows if row.is_short]
+    missing = name_list(
+        [tr("{id} is short by {shortfall}", id=row.id, shortfall=format_bytes(row.shortfall_bytes)) for row in short]
+    )
+    return tr("It does not fit: {missing}.", missing=missing)

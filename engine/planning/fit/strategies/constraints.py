@@ -1,0 +1,164 @@
+"""What a strategy is given besides model, rig and settings, what makes no sense of it, and what it gives back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+from engine.base.cancellation import CancelToken
+from engine.base.errors import ArgumentError, CancelledError
+from engine.base.language import tr
+from engine.devices.device import CPU_ID, Rig
+from engine.planning.layout.layout import Layout
+from engine.planning.memory.model_memory import ModelMemory
+from engine.planning.memory.side_files import NO_SIDE_FILES, SideFiles
+from engine.planning.settings.context_settings import ContextSettings, KvType
+from engine.planning.speed.speeds import NO_MEASUREMENTS, Speeds
+
+
+class Watch:
+    """Counts the layouts that one search has tried, tells the number, and ends the search once the token is set."""
+
+    def __init__(self, token: CancelToken | None = None, tell: Callable[[int], None] | None = None) -> None:
+        self.n_tried = 0
+        self._token = token
+        self._tell = tell
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody waits any more; for who looks in the middle of trying a layout."""
+        return self._token is not None and self._token.cancelled
+
+    def step(self) -> None:
+        """Note that a layout is about to be tried.
+
+        Raises:
+            CancelledError: nobody waits for the answer any more.
+        """
+        if self.is_over:
+            raise CancelledError(tr("The search for a layout was cancelled."))
+        self.n_tried += 1
+        if self._tell is not None:
+            self._tell(self.n_tried)
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """Layers `first` to `last`, both included, that stay on `device`."""
+
+    device: str
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Constraints:
+    """`order`: device ids, the preferred first (those left out follow in the rig's order); `off`: ids not to be used;
+    `pins`: layers whose device is given; `output`: the device of the output layer, where it is given; `split`: use
+    several devices even where one holds everything; `kv_types`: cache types that may be chosen, the preferred first
+    (none: those of the settings only); `max_ctx`: the longest context wanted, in tokens; `side_files`: what is loaded
+    beside the model; `speeds`: what was measured, for strategy fastest; `watch`: told of every layout that is tried.
+
+    Margins are the rig's (`Device.margin_bytes`).
+    """
+
+    order: tuple[str, ...] = ()
+    off: frozenset[str] = frozenset()
+    pins: tuple[Pin, ...] = ()
+    output: str | None = None
+    split: bool = False
+    kv_types: tuple[KvType, ...] = ()
+    max_ctx: int | None = None
+    side_files: SideFiles = NO_SIDE_FILES
+    speeds: Speeds = NO_MEASUREMENTS
+    watch: Watch | None = field(default=None, compare=False)
+
+    def kept_by(self, layout: Layout) -> Constraints:
+        """Return these without what `layout` does not keep: whoever moved pinned layers by hand has released them."""
+        held = ((pin.device, range(pin.first, pin.last + 1)) for pin in self.pins)
+        pins = tuple(
+            Pin(device, layer, layer)
+            for device, layers in held
+            for layer in layers
+            if layout.device_of(layer) == device
+        )
+        output = self.output if self.output == layout.output_device else None
+        return replace(self, pins=pins, output=output)
+
+
+NO_CONSTRAINTS = Constraints()
+
+
+@dataclass(frozen=True, slots=True)
+class AutoLayout:
+    """A layout, the settings it is meant for, why it is so (a sentence or two), and whether it is forecast to fit."""
+
+    layout: Layout
+    context: ContextSettings
+    explanation: str
+    fits: bool = field(default=False)
+
+
+Strategy = Callable[[ModelMemory, Rig, ContextSettings, Constraints], AutoLayout]
+
+
+def check_constraints(constraints: Constraints, rig: Rig, n_layers: int) -> None:
+    """Refuse constraints that name what is not there, or that contradict each other.
+
+    Raises:
+        ArgumentError: with the first fault and its remedy.
+    """
+    for fault in _faults(constraints, rig, n_layers):
+        raise ArgumentError(fault)
+
+
+def _faults(constraints: Constraints, rig: Rig, n_layers: int) -> Iterator[str]:
+    pinned_to = [*(pin.device for pin in constraints.pins), *filter(None, [constraints.output])]
+    for device_id in (*constraints.order, *sorted(constraints.off), *pinned_to):
+        if rig.device(device_id) is None:
+            yield tr(
+                'There is no device "{device_id}" here; there are {names}.',
+                device_id=device_id[:60],
+                names=", ".join(rig.ids),
+            )
+    if CPU_ID in constraints.off:
+        yield tr("The CPU cannot be switched off: it keeps what no device has room for.")
+    if CPU_ID in constraints.order:
+        yield tr("The CPU has no place in the order: it keeps what no device has room for. Leave it out.")
+    for device_id, count in Counter(constraints.order).items():
+        if count > 1:
+            yield tr("{device_id} is in the order twice; name it once.", device_id=device_id)
+    for cache_type, count in Counter(constraints.kv_types).items():
+        if count > 1:
+            yield tr("Cache type {cache_type} is allowed twice; name it once.", cache_type=cache_type)
+    for device_id in pinned_to:
+        if device_id in constraints.off:
+            yield tr(
+                "{device_id} is switched off and has layers pinned to it; switch it on or release them.",
+                device_id=device_id,
+            )
+    yield from _pin_faults(constraints, n_layers)
+
+
+def _pin_faults(constraints: Constraints, n_layers: int) -> Iterator[str]:
+    held: dict[int, str] = {}
+    for pin in constraints.pins:
+        if not 0 <= pin.first <= pin.last < n_layers:
+            yield tr(
+                "Layers {first}-{last} cannot be pinned: the model has layers 0-{n_layers}.",
+                first=pin.first,
+                last=pin.last,
+                n_layers=n_layers - 1,
+            )
+            return
+        for index in range(pin.first, pin.last + 1):
+            before = held.setdefault(index, pin.device)
+            if before != pin.device:
+                yield tr(
+                    "Layer {index} is pinned to {before} and to {device}; pin it to one device.",
+                    index=index,
+                    before=before,
+                    device=pin.device,
+                )
+                return

@@ -1,0 +1,197 @@
+"""Filling devices with dense parts first: experts follow as far as there is room, down to single matrices.
+
+Devices in front take whole layers; the last device takes the dense parts of all further ones and the experts of as
+many of them as it has room for. What room a device has left after its whole layers goes to part of one more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, combinations, groupby
+
+from engine.devices.device import CPU_ID
+from engine.model.gguf.model_file import part_of_tensor
+from engine.planning.fit.needs import largest_number
+from engine.planning.fit.strategies.filling import fill
+from engine.planning.fit.strategies.workbench import Workbench
+from engine.planning.layout.layout import Layout, Override
+
+
+def fill_with_experts(bench: Workbench, ids: Sequence[str]) -> Layout | None:
+    """Return the filling of `ids`, layers in their order; None for a model without experts."""
+    sparse = frozenset(layer.index for layer in bench.layers if layer.expert_bytes)
+    if not sparse or not ids:
+        return None
+    dense = fill(bench, ids, overrides=expert_overrides(bench, sparse))
+    places = dense.assignment()
+    output_apart = dense.output_device == CPU_ID and places[-1] != CPU_ID
+    state = _State(bench, places, sparse, output=CPU_ID if output_apart else None)
+    if bench.pinned or CPU_ID in state.places:
+        for device_id in dict.fromkeys(place for place in state.places if place != CPU_ID):
+            state = _with_own_experts(state, device_id)
+        return state.layout
+    start = 0
+    for device_id, following in zip(ids, (*ids[1:], None), strict=True):
+        count, state = _with_layers(state, device_id, start)
+        start += count
+        moved, state = _with_part(state, device_id, start, following)
+        start += moved
+    return state.layout
+
+
+def fill_with_experts_apart(bench: Workbench, ids: Sequence[str]) -> Layout | None:
+    """Return the filling whose last device has the output layer and single matrices alone; None where it has none.
+
+    A device without dense parts needs no room for what large batches compute, which may be more than a layer.
+    """
+    sparse = frozenset(layer.index for layer in bench.layers if layer.expert_bytes)
+    if not sparse or len(ids) < 2 or bench.pinned:
+        return None
+    dense = fill(bench, ids[:-1], output=ids[-1], overrides=expert_overrides(bench, sparse))
+    state = _State(bench, dense.assignment(), sparse, output=ids[-1])
+    if CPU_ID in state.places or not state.goes:
+        return None
+    for device_id in dict.fromkeys(state.places):
+        state = _with_own_experts(state, device_id)
+    names: list[str] = []
+    room = state.left_bytes(ids[-1])
+    for index in sorted(state.away):
+        for name, size in _matrix_sizes(bench, index).items():
+            if size <= room and not state.has_taken(name):
+                names.append(name)
+                room -= size
+    count = largest_number(len(names), lambda number: state.with_matrices(ids[-1], names[:number]).goes, len(names))
+    return state.with_matrices(ids[-1], names[:count]).layout if count else None
+
+
+def expert_overrides(bench: Workbench, layers: Iterable[int]) -> list[Override]:
+    """Return the overrides that keep the experts of `layers` on the CPU; pinned layers keep theirs.
+
+    Ranges go over layers between them that have no experts.
+    """
+    wanted = {index for index in layers if index not in bench.pinned}
+    ranges: list[tuple[int, int]] = []
+    for index in sorted(wanted):
+        between = range(ranges[-1][1] + 1, index) if ranges else range(0)
+        if ranges and not any(bench.layers[each].expert_bytes for each in between):
+            ranges[-1] = (ranges[-1][0], index)
+        else:
+            ranges.append((index, index))
+    return [Override(CPU_ID, part="experts", first=first, last=last) for first, last in ranges]
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """Where layers are, which of them have their experts on the CPU, and matrices that are taken elsewhere first."""
+
+    bench: Workbench
+    places: tuple[str, ...]
+    away: frozenset[int]
+    matrices: tuple[Override, ...] = ()
+    output: str | None = None
+
+    @property
+    def layout(self) -> Layout:
+        overrides = [*self.matrices, *expert_overrides(self.bench, self.away)]
+        return self.bench.layout(self.places, self.output, overrides)
+
+    def has_taken(self, name: str) -> bool:
+        """Return whether a single matrix is on some device already."""
+        return any(re.search(str(each.pattern), f"{name}.weight") for each in self.matrices)
+
+    def left_bytes(self, device_id: str) -> int:
+        return self.bench.left_bytes(self.layout, device_id)
+
+    @property
+    def goes(self) -> bool:
+        return not self.bench.is_short(self.bench.usable.keys(), self.layout)
+
+    def with_layers(self, device_id: str, indices: Iterable[int]) -> _State:
+        """Return the state with layers and their experts on a device."""
+        taken = frozenset(indices)
+        places = tuple(device_id if index in taken else place for index, place in enumerate(self.places))
+        return replace(self, places=places, away=self.away - taken)
+
+    def with_matrices(self, device_id: str, names: Iterable[str]) -> _State:
+        """Return the state with single matrices on a device, wherever their layer is; a pattern for each layer."""
+        layers = groupby(names, key=lambda name: name.split(".")[:2])
+        patterns = ("|".join(map(re.escape, group)) for _, group in layers)
+        added = (Override(device_id, pattern=rf"^({pattern})\.") for pattern in patterns)
+        return replace(self, matrices=(*self.matrices, *added))
+
+
+def _with_layers(state: _State, device_id: str, start: int) -> tuple[int, _State]:
+    """Put as many layers from `start` on with their experts on the device as it takes; return their number too."""
+    bench = state.bench
+
+    def goes(count: int) -> bool:
+        tried = state.with_layers(device_id, range(start, start + count))
+        return not bench.is_short({device_id}, tried.layout)
+
+    room = state.left_bytes(device_id)
+    sizes = (
+        layer.expert_bytes if state.places[layer.index] == device_id else layer.weights_bytes + layer.kv_bytes
+        for layer in bench.layers[start:]
+    )
+    count = largest_number(bench.n_layers - start, goes, sum(size <= room for size in accumulate(sizes)))
+    return count, state.with_layers(device_id, range(start, start + count))
+
+
+def _with_own_experts(state: _State, device_id: str) -> _State:
+    """Give the device the experts of its own layers, as many as go in."""
+    own = sorted(index for index in state.away if state.places[index] == device_id)
+
+    def tried(count: int) -> _State:
+        return replace(state, away=state.away.difference(own[:count]))
+
+    room = state.left_bytes(device_id)
+    sums = accumulate(state.bench.layers[index].expert_bytes for index in own)
+    count = largest_number(len(own), lambda number: tried(number).goes, sum(size <= room for size in sums))
+    return _with_part(tried(count), device_id, own[count])[1] if count < len(own) else tried(count)
+
+
+def _with_part(state: _State, device_id: str, index: int, following: str | None = None) -> tuple[int, _State]:
+    """Put as much of layer `index` on the device as it has room for, which has none for all of it.
+
+    That is some of its expert matrices; or its dense part and perhaps some of them, the others left to the device
+    `following`. Return 1 beside the state where the layer is the device's now, else 0.
+    """
+    bench = state.bench
+    if index not in state.away or index in bench.pinned:
+        return 0, state
+    sizes = _matrix_sizes(bench, index)
+    layer = bench.layers[index]
+    dense_bytes = layer.weights_bytes - layer.expert_bytes + layer.kv_bytes
+    options = [(sum(map(sizes.__getitem__, names)), 0, names) for names in _subsets(sizes) if names]
+    if following is not None and state.places[index] != device_id:
+        options += [(dense_bytes + sum(map(sizes.__getitem__, names)), 1, names) for names in _subsets(sizes)]
+    left_bytes = state.left_bytes(device_id)
+    for size, moved, names in sorted(options, reverse=True):
+        if size > left_bytes:
+            continue
+        if moved and following is not None:
+            others = [name for name in sizes if name not in names]
+            tried = state.with_layers(device_id, [index]).with_matrices(following, others)
+        else:
+            tried = state.with_matrices(device_id, names)
+        if tried.goes:
+            return moved, tried
+    return 0, state
+
+
+def _subsets(names: Iterable[str]) -> Iterator[tuple[str, ...]]:
+    """Yield all sets of names but the whole one, smaller ones first."""
+    listed = tuple(names)
+    return (chosen for count in range(len(listed)) for chosen in combinations(listed, count))
+
+
+def _matrix_sizes(bench: Workbench, index: int) -> dict[str, int]:
+    """Return the bytes of a layer's expert matrices, biases included, by tensor name without its last part."""
+    sizes: dict[str, int] = {}
+    for tensor in bench.memory.model.blocks[index].tensors:
+        if part_of_tensor(tensor.name) == "experts":
+            stem = tensor.name.rsplit(".", 1)[0]
+            sizes[stem] = sizes.get(stem, 0) + tensor.size_bytes
+    return sizes

@@ -1,0 +1,259 @@
+"""Strategy fewest: as few devices as hold the model, cards before integrated ones, filled in proportion.
+
+The layout that a model gets when it is opened is of this strategy too, but without overrides: people should see at once
+where layers are, and an opening model is not to wait for a search over single matrices. What more devices could hold by
+leaving experts on the CPU is for those who ask for an automatic layout.
+
+The capacity search below is arithmetic on given sizes: layers with their caches, and what devices have for them. It
+finds the smallest share of every device's room that still places all that can be placed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from engine.base.language import tr
+from engine.devices.device import CPU_ID, Device, Rig
+from engine.model.gguf.model_file import ModelFile
+from engine.planning.fit.strategies.choosing import (
+    Candidate,
+    all_on_cpu,
+    choose,
+    count_layers,
+    describe_rest,
+    describe_runs,
+    name_list,
+)
+from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints
+from engine.planning.fit.strategies.filling import fill, whole_layouts
+from engine.planning.fit.strategies.workbench import Workbench, rank
+from engine.planning.layout.layout import Layout
+from engine.planning.memory.backends import backend_traits
+from engine.planning.memory.model_memory import ModelMemory
+from engine.planning.memory.side_files import NO_SIDE_FILES, SideFiles
+from engine.planning.plan.decisions.context_length import context_lengths
+from engine.planning.settings.context_settings import ContextSettings
+
+_CORRECTIONS = 12
+
+
+def fewest(
+    memory: ModelMemory, rig: Rig, context: ContextSettings, constraints: Constraints = NO_CONSTRAINTS
+) -> AutoLayout:
+    """Return the layout on the fewest devices; where all of them are too small, with most of the model on them."""
+    bench = Workbench(memory, rig, context, constraints)
+    return choose(bench, fewest_candidates(bench))
+
+
+def fewest_candidates(bench: Workbench) -> Iterator[Candidate]:
+    """Yield a single device if one holds everything, else the search's and the plain filling of the fewest."""
+    if not bench.constraints.split:
+        for device, layout in whole_layouts(bench):
+            yield Candidate(layout, whole_reason(bench, device))
+            return
+    searched = None if bench.pinned else capacity_layout(bench, spread=bench.constraints.split)
+    filled = _fewest_filled(bench)
+    both = [layout for layout in (searched, filled) if layout is not None]
+    sign = -1 if bench.constraints.split else 1
+    both.sort(key=lambda layout: (not bench.holds_all(layout), -bench.placed_bytes(layout), sign * len(layout.devices)))
+    for layout in both:
+        yield Candidate(layout, _reason(bench, layout))
+
+
+def whole_reason(bench: Workbench, device: Device) -> str:
+    """Return why everything is on one device."""
+    return tr(
+        "All {count_layers} and the output layer fit on {id} alone, so nothing is split.",
+        count_layers=count_layers(bench.n_layers),
+        id=device.id,
+    )
+
+
+def capacity_layout(bench: Workbench, *, spread: bool) -> Layout | None:
+    """Return the layout of the capacity search once no device is short; None where that does not settle.
+
+    The search counts layers and a fixed cost per device; where the estimate of the whole layout says that a device is
+    short it is given less the next time.
+    """
+    if not bench.devices:
+        return None
+    fixed, output_bytes = _fixed_costs(bench)
+    sizes = [layer.weights_bytes + (layer.kv_bytes if bench.context.offload_kqv else 0) for layer in bench.layers]
+    free = {device_id: bench.usable[device_id] - cost for device_id, cost in fixed.items()}
+    for _ in range(_CORRECTIONS):
+        places = [Place(device.id, max(0, free[device.id]), rank(device)) for device in bench.devices]
+        layout = _layout_of(bench, place_layers((*sizes, output_bytes), places, spread=spread))
+        short = bench.shortfalls(layout)
+        if not short:
+            return layout
+        if not short.keys() <= free.keys():
+            return None  # Of what is pinned to a device that holds nothing else, nothing can be taken away.
+        for device_id, size in short.items():
+            free[device_id] -= size
+    return None
+
+
+def _fixed_costs(bench: Workbench) -> tuple[dict[str, int], int]:
+    """Return what each device takes besides layers, and what the output layer takes with its share of buffers."""
+    # Cards of one sort take the same; what is loaded beside the model may be on one of them only.
+    alike: dict[object, tuple[int, int]] = {}
+    fixed: dict[str, int] = {}
+    for device in bench.devices:
+        sort = device.id if bench.side_files else (backend_traits(device), device.overhead_bytes)
+        if sort not in alike:
+            alike[sort] = _costs_of(bench, device)
+        fixed[device.id] = alike[sort][0]
+    return fixed, max((bench.output_bytes, *(with_output for _, with_output in alike.values())))
+
+
+def _costs_of(bench: Workbench, device: Device) -> tuple[int, int]:
+    first = CPU_ID if bench.n_layers > 1 else device.id
+    places = [first, *[device.id] * (bench.n_layers - 1)]
+    inside = bench.need(bench.layout(places, CPU_ID))[device.id]
+    with_output = bench.need(bench.layout(places, device.id))[device.id]
+    return inside.compute_bytes + inside.overhead_bytes, with_output.need_bytes - inside.need_bytes
+
+
+def _layout_of(bench: Workbench, placed: Sequence[tuple[str, Sequence[int]]]) -> Layout:
+    places = [CPU_ID] * (bench.n_layers + 1)
+    for device_id, indices in placed:
+        for index in indices:
+            places[index] = device_id
+    return bench.layout(places[:-1], places[-1])
+
+
+def _fewest_filled(bench: Workbench) -> Layout:
+    """Return the plain filling of the first few devices that hold everything, else of all."""
+    layout = fill(bench, [])
+    for count in range(1, len(bench.devices) + 1):
+        layout = fill(bench, bench.in_layer_order(bench.devices[:count]))
+        if bench.holds_all(layout):
+            break
+    return layout
+
+
+def _reason(bench: Workbench, layout: Layout) -> str:
+    used = [device_id for device_id in layout.devices if device_id != CPU_ID]
+    if not used:
+        return all_on_cpu(bench)
+    if not bench.holds_all(layout):
+        small = (
+            tr("Beside what is pinned nothing more goes on devices")
+            if bench.pinned
+            else tr("All devices together are too small")
+        )
+        return f"{small}: {describe_runs(layout)}.{describe_rest(bench, layout)}"
+    runs = describe_runs(layout)
+    if len(used) == 1:
+        if layout.devices == (used[0],):
+            return tr("{used} holds everything: {describe_runs}.", used=used[0], describe_runs=runs)
+        return tr(
+            "{used} holds everything that is not pinned elsewhere: {describe_runs}.", used=used[0], describe_runs=runs
+        )
+    if bench.constraints.split:
+        why = tr("Splitting was asked for")
+    elif len(used) == 2:
+        why = tr("No single device holds everything")
+    else:
+        why = tr("No {count} devices together hold everything", count=len(used) - 1)
+    return tr(
+        "{why}, so {name_list} share it in proportion to what they can take: {describe_runs}.",
+        why=why,
+        name_list=name_list(used),
+        describe_runs=runs,
+    )
+
+
+def initial_layout(
+    model: ModelFile | ModelMemory, rig: Rig, context: ContextSettings, side_files: SideFiles = NO_SIDE_FILES
+) -> Layout:
+    """Return the first layout of a model; when the host is too small too it is the best there is, not an error.
+
+    Where the context length is left open, the longest sensible one is planned with that the layout has room for.
+    """
+    memory = model if isinstance(model, ModelMemory) else ModelMemory(model)
+    found = None
+    for n_ctx in context_lengths(memory.model, rig, context):
+        settings = msgspec.structs.replace(context, n_ctx=n_ctx)
+        bench = Workbench(memory, rig, settings, Constraints(side_files=side_files))
+        found = choose(bench, fewest_candidates(bench), plain=True)
+        if found.fits:
+            break
+    assert found is not None  # There is at least one length.
+    return found.layout
+
+
+_PRECISION = 1e-6
+_MAX_STEPS = 64
+
+Placed = tuple[tuple[str, tuple[int, ...]], ...]
+"""Device ids with their ascending layers, ordered by first layer; devices without layers are left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A device to fill, with the bytes that it has for layers. `rank` 0 is a card with its own memory, 1 an integrated
+    one, 2 a remote one: a lower rank is filled before a higher one and gets the later layers."""
+
+    id: str
+    room_bytes: int
+    rank: int = 0
+
+
+def place_layers(layers: Sequence[int], places: Sequence[Place], *, spread: bool = False) -> Placed:
+    """Return which of `layers` (bytes each) go to which of `places`, as many as can; `spread` uses all of these.
+
+    Where not all layers go, the output layer goes nowhere: it would take the room of repeating ones.
+    """
+    ordered = sorted(places, key=lambda place: (place.rank, -place.room_bytes))
+    if spread:
+        ordered = [replace(place, rank=0) for place in ordered]
+    found: Placed = ()
+    for sizes in (layers, layers[:-1]):
+        for count in [len(ordered)] if spread else range(1, len(ordered) + 1):
+            found = _best_fit(sizes, ordered[:count])
+            if _count(found) == len(sizes):
+                return found
+    return found
+
+
+def _best_fit(layers: Sequence[int], places: Sequence[Place]) -> Placed:
+    """Fill rank after rank, each as evenly as its rooms allow; the first rank gets the last layers."""
+    found: Placed = ()
+    left = len(layers)
+    for kind in dict.fromkeys(place.rank for place in places):
+        group = [place for place in places if place.rank == kind]
+        best = _greedy(layers[:left], group, 1.0)
+        target, low, high = _count(best), 0.0, 1.0
+        for _ in range(_MAX_STEPS):
+            if high - low <= _PRECISION:
+                break
+            factor = (low + high) / 2
+            tried = _greedy(layers[:left], group, factor)
+            if _count(tried) == target:
+                best, high = tried, factor
+            else:
+                low = factor
+        left -= target
+        found = best + found
+    return found
+
+
+def _greedy(layers: Sequence[int], places: Sequence[Place], factor: float) -> Placed:
+    """Give layers out from the last to the first, to the places from the last to the first, none twice."""
+    taken: list[list[int]] = [[] for _ in places]
+    index = len(layers) - 1
+    for place, indices in zip(reversed(places), reversed(taken), strict=True):
+        room_bytes = int(place.room_bytes * factor)
+        while index >= 0 and layers[index] <= room_bytes:
+            indices.insert(0, index)
+            room_bytes -= layers[index]
+            index -= 1
+    return tuple((place.id, tuple(indices)) for place, indices in zip(places, taken, strict=True) if indices)
+
+
+def _count(placed: Placed) -> int:
+    return sum(len(indices) for _, indices in placed)

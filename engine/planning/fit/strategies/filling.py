@@ -1,0 +1,170 @@
+"""Filling devices with whole layers, from the last layer to the first as the engine does: the rest stays on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from engine.devices.device import CPU_ID, Device
+from engine.planning.fit.needs import largest_number
+from engine.planning.fit.strategies.workbench import Workbench, rank
+from engine.planning.layout.layout import Layout, Override
+
+_PIPELINE_TRIES = 3
+
+
+def whole_layout(bench: Workbench, device: Device) -> Layout | None:
+    """Return everything on one device if it goes there, else None. With something pinned elsewhere it does not."""
+    layout = bench.layout([device.id] * bench.n_layers)
+    fits = len(layout.devices) == 1 and bench.report(layout).fits and not bench.shortfalls(layout)
+    return layout if fits else None
+
+
+def whole_layouts(bench: Workbench) -> Iterator[tuple[Device, Layout]]:
+    """Yield the single devices that hold everything. An integrated one counts only where there is no card."""
+    has_card = any(rank(device) == 0 for device in bench.devices)
+    for device in bench.devices:
+        layout = None if has_card and rank(device) == 1 else whole_layout(bench, device)
+        if layout is not None:
+            yield device, layout
+
+
+def plain_fillings(bench: Workbench) -> Iterator[Layout]:
+    """Yield plain fillings from the back in several orders: what no choice may fall short of."""
+    ids = bench.in_layer_order(bench.devices)
+    growing = sorted(ids, key=lambda device_id: bench.usable[device_id])
+    orders = dict.fromkeys(map(tuple, (ids, growing, reversed(growing), reversed(ids))))
+    return (fill(bench, order) for order in orders)
+
+
+def fill(
+    bench: Workbench,
+    ids: Sequence[str],
+    *,
+    headroom_bytes: int = 0,
+    output: str | None = None,
+    overrides: Sequence[Override] = (),
+) -> Layout:
+    """Fill devices from the last to the first with as many whole layers as go in, `headroom_bytes` left free.
+
+    No device with layers is short in the result, save for what pinned layers alone take. A device that is too small
+    for a layer may still take the output layer; where none has room for both, it stays on the CPU.
+    """
+    headroom = dict.fromkeys(bench.usable, headroom_bytes)
+    passes = _Pass(bench, headroom, output, tuple(overrides), front=ids[0] if len(ids) > 1 else None)
+    layout = passes.fill(ids)
+    if passes.front is not None and bench.shortfalls(layout, headroom):
+        passes = replace(passes, front=None)
+        layout = passes.fill(ids)
+    if output is None and ids and layout.devices == (CPU_ID,) and not bench.pinned:
+        # The last layer comes with the output layer, and a large vocabulary may be too much for every device.
+        return fill(bench, ids, headroom_bytes=headroom_bytes, output=CPU_ID, overrides=overrides)
+    return layout if bench.pinned or not ids else _as_pipeline(passes, ids, layout) or layout
+
+
+def _as_pipeline(passes: _Pass, ids: Sequence[str], layout: Layout) -> Layout | None:
+    """Return a filling without layers on the CPU where a device's buffers alone stand in its way, else None.
+
+    Without layers on the CPU the engine runs the devices as a pipeline, whose buffers are larger: the last layer to
+    come is then too much for another device than its own. That one gets less from the beginning.
+    """
+    bench = passes.bench
+    for _ in range(_PIPELINE_TRIES):
+        places = layout.assignment()
+        on_cpu = places.count(CPU_ID)
+        if not on_cpu:
+            return layout
+        everything = bench.layout([ids[0]] * on_cpu + list(places[on_cpu:]), passes.output, passes.overrides)
+        short = bench.shortfalls(everything, passes.headroom)
+        if ids[0] in short or not short:
+            return None
+        before, after = bench.need(layout), bench.need(everything)
+        grown = {key: after[key].need_bytes - before[key].need_bytes for key in short}
+        reserve = {key: max(passes.reserve.get(key, 0), grown.get(key, 0)) for key in bench.usable}
+        passes = replace(passes, reserve=reserve)
+        layout = passes.fill(ids)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """One pass over the devices. `headroom`: bytes by device that are not to be used; `reserve`: further ones while
+    layers are on the CPU.
+
+    `front` is the device that will have the first layers: the engine copies host weights to it for large batches, so
+    while others are filled it stands for one layer. Whether it has room for that shows in the end.
+    """
+
+    bench: Workbench
+    headroom: Mapping[str, int]
+    output: str | None
+    overrides: tuple[Override, ...]
+    front: str | None = None
+    reserve: Mapping[str, int] = field(default_factory=dict)
+
+    def fill(self, ids: Sequence[str]) -> Layout:
+        bench = self.bench
+        pinned = bench.pinned
+        output = self.output
+        waiting = [device_id for device_id in ids if device_id not in pinned.values()]
+        places = [pinned.get(index, CPU_ID) for index in range(bench.n_layers)]
+        end = bench.n_layers
+        while end:
+            start = max((index for index in pinned if index < end), default=-1) + 1
+            above = pinned.get(end)
+            if start < end and above not in (None, CPU_ID):
+                # The device of pinned layers goes on downwards first: it may not come again later.
+                end -= self._most(places, str(above), range(start, end), output, from_end=True)
+            while start < end and waiting:
+                device_id = waiting.pop()
+                count = self._most(places, device_id, range(start, end), output, from_end=True)
+                if not count and output is None and end == bench.n_layers and self._goes(places, device_id, device_id):
+                    output = device_id
+                end -= count
+            below = pinned.get(start - 1)
+            if start < end and below not in (None, CPU_ID):
+                self._most(places, str(below), range(start, end), output, from_end=False)
+            end = max(0, start - 1)
+        return bench.layout(places, output, self.overrides)
+
+    def _most(self, places: list[str], device_id: str, layers: range, output: str | None, *, from_end: bool) -> int:
+        """Put as many of `layers` on the device as it takes, and return their number."""
+
+        def tried(count: int, front: str | None = None) -> list[str]:
+            span = range(layers.stop - count, layers.stop) if from_end else layers[:count]
+            found = [device_id if index in span else place for index, place in enumerate(places)]
+            if front not in (None, device_id) and from_end and count < len(layers):
+                found[span.start - 1] = str(front)
+            return found
+
+        def goes(count: int) -> bool:
+            return self._goes(tried(count, self.front), output, device_id)
+
+        guess = self._guess(device_id, layers[::-1] if from_end else layers)
+        count = largest_number(len(layers), goes, guess)
+        places[:] = tried(count)
+        return count
+
+    def _goes(self, places: Sequence[str], output: str | None, filled: str) -> bool:
+        """Return whether no device is short; what only stands for others, or is pinned there, does not count."""
+        layout = self.bench.layout(places, output, self.overrides)
+        left_free = self.headroom
+        if CPU_ID in places:
+            left_free = {key: size + self.reserve.get(key, 0) for key, size in left_free.items()}
+        spared = {self.front, *self.bench.overpinned} - {filled}
+        return not self.bench.is_short(self.bench.usable.keys() - spared, layout, left_free)
+
+    def _guess(self, device_id: str, layers: Iterable[int]) -> int:
+        """Return about how many of `layers` the device takes; only how soon the search ends depends on it."""
+        bench = self.bench
+        room = bench.usable.get(device_id, 0) - self.headroom.get(device_id, 0) - self.reserve.get(device_id, 0)
+        count = 0
+        for index in layers:
+            layer = bench.layers[index]
+            room -= layer.weights_bytes - (layer.expert_bytes if self.overrides else 0)
+            room -= layer.kv_bytes if bench.context.offload_kqv else 0
+            room -= bench.output_bytes if index == bench.n_layers - 1 else 0
+            if room < 0:
+                break
+            count += 1
+        return count

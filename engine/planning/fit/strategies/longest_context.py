@@ -1,0 +1,106 @@
+"""Strategy context: the longest context that fits, with the cache types that are allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import msgspec
+
+from engine.base.language import tr
+from engine.devices.device import CPU_ID, Rig
+from engine.planning.fit.needs import largest_number
+from engine.planning.fit.strategies.choosing import choose, fits_plainly
+from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints
+from engine.planning.fit.strategies.fewest import fewest, fewest_candidates
+from engine.planning.fit.strategies.filling import fill
+from engine.planning.fit.strategies.workbench import Workbench
+from engine.planning.memory.model_memory import ModelMemory
+from engine.planning.plan.decisions.context_length import trained_length
+from engine.planning.settings.context_settings import ContextSettings, KvType
+from engine.planning.settings.table import CONTEXT_STEP
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    n_ctx: int
+    settings: ContextSettings
+
+
+def longest_context(
+    memory: ModelMemory, rig: Rig, context: ContextSettings, constraints: Constraints = NO_CONSTRAINTS
+) -> AutoLayout:
+    """Return the longest context up to what the model was trained for, and the layout on the fewest devices for it.
+
+    It is the context of each request: all of them together may have more than the model was trained for.
+    Of several allowed cache types the first that reaches that length is taken, else the one that gets furthest.
+    """
+    limit = _limit(memory, context, constraints)
+    bases = [_with_types(context, cache_type) for cache_type in constraints.kv_types] or [context]
+    best: _Found | None = None
+    for base in bases:
+        n_ctx = _longest(limit, partial(_fits, memory, rig, base, constraints))
+        if n_ctx and (best is None or n_ctx > best.n_ctx):
+            best = _Found(n_ctx, base)
+        if best is not None and best.n_ctx == limit:
+            break
+    if best is None:
+        least = bases[-1].with_each(min(CONTEXT_STEP, limit))
+        refused = fewest(memory, rig, least, constraints)
+        return replace(
+            refused,
+            explanation=tr("Not even the shortest context fits. {explanation}", explanation=refused.explanation),
+        )
+    found = fewest(memory, rig, best.settings.with_each(best.n_ctx), constraints)
+    return replace(found, explanation=_explain(memory, rig, constraints, found, limit))
+
+
+def _explain(memory: ModelMemory, rig: Rig, constraints: Constraints, found: AutoLayout, limit: int) -> str:
+    context = found.context
+    cache = (
+        context.type_k
+        if context.type_k == context.type_v
+        else tr("{type_k} and {type_v}", type_k=context.type_k, type_v=context.type_v)
+    )
+    why = tr("as long as is wanted") if constraints.max_ctx == limit else tr("what the model was trained for")
+    reach = why if context.n_ctx_each == limit else tr("the longest that fits; {limit} would not", limit=limit)
+    text = tr(
+        "{n_ctx_each} tokens are {reach}, with cache type {cache}. {explanation}",
+        n_ctx_each=context.n_ctx_each,
+        reach=reach,
+        cache=cache,
+        explanation=found.explanation,
+    )
+    if CPU_ID not in found.layout.devices:
+        return text
+
+    def without_cpu(n_ctx: int) -> bool:
+        bench = Workbench(memory, rig, context.with_each(n_ctx), constraints)
+        layout = fill(bench, bench.in_layer_order(bench.devices))
+        return CPU_ID not in layout.devices and bench.report(layout).fits
+
+    n_ctx = _longest(context.n_ctx_each, without_cpu)
+    return tr("{text} Up to {n_ctx} tokens the CPU would hold no layers.", text=text, n_ctx=n_ctx) if n_ctx else text
+
+
+def _fits(memory: ModelMemory, rig: Rig, base: ContextSettings, constraints: Constraints, n_ctx: int) -> bool:
+    bench = Workbench(memory, rig, base.with_each(n_ctx), constraints)
+    return fits_plainly(bench) or choose(bench, fewest_candidates(bench)).fits
+
+
+def _longest(limit: int, holds: Callable[[int], bool]) -> int:
+    """Return the longest context up to `limit` for which `holds`, in whole steps below it; 0 if there is none."""
+    if holds(limit):
+        return limit
+    steps = (limit - 1) // CONTEXT_STEP
+    return CONTEXT_STEP * largest_number(steps, lambda count: holds(count * CONTEXT_STEP), (steps + 1) // 2)
+
+
+def _limit(memory: ModelMemory, context: ContextSettings, constraints: Constraints) -> int:
+    known = trained_length(memory.model) or context.n_ctx_each
+    return known if constraints.max_ctx is None else max(1, min(known, constraints.max_ctx))
+
+
+def _with_types(context: ContextSettings, cache_type: KvType) -> ContextSettings:
+    return msgspec.structs.replace(context, type_k=cache_type, type_v=cache_type)

@@ -1,0 +1,111 @@
+"""Strategy proportional: ranges in proportion to the free memory of each device less a headroom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from engine.base.language import tr
+from engine.base.units import GIB
+from engine.devices.device import CPU_ID, Rig
+from engine.planning.fit.strategies.choosing import (
+    Candidate,
+    all_on_cpu,
+    choose,
+    describe_rest,
+    describe_runs,
+    name_list,
+)
+from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints
+from engine.planning.fit.strategies.fewest import capacity_layout, whole_reason
+from engine.planning.fit.strategies.filling import fill, whole_layouts
+from engine.planning.fit.strategies.workbench import Workbench
+from engine.planning.layout.layout import Layout
+from engine.planning.memory.model_memory import ModelMemory
+from engine.planning.settings.context_settings import ContextSettings
+
+HEADROOM_BYTES = 2 * GIB
+_LEAST_PART = 8
+
+
+def proportional(
+    memory: ModelMemory, rig: Rig, context: ContextSettings, constraints: Constraints = NO_CONSTRAINTS
+) -> AutoLayout:
+    """Return the layout whose ranges follow the shares of `memory_shares`, as far as every device holds its own."""
+    bench = Workbench(memory, rig, context, constraints)
+    return choose(bench, proportional_candidates(bench))
+
+
+def memory_shares(free: Sequence[int]) -> tuple[int, ...]:
+    """Return each device's share from its free bytes: less the headroom, but at least an eighth."""
+    return tuple(max(free_bytes - HEADROOM_BYTES, free_bytes // _LEAST_PART) for free_bytes in free)
+
+
+def proportional_counts(
+    blocks: Sequence[int], shares: Sequence[int], other_bytes: int = 0, main: int = 0
+) -> tuple[int, ...]:
+    """Return how many of `blocks` (bytes each, in order) every device gets.
+
+    A device takes blocks until the next would exceed its part of everything, the last takes the rest; what is no
+    block (`other_bytes`) counts on device `main`.
+    """
+    total = sum(shares)
+    if not shares or not total:
+        return (0,) * len(shares)
+    everything = sum(blocks) + other_bytes
+    budgets = [
+        everything * share // total - (other_bytes if index == main else 0) for index, share in enumerate(shares)
+    ]
+    counts = [0] * len(shares)
+    device, taken = 0, 0
+    for size in blocks:
+        if device < len(shares) - 1 and counts[device] and taken + size > max(0, budgets[device]):
+            device, taken = device + 1, 0
+        counts[device] += 1
+        taken += size
+    return tuple(counts)
+
+
+def proportional_layout(bench: Workbench) -> Layout | None:
+    """Return the layout of the shares over all devices, whether it fits or not; None without memory to share."""
+    ids = bench.in_layer_order(bench.devices)
+    free = {device.id: device.available_bytes for device in bench.devices}
+    sizes = [layer.weights_bytes + layer.kv_bytes for layer in bench.layers]
+    shares = memory_shares([free[device_id] for device_id in ids])
+    if not any(shares):
+        return None
+    counts = proportional_counts(sizes, shares, bench.output_bytes, len(ids) - 1)
+    return bench.layout([device_id for device_id, count in zip(ids, counts, strict=True) for _ in range(count)])
+
+
+def proportional_candidates(bench: Workbench) -> Iterator[Candidate]:
+    """Yield a single device if one holds everything, then the shares, then what fits in their spirit."""
+    if not bench.constraints.split:
+        for device, layout in whole_layouts(bench):
+            yield Candidate(layout, whole_reason(bench, device))
+            return
+    shared = proportional_layout(bench)
+    if shared is not None and not bench.shortfalls(shared):
+        yield Candidate(
+            shared,
+            tr(
+                "Layers follow the free memory of each device less a headroom: {describe_runs}.",
+                describe_runs=describe_runs(shared),
+            ),
+        )
+    searched = None if bench.pinned else capacity_layout(bench, spread=True)
+    filled = fill(bench, bench.in_layer_order(bench.devices))
+    for layout in (filled,) if searched is None else (searched, filled):
+        used = [device_id for device_id in layout.devices if device_id != CPU_ID]
+        if not used:
+            yield Candidate(layout, all_on_cpu(bench))
+            continue
+        yield Candidate(
+            layout,
+            tr(
+                "Shares by free memory alone would overfill a device, so layers are spread over "
+                "{name_list} in proportion to what each can take: {describe_runs}.{describe_rest}",
+                name_list=name_list(used),
+                describe_runs=describe_runs(layout),
+                describe_rest=describe_rest(bench, layout),
+            ),
+        )

@@ -1,0 +1,186 @@
+"""What all strategies work with: the usable devices, how far they can be filled, what a layout takes there."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from engine.devices.device import CPU_ID, Device, Rig
+from engine.model.gguf.model_file import ModelFile, TensorInfo
+from engine.planning.fit.needs import Needs
+from engine.planning.fit.strategies.constraints import Constraints
+from engine.planning.layout.engine_parameters import MAX_ENTRIES, tensor_overrides
+from engine.planning.layout.layout import Layout, Override, make_layout, single_device
+from engine.planning.layout.patterns import pattern_finder
+from engine.planning.layout.rules import weight_fault
+from engine.planning.memory.estimate import DeviceMemory
+from engine.planning.memory.model_memory import ModelMemory
+from engine.planning.memory.side_files import SideFiles
+from engine.planning.plan.edit import Edit
+from engine.planning.plan.plan import Plan
+from engine.planning.plan.preview import PreviewTables, make_preview, make_report
+from engine.planning.plan.report import FitReport, usable_bytes
+from engine.planning.settings.context_settings import ContextSettings
+
+_UNKNOWN_RESERVE = 5
+"""One part in this many stays free where KV cache and compute buffers are unknown."""
+_PREFERRED_BACKENDS = ("CUDA", "HIP", "ROCm")
+
+
+def rank(device: Device) -> int:
+    """Return 0 for cards with their own memory, 1 for integrated ones, 2 for remote ones."""
+    if device.is_rpc:
+        return 2
+    return 0 if device.kind == "gpu" else 1
+
+
+def _usable_bytes(memory: ModelMemory, rig: Rig) -> dict[str, int]:
+    """Return what each device but the host can take: free memory less margin, and less where not all is known."""
+    usable = {device_id: size for device_id, size in usable_bytes(rig).items() if device_id != CPU_ID}
+    if memory.probe_only is None:
+        return usable
+    return {device_id: size - size // _UNKNOWN_RESERVE for device_id, size in usable.items()}
+
+
+class Workbench:
+    """One model with one set of settings on one rig.
+
+    `devices` are those that may hold layers, local cards first and larger before smaller. `usable` is what each can
+    take in bytes: free memory less margin. `pinned` are the layers whose device is given, `output` that of the output
+    layer where it is given; `overpinned` are devices that are too small for that alone.
+    """
+
+    def __init__(self, memory: ModelMemory, rig: Rig, context: ContextSettings, constraints: Constraints) -> None:
+        self.memory = memory
+        self.rig = rig
+        self.context = context
+        self.constraints = constraints
+        self.n_layers = memory.model.n_layers
+        on_host = Plan(memory, rig, Edit(single_device(self.n_layers, CPU_ID), context))
+        preview = make_preview(PreviewTables(memory), on_host)
+        self.side_files = self._with_room_for_projector(on_host, constraints.side_files)
+        self.usable = _usable_bytes(memory, rig)
+        plan = on_host.with_edit(replace(on_host.edit, side_files=self.side_files))
+        self._needs = Needs(plan, self.usable, as_asked=True, watch=constraints.watch)
+        self.layers = preview.layers
+        self.output_bytes = preview.output_weights_bytes
+        self.pinned = _pinned_layers(constraints, rig, self.n_layers)
+        self.output = constraints.output if constraints.output in rig.ids else None
+        accelerators = sum(device.kind == "accel" for device in rig.devices)
+        found = [device for device in _distinct(rig.devices) if self._may_hold(device)]
+        found.sort(key=lambda device: (rank(device), -self.usable[device.id]))
+        self.devices: tuple[Device, ...] = tuple(found[: MAX_ENTRIES - accelerators])
+        is_free = not self.pinned and self.output is None and not self.side_files
+        on_cpu = self.layout([CPU_ID] * self.n_layers, CPU_ID)
+        self.overpinned = frozenset(() if is_free else self.shortfalls(on_cpu))
+
+    def _may_hold(self, device: Device) -> bool:
+        # Any of them may come to have the output layer, where nobody says which.
+        with_output = self.output in (None, device.id)
+        if device.kind == "accel" or weight_fault(device, self.memory.model, with_output=with_output) is not None:
+            return False
+        return self.usable[device.id] > 0 and device.id not in self.constraints.off
+
+    # ------------------------------------------------------------------ orders
+
+    def in_layer_order(self, devices: Iterable[Device]) -> list[str]:
+        """Return ids as their layers follow: remote devices first, local cards last, where the output layer is."""
+        place = {device_id: number for number, device_id in enumerate(self.rig.ids)}
+        return [device.id for device in sorted(devices, key=lambda device: (-rank(device), place[device.id]))]
+
+    def in_preferred_order(self) -> list[str]:
+        """Return ids in the order that was asked for, the others behind them in the rig's order."""
+        known = [device.id for device in self.rig.devices if device in self.devices]
+        asked = [device_id for device_id in dict.fromkeys(self.constraints.order) if device_id in known]
+        return [*asked, *(device_id for device_id in known if device_id not in asked)]
+
+    # ------------------------------------------------------------------ judging
+
+    def layout(self, places: Sequence[str], output: str | None = None, overrides: Sequence[Override] = ()) -> Layout:
+        """Return the layout with a device for each layer; what is pinned keeps its own."""
+        kept = [self.pinned.get(index, device) for index, device in enumerate(places)]
+        return replace(make_layout(self.n_layers, kept, self.output or output), overrides=tuple(overrides))
+
+    def need(self, layout: Layout) -> Mapping[str, DeviceMemory]:
+        """Return what `layout` takes on each device; fillings ask for the same layouts again and again."""
+        return self._needs.of(layout)
+
+    def left_bytes(self, layout: Layout, device_id: str) -> int:
+        """Return what stays free beyond the margin on a device other than the host, negative if it is short."""
+        return self.usable.get(device_id, 0) - self.need(layout)[device_id].need_bytes
+
+    def is_short(self, device_ids: Collection[str], layout: Layout, left_free: Mapping[str, int] | None = None) -> bool:
+        """Return whether one of these devices would be left with less than its part of `left_free`."""
+        return self._leaving(left_free).is_short(layout, device_ids)
+
+    def shortfalls(self, layout: Layout, left_free: Mapping[str, int] | None = None) -> dict[str, int]:
+        """Return the devices that would be left with less than their part of `left_free`, and how much is missing."""
+        return self._leaving(left_free).short(layout)
+
+    def _leaving(self, left_free: Mapping[str, int] | None) -> Needs:
+        if not left_free or not any(left_free.values()):
+            return self._needs
+        return self._needs.within({key: max(0, size - left_free.get(key, 0)) for key, size in self.usable.items()})
+
+    def _with_room_for_projector(self, on_host: Plan, side_files: SideFiles) -> SideFiles:
+        """Return the files with the projector's device as it is while nothing else is there: it is not to give way."""
+        if side_files.projector is None:
+            return side_files
+        _, device_id = Needs(on_host, {}, as_asked=True).estimate_as_asked(on_host.edit.layout, side_files)
+        return replace(side_files, projector=replace(side_files.projector, device=device_id))
+
+    def report(self, layout: Layout) -> FitReport:
+        """Return the forecast with the rules that the layout breaks."""
+        return make_report(self.memory, self.rig, layout, self.context, self.side_files)
+
+    def placed_bytes(self, layout: Layout) -> int:
+        """Return weights and state that are not on the CPU, counted alike wherever they are."""
+        placed = 0 if layout.output_device == CPU_ID else self.output_bytes
+        places = layout.assignment()
+        for layer, device_id in zip(self.layers, places, strict=True):
+            if device_id != CPU_ID:
+                placed += layer.weights_bytes + (layer.kv_bytes if self.context.offload_kqv else 0)
+        for index, tensor, device_id in moved_tensors(self.memory.model, layout):
+            placed += tensor.size_bytes * ((device_id != CPU_ID) - (places[index] != CPU_ID))
+        return placed
+
+    def holds_all(self, layout: Layout) -> bool:
+        """Return whether only what is pinned there is on the CPU, and nothing is overridden."""
+        places = layout.assignment()
+        on_cpu = any(place == CPU_ID and index not in self.pinned for index, place in enumerate(places))
+        output_stays = layout.output_device == CPU_ID and CPU_ID not in (self.output, self.pinned.get(len(places) - 1))
+        return not on_cpu and not output_stays and not layout.overrides
+
+
+def moved_tensors(model: ModelFile, layout: Layout) -> Iterator[tuple[int, TensorInfo, str]]:
+    """Yield the layer, tensor and device of everything in layers that overrides take elsewhere."""
+    rules = [(pattern_finder(override.pattern), override.device) for override in tensor_overrides(layout)]
+    if not rules:
+        return
+    for block in model.blocks:
+        for tensor in block.tensors:
+            device_id = next((device_id for finds, device_id in rules if finds(tensor.name)), None)
+            if device_id is not None and device_id != layout.device_of(block.index):
+                yield block.index, tensor, device_id
+
+
+def _distinct(devices: Sequence[Device]) -> list[Device]:
+    """Return each card once: one card may show under two backends, with one PCI id."""
+    found: dict[str, Device] = {}
+    for device in devices:
+        key = device.pci_bus_id if device.pci_bus_id and not device.is_rpc else f"id {device.id}"
+        if key not in found or (
+            device.backend in _PREFERRED_BACKENDS and found[key].backend not in _PREFERRED_BACKENDS
+        ):
+            found[key] = device
+    return [device for device in devices if device in found.values()]
+
+
+def _pinned_layers(constraints: Constraints, rig: Rig, n_layers: int) -> dict[int, str]:
+    """Return the device of each pinned layer; pins to devices that the rig lacks or beyond the model are left out."""
+    return {
+        index: pin.device
+        for pin in constraints.pins
+        if pin.device in rig.ids
+        for index in range(max(0, pin.first), min(pin.last, n_layers - 1) + 1)
+    }

@@ -1,0 +1,169 @@
+"""Rules on KV cache types, flash attention and sequences, as `llama_init_from_model` and the caches have them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from engine.base.language import tr
+from engine.model.architectures.registry import architecture_rules
+from engine.model.gguf.model_file import ModelFile
+from engine.model.gguf.tensor_table import TYPES_BY_NAME
+from engine.planning.layout.layout import Violation
+from engine.planning.settings.context_settings import KV_TYPES, ContextSettings, KvType
+from engine.planning.settings.table import MAX_SEQUENCES
+
+KV_BLOCK_ELEMENTS: Mapping[KvType, int] = {kind: TYPES_BY_NAME[kind].block_elements for kind in KV_TYPES}
+"""Elements in one block of a cache type, `ggml_blck_size`; a row of the cache is whole blocks."""
+
+
+def without_flash_attention(model: ModelFile, context: ContextSettings) -> bool:
+    """Return whether the engine computes this model without flash attention from the start."""
+    return context.flash_attn == "off" or not architecture_rules(model.architecture).flash_attention
+
+
+def cache_violations(model: ModelFile, context: ContextSettings) -> Iterator[Violation]:
+    """Yield what is wrong with cache types and sequences, whatever the layout."""
+    yield from _value_cache(model, context)
+    yield from _type_pair(model, context)
+    yield from _block_sizes(model, context)
+    yield from _sequences(model, context)
+
+
+def _value_cache(model: ModelFile, context: ContextSettings) -> Iterator[Violation]:
+    if KV_BLOCK_ELEMENTS[context.type_v] == 1 or not without_flash_attention(model, context):
+        return
+    if context.flash_attn == "off":
+        reason, remedy = tr("which is off"), tr("Set flash attention to auto or on, or the V cache type to f16.")
+    else:
+        reason = tr("which the engine does not have for {architecture} models", architecture=model.architecture)
+        remedy = tr("Set the V cache type to f16.")
+    yield Violation(
+        "flash_attention",
+        tr("A V cache of type {type_v} needs flash attention, {reason}.", type_v=context.type_v, reason=reason),
+        remedy,
+    )
+
+
+def _type_pair(model: ModelFile, context: ContextSettings) -> Iterator[Violation]:
+    one_type = architecture_rules(model.architecture).one_cache_type or _has_latent_attention(model)
+    if context.type_k != context.type_v and one_type:
+        yield Violation(
+            "cache_types_differ",
+            tr(
+                "{architecture} models keep K and V in one cache; K is {type_k} and V is {type_v}.",
+                architecture=model.architecture,
+                type_k=context.type_k,
+                type_v=context.type_v,
+            ),
+            tr("Give K and V the same type."),
+        )
+
+
+def _block_sizes(model: ModelFile, context: ContextSettings) -> Iterator[Violation]:
+    caches = [("K", context.type_k, "key"), ("V", context.type_v, "value")]
+    # Without flash attention a V cache with blocks is refused as such. A K cache whose heads are no whole blocks is
+    # not refused there, but what the engine computes with it is not a number.
+    for letter, cache_type, key in caches[:1] if without_flash_attention(model, context) else caches:
+        block = KV_BLOCK_ELEMENTS[cache_type]
+        width = next((width for width in _head_widths(model, key) if width % block), None)
+        if width is not None:
+            yield Violation(
+                "cache_block_size",
+                tr(
+                    "The {letter} heads of this model are {width} wide, which is no multiple of "
+                    "{cache_type}'s {block}.",
+                    letter=letter,
+                    width=width,
+                    cache_type=cache_type,
+                    block=block,
+                ),
+                block_remedy(letter),
+            )
+
+
+def block_remedy(letter: str) -> str:
+    """Return the remedy for a K or V cache with blocks that the heads do not have; it tells which of them it is."""
+    return tr("Choose f16 or another type without blocks for the {letter} cache.", letter=letter)
+
+
+def _sequences(model: ModelFile, context: ContextSettings) -> Iterator[Violation]:
+    if context.n_seq_max > MAX_SEQUENCES:
+        yield Violation(
+            "too_many_sequences",
+            tr(
+                "{n_seq_max} sequences are asked for and the engine takes {max_sequences}.",
+                n_seq_max=context.n_seq_max,
+                max_sequences=MAX_SEQUENCES,
+            ),
+            tr("Set n_seq_max to at most {max_sequences}.", max_sequences=MAX_SEQUENCES),
+        )
+        return
+    if architecture_rules(model.architecture).one_stream and context.n_seq_max > 1 and not context.kv_unified:
+        yield Violation(
+            "separate_sequences",
+            tr(
+                "{architecture} models cannot keep {n_seq_max} sequences apart.",
+                architecture=model.architecture,
+                n_seq_max=context.n_seq_max,
+            ),
+            tr("Set kv_unified to on, or n_seq_max to 1."),
+        )
+    n_ctx = context.n_ctx or model.n_ctx_train or 0
+    yield from _uneven_batch(model, context, n_ctx)
+    # Logits of every sequence are made in one batch; a causal model's batch is no longer than its context.
+    batch = context.n_batch if model.hyper_parameter("attention.causal") is False else min(context.n_batch, n_ctx)
+    if context.n_seq_max > max(1, batch):
+        yield Violation(
+            "sequences_over_batch",
+            tr(
+                "{n_seq_max} sequences do not go into one batch of {batch} tokens.",
+                n_seq_max=context.n_seq_max,
+                batch=batch,
+            ),
+            tr("Set n_batch and the context to at least n_seq_max."),
+        )
+
+
+def _uneven_batch(model: ModelFile, context: ContextSettings, n_ctx: int) -> Iterator[Violation]:
+    n_sequences = context.n_seq_max
+    if not architecture_rules(model.architecture).also_as_one or context.kv_unified or n_sequences <= 1:
+        return
+    n_batch = min(context.n_batch, n_ctx)
+    n_tokens = min(n_batch, context.n_ubatch or n_batch)
+    if n_tokens % n_sequences:
+        yield Violation(
+            "separate_sequences",
+            tr(
+                "{architecture} models keep {n_sequences} sequences apart only in micro batches that "
+                "divide evenly, and {n_tokens} tokens do not.",
+                architecture=model.architecture,
+                n_sequences=n_sequences,
+                n_tokens=n_tokens,
+            ),
+            tr(
+                "Set n_ubatch to a multiple of {n_sequences}, kv_unified to on, or n_seq_max to 1.",
+                n_sequences=n_sequences,
+            ),
+        )
+
+
+def _has_latent_attention(model: ModelFile) -> bool:
+    widths = [model.hyper_parameter(f"attention.{key}_length_mla") for key in ("key", "value")]
+    return all(isinstance(width, int) and width > 0 for width in widths)
+
+
+def _head_widths(model: ModelFile, key: str) -> list[int]:
+    """Return the widths of a layer's K or V heads, of full and of sliding-window attention; empty without heads."""
+    heads = model.hyper_parameter("attention.head_count")
+    first_heads = heads[0] if isinstance(heads, tuple) and heads else heads
+    if not isinstance(first_heads, int) or first_heads <= 0:
+        return []
+    if key == "value" and architecture_rules(model.architecture).latent_values:
+        width = model.hyper_parameter("attention.kv_lora_rank")
+    else:
+        width = model.hyper_parameter(f"attention.{key}_length")
+    if width is None:
+        embedding = model.hyper_parameter("embedding_length")
+        width = embedding // first_heads if isinstance(embedding, int) else None
+    sliding = model.hyper_parameter(f"attention.{key}_length_swa")
+    return list(dict.fromkeys(each for each in (width, sliding) if isinstance(each, int) and each > 0))

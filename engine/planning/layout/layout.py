@@ -1,0 +1,365 @@
+"""A layout: which device holds which layers. A value; every operation returns a new one.
+
+Also how ranges of layers are written, and a violation: a rule that a layout breaks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
+from typing import Literal
+
+import msgspec
+
+from engine.base.errors import LayoutError
+from engine.base.language import tr
+from engine.devices.device import CPU_ID
+from engine.planning.layout.patterns import OVERRIDE_PARTS, OverridePart, find_pattern_fault
+
+
+def range_text(first: int, last: int) -> str:
+    """Return "5" or "5-9", as layout files have it."""
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def layer_words(first: int, last: int) -> str:
+    """Return "layer 5" or "layers 5-9"."""
+    text = range_text(first, last)
+    return tr("layer {first}", first=text) if first == last else tr("layers {ranges}", ranges=text)
+
+
+class Violation(msgspec.Struct, frozen=True):
+    """A broken rule. `rule` is a stable identifier such as `too_many_entries`."""
+
+    rule: str
+    message: str
+    remedy: str
+
+
+SplitMode = Literal["layer", "none", "tensor", "row"]
+SPLIT_MODES: tuple[SplitMode, ...] = ("layer", "none", "tensor", "row")
+MAX_LAYERS = 65536
+"""Far above llama.cpp's own limit; keeps a mistyped range from costing memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Layers `first` to `last`, both included, on one device."""
+
+    device: str
+    first: int
+    last: int
+
+    @property
+    def length(self) -> int:
+        return self.last - self.first + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """Weights that live elsewhere than their layer: a `part` of layers, or a regex on tensor names. KV stays."""
+
+    device: str
+    part: OverridePart | None = None
+    first: int | None = None
+    last: int | None = None
+    pattern: str | None = None
+
+    @property
+    def layers(self) -> range | None:
+        """Layers that a part is meant on, None for all of them."""
+        return None if self.first is None or self.last is None else range(self.first, self.last + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """`runs` cover layers 0..n_layers-1 in order, neighbours on different devices; `output_device` has the output.
+
+    `tensor_split` (device id, share) is for modes tensor and row only. Building a layout that breaks this raises
+    `LayoutError` with the place; so does every operation that is asked for something that is not there.
+
+    Operations keep the output layer where it is, except that an output layer on the last layer's device follows
+    that layer. In mode none everything is on one device: an edit that takes something elsewhere makes it mode layer.
+    """
+
+    n_layers: int
+    runs: tuple[Run, ...]
+    output_device: str
+    split_mode: SplitMode = "layer"
+    tensor_split: tuple[tuple[str, float], ...] = ()
+    main_device: str | None = None
+    overrides: tuple[Override, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_cover(self.n_layers, self.runs)
+        for index, (run, following) in enumerate(pairwise(self.runs)):
+            if run.device == following.device:
+                raise LayoutError(
+                    tr(
+                        "runs {index} and {index2} are both on {device}; make them one",
+                        index=index,
+                        index2=index + 1,
+                        device=run.device,
+                    ),
+                    place="runs",
+                )
+        if not self.output_device:
+            raise LayoutError(tr("the output layer needs a device"), place="output")
+        _check_split(self)
+        for index, override in enumerate(self.overrides):
+            _check_override(self.n_layers, override, f"overrides[{index}]")
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Devices that hold layers or the output layer, each once, in order of first use."""
+        return tuple(dict.fromkeys([*(run.device for run in self.runs), self.output_device]))
+
+    def device_of(self, layer: int) -> str:
+        """Return the device of `layer`; `n_layers` is the output layer."""
+        if layer == self.n_layers:
+            return self.output_device
+        self._check_layer(layer)
+        return next(run.device for run in self.runs if layer <= run.last)
+
+    def assignment(self) -> tuple[str, ...]:
+        """Return the device of each layer, without the output layer."""
+        return tuple(run.device for run in self.runs for _ in range(run.length))
+
+    def move_boundary(self, boundary_index: int, layer: int) -> Layout:
+        """Put the boundary between runs `boundary_index` and the next before `layer`; both keep at least one layer."""
+        if not 0 <= boundary_index < len(self.runs) - 1:
+            raise LayoutError(
+                tr(
+                    "there is no boundary {boundary_index} among {count} runs",
+                    boundary_index=boundary_index,
+                    count=len(self.runs),
+                ),
+                place="runs",
+            )
+        left, right = self.runs[boundary_index : boundary_index + 2]
+        first = min(max(layer, left.first + 1), right.last)
+        moved = (replace(left, last=first - 1), replace(right, first=first))
+        return replace(self, runs=(*self.runs[:boundary_index], *moved, *self.runs[boundary_index + 2 :]))
+
+    def move_range(self, first: int, last: int, device: str) -> Layout:
+        """Put layers `first` to `last` on `device`; neighbours on one device merge."""
+        self._check_layer(first)
+        self._check_layer(last)
+        if first > last:
+            raise LayoutError(tr("layers {first}-{last} are the wrong way round", first=first, last=last), place="runs")
+        assignment = list(self.assignment())
+        assignment[first : last + 1] = [device] * (last - first + 1)
+        followed = self.output_device == self.runs[-1].device
+        return self._edited(_runs_of(assignment), assignment[-1] if followed else self.output_device)
+
+    def assign(self, layer: int, device: str) -> Layout:
+        """Put one layer on `device`; `n_layers` is the output layer."""
+        return self.move_output(device) if layer == self.n_layers else self.move_range(layer, layer, device)
+
+    def move_output(self, device: str) -> Layout:
+        """Put the output layer on `device`."""
+        return self._edited(self.runs, device)
+
+    def replace_device(self, old: str, new: str) -> Layout:
+        """Name `new` wherever `old` was named: runs, output layer, shares (which add up), overrides."""
+
+        def swap(device: str) -> str:
+            return new if device == old else device
+
+        shares: dict[str, float] = {}
+        for device, share in self.tensor_split:
+            shares[swap(device)] = shares.get(swap(device), 0.0) + share
+        return replace(
+            self,
+            runs=_runs_of([swap(device) for device in self.assignment()]),
+            output_device=swap(self.output_device),
+            tensor_split=tuple(shares.items()),
+            main_device=None if self.main_device is None else swap(self.main_device),
+            overrides=tuple(replace(override, device=swap(override.device)) for override in self.overrides),
+        )
+
+    def with_split_mode(self, mode: SplitMode) -> Layout:
+        """Return the layout in another mode.
+
+        Mode none puts everything on the device that holds most layers. Modes tensor and row keep leading CPU layers
+        and split the rest over the other devices, by their layer counts where there are no shares yet.
+        """
+        if mode == self.split_mode:
+            return self
+        if mode == "none":
+            device = max(self.devices, key=self.assignment().count)
+            runs = (Run(device, 0, self.n_layers - 1),)
+            return replace(self, runs=runs, output_device=device, split_mode=mode, tensor_split=(), main_device=None)
+        if mode == "layer":
+            return replace(self, split_mode=mode, tensor_split=(), main_device=None)
+        shares = self.tensor_split or self._shares_by_layers()
+        return replace(self, split_mode=mode, tensor_split=shares, main_device=None)
+
+    def _shares_by_layers(self) -> tuple[tuple[str, float], ...]:
+        members = [device for device in self.devices if device != CPU_ID]
+        if not members:
+            raise LayoutError(tr("splitting inside layers needs a device other than CPU"), place="split_mode")
+        return tuple((device, float(max(1, self.assignment().count(device)))) for device in members)
+
+    def _edited(self, runs: tuple[Run, ...], output_device: str) -> Layout:
+        spread = len(runs) > 1 or runs[0].device != output_device
+        mode: SplitMode = "layer" if self.split_mode == "none" and spread else self.split_mode
+        return replace(self, runs=runs, output_device=output_device, split_mode=mode)
+
+    def _check_layer(self, layer: int) -> None:
+        if not 0 <= layer < self.n_layers:
+            raise LayoutError(
+                tr("there is no layer {layer}; layers are 0-{n_layers}", layer=layer, n_layers=self.n_layers - 1),
+                place="runs",
+            )
+
+
+def make_layout(n_layers: int, assignments: Sequence[str], output_device: str | None = None) -> Layout:
+    """Return a layout from one device per layer; the output layer goes with the last layer unless told."""
+    if n_layers < 1 or len(assignments) != n_layers:
+        raise LayoutError(
+            tr("{count} devices were given for {n_layers} layers", count=len(assignments), n_layers=n_layers),
+            place="runs",
+        )
+    return Layout(n_layers, _runs_of(assignments), output_device or assignments[-1])
+
+
+def single_device(n_layers: int, device: str) -> Layout:
+    """Return a layout with everything on one device, in mode layer."""
+    return make_layout(n_layers, [device] * n_layers)
+
+
+def split_evenly(n_layers: int, devices: Sequence[str]) -> Layout:
+    """Return contiguous runs over `devices` in order, as equal as possible; devices beyond the layers stay empty."""
+    if not devices:
+        raise LayoutError(tr("no devices were given to split the layers over"), place="runs")
+    used = devices[:n_layers]
+    return make_layout(n_layers, [used[layer * len(used) // n_layers] for layer in range(n_layers)])
+
+
+def check_cover(n_layers: int, runs: Sequence[Run]) -> None:
+    """Raise `LayoutError` unless `runs` hold each of `n_layers` layers once and in order; neighbours may be alike."""
+    if not 1 <= n_layers <= MAX_LAYERS:
+        raise LayoutError(
+            tr("a layout has 1 to {max_layers} layers, not {n_layers}", max_layers=MAX_LAYERS, n_layers=n_layers),
+            place="model.layers",
+        )
+    if not runs:
+        raise LayoutError(tr("there are no runs; give every layer a device"), place="runs")
+    expected = 0
+    for index, run in enumerate(runs):
+        place = f"runs[{index}].layers"
+        if not run.device:
+            raise LayoutError(tr("a run needs a device"), place=f"runs[{index}].device")
+        if run.last < run.first:
+            raise LayoutError(
+                tr("layers {first}-{last} are the wrong way round", first=run.first, last=run.last), place=place
+            )
+        if run.first != expected:
+            raise LayoutError(_misplaced(run, expected, runs[index - 1] if index else None), place=place)
+        expected = run.last + 1
+    if expected != n_layers:
+        raise LayoutError(
+            tr(
+                "the runs end at layer {expected}, but the model has layers 0-{n_layers}",
+                expected=expected - 1,
+                n_layers=n_layers - 1,
+            ),
+            place=f"runs[{len(runs) - 1}].layers",
+        )
+
+
+def merge_runs(runs: Iterable[Run]) -> tuple[Run, ...]:
+    """Return `runs` with neighbours on one device made one."""
+    groups = (tuple(group) for _, group in groupby(runs, key=lambda run: run.device))
+    return tuple(Run(group[0].device, group[0].first, group[-1].last) for group in groups)
+
+
+def _runs_of(assignment: Sequence[str]) -> tuple[Run, ...]:
+    return merge_runs(Run(device, layer, layer) for layer, device in enumerate(assignment))
+
+
+def _misplaced(run: Run, expected: int, before: Run | None) -> str:
+    if before is None:
+        return tr("the first run starts at layer {first}; it has to start at layer 0", first=run.first)
+    if run.first > expected:
+        missing = (
+            tr("layer {expected} is", expected=expected)
+            if run.first - 1 == expected
+            else tr("layers {expected}-{first} are", expected=expected, first=run.first - 1)
+        )
+        return tr("{missing} on no device; start this run at layer {expected}", missing=missing, expected=expected)
+    if run.last < before.first:
+        return tr(
+            "this run starts at layer {first} and comes after layer {last}; put the runs in layer order",
+            first=run.first,
+            last=before.last,
+        )
+    return tr(
+        "this run overlaps the one before it, which ends at layer {last}; start it at layer {expected}",
+        last=before.last,
+        expected=expected,
+    )
+
+
+def _check_split(layout: Layout) -> None:
+    mode = layout.split_mode
+    if mode not in SPLIT_MODES:
+        raise LayoutError(
+            tr('"{mode}" is no split mode; use one of {names}', mode=mode, names=", ".join(SPLIT_MODES)),
+            place="split_mode",
+        )
+    if mode == "none" and layout.devices != (layout.runs[0].device,):
+        raise LayoutError(
+            tr("split mode none has everything on one device, not on {names}", names=", ".join(layout.devices)),
+            place="split_mode",
+        )
+    if mode in ("layer", "none") and layout.tensor_split:
+        raise LayoutError(
+            tr("shares belong to split modes tensor and row, not to {mode}", mode=mode), place="tensor_split"
+        )
+    if mode != "row" and layout.main_device is not None:
+        raise LayoutError(tr("a main device belongs to split mode row, not to {mode}", mode=mode), place="main_device")
+    if mode in ("tensor", "row"):
+        _check_shares(layout)
+
+
+def _check_shares(layout: Layout) -> None:
+    shares = layout.tensor_split
+    if len({device for device, _ in shares}) != len(shares):
+        raise LayoutError(tr("a device has two shares; give each one"), place="tensor_split")
+    for device, share in shares:
+        if not (math.isfinite(share) and share >= 0):
+            raise LayoutError(tr("a share is a number that is not negative"), place=f"tensor_split.{device}")
+    if not any(share > 0 for _, share in shares):
+        raise LayoutError(
+            tr("split mode {split_mode} needs at least one share above 0", split_mode=layout.split_mode),
+            place="tensor_split",
+        )
+
+
+def _check_override(n_layers: int, override: Override, place: str) -> None:
+    if not override.device:
+        raise LayoutError(tr("an override needs a device"), place=f"{place}.device")
+    if (override.part is None) == (override.pattern is None):
+        raise LayoutError(tr("an override has either a part or a pattern"), place=place)
+    if override.pattern is not None:
+        fault = find_pattern_fault(override.pattern)
+        if fault:
+            raise LayoutError(fault, place=f"{place}.pattern")
+    elif override.part not in OVERRIDE_PARTS:
+        raise LayoutError(tr("a part is one of {names}", names=", ".join(OVERRIDE_PARTS)), place=f"{place}.part")
+    if (override.first is None) != (override.last is None) or (override.first is not None and override.pattern):
+        raise LayoutError(tr("a range of layers goes with a part and has both ends"), place=f"{place}.layers")
+    if override.layers is not None and not 0 <= override.layers.start < override.layers.stop <= n_layers:
+        raise LayoutError(
+            tr(
+                "layers {first}-{last} are not a range within 0-{n_layers}",
+                first=override.first,
+                last=override.last,
+                n_layers=n_layers - 1,
+            ),
+            place=f"{place}.layers",
+        )

@@ -1,0 +1,188 @@
+"""The layout file: which model, which layers where, and the context to load it with."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from engine.base.errors import LayoutError
+from engine.base.json_file import JsonObject, encode_document, parse_document, read_file, write_file
+from engine.base.language import tr
+from engine.devices.device import find_id_fault
+from engine.planning.layout.layout import (
+    MAX_LAYERS,
+    SPLIT_MODES,
+    Layout,
+    Override,
+    Run,
+    SplitMode,
+    check_cover,
+    merge_runs,
+    range_text,
+)
+from engine.planning.layout.patterns import OVERRIDE_PARTS
+from engine.planning.settings.context_settings import ContextSettings
+from engine.planning.settings.table import context_document, parse_context
+
+VERSION = 1
+
+_LAYERS = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutFile:
+    """What a layout file says. `model_name` is for people and decides nothing."""
+
+    model_name: str
+    layout: Layout
+    context: ContextSettings
+
+
+def parse_layout(data: bytes | str, *, source: str = "", n_layers: int | None = None) -> LayoutFile:
+    """Return what a layout file says; `n_layers` is the model's count where one is at hand.
+
+    Raises:
+        LayoutError: one sentence with the place; it begins with `source`, the file's name.
+    """
+    root = parse_document(data, what="layout", source=source, version=VERSION, fail=LayoutError)
+    try:
+        return _parse_root(root, n_layers)
+    except LayoutError as error:
+        if error.source or not source:
+            raise
+        raise LayoutError(error.reason, place=error.place, source=source) from error
+
+
+def read_layout(path: Path, *, n_layers: int | None = None) -> LayoutFile:
+    """Return what the layout file at `path` says."""
+    data = read_file(path, what="layout", fail=LayoutError)
+    return parse_layout(data, source=path.name, n_layers=n_layers)
+
+
+def layout_document(file: LayoutFile) -> dict[str, object]:
+    """Return the layout file as a JSON document with every key that means something in its mode."""
+    layout = file.layout
+    document: dict[str, object] = {
+        "version": VERSION,
+        "model": {"name": file.model_name, "layers": layout.n_layers},
+        "split_mode": layout.split_mode,
+        "runs": [{"device": run.device, "layers": range_text(run.first, run.last)} for run in layout.runs],
+        "output": layout.output_device,
+    }
+    if layout.tensor_split:
+        document["tensor_split"] = dict(layout.tensor_split)
+    if layout.main_device is not None:
+        document["main_device"] = layout.main_device
+    document["overrides"] = [_override_document(override) for override in layout.overrides]
+    document["context"] = context_document(file.context)
+    return document
+
+
+def encode_layout(file: LayoutFile) -> bytes:
+    """Return the layout file as it is written."""
+    return encode_document(layout_document(file))
+
+
+def write_layout(path: Path, file: LayoutFile) -> None:
+    """Write a layout file; a reader finds the old or the new one, whole."""
+    write_file(path, encode_layout(file), what="layout", fail=LayoutError)
+
+
+def _parse_model(root: JsonObject, key: str) -> tuple[str, int | None]:
+    model = root.nested(key)
+    model.allow("name", "layers")
+    return model.maybe("name", model.text, ""), model.maybe("layers", lambda k: model.integer(k, 1, MAX_LAYERS), None)
+
+
+def _parse_root(root: JsonObject, n_layers: int | None) -> LayoutFile:
+    root.allow(
+        "version", "model", "split_mode", "runs", "output", "tensor_split", "main_device", "overrides", "context"
+    )
+    name, layers_in_file = root.maybe("model", partial(_parse_model, root), ("", None))
+    if n_layers is not None and layers_in_file not in (None, n_layers):
+        root.refuse(
+            tr(
+                "the layout is for a model of {layers_in_file} layers and this one has {n_layers}",
+                layers_in_file=layers_in_file,
+                n_layers=n_layers,
+            ),
+            "model.layers",
+        )
+    runs = tuple(_parse_run(item) for item in root.nested_list("runs"))
+    n_layers = n_layers or layers_in_file or (runs[-1].last + 1 if runs else 1)
+    check_cover(n_layers, runs)
+    mode: SplitMode = root.maybe("split_mode", lambda key: root.choice(key, SPLIT_MODES), "layer")
+    if mode in ("layer", "none") and "tensor_split" in root.keys:
+        root.refuse(tr("shares belong to split modes tensor and row, not to {mode}", mode=mode), "tensor_split")
+    layout = Layout(
+        n_layers=n_layers,
+        runs=merge_runs(runs),
+        output_device=root.maybe("output", partial(_device, root), runs[-1].device),
+        split_mode=mode,
+        tensor_split=root.maybe("tensor_split", partial(_parse_shares, root), ()),
+        main_device=root.nullable("main_device", partial(_device, root), None),
+        overrides=root.maybe("overrides", lambda key: tuple(map(_parse_override, root.nested_list(key))), ()),
+    )
+    context = parse_context(root.nested("context")) if "context" in root.keys else ContextSettings()
+    return LayoutFile(name, layout, context)
+
+
+def _parse_run(item: JsonObject) -> Run:
+    item.allow("device", "layers")
+    first, last = _parse_range(item, "layers")
+    return Run(_device(item, "device"), first, last)
+
+
+def _parse_range(item: JsonObject, key: str) -> tuple[int, int]:
+    text = item.text(key)
+    match = _LAYERS.fullmatch(text)
+    if match is None:
+        item.refuse(tr('layers are written as "5" or "0-15", counted from 0'), key)
+    first, last = int(match[1]), int(match[2] or match[1])
+    if last < first:
+        item.refuse(
+            tr("layers {first}-{last} are the wrong way round; write {last}-{first}", first=first, last=last), key
+        )
+    return first, last
+
+
+def _device(item: JsonObject, key: str) -> str:
+    device = item.text(key)
+    fault = find_id_fault(device)
+    if fault:
+        item.refuse(fault, key)
+    return device
+
+
+def _parse_shares(root: JsonObject, key: str) -> tuple[tuple[str, float], ...]:
+    shares = root.nested(key)
+    for device in shares.keys:
+        fault = find_id_fault(device)
+        if fault:
+            root.refuse(fault, key)
+    return tuple((device, shares.number(device)) for device in shares.keys)
+
+
+def _parse_override(item: JsonObject) -> Override:
+    item.allow("part", "layers", "pattern", "device")
+    first, last = item.maybe("layers", partial(_parse_range, item), (None, None))
+    return Override(
+        device=_device(item, "device"),
+        part=item.maybe("part", lambda key: item.choice(key, OVERRIDE_PARTS), None),
+        first=first,
+        last=last,
+        pattern=item.maybe("pattern", item.text, None),
+    )
+
+
+def _override_document(override: Override) -> dict[str, object]:
+    document: dict[str, object] = {}
+    if override.part is not None:
+        document["part"] = override.part
+    if override.pattern is not None:
+        document["pattern"] = override.pattern
+    if override.first is not None and override.last is not None:
+        document["layers"] = range_text(override.first, override.last)
+    return {**document, "device": override.device}

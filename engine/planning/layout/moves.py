@@ -1,0 +1,73 @@
+"""Moves: what a person does to a layout by mouse or keyboard, as values that apply themselves.
+
+The layout editor and the share editor report moves; the layout document applies them. All moves of one drag refer to
+the layout at the start of the drag.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from engine.planning.layout.layout import Layout
+from engine.planning.layout.split_modes import with_shares
+
+
+@dataclass(frozen=True, slots=True)
+class Move(ABC):
+    """A change of one layout into another one."""
+
+    @abstractmethod
+    def apply(self, layout: Layout) -> Layout:
+        """Return the changed layout.
+
+        Raises:
+            LayoutError: if `layout` has no such boundary or layer.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class BoundaryMove(Move):
+    """Put the boundary between runs `index` and `index + 1` before `layer`."""
+
+    index: int
+    layer: int
+
+    def apply(self, layout: Layout) -> Layout:
+        """Return the layout with the boundary there; each of its two runs keeps a layer."""
+        return layout.move_boundary(self.index, self.layer)
+
+
+@dataclass(frozen=True, slots=True)
+class RangeMove(Move):
+    """Put layers `first` to `last`, both included, on `device`."""
+
+    first: int
+    last: int
+    device: str
+
+    def apply(self, layout: Layout) -> Layout:
+        """Return the layout with these layers on the device."""
+        return layout.move_range(self.first, self.last, self.device)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputMove(Move):
+    """Put the output layer on `device`."""
+
+    device: str
+
+    def apply(self, layout: Layout) -> Layout:
+        """Return the layout with the output layer on the device."""
+        return layout.move_output(self.device)
+
+
+@dataclass(frozen=True, slots=True)
+class SharesMove(Move):
+    """Split each layer by `shares`, in per cent, in the order of the devices (split modes tensor and row)."""
+
+    shares: tuple[tuple[str, float], ...]
+
+    def apply(self, layout: Layout) -> Layout:
+        """Return the layout with these shares; its runs follow them."""
+        return with_shares(layout, self.shares)

@@ -1,0 +1,149 @@
+"""Regexes on tensor names: are they usable, what do they find, and which one names a part of some layers.
+
+A pattern comes from a file. llama.cpp matches it by backtracking, and so does Python: `(.+)+!` would then take longer
+than anybody lives. Here RE2 matches it, in a time that grows with the name alone, and the engine is told names
+(`engine/planning/layout/found_names.py`), never the pattern.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Literal
+
+import re2
+
+from engine.base.language import tr
+from engine.model.gguf.model_file import PART_PATTERNS
+from engine.model.gguf.quoting import quote
+
+OverridePart = Literal["experts", "ffn", "attention", "all"]
+OVERRIDE_PARTS: tuple[OverridePart, ...] = ("experts", "ffn", "attention", "all")
+
+MAX_PATTERN_LENGTH = 1024
+_MAX_COMPILED_BYTES = 1 << 22
+"""For RE2's program and its states; what needs more is refused."""
+
+_ESCAPED = r"(?<!\\)(?:\\\\)*"
+# ECMAScript, which the engine uses, knows only these groups that begin with a question mark.
+_FOREIGN_GROUP = re.compile(_ESCAPED + r"\(\?(?![:=!])")
+_LOOK_AHEAD = re.compile(_ESCAPED + r"\(\?[=!]")
+_BACK_REFERENCE = re.compile(_ESCAPED + r"\\[1-9]")
+# Letters and digits behind a backslash that ECMAScript and RE2 read alike; of other characters both make themselves.
+_FOREIGN_ESCAPE = re.compile(_ESCAPED + r"\\(?![dDwWsSbBnrtfv]|x[0-9A-Fa-f]{2})[A-Za-z0-9]")
+
+
+# RE2 takes what is no count for the character itself, and others refuse it.
+_NO_COUNT = re.compile(_ESCAPED + r"\{(?!\d{1,4}(?:,\d{0,4})?\})")
+
+
+def find_pattern_fault(pattern: str) -> str | None:
+    """Return a sentence on why `pattern` cannot be used on tensor names, None if it can, as those of parts can."""
+    if _is_of_part(pattern):
+        return None
+    if not pattern:
+        return tr("an empty pattern matches every weight; name the tensors it is for")
+    if len(pattern) > MAX_PATTERN_LENGTH:
+        return tr(
+            "the pattern has {count} characters; at most {max_pattern_length} are allowed",
+            count=len(pattern),
+            max_pattern_length=MAX_PATTERN_LENGTH,
+        )
+    return _find_fault(pattern)
+
+
+@lru_cache(maxsize=4096)
+def _find_fault(pattern: str) -> str | None:
+    shown = quote(pattern)
+    if _FOREIGN_GROUP.search(pattern):
+        return tr(
+            "the pattern {shown} uses a group that ECMAScript regexes do not have; after ( ? only : may come",
+            shown=shown,
+        )
+    if _LOOK_AHEAD.search(pattern):
+        return tr(
+            "the pattern {shown} looks ahead, for which no time can be promised; write what it finds instead",
+            shown=shown,
+        )
+    if _BACK_REFERENCE.search(pattern):
+        return tr(
+            "the pattern {shown} refers back, for which no time can be promised; write what it finds instead",
+            shown=shown,
+        )
+    if escape := _FOREIGN_ESCAPE.search(pattern):
+        return tr(
+            "the pattern {shown} has {escape}, which regexes of this kind do not have; write it out",
+            shown=shown,
+            escape=quote(escape[0][-2:]),
+        )
+    if _NO_COUNT.search(pattern):
+        return tr(
+            "the pattern {shown} has a brace that is no count such as {{1,3}}; write \\{{ for the character",
+            shown=shown,
+        )
+    try:
+        _compiled(pattern)
+    except (re2.error, UnicodeEncodeError) as error:
+        reason = (
+            tr("it has half of a surrogate pair") if isinstance(error, UnicodeEncodeError) else quote(_reason(error))
+        )
+        return tr(
+            "the pattern {shown} is not a regular expression ({reason}); check its brackets", shown=shown, reason=reason
+        )
+    return None
+
+
+@lru_cache(maxsize=4096)
+def pattern_finder(pattern: str) -> Callable[[str], bool]:
+    """Return what tells whether a tensor name has `pattern` anywhere in it; one that cannot be used finds nothing.
+
+    It takes patterns of `part_pattern` as well.
+    """
+    if _is_of_part(pattern):
+        part = re.compile(pattern)
+        return lambda name: part.search(name) is not None
+    if find_pattern_fault(pattern) is not None:
+        return lambda name: False
+    regex = _compiled(pattern)
+    return lambda name: regex.search(name) is not None
+
+
+def part_pattern(part: OverridePart, layers: range | None) -> str:
+    """Return the regex that finds `part` (experts, ffn, attention, all) of `layers`, None meaning every layer.
+
+    Parts are those of the model file's blocks: ffn is without the experts, recurrent tensors count as attention.
+    It looks ahead at alternatives without repetition, which costs llama.cpp nothing.
+    """
+    numbers = r"\d+" if layers is None else f"({'|'.join(map(str, layers))})"
+    return rf"^blk\.{numbers}\.{_PART_TAILS[part]}"
+
+
+def _part_tail(part: OverridePart) -> str:
+    if part == "all":
+        return ""
+    parts = [name for name, _ in PART_PATTERNS]
+    earlier = "".join(f"(?!{pattern})" for _, pattern in PART_PATTERNS[: parts.index(part)])
+    return f"{earlier}({dict(PART_PATTERNS)[part]})"
+
+
+_PART_TAILS = {part: _part_tail(part) for part in OVERRIDE_PARTS}
+_PART_HEAD = re.compile(r"\^blk\\\.(?:\\d\+|\([0-9|]+\))\\\.", re.ASCII)
+
+
+def _is_of_part(pattern: str) -> bool:
+    head = _PART_HEAD.match(pattern)
+    return head is not None and pattern[head.end() :] in _PART_TAILS.values()
+
+
+@lru_cache(maxsize=256)
+def _compiled(pattern: str) -> re2._Regexp[str]:
+    options = re2.Options()
+    options.log_errors = False
+    options.max_mem = _MAX_COMPILED_BYTES
+    return re2.compile(pattern, options)
+
+
+def _reason(error: re2.error) -> str:
+    said = error.args[0] if error.args else ""
+    return said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)

@@ -1,0 +1,277 @@
+"""Rules of the engine that a layout may break, one sentence and one remedy each.
+
+They include faults that the engine's self-test found on a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+
+from engine.base.language import tr
+from engine.devices.device import CPU_ID, Device, Fault, Rig
+from engine.model.architectures.registry import architecture_rules
+from engine.model.gguf.model_file import ModelFile
+from engine.planning.layout.cache_rules import cache_violations
+from engine.planning.layout.engine_parameters import (
+    MAX_DEVICES,
+    MAX_ENTRIES,
+    entries,
+    entry_count,
+    leading_cpu_layers,
+    split_members,
+    used_devices,
+)
+from engine.planning.layout.layout import Layout, Violation
+from engine.planning.layout.split_modes import (
+    tensor_context_violations,
+    tensor_model_violations,
+    tensor_override_violations,
+)
+from engine.planning.settings.context_settings import ContextSettings
+
+
+def fault_violations(layout: Layout, model: ModelFile, rig: Rig, context: ContextSettings) -> Iterator[Violation]:
+    """Yield what of this layout crashes or computes nonsense here, as far as it was found out."""
+    with_output = split_members(layout) if layout.split_mode in ("tensor", "row") else (layout.output_device,)
+    for device in _used(layout, rig):
+        fault = weight_fault(device, model, with_output=device.id in with_output)
+        if fault is not None:
+            yield Violation(
+                "engine_fault",
+                tr(
+                    "The engine cannot use {of} weights on {id}: {reason}",
+                    of=fault.of,
+                    id=device.id,
+                    reason=fault.reason,
+                ),
+                tr(
+                    "Move what is on {id} to another device, or take a file with weights of another type.", id=device.id
+                ),
+            )
+    found = flash_fault(layout, rig, context)
+    if found is not None and context.flash_attn != "off":
+        device, fault = found
+        yield Violation(
+            "engine_fault",
+            tr(
+                "Flash attention with a {of} cache cannot be used on {id}: {reason}",
+                of=fault.of,
+                id=device.id,
+                reason=fault.reason,
+            ),
+            tr("Set flash attention to off and the KV cache types to f16, or choose other cache types."),
+        )
+
+
+def weight_fault(device: Device, model: ModelFile, *, with_output: bool) -> Fault | None:
+    """Return why the device cannot have layers of `model`, and the output layer where it is `with_output`; None where
+    nothing is known against it."""
+    if not device.findings.faults:
+        return None
+    types = {tensor.type_name for block in model.blocks for tensor in block.tensors}
+    if with_output:
+        types |= _output_types(model)
+    return next((fault for name in sorted(types) if (fault := device.fault("weights", name)) is not None), None)
+
+
+def _output_types(model: ModelFile) -> set[str]:
+    """Return the type of the output layer's matrix, which many files keep in finer weights than their layers."""
+    types = {tensor.name: tensor.type_name for tensor in model.global_tensors}
+    found = types.get("output.weight")
+    if found is None and architecture_rules(model.architecture).ties_output:
+        found = types.get("token_embd.weight")
+    return set() if found is None else {found}
+
+
+def flash_fault(layout: Layout, rig: Rig, context: ContextSettings) -> tuple[Device, Fault] | None:
+    """Return the first device of the layout that cannot do flash attention with these cache types, and why."""
+    for device in _used(layout, rig):
+        for cache_type in dict.fromkeys((context.type_k, context.type_v)):
+            fault = device.fault("flash_attention", cache_type)
+            if fault is not None:
+                return device, fault
+    return None
+
+
+def _used(layout: Layout, rig: Rig) -> tuple[Device, ...]:
+    used = used_devices(layout)
+    return tuple(device for device in rig.all_devices if device.id in used)
+
+
+__all__ = ["Violation", "violations"]
+
+
+def violations(layout: Layout, model: ModelFile, rig: Rig, context: ContextSettings) -> tuple[Violation, ...]:
+    """Return every rule of the engine that this layout breaks with this model, rig and context; none means loadable.
+
+    Rules: `layer_count`, `draft_model`, `unknown_device`, `too_many_entries`, `repeated_device`, `flash_attention`,
+    `cache_block_size`, `cache_types_differ`, `too_many_sequences`, `sequences_over_batch`, `separate_sequences`,
+    `split_member`, `split_architecture`, `split_override`, `split_cache_on_host`, `leading_cpu_only`, `engine_fault`.
+    """
+    inside_layers = layout.split_mode in ("tensor", "row")
+    return (
+        *_layer_count(layout, model),
+        *_draft_model(model),
+        *_unknown_devices(layout, rig),
+        *(_split_mode(layout, rig) if inside_layers else _entries(layout, rig)),
+        *(_tensor_mode(layout, model, context) if layout.split_mode == "tensor" else ()),
+        *cache_violations(model, context),
+        *fault_violations(layout, model, rig, context),
+    )
+
+
+def _layer_count(layout: Layout, model: ModelFile) -> Iterator[Violation]:
+    if layout.n_layers != model.n_layers:
+        yield Violation(
+            "layer_count",
+            tr(
+                "The layout is for {n_layers} layers and {name} has {n_layers2}.",
+                n_layers=layout.n_layers,
+                name=model.name or tr("the model"),
+                n_layers2=model.n_layers,
+            ),
+            tr("Open the layout that belongs to this model, or start from the initial layout."),
+        )
+
+
+def _draft_model(model: ModelFile) -> Iterator[Violation]:
+    drafts = architecture_rules(model.architecture).drafts
+    dependent = drafts == "always"
+    if drafts == "without_embedding":
+        names = {tensor.name for tensor in model.global_tensors}
+        dependent = not {"token_embd.weight", "output.weight"} <= names
+    if dependent:
+        yield Violation(
+            "draft_model",
+            tr(
+                "{name} ({architecture}) drafts for another model and cannot be loaded alone.",
+                name=model.name or tr("This model"),
+                architecture=model.architecture,
+            ),
+            tr("Open the model that it belongs to."),
+        )
+
+
+def _unknown_devices(layout: Layout, rig: Rig) -> Iterator[Violation]:
+    named = [*layout.devices, *(device for device, _ in layout.tensor_split), layout.main_device or CPU_ID]
+    named += [override.device for override in layout.overrides]
+    for device in dict.fromkeys(named):
+        if rig.device(device) is None:
+            yield Violation(
+                "unknown_device",
+                tr(
+                    "The layout uses {device}, which is not among the devices ({names}).",
+                    device=device,
+                    names=", ".join(rig.ids),
+                ),
+                tr("Move what is on {device} to another device, or open the rig that has it.", device=device),
+            )
+
+
+def _entries(layout: Layout, rig: Rig) -> Iterator[Violation]:
+    count = entry_count(layout)
+    accelerators = sum(device.kind == "accel" for device in rig.devices)
+    if count > MAX_ENTRIES - accelerators:
+        yield Violation(
+            "too_many_entries",
+            tr(
+                "The layout needs {count} device entries and the engine takes {max_entries}.",
+                count=count,
+                max_entries=MAX_ENTRIES - accelerators,
+            ),
+            tr(
+                "Join runs so that fewer remain; leading CPU layers and an output on the last layer's device cost none."
+            ),
+        )
+    for name, runs in groupby(sorted(run.device for run in entries(layout))):
+        device = rig.device(name)
+        if len(tuple(runs)) == 1 or device is None or device.is_host or device.is_rpc:
+            continue
+        if not device.capabilities.repeatable:
+            fault = device.fault("repeated")
+            unknown = tr("two streams on one {backend} device are not known to be safe.", backend=device.backend)
+            yield Violation(
+                "repeated_device",
+                tr(
+                    "{name} appears more than once, and {what}",
+                    name=name,
+                    what=unknown if fault is None else fault.reason,
+                ),
+                tr(
+                    "Bring the layers on {name} together in one run, with the output layer only if that run "
+                    "is the last, or run the self-test of {name}.",
+                    name=name,
+                ),
+            )
+
+
+def _split_mode(layout: Layout, rig: Rig) -> Iterator[Violation]:
+    mode = layout.split_mode
+    if any(run.device == CPU_ID for run in layout.runs[1:]) or layout.output_device == CPU_ID:
+        yield Violation(
+            "leading_cpu_only",
+            tr("In split mode {mode} only the first layers can be on the CPU.", mode=mode),
+            tr("Move the CPU layers to the front, and the output layer to a device."),
+        )
+    members = split_members(layout)
+    for name in members:
+        device = rig.device(name)
+        able = device is None or (device.capabilities.row_split if mode == "row" else device.capabilities.tensor_split)
+        if name == CPU_ID or not able:
+            yield Violation(
+                "split_member",
+                tr(
+                    "{name} cannot be a member of split mode {mode}{missing}.",
+                    name=name,
+                    mode=mode,
+                    missing=_missing(mode, device),
+                ),
+                tr("Leave {name} out of the shares, or choose split mode layer.", name=name),
+            )
+    if len(members) > MAX_DEVICES:
+        yield Violation(
+            "split_member",
+            tr(
+                "{count} devices have a share and the engine takes {max_devices}.",
+                count=len(members),
+                max_devices=MAX_DEVICES,
+            ),
+            tr("Give fewer devices a share."),
+        )
+    if mode == "row":
+        yield from _row_order(members, rig)
+
+
+def _missing(mode: str, device: Device | None) -> str:
+    """Return why, where it can be told; the end of a sentence without its full stop."""
+    if device is None or device.is_host:
+        return ""
+    fault = device.fault("tensor_split") if mode == "tensor" else None
+    if fault is not None:
+        return f": {fault.reason.rstrip('.')}"
+    return tr(": its backend has no split buffers") if mode == "row" else ""
+
+
+def _row_order(members: tuple[str, ...], rig: Rig) -> Iterator[Violation]:
+    """The engine counts the shares of split mode row by the backend's own devices, all of them and in its order."""
+    found = [device for device in rig.devices if device.id in members]
+    backends = {device.backend for device in found}
+    expected = tuple(device.id for device in rig.devices if device.backend in backends and not device.is_rpc)
+    if found and (len(backends) > 1 or members != expected):
+        yield Violation(
+            "split_member",
+            tr(
+                "Split mode row goes over all devices of one backend in order ({names}), not over {names2}.",
+                names=", ".join(expected),
+                names2=", ".join(members),
+            ),
+            tr("Give exactly these devices a share, or choose split mode layer."),
+        )
+
+
+def _tensor_mode(layout: Layout, model: ModelFile, context: ContextSettings) -> Iterator[Violation]:
+    yield from tensor_model_violations(model, leading_cpu_layers(layout))
+    yield from tensor_context_violations(context)
+    if layout.overrides and layout.n_layers == model.n_layers:
+        yield from tensor_override_violations(layout, model)

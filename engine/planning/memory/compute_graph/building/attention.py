@@ -1,0 +1,288 @@
+"""Attention: masks, what is stored in KV caches and read from them, and the weighted sum of values.
+
+Mirrors `build_attn_inp_kv`, `build_attn` and `build_attn_mha` in llama-graph.cpp, and `cpy_k`, `cpy_v`, `get_k` and
+`get_v` in llama-kv-cache.cpp.
+"""
+
+from __future__ import annotations
+
+from engine.planning.memory.compute_graph.building.context import GraphContext, Masks
+from engine.planning.memory.compute_graph.ggml.graph import Tensor, is_contiguous, row_size
+
+
+def build_attn_inp_kv(ctx: GraphContext, *, swa: bool = False, rotate: bool = True, k_only: bool = False) -> Masks:
+    """Return the inputs of attention to the full or the sliding cache."""
+    batch, new = ctx.batch, ctx.graph.new_input
+    cells = batch.n_cells_swa if swa else batch.n_cells
+    width = ctx.numbers.v_width_max if batch.v_trans else 1
+    k_head, v_head = ctx.numbers.rotated_heads[swa]
+    n_rot_k = _rotation(batch.type_k, k_head) if rotate else 0
+    n_rot_v = 64 if rotate and _rotation(batch.type_v, v_head) else 0
+    return Masks(
+        mask=new("f16" if batch.flash else "f32", cells, batch.n_tokens // batch.mask_streams, 1, batch.mask_streams),
+        k_idxs=new("i64", batch.n_tokens),
+        v_idxs=None if k_only else new("i64", batch.n_tokens * width),
+        k_rot=new("f32", n_rot_k, n_rot_k) if n_rot_k else None,
+        v_rot=new("f32", n_rot_v, n_rot_v) if n_rot_v else None,
+    )
+
+
+def build_attn_inp_indexer(ctx: GraphContext) -> Masks:
+    """Return the inputs of an indexer, whose one operation wants the mask of flash attention."""
+    batch, new = ctx.batch, ctx.graph.new_input
+    n_rot = hadamard_size(ctx.numbers.indexer.head)
+    return Masks(
+        mask=new("f16", batch.n_cells, batch.n_tokens // batch.mask_streams, 1, batch.mask_streams),
+        k_idxs=new("i64", batch.n_tokens),
+        v_idxs=None,
+        k_rot=new("f32", n_rot, n_rot),
+        v_rot=None,
+    )
+
+
+def build_attn_inp_no_cache(ctx: GraphContext) -> Masks:
+    """Return the mask of a model without a cache: every token against every other."""
+    n_tokens = ctx.batch.n_tokens
+    mask = ctx.graph.new_input("f16" if ctx.batch.flash else "f32", n_tokens, n_tokens)
+    return Masks(mask, mask, None, None, None)
+
+
+def _rotation(cache_type: str, head: int) -> int:
+    """Return the rows of the Hadamard matrix for heads of this size in a cache of this type, 0 for none."""
+    if cache_type in ("f32", "f16", "bf16") or head == 0 or head % 64:
+        return 0
+    return hadamard_size(head)
+
+
+def hadamard_size(head: int) -> int:
+    """Return the rows of the largest Hadamard matrix of at least 64 that divides heads of this size."""
+    size = 64
+    while head % (size * 2) == 0:
+        size *= 2
+    return size
+
+
+def cache_of(ctx: GraphContext, place: int | None = None, *, k_only: bool = False) -> tuple[Tensor, Tensor | None]:
+    """Return the caches of the layer at `place`, or of the current one, made at the first question."""
+    place = ctx.place if place is None else place
+    found = ctx.caches.get(place)
+    if found is None:
+        batch, numbers = ctx.batch, ctx.layer.numbers
+        cells = batch.n_cells_swa if numbers.is_swa else batch.n_cells
+        home = ctx.layer.memory if batch.offload_kqv else "host"
+        k = ctx.graph.stored(home, batch.type_k, numbers.k_width, cells, batch.n_streams)
+        v_width = ctx.numbers.v_width_max if batch.v_trans else numbers.v_width
+        v = None if k_only else ctx.graph.stored(home, batch.type_v, v_width, cells, batch.n_streams)
+        found = ctx.caches[place] = (k, v)
+    return found
+
+
+def stored_keys(ctx: GraphContext, width: int, cells: int) -> Tensor:
+    """Return a cache of keys of its own for the current layer."""
+    home = ctx.layer.memory if ctx.batch.offload_kqv else "host"
+    return ctx.graph.stored(home, ctx.batch.type_k, width, cells, ctx.batch.n_streams)
+
+
+def build_qkv(ctx: GraphContext, source: Tensor, *, flat: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries, keys and values of `source`: of shape (head, heads, tokens) unless `flat`."""
+    graph, numbers, n_tokens = ctx.graph, ctx.layer.numbers, source.ne[1]
+    shapes = (
+        (numbers.head_k, numbers.n_head),
+        (numbers.head_k, numbers.n_head_kv),
+        (numbers.head_v, numbers.n_head_kv),
+    )
+    if ctx.has("attn_qkv"):
+        joined = ctx.projection("attn_qkv", source)
+        if ctx.numbers.clamps_kqv and not flat:
+            joined = graph.like("clamp", joined)
+        row, element = joined.nb[1], joined.nb[0]
+        if flat:
+            parts = [graph.cont(graph.view(joined, (a * b, n_tokens), (0, row))) for a, b in shapes]
+        else:
+            parts = [graph.view(joined, (a, b, n_tokens), (0, a * element, row)) for a, b in shapes]
+        return parts[0], parts[1], parts[2]
+    parts = []
+    for name, shape in zip(("attn_q", "attn_k", "attn_v"), shapes, strict=True):
+        part = ctx.projection(name, source)
+        if ctx.numbers.clamps_kqv and not flat:
+            part = graph.like("clamp", part)
+        parts.append(part if flat else graph.reshape(part, *shape, n_tokens))
+    return parts[0], parts[1], parts[2]
+
+
+def build_attn(
+    ctx: GraphContext,
+    masks: Masks,
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    *,
+    sliding: bool,
+    sinks: Tensor | None = None,
+    bias: Tensor | None = None,
+    out: str | None = "attn_output",
+    place: int | None = None,
+) -> Tensor:
+    """Store keys and values in the cache, attend to all of it, and project with `out`.
+
+    `sliding`: keys come before values in the graph, as with caches of two kinds; `place`: of the cache's layer.
+    """
+    graph = ctx.graph
+    if masks.k_rot is not None:
+        q = rotate(ctx, q, masks.k_rot)
+        k = rotate(ctx, k, masks.k_rot) if k is not None else None
+    if masks.v_rot is not None and v is not None:
+        v = rotate(ctx, v, masks.v_rot)
+    for part in (q, k, v) if sliding else (q, v, k):
+        if part is not None:
+            graph.expand(part)
+    found = build_attn_mha(ctx, q, *store(ctx, masks, k, v, place), masks.mask, sinks=sinks, bias=bias)
+    if masks.v_rot is not None:
+        found = rotate(ctx, found, masks.v_rot)
+    return ctx.linear(out, found) if out is not None and ctx.has(out) else found
+
+
+def store(
+    ctx: GraphContext, masks: Masks, k: Tensor | None, v: Tensor | None, place: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Put keys and values, if the layer makes them, into its cache; return all of that."""
+    k_cache, v_cache = cache_of(ctx, place)
+    assert v_cache is not None
+    assert masks.v_idxs is not None
+    if k is not None:
+        ctx.graph.expand(cpy_k(ctx, k_cache, k, masks.k_idxs))
+    if v is not None:
+        ctx.graph.expand(cpy_v(ctx, v_cache, v, masks.v_idxs))
+    return get_k(ctx, k_cache), get_v(ctx, v_cache)
+
+
+def build_attn_mla(
+    ctx: GraphContext, masks: Masks, q: Tensor, k: Tensor, v: Tensor, *, out: str | None = "attn_output"
+) -> Tensor:
+    """Store compressed keys, attend to them as keys and values of one head, and project with `out`."""
+    graph = ctx.graph
+    for part in (q, v, k):
+        graph.expand(part)
+    cache, _ = cache_of(ctx, k_only=True)
+    graph.expand(cpy_k(ctx, cache, k, masks.k_idxs))
+    keys = get_k(ctx, cache)
+    values = graph.view(keys, (v.ne[0], *keys.ne[1:]), keys.nb)
+    found = build_attn_mha(
+        ctx, q, keys, values, masks.mask, sinks=ctx.maybe("attn_sinks"), unpack=ctx.weight("attn_v_b")
+    )
+    return found if out is None else ctx.linear(out, found)
+
+
+def build_attn_no_cache(
+    ctx: GraphContext, masks: Masks, q: Tensor, k: Tensor, v: Tensor, out: str | None = "attn_output"
+) -> Tensor:
+    """Attend to the batch alone, as models without a cache do."""
+    for part in (q, k, v):
+        ctx.graph.expand(part)
+    found = build_attn_mha(ctx, q, k, v, masks.mask)
+    return ctx.linear(out, found) if out is not None and ctx.has(out) else found
+
+
+def cpy_k(ctx: GraphContext, cache: Tensor, k: Tensor, rows: Tensor) -> Tensor:
+    """Return the operation that puts keys of shape (head, heads, tokens) into `rows` of a cache."""
+    graph = ctx.graph
+    flat = graph.view(k, (k.ne[0] * k.ne[1], k.ne[2]), (0, k.nb[2]))
+    return graph.write("set_rows", _merged(ctx, cache), flat, rows)
+
+
+def cpy_v(ctx: GraphContext, cache: Tensor, v: Tensor, rows: Tensor) -> Tensor:
+    graph = ctx.graph
+    width = v.ne[0] * v.ne[1]
+    if not ctx.batch.v_trans:
+        return cpy_k(ctx, cache, v, rows)
+    merges = v.nb[2] == row_size(v.type, width)
+    flat = graph.reshape(v, width, v.ne[2]) if merges else graph.cont(v, width, v.ne[2])
+    if width < cache.ne[0]:
+        flat = graph.new("pad", (cache.ne[0], v.ne[2]), flat)
+    n_elements = cache.ne[0] * cache.ne[1] * cache.ne[2]
+    column = graph.reshape(flat, 1, flat.ne[0] * flat.ne[1])
+    return graph.write("set_rows", graph.reshape(cache, 1, n_elements), column, rows)
+
+
+def _merged(ctx: GraphContext, cache: Tensor) -> Tensor:
+    """Return the cache of all streams as one."""
+    if cache.ne[2] == 1:
+        return cache
+    return ctx.graph.reshape(cache, cache.ne[0], cache.ne[1] * cache.ne[2])
+
+
+def get_k(ctx: GraphContext, cache: Tensor) -> Tensor:
+    numbers, (width, cells, streams, _) = ctx.layer.numbers, cache.ne
+    head = row_size(cache.type, numbers.head_k)
+    row = row_size(cache.type, width)
+    ne = (numbers.head_k, numbers.n_head_kv, cells, streams)
+    return ctx.graph.view(cache, ne, (0, head, row, row * cells))
+
+
+def get_v(ctx: GraphContext, cache: Tensor) -> Tensor:
+    numbers, (width, cells, streams, _) = ctx.layer.numbers, cache.ne
+    head, heads = numbers.head_v, numbers.n_head_kv
+    row = row_size(cache.type, width)
+    if not ctx.batch.v_trans:
+        return ctx.graph.view(cache, (head, heads, cells, streams), (0, row_size(cache.type, head), row, row * cells))
+    cell = row_size(cache.type, cells)
+    return ctx.graph.view(cache, (cells, heads, head, streams), (0, cell * head, cell, cell * width))
+
+
+def build_attn_mha(
+    ctx: GraphContext,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
+    *,
+    sinks: Tensor | None = None,
+    unpack: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Return softmax(QK)V as (heads x head, tokens); `unpack` is the matrix that restores latent values."""
+    graph, batch = ctx.graph, ctx.batch
+    v_trans = v.nb[1] > v.nb[2]
+    streams = k.ne[3]
+    each = q.ne[2] // streams
+    q = graph.permute(graph.view(q, (*q.ne[:2], each, streams), (0, q.nb[1], q.nb[2], q.nb[2] * each)), 0, 2, 1, 3)
+    k, v = graph.permute(k, 0, 2, 1, 3), graph.permute(v, 0, 2, 1, 3)
+    if batch.flash and bias is None:
+        found = _flash(ctx, q, k, graph.transpose(v) if v_trans else v, mask, sinks, unpack)
+    else:
+        found = graph.mul_mat(k, q)
+        if bias is not None:
+            found = graph.add(found, bias)
+        found = graph.like("soft_max", found, mask, *(() if sinks is None else (sinks,)))
+        if not v_trans:
+            v = graph.cont(graph.transpose(v))
+        found = graph.mul_mat(v, found)
+        if unpack is not None:
+            found = graph.mul_mat(unpack, found)
+        found = graph.permute(found, 0, 2, 1, 3)
+        found = graph.cont(found, found.ne[0] * found.ne[1], found.ne[2] * found.ne[3])
+        if not batch.offload_kqv:
+            found.backend = ctx.cpu_backend
+    return graph.expand(found)
+
+
+def _flash(
+    ctx: GraphContext, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sinks: Tensor | None, unpack: Tensor | None
+) -> Tensor:
+    graph = ctx.graph
+    k = graph.cast(k, "f16") if k.type == "f32" else k
+    v = graph.cast(v, "f16") if v.type == "f32" else v
+    ne = (v.ne[0], q.ne[2], q.ne[1], q.ne[3])
+    found = ctx.fused("flash_attn", ne, q, k, v, mask, *(() if sinks is None else (sinks,)))
+    if unpack is not None:
+        found = graph.mul_mat(unpack, graph.permute(found, 0, 2, 1, 3))
+        found = graph.cont(graph.permute(found, 0, 2, 1, 3))
+    return graph.reshape(found, found.ne[0] * found.ne[1], found.ne[2] * found.ne[3])
+
+
+def rotate(ctx: GraphContext, source: Tensor, rotation: Tensor) -> Tensor:
+    """Return `source` rotated by a Hadamard matrix, as before it is quantised."""
+    graph, size = ctx.graph, rotation.ne[0]
+    count = source.ne[0] * source.ne[1] * source.ne[2] * source.ne[3] // size
+    flat = graph.reshape(source, size, count) if is_contiguous(source) else graph.cont(source, size, count)
+    return graph.reshape(graph.mul_mat(rotation, flat), *source.ne)

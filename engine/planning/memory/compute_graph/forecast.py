@@ -1,0 +1,208 @@
+"""Compute buffers of a layout: its graph, split and allocated as the engine would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from engine.devices.device import CPU_ID
+from engine.model.architectures.record import Architecture
+from engine.model.gguf.tensor_table import TYPES_BY_NAME
+from engine.planning.memory.backends import CUDA_FLASH_HEAD_SIZES
+from engine.planning.memory.compute_graph.building.context import Batch
+from engine.planning.memory.compute_graph.building.graph_tables import GraphTables, SectionMaker
+from engine.planning.memory.compute_graph.building.layer import homes
+from engine.planning.memory.compute_graph.devices import as_one_device, backend_devices
+from engine.planning.memory.compute_graph.ggml.allocator import Size
+from engine.planning.memory.compute_graph.ggml.scheduler import HOST
+from engine.planning.memory.compute_graph.ggml.sections import FarReachError
+from engine.planning.memory.compute_graph.layout_graph import LayoutGraph, Scheduling
+from engine.planning.memory.kv_cache import context_shape, pad, window_cells
+from engine.planning.memory.placement import Placement
+from engine.planning.settings.context_settings import ContextSettings, FlashAttention
+
+_MOST_REMEMBERED = 1024
+_MOST_LAYOUT_GRAPHS = 64
+"""More than all combinations of batch, pipeline and op offload; only many values of its threshold exceed it."""
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Compute buffers by device, and whether flash attention is among what is computed."""
+
+    sizes: dict[str, Size]
+    flash: bool
+
+
+class ComputeForecast:
+    """Compute buffers of one model with one set of context settings, for any placement."""
+
+    def __init__(self, tables: GraphTables, context: ContextSettings) -> None:
+        self._tables = tables
+        self._context = context
+        hyper = tables.hyper
+        shape = context_shape(context, hyper.n_ctx_train, causal=hyper.causal)
+        self._flash_mode = _flash_mode(context, tables.architecture)
+        n_tokens = min(shape.n_cells * shape.n_streams, shape.n_ubatch)
+        self._batch = Batch(
+            n_tokens=pad(n_tokens, shape.n_sequences),
+            n_sequences=shape.n_sequences,
+            n_outputs=n_tokens,
+            n_cells=shape.n_cells,
+            n_cells_swa=window_cells(hyper, context) if any(hyper.sliding) else shape.n_cells,
+            n_streams=shape.n_sequences if hyper.ratios else shape.n_streams,
+            n_states=shape.n_sequences,
+            type_k=context.type_k,
+            type_v=context.type_v,
+            flash=self._flash_mode != "off",
+            v_trans=self._flash_mode == "off",
+            offload_kqv=context.offload_kqv,
+        )
+        self._found: dict[object, Found] = {}
+        self._layout_graphs: dict[object, LayoutGraph] = {}
+        self._section_makers: dict[tuple[Batch, bool, bool], SectionMaker] = {}
+        self._whole = tables.is_whole
+
+    def device_sizes(self, placement: Placement) -> dict[str, Size]:
+        """Return the compute buffer of each device, the CPU's under its id; each member of a split has it whole."""
+        if placement.shares:
+            merged = as_one_device(placement)
+            sizes = self._known(merged, asks_flash=False).sizes
+            return {CPU_ID: sizes[CPU_ID], **dict.fromkeys(placement.entries, sizes[merged.output_device])}
+        return self._known(placement, asks_flash=self._flash_mode == "auto").sizes
+
+    def uses_flash_attention(self, placement: Placement) -> bool:
+        """Return whether the engine would end up with flash attention."""
+        if placement.shares or self._flash_mode != "auto":
+            return self._flash_mode != "off"
+        return self._known(placement, asks_flash=True).flash
+
+    def _known(self, placement: Placement, *, asks_flash: bool) -> Found:
+        """Return the buffers as last found; `asks_flash`: flash attention is left out where it does not suit."""
+        if self._tables.n_unlisted and placement.leading and not placement.runs and placement.entries:
+            # Layers that the file does not list go with the last, for which the CPU becomes an entry.
+            placement = replace(placement, entries=(CPU_ID, *placement.entries))
+        key = (
+            placement.leading, placement.runs, placement.output_device, placement.entries, placement.overrides,
+            placement.pipeline, tuple(placement.traits.items()), placement.host.compute, placement.op_offload,
+            placement.offload_batch,
+        )  # fmt: skip
+        found = self._found.get(key)
+        if found is None:
+            if len(self._found) >= _MOST_REMEMBERED:
+                self._found.clear()
+            found = self._found[key] = self._simulate(placement, asks_flash=asks_flash)
+        return found
+
+    def _simulate(self, placement: Placement, *, asks_flash: bool) -> Found:
+        family, architecture, batch = self._tables.family, self._tables.architecture, self._batch
+        for op in () if self._suits_flash(placement) else self._asked_operations(asks_flash=asks_flash):
+            if op in self._ask(placement, _smallest(batch), LayoutGraph.moved):
+                batch = batch.without(op)
+        batches = [batch]
+        if architecture.also_as_one and batch.n_sequences > 1:
+            batches.append(replace(batch, n_sequences=1, n_tokens=batch.n_outputs))
+        unfused = not batch.flash or "f32" in (batch.type_k, batch.type_v)
+        differs = self._tables.numbers.state.recurrent_width or unfused or self._keeps_output(placement)
+        borrows = self._borrows(placement) and differs
+        if borrows or family.record.one_token or batch.n_sequences > batch.n_outputs:
+            # In the smallest batch the host does itself what devices do for it in others. With states, attention in
+            # several operations (the copy of an F32 cache is one), or the output's matrix it may need more for that.
+            # It has an output for each sequence, of which there may be more than tokens in other batches.
+            batches.append(_smallest(batch))
+        sizes = [self._ask(placement, each, LayoutGraph.sizes) for each in batches]
+        found = {memory: max(each[memory] for each in sizes) for memory in sizes[0]}
+        host = found[HOST]
+        found[HOST] = host._replace(size_bytes=placement.host.compute.of(host.size_bytes, host.n_parts))
+        return Found({CPU_ID if memory == HOST else memory: size for memory, size in found.items()}, batch.flash)
+
+    def _asked_operations(self, *, asks_flash: bool) -> tuple[str, ...]:
+        """Return the operations that the engine gives up one after the other if they leave their layer's device."""
+        mixing = ("hc_pre", "hc_comb", "hc_post") if self._tables.numbers.n_streams > 1 else ()
+        return ("flash_attn", *mixing) if asks_flash else mixing
+
+    def _borrows(self, placement: Placement) -> bool:
+        """Return whether devices take over operations whose weights are on the host."""
+        on_host = placement.leading or CPU_ID in placement.entries
+        on_host = on_host or any(rule.device == CPU_ID for rule in placement.overrides)
+        on_host = on_host or self._leaves_out(placement)
+        offloads = any(traits.op_offload for traits in placement.traits.values())
+        return bool(on_host and offloads and placement.op_offload)
+
+    def _keeps_output(self, placement: Placement) -> bool:
+        """Return whether the output's matrix is on the host."""
+        outer = self._tables.outer
+        matrix = outer.get("output") or outer["token_embd"]
+        device = placement.output_device
+        traits = None if device == CPU_ID else placement.traits.get(device)
+        left_out = (
+            {device: self._tables.left_out[self._tables.kernel_class(traits.size_rule.kernels)]} if traits else {}
+        )
+        memory = HOST if device == CPU_ID else device
+        return homes(self._tables.moved(placement.overrides), left_out)(matrix, memory) == HOST
+
+    def _leaves_out(self, placement: Placement) -> bool:
+        """Return whether a device has no kernel for some weights."""
+        rules = (placement.traits[device].size_rule for device in backend_devices(placement)[:-1] if device != CPU_ID)
+        return any(self._tables.kernel_class(rule.kernels) for rule in rules)
+
+    def _suits_flash(self, placement: Placement) -> bool:
+        """Return whether nothing stands against flash attention, so that the graph need not be asked."""
+        hyper, context = self._tables.hyper, self._context
+        if not context.offload_kqv or placement.overrides or any(hyper.recurrent) or hyper.latent:
+            return False
+        if self._tables.is_whole:  # Keys of another device's layer, or of an encoded text, may decide.
+            return False
+        heads = {*hyper.head_k, *hyper.head_v}
+        return len(heads) == 1 and 512 not in heads and not self._has_odd_heads()
+
+    def _has_odd_heads(self) -> bool:
+        """Return whether CUDA has no flash attention for heads of these sizes."""
+        hyper = self._tables.hyper
+        return not hyper.latent and not {*hyper.head_k, *hyper.head_v} <= CUDA_FLASH_HEAD_SIZES
+
+    def _ask(self, placement: Placement, batch: Batch, ask: Callable[[LayoutGraph, Placement], Answer]) -> Answer:
+        """Ask the graph of a layout: in sections, or taken apart as a whole if layers cannot stand for each other."""
+        if not self._whole:
+            try:
+                return ask(self._layout_graph(placement, batch), placement)
+            except FarReachError:
+                self._whole = True
+        return ask(self._layout_graph(placement, batch), placement)
+
+    def _layout_graph(self, placement: Placement, batch: Batch) -> LayoutGraph:
+        """Return the graph for such layouts, an earlier one if possible."""
+        pinned = placement.leading == 0 or batch.n_tokens < placement.offload_batch
+        key = (batch, placement.pipeline, placement.op_offload, placement.offload_batch, pinned, self._whole)
+        found = self._layout_graphs.get(key)
+        if found is None:
+            if len(self._layout_graphs) >= _MOST_LAYOUT_GRAPHS:
+                self._layout_graphs.clear()
+                self._section_makers.clear()
+            op_offload = placement.op_offload
+            scheduling = Scheduling(placement.pipeline, op_offload, placement.offload_batch)
+            section_maker = self._section_makers.get((batch, pinned, op_offload))
+            if section_maker is None:
+                section_maker = SectionMaker(self._tables, batch, pinned=pinned, op_offload=op_offload)
+                self._section_makers[batch, pinned, op_offload] = section_maker
+            found = self._layout_graphs[key] = LayoutGraph(section_maker, scheduling, pinned=pinned, whole=self._whole)
+        return found
+
+
+def _smallest(batch: Batch) -> Batch:
+    """Return a batch of one token for each sequence."""
+    return replace(batch, n_tokens=batch.n_sequences, n_outputs=batch.n_sequences)
+
+
+def _flash_mode(context: ContextSettings, architecture: Architecture) -> FlashAttention:
+    if not architecture.flash_attention:
+        return "off"
+    # A V cache of blocks needs flash attention, and then the engine does not ask whether it suits.
+    return (
+        "on"
+        if context.flash_attn == "auto" and TYPES_BY_NAME[context.type_v].block_elements > 1
+        else context.flash_attn
+    )

@@ -1,0 +1,240 @@
+"""Layers with a state of fixed size: Mamba's scans (src/models/mamba-base.cpp), LFM2's short convolution, and linear
+attention that decays by position (minimax-01.cpp).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine.planning.memory.compute_graph.building.context import GraphContext
+from engine.planning.memory.compute_graph.ggml.graph import Tensor
+from engine.planning.memory.compute_graph.models.transformer import feed_forward
+
+RowsOf = Callable[[Tensor, Tensor], Tensor]
+"""What reads the states of the sequences in the batch: a copy of rows, or a scan that reads them itself."""
+
+
+class States:
+    """The two states of one layer: the rolling one of convolutions and the recurrent one."""
+
+    def __init__(self, ctx: GraphContext) -> None:
+        graph, batch, state = ctx.graph, ctx.batch, ctx.numbers.state
+        assert ctx.inputs.state_rows is not None
+        assert ctx.inputs.unused_rows is not None
+        self._graph = graph
+        self._sequences, self._others = batch.n_sequences, batch.n_states - batch.n_sequences
+        self._rows, self._unused = ctx.inputs.state_rows, ctx.inputs.unused_rows
+        self._home = ctx.layer.memory if batch.offload_kqv else "host"
+        self._count = batch.n_states
+        self.rolling = self.of_width(state.rolling_width)
+        self.recurrent = self.of_width(state.recurrent_width)
+
+    def of_width(self, width: int) -> Tensor:
+        """Return a state of another kind of the layer."""
+        return self._graph.stored(self._home, "f32", width, self._count)
+
+    def read(self, states: Tensor, rows_of: RowsOf | None = None) -> Tensor:
+        """Return the states of the batch's sequences."""
+        graph, size = self._graph, states.ne[0]
+        seen = graph.reshape(states, size, states.ne[1])
+        graph.expand(graph.write("scale", graph.view(seen, (size,))))
+        found = graph.expand((rows_of or graph.get_rows)(seen, self._rows))
+        unused = graph.get_rows(seen, self._unused)
+        graph.expand(graph.write("cpy", graph.view(states, (size, self._others)), unused))
+        return found
+
+    def write(self, states: Tensor, source: Tensor) -> None:
+        """Put `source` into the states of the batch's sequences."""
+        target = self._graph.view(states, (states.ne[0] * self._sequences,))
+        self._graph.expand(self._graph.write("cpy", target, source))
+
+
+def mamba(ctx: GraphContext, current: Tensor) -> Tensor:
+    """Return a selective scan whose step sizes and gates come from the convolved input (Mamba 1)."""
+    graph, batch, size = ctx.graph, ctx.batch, ctx.numbers.state
+    tokens, sequences = batch.sequence_tokens, batch.n_sequences
+    states = States(ctx)
+    rolling = graph.reshape(states.read(states.rolling), size.conv - 1, size.inner, sequences)
+    joined = ctx.linear("ssm_in", graph.reshape(current, current.ne[0], tokens, sequences))
+    half = (size.inner, tokens, sequences)
+    x, z = graph.view(joined, half, joined.nb), graph.view(joined, half, joined.nb)
+    window = graph.concat(rolling, graph.transpose(x), 0)
+    states.write(states.rolling, graph.view(window, (size.conv - 1, size.inner, sequences), window.nb))
+    x = graph.new("ssm_conv", (size.inner, tokens, sequences), window, ctx.weight("ssm_conv1d"))
+    x = graph.unary(graph.add(x, ctx.weight("ssm_conv1d.bias")))
+    steps = ctx.linear("ssm_x", x)
+    dt = graph.view(steps, (size.dt_rank, tokens, sequences), steps.nb)
+    matrix, nb = (size.state, 1, tokens, sequences), (0, 4 * size.state, steps.nb[1], steps.nb[2])
+    b, c = graph.view(steps, matrix, nb), graph.view(steps, matrix, nb)
+    if ctx.has("ssm_dt_norm"):
+        dt, b, c = ctx.build_norm(dt, "ssm_dt_norm"), ctx.build_norm(b, "ssm_b_norm"), ctx.build_norm(c, "ssm_c_norm")
+    elif size.normalises:
+        dt, b, c = ctx.raw_norm(dt), ctx.raw_norm(b), ctx.raw_norm(c)
+    else:
+        dt = graph.cont(dt)
+    dt = ctx.linear("ssm_dt", dt)
+    columns = graph.reshape(x, 1, size.inner, tokens, sequences)
+
+    def scan(seen: Tensor, rows: Tensor) -> Tensor:
+        seen = graph.reshape(seen, size.state, 1, size.inner, batch.n_states)
+        n_elements = size.inner * tokens * sequences + size.state * size.inner * sequences
+        return graph.new("ssm_scan", (n_elements,), seen, columns, dt, ctx.weight("ssm_a"), b, c, rows)
+
+    y = states.read(states.recurrent, scan)
+    states.write(states.recurrent, graph.view(y, (size.state * size.inner * sequences,)))
+    y = graph.view(y, half)
+    y = graph.add(y, graph.mul(x, ctx.weight("ssm_d")))
+    y = graph.glu(graph.cont(z), y)
+    return _flat(ctx, ctx.linear("ssm_out", y))
+
+
+def mamba2(ctx: GraphContext, current: Tensor) -> Tensor:
+    """Return a selective scan over heads (Mamba 2)."""
+    graph, batch, size = ctx.graph, ctx.batch, ctx.numbers.state
+    tokens, sequences = batch.sequence_tokens, batch.n_sequences
+    heads, head = size.dt_rank, size.inner // size.dt_rank
+    wide = size.inner + 2 * size.n_groups * size.state
+    states = States(ctx)
+    rolling = graph.reshape(states.read(states.rolling), size.conv - 1, wide, sequences)
+    joined = ctx.linear("ssm_in", current)
+    joined = graph.reshape(joined, joined.ne[0], tokens, sequences)
+    z = graph.view(joined, (head, heads, tokens, sequences), (0, 4 * head, joined.nb[1], joined.nb[2]))
+    mixed = graph.view(joined, (wide, tokens, sequences), joined.nb)
+    dt = graph.view(joined, (heads, tokens, sequences), joined.nb)
+    window = graph.concat(rolling, graph.transpose(mixed), 0)
+    states.write(states.rolling, graph.view(window, (size.conv - 1, wide, sequences), window.nb))
+    mixed = graph.new("ssm_conv", (wide, tokens, sequences), window, ctx.weight("ssm_conv1d"))
+    mixed = graph.unary(graph.add(mixed, ctx.weight("ssm_conv1d.bias")))
+    x = graph.view(mixed, (head, heads, tokens, sequences), (0, 4 * head, mixed.nb[1], mixed.nb[2]))
+    matrix = (size.state, size.n_groups, tokens, sequences)
+    nb = (0, 4 * size.state, mixed.nb[1], mixed.nb[2])
+    b, c = graph.view(mixed, matrix, nb), graph.view(mixed, matrix, nb)
+    dt = graph.add(graph.cont(dt), ctx.weight("ssm_dt.bias"))
+
+    def scan(seen: Tensor, rows: Tensor) -> Tensor:
+        seen = graph.reshape(seen, size.state, head, heads, batch.n_states)
+        n_elements = size.inner * tokens * sequences + size.state * size.inner * sequences
+        return graph.new("ssm_scan", (n_elements,), seen, x, dt, ctx.weight("ssm_a"), b, c, rows)
+
+    y = states.read(states.recurrent, scan)
+    states.write(states.recurrent, graph.view(y, (size.state * size.inner * sequences,)))
+    y = graph.view(y, (head, heads, tokens, sequences))
+    y = graph.add(y, graph.mul(x, ctx.weight("ssm_d")))
+    y = graph.glu(graph.cont(z), y)
+    if ctx.has("ssm_norm"):
+        y = graph.reshape(y, size.inner // size.n_groups, size.n_groups, tokens, sequences)
+        y = ctx.build_norm(y, "ssm_norm")
+    return ctx.linear("ssm_out", graph.reshape(y, size.inner, tokens * sequences))
+
+
+def interleaved_mamba(ctx: GraphContext, current: Tensor) -> Tensor:
+    """Return a selective scan over heads whose step sizes come from the convolved input, and whose gates alternate with
+    its input (PLaMo 2)."""
+    graph, batch, size = ctx.graph, ctx.batch, ctx.numbers.state
+    tokens, sequences = batch.sequence_tokens, batch.n_sequences
+    heads, head = size.dt_rank, size.inner // size.dt_rank
+    states = States(ctx)
+    rolling = graph.reshape(states.read(states.rolling), size.conv - 1, size.inner, sequences)
+    joined = ctx.linear("ssm_in", graph.reshape(current, current.ne[0], tokens, sequences))
+    joined = graph.cont(graph.permute(joined, 0, 2, 1, 3), 2 * head, heads, tokens, sequences)
+    each = (head, heads, tokens, sequences)
+    x, z = (
+        graph.cont(graph.view(joined, each, joined.nb), size.inner, tokens, sequences),
+        graph.view(joined, each, joined.nb),
+    )
+    window = graph.concat(rolling, graph.transpose(x), 0)
+    states.write(states.rolling, graph.view(window, (size.conv - 1, size.inner, sequences), window.nb))
+    x = graph.unary(graph.new("ssm_conv", (size.inner, tokens, sequences), window, ctx.weight("ssm_conv1d")))
+    steps = ctx.linear("ssm_x", x)
+    widths = (size.state, size.state, ctx.layer.weights["ssm_dt"].ne[0])
+    b, c, dt = (
+        ctx.build_norm(graph.view(steps, (width, tokens, sequences), steps.nb), f"ssm_{name}_norm")
+        for name, width in zip(("b", "c", "dt"), widths, strict=True)
+    )
+    dt = ctx.linear("ssm_dt", dt)
+    x = graph.view(x, each, (0, 4 * head))
+    b, c = (graph.view(part, (size.state, 1, tokens, sequences), (0, part.nb[1], *part.nb[1:3])) for part in (b, c))
+
+    def scan(seen: Tensor, rows: Tensor) -> Tensor:
+        seen = graph.reshape(seen, size.state, head, heads, batch.n_states)
+        n_elements = size.inner * tokens * sequences + size.state * size.inner * sequences
+        decay = graph.reshape(ctx.weight("ssm_a"), 1, heads)
+        return graph.new("ssm_scan", (n_elements,), seen, x, dt, decay, b, c, rows)
+
+    y = states.read(states.recurrent, scan)
+    states.write(states.recurrent, graph.view(y, (size.state * size.inner * sequences,)))
+    y = graph.add(graph.view(y, each), graph.mul(x, graph.reshape(ctx.weight("ssm_d"), 1, heads)))
+    y = graph.view(graph.glu(graph.cont(z), y), (size.inner, tokens, sequences))
+    return _flat(ctx, ctx.linear("ssm_out", y))
+
+
+def short_convolution(ctx: GraphContext, current: Tensor) -> Tensor:
+    """Return a gated convolution over a few tokens (LFM2)."""
+    graph, batch, width = ctx.graph, ctx.batch, ctx.numbers.n_embd
+    tokens, sequences = batch.sequence_tokens, batch.n_sequences
+    states = States(ctx)
+    kept = ctx.numbers.state.rolling_width // width
+    joined = ctx.linear("shortconv.in_proj", graph.reshape(current, current.ne[0], tokens, sequences))
+    third = (width, tokens, sequences)
+    b, c, x = (graph.view(joined, third, joined.nb) for _ in range(3))
+    mixed = graph.transpose(graph.mul(b, x))
+    rolling = graph.reshape(states.read(states.rolling), kept, width, sequences)
+    window = graph.concat(rolling, mixed, 0)
+    states.write(states.rolling, graph.view(window, (kept, width, sequences), window.nb))
+    found = graph.new("ssm_conv", third, window, ctx.weight("shortconv.conv"))
+    return _flat(ctx, ctx.linear("shortconv.out_proj", graph.mul(c, found)))
+
+
+def _flat(ctx: GraphContext, source: Tensor) -> Tensor:
+    return ctx.graph.reshape(source, source.ne[0], ctx.batch.n_tokens)
+
+
+def lightning_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
+    """Return the output of a layer whose residuals are its scaled norms."""
+    graph = ctx.graph
+    normed = ctx.build_norm(previous, "attn_norm")
+    current = ctx.mixed(normed)
+    if ctx.layer.is_last:
+        current, normed = (graph.get_rows(tensor, ctx.inputs.inp_out_ids) for tensor in (current, normed))
+    normed = ctx.build_norm(graph.add(current, graph.scale(normed)), "ffn_norm")
+    return graph.add(feed_forward(ctx, normed), graph.scale(normed))
+
+
+def lightning_attention(ctx: GraphContext, current: Tensor) -> Tensor:
+    """Return linear attention: to the tokens of the batch by their distance, to those before by a state."""
+    graph, batch, numbers = ctx.graph, ctx.batch, ctx.layer.numbers
+    tokens, sequences = batch.sequence_tokens, batch.n_sequences
+    heads, head = numbers.n_head, numbers.head_k
+    slopes = ctx.shared_input("slopes", heads)
+    states = States(ctx)
+    states.read(states.rolling)  # It has no size, and the engine reads it all the same.
+    current = graph.reshape(current, current.ne[0], tokens, 1, sequences)
+    joined = graph.unary(ctx.linear("attn_qkv", current))
+    joined = graph.reshape(joined, 3 * head, heads, tokens, sequences)
+    q, k, v = (graph.view(joined, (head, heads, tokens, sequences), joined.nb) for _ in range(3))
+    before = graph.reshape(states.read(states.recurrent), head, head, heads, sequences)
+
+    by_position = (1, heads, tokens, sequences)
+    distant = graph.mul(q, _decay(ctx, "q_decay", *by_position))
+    distant = graph.mul_mat(before, graph.permute(distant, 0, 2, 1, 3))
+    near = graph.mul_mat(graph.permute(k, 0, 2, 1, 3), graph.permute(q, 0, 2, 1, 3))
+    near = graph.mul(near, _decay(ctx, "distance_decay", tokens, tokens, heads, sequences))
+    v = graph.cont(graph.permute(v, 1, 2, 0, 3))
+    found = graph.expand(graph.add(distant, graph.mul_mat(v, near)))
+
+    block_decay = graph.unary(graph.scale(graph.scale(slopes)))
+    before = graph.mul(before, graph.reshape(block_decay, 1, 1, heads))
+    k = graph.mul(k, _decay(ctx, "k_decay", *by_position))
+    added = graph.mul_mat(graph.cont(graph.permute(k, 1, 2, 0, 3)), v)
+    states.write(states.recurrent, graph.add(before, added))
+
+    found = graph.cont(graph.permute(found, 0, 2, 1, 3))
+    found = ctx.build_norm(graph.reshape(found, head * heads, tokens, 1, sequences), "attn_norm_2")
+    found = graph.mul(graph.unary(ctx.linear("attn_gate", current)), found)
+    found = ctx.linear("attn_output", found)
+    return graph.reshape(found, found.ne[0], batch.n_tokens)
+
+
+def _decay(ctx: GraphContext, name: str, *ne: int) -> Tensor:
+    """Return factors that each layer makes of an input."""
+    return ctx.graph.unary(ctx.graph.scale(ctx.shared_input(name, *ne)))

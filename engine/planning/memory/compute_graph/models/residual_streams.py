@@ -1,0 +1,388 @@
+"""Layers with more than one residual.
+
+They have parallel streams (hyper-connections, src/models/deepseek4.cpp and hy-v4.cpp), streams with low-rank gates and
+embeddings of token sequences (qwen4exp.cpp), or mixtures of earlier residuals (kimi-k3.cpp).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.planning.memory.compute_graph.building.context import GraphContext
+from engine.planning.memory.compute_graph.building.graph import Tokens
+from engine.planning.memory.compute_graph.ggml.graph import Tensor
+from engine.planning.memory.compute_graph.ggml.scheduler import HOST
+from engine.planning.memory.compute_graph.models.recurrent import States
+from engine.planning.memory.compute_graph.models.transformer import feed_forward
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What a part of a layer reads of all `streams`; what each `gives` it gets of the result, and how they are mixed
+    on the way back, None where they are not."""
+
+    streams: Tensor
+    one: Tensor
+    gives: Tensor
+    mixing: Tensor | None
+
+
+def open_streams(ctx: GraphContext, current: Tensor) -> Tensor:
+    """Return the embeddings once for each stream: (embedding, streams, tokens)."""
+    graph, (n_embd, n_tokens) = ctx.graph, current.ne[:2]
+    return graph.repeat(graph.reshape(current, n_embd, 1, n_tokens), n_embd, ctx.numbers.n_streams, n_tokens)
+
+
+def weighted_end(ctx: GraphContext, streams: Tensor) -> Tensor:
+    """Return the wanted rows of all streams as one, each weighted with a share of its own."""
+    return _weighted(ctx, *_shares_of_output_rows(ctx, streams))
+
+
+def copied_end(ctx: GraphContext, streams: Tensor) -> Tensor:
+    """Return the same, added up in a copy."""
+    return _weighted_copy(ctx, *_shares_of_output_rows(ctx, streams))
+
+
+def mean_end(ctx: GraphContext, streams: Tensor) -> Tensor:
+    """Return the mean of the wanted rows of all streams."""
+    graph, streams = ctx.graph, _output_rows(ctx, streams)
+    views = [_stream(ctx, streams) for _ in range(streams.ne[1])]
+    total = views[0]
+    for view in views[1:]:
+        total = graph.add(total, view)
+    return graph.scale(total)
+
+
+def connected_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
+    """Return the streams behind a layer, whose two parts are read and given back one after the other."""
+    return _connected_layer(ctx, previous, pins=False)
+
+
+def pinned_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
+    """Return the same; the streams come before what the feed-forward part reads of them, and are made on the layer's
+    device."""
+    return _connected_layer(ctx, previous, pins=True)
+
+
+def _connected_layer(ctx: GraphContext, previous: Tensor, *, pins: bool) -> Tensor:
+    read = _read(ctx, previous, "attn")
+    joined = _given_back(ctx, read, ctx.mixed(ctx.build_norm(read.one, "attn_norm")))
+    read = _read(ctx, joined, "ffn")
+    if pins and read.mixing is not None:
+        for part in (joined, read.gives, read.mixing):
+            ctx.graph.expand(part)
+    chosen = None
+    if ctx.has("ffn_gate_tid2eid"):
+        chosen = ctx.graph.get_rows(ctx.weight("ffn_gate_tid2eid"), ctx.shared.get(Tokens).ids)
+    found = feed_forward(ctx, ctx.build_norm(read.one, "ffn_norm"), chosen=chosen)
+    found = _given_back(ctx, read, found)
+    if pins:
+        found.backend = ctx.layer.backend
+    return found
+
+
+def _output_rows(ctx: GraphContext, streams: Tensor) -> Tensor:
+    graph, (n_embd, count, n_tokens, _) = ctx.graph, streams.ne
+    flat = graph.get_rows(graph.reshape(streams, n_embd * count, n_tokens), ctx.inputs.inp_out_ids)
+    return graph.reshape(flat, n_embd, count, flat.ne[1])
+
+
+def _shares_of_output_rows(ctx: GraphContext, streams: Tensor) -> tuple[Tensor, Tensor]:
+    graph, streams = ctx.graph, _output_rows(ctx, streams)
+    function, scale, base = (
+        ctx.outer_weight(ctx.outer[f"output_hc_{stem}"], ctx.inputs.output) for stem in ("fn", "scale", "base")
+    )
+    shares = graph.mul_mat(function, ctx.raw_norm(_flat(ctx, streams)))
+    return streams, graph.scale(graph.unary(graph.add(graph.mul(shares, scale), base)))
+
+
+def _flat(ctx: GraphContext, streams: Tensor) -> Tensor:
+    return ctx.graph.reshape(streams, streams.ne[0] * streams.ne[1], streams.ne[2])
+
+
+def _read(ctx: GraphContext, streams: Tensor, part: str) -> Read:
+    """Return the sum of the streams that a part of the layer reads, and what its result is given back with.
+
+    Where the layer has weights for it the streams are mixed with each other on the way back.
+    """
+    graph, (_, count, n_tokens, _) = ctx.graph, streams.ne
+    mixes = graph.mul_mat(ctx.weight(f"hc_{part}_fn"), ctx.raw_norm(_flat(ctx, streams)))
+    scale, base = ctx.weight(f"hc_{part}_scale"), ctx.weight(f"hc_{part}_base")
+    reads, gives = (
+        graph.scale(graph.unary(_affine(ctx, graph.view(mixes, (count, n_tokens), mixes.nb), scale, base)))
+        for _ in range(2)
+    )
+    if mixes.ne[0] == 2 * count:
+        return Read(streams, _weighted_copy(ctx, streams, reads), graph.scale(gives), None)
+    mixing = _mixing(ctx, mixes, scale, base, count)
+    if ctx.fuses("hc_pre"):
+        one = ctx.fused("hc_pre", (streams.ne[0], n_tokens), streams, reads)
+    else:
+        one = _weighted(ctx, streams, reads)
+    return Read(streams, one, gives, mixing)
+
+
+def _given_back(ctx: GraphContext, read: Read, current: Tensor) -> Tensor:
+    if read.mixing is None:
+        return _added(ctx, current, read.streams, read.gives)
+    return _mixed(ctx, current, read.streams, read.gives, read.mixing)
+
+
+def _affine(ctx: GraphContext, source: Tensor, scale: Tensor, base: Tensor) -> Tensor:
+    graph = ctx.graph
+    return graph.add(graph.mul(source, graph.view(scale, (1,))), graph.view(base, (source.ne[0],)))
+
+
+def _stream(ctx: GraphContext, streams: Tensor) -> Tensor:
+    return ctx.graph.view(streams, (streams.ne[0], streams.ne[2]), (0, streams.nb[2]))
+
+
+def _share(ctx: GraphContext, shares: Tensor) -> Tensor:
+    """Return the share of one stream for each token."""
+    return ctx.graph.view(shares, (1, shares.ne[1]), shares.nb)
+
+
+def _weighted(ctx: GraphContext, streams: Tensor, shares: Tensor) -> Tensor:
+    """Return the sum of the streams, each weighted with its share."""
+    graph, count = ctx.graph, streams.ne[1]
+    total = graph.mul(_stream(ctx, streams), _share(ctx, shares))
+    for _ in range(1, count):
+        total = graph.add(total, graph.mul(_stream(ctx, streams), _share(ctx, shares)))
+    return total
+
+
+def _weighted_copy(ctx: GraphContext, streams: Tensor, shares: Tensor) -> Tensor:
+    graph = ctx.graph
+    return graph.cast(_weighted(ctx, graph.cast(streams, "f32"), shares), "f32")
+
+
+def _added(ctx: GraphContext, current: Tensor, streams: Tensor, shares: Tensor) -> Tensor:
+    """Return the streams with their shares of `current` added."""
+    graph, count = ctx.graph, streams.ne[1]
+    current, shares, streams = (graph.cast(source, "f32") for source in (current, shares, streams))
+    sums = [graph.add(_stream(ctx, streams), graph.mul(current, _share(ctx, shares))) for _ in range(count)]
+    return graph.cast(_side_by_side(ctx, sums), "f32")
+
+
+def _side_by_side(ctx: GraphContext, parts: list[Tensor]) -> Tensor:
+    """Return streams as one tensor."""
+    graph = ctx.graph
+    apart = [graph.reshape(part, part.ne[0], 1, part.ne[1]) for part in parts]
+    joined = apart[0]
+    for part in apart[1:]:
+        joined = graph.concat(joined, part, 1)
+    return joined
+
+
+def _mixing(ctx: GraphContext, mixes: Tensor, scale: Tensor, base: Tensor, count: int) -> Tensor:
+    """Return how much of each stream goes to each other, with rows and columns that add up to 1."""
+    graph, n_tokens = ctx.graph, mixes.ne[1]
+    if ctx.fuses("hc_comb"):
+        return ctx.fused("hc_comb", (count, count, n_tokens), mixes, scale, base)
+    found = _affine(ctx, graph.view(mixes, (count * count, n_tokens), mixes.nb), scale, base)
+    found = graph.like("soft_max", graph.reshape(found, count, count, n_tokens))
+    least = graph.like("fill", graph.scratch("f32", 1))
+    found = graph.add(found, least)
+    for step in range(ctx.numbers.mixing_steps):
+        if step:
+            found = graph.like("div", found, graph.add(graph.sum_rows(found), least))
+        columns = graph.sum_rows(graph.cont(graph.permute(found, 1, 0, 2, 3)))
+        found = graph.like("div", found, graph.permute(graph.add(columns, least), 1, 0, 2, 3))
+    return found
+
+
+def _mixed(ctx: GraphContext, current: Tensor, streams: Tensor, shares: Tensor, mixing: Tensor) -> Tensor:
+    """Return the streams mixed with each other, with their shares of `current` added."""
+    graph, count = ctx.graph, streams.ne[1]
+    if ctx.fuses("hc_post"):
+        return ctx.fused("hc_post", streams.ne, current, streams, shares, mixing)
+    parts = []
+    for _ in range(count):
+        total = graph.mul(current, _share(ctx, shares))
+        for _ in range(count):
+            part = graph.view(mixing, (1, mixing.ne[2]), (0, mixing.nb[2]))
+            total = graph.add(total, graph.mul(_stream(ctx, streams), part))
+        parts.append(total)
+    return _side_by_side(ctx, parts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Hashed:
+    """Embeddings of hashed sequences."""
+
+    embeddings: Tensor
+
+
+def open_hashed(ctx: GraphContext, current: Tensor) -> Tensor:
+    """Return the embeddings once for each stream; those of hashed sequences are for layers that want them."""
+    if "per_layer_token_embd" in ctx.outer:
+        graph, n_tokens = ctx.graph, current.ne[1]
+        table = ctx.outer_weight(ctx.outer["per_layer_token_embd"], HOST)
+        rows = graph.new_input("i32", ctx.numbers.hashes * n_tokens)
+        found = graph.get_rows(table, rows)
+        joined = graph.reshape(found, found.ne[0] * ctx.numbers.hashes, n_tokens)
+        ctx.shared.put(_Hashed(graph.expand(joined)))
+    return open_streams(ctx, current)
+
+
+def wide_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
+    """Return the streams behind a layer, whose two parts read their gated mean and give back to each."""
+    graph, streams = ctx.graph, previous
+    if ctx.has("ple_key"):
+        streams = _with_hashed(ctx, streams)
+    one, gives = _read_gated(ctx, streams, "attn")
+    current = ctx.mixed(graph.expand(one))
+    if ctx.layer.is_last:
+        n_embd, count, n_tokens, _ = streams.ne
+        current, gives = (graph.get_rows(part, ctx.inputs.inp_out_ids) for part in (current, gives))
+        flat = graph.get_rows(graph.reshape(streams, n_embd * count, n_tokens), ctx.inputs.inp_out_ids)
+        streams = graph.reshape(flat, n_embd, count, flat.ne[1])
+    streams = _given_back_gated(ctx, streams, current, gives)
+    one, gives = _read_gated(ctx, streams, "ffn")
+    streams = _given_back_gated(ctx, streams, feed_forward(ctx, one), gives)
+    streams.backend = ctx.layer.backend
+    return streams
+
+
+def gated_end(ctx: GraphContext, streams: Tensor) -> Tensor:
+    """Return the gated mean of the streams."""
+    norm, down, up = (
+        ctx.outer_weight(ctx.outer[f"output_hc_{part}"], ctx.inputs.output) for part in ("norm", "down", "up")
+    )
+    flat, gate = _gate(ctx, streams, norm, down, up)
+    return _mean(ctx, streams, flat, gate)
+
+
+def _gate(ctx: GraphContext, streams: Tensor, norm: Tensor, down: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    graph = ctx.graph
+    normed = graph.mul(ctx.raw_norm(streams), norm)
+    flat = graph.reshape(normed, streams.ne[0] * streams.ne[1], streams.ne[2])
+    return flat, graph.mul_mat(up, graph.unary(graph.scale(graph.mul_mat(down, flat))))
+
+
+def _mean(ctx: GraphContext, streams: Tensor, flat: Tensor, gate: Tensor) -> Tensor:
+    graph, (n_embd, count, n_tokens, _) = ctx.graph, streams.ne
+    behind = graph.reshape(graph.mul(flat, graph.unary(gate)), n_embd, count, n_tokens)
+    total = graph.cont(graph.view(behind, (n_embd, n_tokens), (0, behind.nb[2])))
+    for _ in range(1, count):
+        total = graph.add(total, graph.view(behind, (n_embd, n_tokens), (0, behind.nb[2])))
+    return graph.scale(total)
+
+
+def _read_gated(ctx: GraphContext, streams: Tensor, part: str) -> tuple[Tensor, Tensor]:
+    """Return what a part of a layer reads, and what each stream gets of its result."""
+    graph, (n_embd, count, n_tokens, _) = ctx.graph, streams.ne
+    flat, gate = _gate(ctx, streams, *(ctx.weight(f"hc_{part}_{stem}") for stem in ("norm", "down", "up")))
+    if ctx.fuses("hc_pre"):
+        both = (graph.reshape(each, n_embd, count, n_tokens) for each in (flat, gate))
+        one = ctx.fused("hc_pre", (n_embd, n_tokens), *both)
+    else:
+        one = _mean(ctx, streams, flat, gate)
+    return one, graph.mul_mat(ctx.weight(f"hc_{part}_inject"), flat)
+
+
+def _given_back_gated(ctx: GraphContext, streams: Tensor, current: Tensor, gives: Tensor) -> Tensor:
+    graph, (n_embd, count, n_tokens, _) = ctx.graph, streams.ne
+    shares = graph.scale(graph.unary(graph.scale(gives)))
+    if ctx.fuses("hc_post"):
+        return ctx.fused("hc_post", streams.ne, current, streams, shares)
+    repeated = graph.repeat(graph.reshape(current, n_embd, 1, n_tokens), n_embd, count, n_tokens)
+    return graph.add(streams, graph.mul(repeated, graph.reshape(shares, 1, count, n_tokens)))
+
+
+def _with_hashed(ctx: GraphContext, streams: Tensor) -> Tensor:
+    """Return the streams with what the layer makes of the hashed embeddings: gated, and convolved over tokens."""
+    graph, (n_embd, count, n_tokens, _) = ctx.graph, streams.ne
+    hashed = ctx.shared.get(_Hashed).embeddings
+    key, value = (graph.mul_mat(ctx.weight(stem), hashed) for stem in ("ple_key", "ple_value"))
+    key = _normed(ctx, graph.reshape(key, *streams.ne[:3]), "key")
+    score = graph.scale(graph.sum_rows(graph.mul(key, _normed(ctx, streams, "query"))))
+    size = graph.like("sqrt", graph.like("clamp", graph.unary(score)))
+    gate = graph.unary(graph.mul(graph.unary(score), size))
+    repeated = graph.repeat(graph.reshape(value, n_embd, 1, n_tokens), n_embd, count, n_tokens)
+    gated = graph.mul(repeated, gate)
+    convolved = graph.unary(_convolved(ctx, graph.reshape(gated, n_embd * count, n_tokens), streams))
+    convolved = graph.reshape(graph.cont(convolved), *streams.ne[:3])
+    return graph.add(streams, graph.add(gated, convolved))
+
+
+def _normed(ctx: GraphContext, streams: Tensor, stem: str) -> Tensor:
+    return ctx.graph.mul(ctx.raw_norm(streams), ctx.weight(f"ple_norm_{stem}"))
+
+
+def _convolved(ctx: GraphContext, source: Tensor, streams: Tensor) -> Tensor:
+    """Return a convolution over tokens some way apart, as a sum of shifted copies."""
+    graph, batch = ctx.graph, ctx.batch
+    tokens, sequences, (wide, n_tokens) = batch.sequence_tokens, batch.n_sequences, source.ne[:2]
+    normed = _normed(ctx, graph.reshape(source, *streams.ne[:3]), "conv")
+    normed = graph.reshape(graph.reshape(normed, wide, n_tokens), wide, tokens, sequences)
+    taps = ctx.layer.weights["ple_conv1d"].ne[0]
+    kept = (taps - 1) * ctx.numbers.hashed_tokens
+    states = States(ctx)
+    hashed = states.of_width(kept * wide)
+    window = graph.concat(graph.reshape(states.read(hashed), kept, wide, sequences), graph.transpose(normed), 0)
+    states.write(hashed, graph.cont(graph.view(window, (kept, wide, sequences), window.nb)))
+    total = None
+    for _ in range(taps):
+        shifted = graph.cont(graph.transpose(graph.view(window, (tokens, wide, sequences), window.nb)))
+        term = graph.mul(shifted, _tap(ctx, wide))
+        total = term if total is None else graph.add(total, term)
+    assert total is not None
+    return total
+
+
+def _tap(ctx: GraphContext, wide: int) -> Tensor:
+    """Return one factor for each channel, as floating point numbers of full size."""
+    graph, half = ctx.graph, ctx.layer.weights["ple_conv1d"].type_name != "F32"
+    column = graph.view(ctx.weight("ple_conv1d"), (1, wide))
+    column = graph.reshape(graph.new("cont", column.ne, column, type_name="f16" if half else "f32"), wide)
+    return graph.cast(column, "f32") if half else column
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Residuals of earlier layers, side by side."""
+
+    residuals: Tensor
+
+
+def residual_mixing_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
+    """Return the output of a layer; every few layers the residual is kept and begins anew."""
+    graph, period = ctx.graph, ctx.numbers.residual_period
+    current = _mixed_residuals(ctx, previous, "attn_res_score")
+    keeps = period > 0 and ctx.layer.index % period == 0
+    if keeps:
+        _keep(ctx, previous)
+    current = ctx.mixed(graph.expand(ctx.build_norm(current, "attn_norm")))
+    residual = current if keeps else graph.add(previous, current)
+    current = ctx.build_norm(_mixed_residuals(ctx, residual, "ffn_res_score"), "ffn_norm")
+    return graph.add(residual, feed_forward(ctx, current))
+
+
+def mixed_rows(ctx: GraphContext, current: Tensor) -> Tensor:
+    """Return the wanted rows of the last mixture."""
+    if "output_res_score" in ctx.outer:
+        weight = ctx.outer_weight(ctx.outer["output_res_score"], ctx.inputs.output)
+        current = _mixture(ctx, current, weight)
+    return ctx.graph.get_rows(current, ctx.inputs.inp_out_ids)
+
+
+def _keep(ctx: GraphContext, residual: Tensor) -> None:
+    graph, kept = ctx.graph, ctx.shared.find(_Kept)
+    residual = graph.reshape(residual, residual.ne[0], 1, residual.ne[1])
+    ctx.shared.put(_Kept(residual if kept is None else graph.concat(kept.residuals, residual, 1)))
+
+
+def _mixed_residuals(ctx: GraphContext, current: Tensor, stem: str) -> Tensor:
+    return current if ctx.shared.find(_Kept) is None else _mixture(ctx, current, ctx.weight(stem))
+
+
+def _mixture(ctx: GraphContext, current: Tensor, weight: Tensor) -> Tensor:
+    """Return the sum of kept residuals and `current`, weighted by what `weight` makes of them."""
+    graph, kept, (n_embd, n_tokens) = ctx.graph, ctx.shared.get(_Kept).residuals, current.ne[:2]
+    count = kept.ne[1]
+    scores, own = (graph.sum_rows(graph.mul(ctx.raw_norm(part), weight)) for part in (kept, current))
+    probs = graph.like("soft_max", graph.concat(graph.reshape(scores, count, n_tokens), own, 0))
+    of_kept, of_own = (graph.cont(graph.view(probs, (width, n_tokens), probs.nb)) for width in (count, 1))
+    found = graph.new("weighted_sum", (n_embd, n_tokens), kept, of_kept)
+    return graph.add(found, graph.mul(current, of_own))

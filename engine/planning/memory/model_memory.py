@@ -1,0 +1,324 @@
+"""What any layout of one model takes: tables made once, and the estimate that a drag step asks for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from itertools import accumulate
+from typing import TYPE_CHECKING, TypeVar
+
+from engine.base.errors import CancelledError
+from engine.base.language import tr
+from engine.devices.device import CPU_ID, Rig
+from engine.model.architectures.record import Architecture
+from engine.model.architectures.registry import find_architecture
+from engine.model.gguf.model_file import ModelFile
+from engine.model.gguf.quoting import quote
+from engine.planning.layout.layout import Layout
+from engine.planning.memory.backends import HOST_RULE, SizeRule
+from engine.planning.memory.effort import TooMuchWorkError, limited
+from engine.planning.memory.estimate import DeviceMemory, Grade, MemoryEstimate, Part
+from engine.planning.memory.hyper_parameters import (
+    HyperParameters,
+    MissingNumberError,
+    count_skipped_blocks,
+    read_state,
+)
+from engine.planning.memory.kv_cache import LayerState, context_shape, layer_states
+from engine.planning.memory.placement import Placement, place
+from engine.planning.memory.tensor_split import MemberTables, member_rules
+from engine.planning.memory.tensors import OverrideHomes
+from engine.planning.memory.weights import WeightTables
+from engine.planning.settings.context_settings import ContextSettings
+from engine.planning.settings.table import SETTINGS
+
+if TYPE_CHECKING:
+    from engine.planning.memory.compute_graph.building.graph_tables import GraphTables
+    from engine.planning.memory.compute_graph.forecast import ComputeForecast
+    from engine.planning.memory.compute_graph.ggml.allocator import Size
+
+FORECAST_SECONDS = 10.0
+"""Processor time for the compute buffers of one layout, wherever nobody wants them sooner."""
+UNFORESEEN = (LookupError, ArithmeticError, ValueError, TypeError, AttributeError, AssertionError, RecursionError,
+              MemoryError)  # fmt: skip
+"""What code meets in headers that nobody thought of: a tensor is missing that models of its kind always have."""
+_UNFORESEEN = tr("its header has what the arithmetic does not know")
+_ENDLESS = tr("its header asks for more than the arithmetic computes in its time")
+_log = logging.getLogger("layerdeck.memory")
+_Answer = TypeVar("_Answer")
+
+_LOGIT_BYTES = 4
+MOST_TABLES = 12
+"""More than the lengths that a context which is left open tries, each at every step of a drag: 262,144 halved down to
+256 makes 11."""
+FEW_TABLES = 4
+"""For searches that try many settings with a length that is set: each is of use for a moment, and takes half a megabyte
+even for a small model."""
+_OF_PLACEMENT = ("op_offload", "op_offload_min_batch")
+"""Settings of the context that the graph's scheduler reads: a `Placement` has them, so that choosing one does not
+multiply the tables."""
+_DECIDING = tuple(
+    setting.key for setting in SETTINGS if setting.effect == "context" and setting.key not in _OF_PLACEMENT
+)
+_EVERYTHING: tuple[Part, ...] = ("weights", "state", "compute")
+
+
+class ModelMemory:
+    """Memory of one model's layouts. Make one per opened model and keep it: its tables are what makes a step cheap.
+
+    `probe_only` is why something cannot be told, None where everything can; `unknown` names the parts. `most_tables`:
+    of so many context settings the tables are kept.
+    """
+
+    def __init__(self, model: ModelFile, most_tables: int = MOST_TABLES) -> None:
+        self.model = model
+        self._most_tables = most_tables
+        homes = OverrideHomes(model)
+        self.weights = WeightTables(model, find_architecture(model.architecture), count_skipped_blocks(model), homes)
+        self.probe_only: str | None = None
+        self.unknown: tuple[Part, ...] = ()
+        self._state: tuple[HyperParameters, Architecture] | None = None
+        self._graphs: GraphTables | None = None
+        self._last: tuple[ContextSettings, ContextMemory] | None = None
+        self._tables: dict[tuple[object, ...], ContextMemory] = {}
+        self._last_members: tuple[tuple[tuple[float, ...], tuple[SizeRule, ...]], MemberTables] | None = None
+        try:
+            self._state = read_state(model)
+        except MissingNumberError as error:
+            self._give_up_state(str(error))
+            return
+        except UNFORESEEN:
+            _log.info("the arithmetic cannot read the numbers of %s", quote(model.name), exc_info=True)
+            self._give_up_state(_UNFORESEEN)
+            return
+        # Graphs of all architectures are a third of what the window imports, which starts without any model.
+        from engine.planning.memory.compute_graph.building.graph_tables import GraphTables
+
+        try:
+            with limited(FORECAST_SECONDS):
+                self._graphs = GraphTables(model, *self._state, homes)
+        except MissingNumberError as error:
+            self._give_up_compute(str(error))
+        except TooMuchWorkError:
+            self._give_up_compute(_ENDLESS)
+        except UNFORESEEN:
+            _log.info("the arithmetic cannot make graphs of %s", quote(model.name), exc_info=True)
+            self._give_up_compute(_UNFORESEEN)
+
+    def _give_up_state(self, reason: str) -> None:
+        self.probe_only = tr("{reason}; only a probe can tell the KV cache and compute buffers", reason=reason)
+        self.unknown = ("state", "compute")
+
+    def _give_up_compute(self, reason: str) -> None:
+        """Leave the compute buffers to the engine, for good: what was found once would be found again."""
+        self.probe_only = tr("{reason}; only a probe can tell the compute buffers", reason=reason)
+        self.unknown = ("compute",)
+        self._graphs = None
+        self._tables.clear()
+        self._last = None
+
+    def for_context(self, context: ContextSettings) -> ContextMemory | None:
+        """Return the context's tables, None where only a probe can tell the state. The latest ones are kept."""
+        if self._state is None:
+            return None
+        last = self._last
+        if last is not None and last[0] is context:
+            return last[1]
+        key = _deciding_fields(context)
+        try:
+            tables = self._tables.pop(key, None) or ContextMemory(*self._state, self._graphs, context)
+        except UNFORESEEN:
+            _log.info("the arithmetic cannot tell the state of %s", quote(self.model.name), exc_info=True)
+            self._state = None
+            self._give_up_state(_UNFORESEEN)
+            return None
+        self._tables[key] = tables
+        while len(self._tables) > self._most_tables:
+            del self._tables[next(iter(self._tables))]
+        self._last = (context, tables)
+        return tables
+
+    def _refusal(self, layout: Layout) -> str | None:
+        """Return why nothing at all can be said about `layout`, None if something can."""
+        n_layers = self.model.n_layers
+        if layout.n_layers != n_layers:
+            return tr(
+                "the layout is for {n_layers} layers, the model has {n_layers2}",
+                n_layers=layout.n_layers,
+                n_layers2=n_layers,
+            )
+        if layout.split_mode == "row":
+            return tr("split mode row is not forecast; only a probe can tell its memory")
+        if layout.split_mode == "tensor" and self._state is None:
+            return self.probe_only
+        return None
+
+    def estimate(
+        self, layout: Layout, context: ContextSettings, rig: Rig, *, with_compute: bool = True
+    ) -> MemoryEstimate:
+        """Return what `layout` takes on every device of `rig`; without compute buffers on request, which is quicker."""
+        refusal = self._refusal(layout)
+        if refusal is not None:
+            return _nothing_known(rig, refusal)
+        placement = place(layout, rig, context)
+        tables = self.for_context(context)
+        try:
+            members = self._member_tables(placement)
+            on_device, host = self.weights.split(placement, members)
+            kv, recurrent = tables.state_bytes(placement, members) if tables else ({}, {})
+        except MissingNumberError as error:
+            return _nothing_known(rig, tr("{error}; only a probe can tell its memory", error=error))
+        except UNFORESEEN:
+            _log.info("the arithmetic cannot place %s", quote(self.model.name), exc_info=True)
+            return _nothing_known(rig, tr("{unforeseen}; only a probe can tell its memory", unforeseen=_UNFORESEEN))
+        compute: Mapping[str, Size] = {}
+        if tables is not None and tables.compute is not None and with_compute:
+            compute = self._forecast(lambda forecast: forecast.device_sizes(placement), tables.compute) or {}
+        return MemoryEstimate(
+            devices={
+                device_id: DeviceMemory(
+                    weights_bytes=host.committed_bytes if device_id == CPU_ID else on_device.get(device_id, 0),
+                    mapped_bytes=host.mapped_bytes if device_id == CPU_ID else 0,
+                    kv_cache_bytes=kv.get(device_id, 0),
+                    recurrent_bytes=recurrent.get(device_id, 0),
+                    compute_bytes=compute[device_id].size_bytes if device_id in compute else 0,
+                    output_bytes=tables.output_buffer_bytes if tables and device_id == CPU_ID else 0,
+                    overhead_bytes=placement.traits[device_id].overhead_bytes if device_id in placement.entries else 0,
+                    pipeline_bytes=compute[device_id].pipeline_bytes if device_id in compute else 0,
+                )
+                for device_id in rig.ids
+            },
+            grade=Grade.ESTIMATED,
+            probe_only=self.probe_only,
+            unknown=self.unknown,
+        )
+
+    def uses_flash_attention(self, layout: Layout, context: ContextSettings, rig: Rig) -> bool | None:
+        """Return whether the engine would end up with flash attention, None where only a probe can tell."""
+        tables = self.for_context(context)
+        if tables is None or tables.compute is None:
+            return None
+        placement = place(layout, rig, context)
+        return self._forecast(lambda forecast: forecast.uses_flash_attention(placement), tables.compute)
+
+    def _forecast(self, ask: Callable[[ComputeForecast], _Answer], forecast: ComputeForecast) -> _Answer | None:
+        """Return an answer; None where it takes too long, or the arithmetic meets what it does not know."""
+        try:
+            with limited(FORECAST_SECONDS):
+                return ask(forecast)
+        except TooMuchWorkError:
+            self._give_up_compute(_ENDLESS)
+        except UNFORESEEN:
+            _log.info("the arithmetic cannot run %s", quote(self.model.name), exc_info=True)
+            self._give_up_compute(_UNFORESEEN)
+        except CancelledError:
+            # the tables were left in the middle of something
+            self._tables.clear()
+            self._last = None
+            raise
+        return None
+
+    def _member_tables(self, placement: Placement) -> MemberTables | None:
+        """Return the cuts of mode tensor, None in other modes. The last ones are kept."""
+        if not placement.shares or self._state is None:
+            return None
+        rules = member_rules(placement)
+        if rules is None:
+            raise MissingNumberError(tr("a device of the tensor split is not in the rig"))
+        key = (placement.shares, rules)
+        if self._last_members is None or self._last_members[0] != key:
+            tables = MemberTables(self.model, self._state[0], placement.shares, rules)
+            self._last_members = (key, tables)
+        return self._last_members[1]
+
+
+class ContextMemory:
+    """Tables for one model with one set of context settings.
+
+    `hyper`: the model's numbers. `shape`: the sizes that the engine derives from the settings. `states`: KV cache and
+    recurrent state of each layer. `compute`: forecast of compute buffers, None if only a probe can tell.
+    """
+
+    def __init__(
+        self,
+        hyper: HyperParameters,
+        architecture: Architecture,
+        graphs: GraphTables | None,
+        context: ContextSettings,
+    ) -> None:
+        self._context = context
+        self.hyper = hyper
+        self.states = layer_states(hyper, architecture, context)
+        self._sums: dict[SizeRule, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        kv, recurrent = zip(*(_layer_bytes(state, HOST_RULE) for state in self.states), strict=True)
+        self.layers_kv_bytes: tuple[int, ...] = tuple(a + b for a, b in zip(kv, recurrent, strict=True))
+        """KV cache and recurrent state of each layer, for drawing and counting."""
+        self.shape = shape = context_shape(context, hyper.n_ctx_train, causal=hyper.causal)
+        n_outputs = hyper.n_vocab + (hyper.n_embd if architecture.keeps_encoded else 0)
+        n_floats = n_outputs * shape.n_sequences
+        if hyper.pooled_width:
+            longest = min(shape.n_ubatch, shape.n_cells, hyper.n_ctx_train)
+            n_tokens = min(shape.n_ubatch, shape.n_sequences * longest)
+            n_floats = max(n_floats, n_tokens * (hyper.n_vocab + hyper.pooled_width))
+        self.output_buffer_bytes = n_floats * _LOGIT_BYTES
+        """What the host keeps of a batch: logits, a row per sequence; for texts that are embedded also their vectors,
+        and of each token, which the load asks for once."""
+        self.compute: ComputeForecast | None = None
+        if graphs is not None:
+            from engine.planning.memory.compute_graph.forecast import ComputeForecast
+
+            self.compute = ComputeForecast(graphs, context)
+
+    def state_bytes(
+        self, placement: Placement, members: MemberTables | None = None
+    ) -> tuple[dict[str, int], dict[str, int]]:
+        """Return KV cache and recurrent state of each device: with its layers, cut by `members`, or all on the CPU."""
+        kv: dict[str, int] = {}
+        recurrent: dict[str, int] = {}
+        n_layers = len(self.states)
+        if not self._context.offload_kqv:
+            ranges = [(CPU_ID, HOST_RULE, 0, n_layers)]
+        else:
+            ranges = [(CPU_ID, HOST_RULE, 0, placement.leading)]
+            for run in placement.runs:
+                traits = placement.traits.get(run.device)
+                if traits is not None:
+                    ranges.append((run.device, traits.size_rule, run.first, run.last + 1))
+        for device_id, rule, first, end in ranges:
+            for found, sums in zip((kv, recurrent), self._running(rule), strict=True):
+                found[device_id] = found.get(device_id, 0) + sums[end] - sums[first]
+        if members is not None and self._context.offload_kqv:
+            of_members = members.state_bytes(self.states, placement.leading)
+            for found, sizes in zip((kv, recurrent), of_members, strict=True):
+                found.update(zip(placement.entries, sizes, strict=True))
+        return kv, recurrent
+
+    def _running(self, rule: SizeRule) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        sums = self._sums.get(rule)
+        if sums is None:
+            kv, recurrent = zip(*(_layer_bytes(state, rule) for state in self.states), strict=True)
+            sums = (tuple(accumulate(kv, initial=0)), tuple(accumulate(recurrent, initial=0)))
+            self._sums[rule] = sums
+        return sums
+
+
+def _deciding_fields(context: ContextSettings) -> tuple[object, ...]:
+    """Return what decides about caches and graphs: neither threads nor how the file is read."""
+    return tuple(getattr(context, key) for key in _DECIDING)
+
+
+def _nothing_known(rig: Rig, reason: str | None) -> MemoryEstimate:
+    nothing = {device_id: DeviceMemory() for device_id in rig.ids}
+    return MemoryEstimate(nothing, Grade.ESTIMATED, reason, _EVERYTHING)
+
+
+def _layer_bytes(state: LayerState, rule: SizeRule) -> tuple[int, int]:
+    return (
+        sum(tensor.size_bytes(rule) for tensor in state.cache),
+        sum(tensor.size_bytes(rule) for tensor in state.recurrent),
+    )
+
+
+def estimate(model: ModelFile, layout: Layout, context: ContextSettings, rig: Rig) -> MemoryEstimate:
+    """Return what `layout` takes on every device of `rig`; for repeated questions keep a `ModelMemory`."""
+    return ModelMemory(model).estimate(layout, context, rig)

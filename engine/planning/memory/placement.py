@@ -1,0 +1,168 @@
+"""A layout as the engine sees it: which runs are entries of its device list, and which buffers follow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from engine.devices.device import CPU_ID, Device, Rig
+from engine.planning.layout.engine_parameters import (
+    TensorOverride,
+    entries,
+    further_devices,
+    leading_cpu_layers,
+    split_members,
+    tensor_overrides,
+)
+from engine.planning.layout.layout import Layout, Run
+from engine.planning.memory.backends import (
+    ALL_KERNELS,
+    PLAIN_HOST,
+    BackendTraits,
+    HostBuffer,
+    Kernels,
+    backend_traits,
+    supports_mapping,
+)
+from engine.planning.settings.context_settings import OFFLOAD_MIN_BATCH, ContextSettings
+
+_MAPPED_MODES = ("auto", "mmap", "mmap_mlock")
+
+
+@dataclass(frozen=True, slots=True)
+class HostBuffers:
+    """In what the host keeps weights that are not mapped (those of CPU entries lie in plain memory), and what it
+    computes with: memory that devices read directly, where the one that decides has such.
+
+    `kernels`: of the device that decides about weights; what it cannot compute with lies in plain memory.
+    """
+
+    weights: HostBuffer = PLAIN_HOST
+    compute: HostBuffer = PLAIN_HOST
+    kernels: Kernels = ALL_KERNELS
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """`leading`: layers of the CPU run at the front, which is no entry; `runs`: the others, each an entry.
+
+    `output_listed`: the output layer belongs to an entry (False only when everything is on the CPU).
+    `pinned_host`: CPU tensors are created in a device's host buffer; `maps_file`: the model file is memory-mapped;
+    `can_map`: no device keeps the engine from it where it decides.
+    `pipeline`: the devices compute micro batches at the same time, with copies of what they hand on. Where nobody
+    decided (`auto`) they do not, which is what the child then does.
+    `extra_buffers`: the CPU may keep weights in an order of its own.
+    `shares`: in mode tensor, what each of the `entries` takes of every layer behind the leading ones; no runs then.
+    `op_offload`: devices compute batches of `offload_batch` tokens and more with weights that lie in host memory.
+    """
+
+    n_layers: int
+    leading: int
+    runs: tuple[Run, ...]
+    output_device: str
+    output_listed: bool
+    entries: tuple[str, ...]
+    overrides: tuple[TensorOverride, ...]
+    traits: Mapping[str, BackendTraits]
+    pinned_host: bool
+    maps_file: bool
+    can_map: bool
+    locks_file: bool
+    pipeline: bool
+    shares: tuple[float, ...] = ()
+    extra_buffers: bool = True
+    host: HostBuffers = HostBuffers()
+    op_offload: bool = True
+    offload_batch: int = OFFLOAD_MIN_BATCH
+
+    @property
+    def repacks(self) -> bool:
+        """Whether weights of leading CPU layers may be repacked: only where no pinned host buffer comes before."""
+        return self.extra_buffers and not self.pinned_host
+
+
+def place(layout: Layout, rig: Rig, context: ContextSettings) -> Placement:
+    """Return how the engine would see `layout` on `rig`."""
+    devices = {device.id: device for device in rig.all_devices}
+    if layout.split_mode == "tensor":
+        return _place_members(layout, devices, context, extra_buffers=rig.host.fault("extra_buffers") is None)
+    offloaded = entries(layout)
+    leading = layout.runs[0].length if layout.runs and layout.runs[0].device == CPU_ID else 0
+    listed_ids = (*(run.device for run in offloaded), *further_devices(layout))
+    listed = [devices[device_id] for device_id in listed_ids if device_id in devices]
+    traits = {device_id: backend_traits(device) for device_id, device in devices.items()}
+    return Placement(
+        n_layers=layout.n_layers,
+        leading=leading,
+        runs=layout.runs[1:] if leading else layout.runs,
+        output_device=layout.output_device,
+        output_listed=bool(offloaded),
+        entries=listed_ids,
+        overrides=tensor_overrides(layout),
+        traits=traits,
+        pinned_host=any(traits[device.id].pinned_host for device in listed),
+        maps_file=_maps_file(context, listed),
+        can_map=_can_map(listed),
+        locks_file=context.load_mode == "mmap_mlock",
+        pipeline=context.pipeline == "on" and can_pipeline(layout, context),
+        extra_buffers=rig.host.fault("extra_buffers") is None,
+        host=_host_buffers([traits[device.id] for device in listed]),
+        op_offload=bool(context.op_offload),
+        offload_batch=context.offload_batch,
+    )
+
+
+def _host_buffers(listed: list[BackendTraits]) -> HostBuffers:
+    """Return the host's buffers: the first device of all that has pinned memory decides about weights, the first of all
+    about what the CPU computes with."""
+    first = next((traits for traits in listed if traits.pinned_host), None)
+    return HostBuffers(
+        weights=first.pinned if first else PLAIN_HOST,
+        compute=listed[0].pinned if listed else PLAIN_HOST,
+        kernels=first.size_rule.kernels if first else ALL_KERNELS,
+    )
+
+
+def can_pipeline(layout: Layout, context: ContextSettings) -> bool:
+    """Return whether the engine would run the devices of `layout` as a pipeline if nobody kept it from that."""
+    several = layout.split_mode in ("layer", "none") and len(entries(layout)) > 1
+    return several and not leading_cpu_layers(layout) and context.offload_kqv and not layout.overrides
+
+
+def _place_members(
+    layout: Layout, devices: Mapping[str, Device], context: ContextSettings, *, extra_buffers: bool
+) -> Placement:
+    members = split_members(layout)
+    listed = [devices[device_id] for device_id in members if device_id in devices]
+    traits = {device_id: backend_traits(device) for device_id, device in devices.items()}
+    # The members look like one device, which has a pinned host buffer only where all of them have the same.
+    alike = len({device.backend for device in listed}) == 1
+    first = traits.get(members[0]) if alike else None
+    return Placement(
+        n_layers=layout.n_layers,
+        leading=leading_cpu_layers(layout),
+        runs=(),
+        output_device=members[0],
+        output_listed=True,
+        entries=members,
+        overrides=tensor_overrides(layout),
+        traits=traits,
+        pinned_host=alike and all(traits[device.id].pinned_host for device in listed),
+        maps_file=_maps_file(context, listed),
+        can_map=_can_map(listed),
+        locks_file=context.load_mode == "mmap_mlock",
+        pipeline=False,
+        shares=tuple(share for _, share in layout.tensor_split if share > 0),
+        extra_buffers=extra_buffers,
+        host=_host_buffers([first] if first else []),
+        op_offload=bool(context.op_offload),
+        offload_batch=context.offload_batch,
+    )
+
+
+def _maps_file(context: ContextSettings, listed: list[Device]) -> bool:
+    return _can_map(listed) if context.load_mode == "auto" else context.load_mode in _MAPPED_MODES
+
+
+def _can_map(listed: list[Device]) -> bool:
+    return all(supports_mapping(device) for device in listed)

@@ -1,0 +1,224 @@
+"""Files that are loaded beside a model, and what they take: projectors for images and sound (mmproj), LoRA adapters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from engine.base.errors import ModelFileError
+from engine.base.language import tr
+from engine.devices.device import CPU_ID, Rig
+from engine.model.gguf.byte_source import open_source
+from engine.model.gguf.header import FileHeader, read_header
+from engine.model.gguf.model_file import ModelFile, TensorInfo
+from engine.model.gguf.quoting import clean, quote
+from engine.planning.memory.backends import HOST_RULE, SizeRule
+from engine.planning.memory.estimate import DeviceMemory, MemoryEstimate
+from engine.planning.memory.placement import Placement
+from engine.planning.memory.tensors import tensor_bytes, usable_rules
+
+_BLOCK = re.compile(r"blk\.(\d{1,6})\.")
+_OUTPUT = "output"
+_EMBEDDING = "token_embd.weight"
+_HALVES = (".lora_a", ".lora_b")
+_SKIPPED = "_norm.weight"
+"""What the engine passes over in an adapter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Projector:
+    """A file that turns images or sound into what a model reads. `device` None: chosen for the rig.
+
+    `sees` and `hears`: what its header says that it reads.
+    """
+
+    path: Path
+    tensors: tuple[TensorInfo, ...]
+    device: str | None = None
+    sees: bool = True
+    hears: bool = False
+
+    def weights_bytes(self, rule: SizeRule) -> int:
+        """Return what its weights take on a device with this rule; its activations come on top."""
+        return sum(tensor_bytes(tensor, rule) for tensor in self.tensors)
+
+    @property
+    def plain_bytes(self) -> int:
+        """What its weights are without padding."""
+        return sum(tensor.size_bytes for tensor in self.tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter that changes weights of one model by `scale`; `tensors` are those that the engine loads."""
+
+    path: Path
+    tensors: tuple[TensorInfo, ...]
+    scale: float = 1.0
+
+    def weights_bytes(self, placement: Placement) -> dict[str, int]:
+        """Return what it takes on each device: each of its matrices lies with the weight that it changes."""
+        homes = [CPU_ID] * placement.leading
+        for run in placement.runs:
+            homes += [run.device] * run.length
+        rules = usable_rules(placement.overrides)
+        found: dict[str, int] = {}
+        for tensor in self.tensors:
+            block = _BLOCK.match(tensor.name)
+            home = CPU_ID
+            if block is not None and int(block[1]) < len(homes):
+                home = homes[int(block[1])]
+            elif tensor.name.startswith(_OUTPUT):
+                home = placement.output_device
+            changed = _changed_weight(tensor.name)
+            home = next((device for finds, device in rules if finds(changed)), home)
+            traits = placement.traits.get(home)
+            found[home] = found.get(home, 0) + tensor_bytes(tensor, traits.size_rule if traits else HOST_RULE)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class SideFiles:
+    """What is loaded beside a model."""
+
+    projector: Projector | None = None
+    adapters: tuple[Adapter, ...] = ()
+
+    def __bool__(self) -> bool:
+        return self.projector is not None or bool(self.adapters)
+
+
+NO_SIDE_FILES = SideFiles()
+
+
+def read_projector(path: Path, device: str | None = None) -> Projector:
+    """Read the header of a projector.
+
+    Raises:
+        ModelFileError: when the file is none.
+    """
+    header = _read(path)
+    kind, architecture = header.metadata.get("general.type"), header.metadata.get("general.architecture")
+    if kind != "mmproj" and architecture != "clip":
+        raise ModelFileError(
+            path, tr("is {described}, not a projector; choose the model's mmproj file", described=_described(header))
+        )
+    sees = header.metadata.get("clip.has_vision_encoder") is True
+    hears = header.metadata.get("clip.has_audio_encoder") is True
+    return Projector(path, header.tensors, device, sees, hears)
+
+
+def read_adapter(path: Path, model: ModelFile, scale: float = 1.0) -> Adapter:
+    """Read the header of a LoRA adapter and check that it is one for `model`.
+
+    Raises:
+        ModelFileError: when it is not, with what does not go together.
+    """
+    header = _read(path)
+    kind, method = header.metadata.get("general.type"), header.metadata.get("adapter.type")
+    if kind != "adapter" or method != "lora":
+        raise ModelFileError(
+            path, tr("is {described}, not a LoRA adapter; choose one made for this model", described=_described(header))
+        )
+    architecture = header.metadata.get("general.architecture")
+    if architecture != model.architecture:
+        raise ModelFileError(
+            path,
+            tr(
+                "is an adapter for {architecture} models, and this one is {architecture2}",
+                architecture=quote(str(architecture)),
+                architecture2=quote(model.architecture),
+            ),
+        )
+    pairs = _pairs(path, header.tensors)
+    weights = {tensor.name: tensor for tensor in model.tensors}
+    for name, (first, second) in pairs.items():
+        weight = weights.get(name)
+        if weight is None:
+            raise ModelFileError(
+                path, tr("changes {name}, which this model does not have; it is for another one", name=quote(name))
+            )
+        if not _goes_with(weight, first, second):
+            raise ModelFileError(
+                path, tr("does not go with the shape of {name}; it is for a model of another size", name=quote(name))
+            )
+    return Adapter(path, tuple(half for pair in pairs.values() for half in pair), scale)
+
+
+def side_file_bytes(side_files: SideFiles, placement: Placement, rig: Rig, projector_device: str) -> Mapping[str, int]:
+    """Return what the files take on each device of `rig`."""
+    found: dict[str, int] = {}
+    for adapter in side_files.adapters:
+        for device_id, size_bytes in adapter.weights_bytes(placement).items():
+            found[device_id] = found.get(device_id, 0) + size_bytes
+    if side_files.projector is not None:
+        traits = placement.traits.get(projector_device)
+        size_bytes = side_files.projector.weights_bytes(traits.size_rule if traits else HOST_RULE)
+        found[projector_device] = found.get(projector_device, 0) + size_bytes
+    return {device_id: found[device_id] for device_id in rig.ids if device_id in found}
+
+
+def with_side_files(estimate: MemoryEstimate, sizes: Mapping[str, int], placement: Placement) -> MemoryEstimate:
+    """Return `estimate` with these bytes of weights more; a device that held nothing has its fixed cost now."""
+    devices = dict(estimate.devices)
+    for device_id, size_bytes in sizes.items():
+        memory = devices.get(device_id, DeviceMemory())
+        overhead_bytes = memory.overhead_bytes or placement.traits[device_id].overhead_bytes
+        devices[device_id] = replace(
+            memory, weights_bytes=memory.weights_bytes + size_bytes, overhead_bytes=overhead_bytes
+        )
+    return replace(estimate, devices=devices)
+
+
+def _read(path: Path) -> FileHeader:
+    with open_source(path) as source:
+        return read_header(source)
+
+
+def _described(header: FileHeader) -> str:
+    kind, architecture = header.metadata.get("general.type"), header.metadata.get("general.architecture")
+    if kind == "mmproj" or architecture == "clip":
+        return tr("a projector")
+    if kind == "adapter":
+        method = header.metadata.get("adapter.type")
+        return tr("an adapter of type {method}", method=quote(str(method)))
+    return tr("a model ({clean})", clean=clean(str(architecture)))
+
+
+def _changed_weight(name: str) -> str:
+    return name.removesuffix(_HALVES[0]).removesuffix(_HALVES[1])
+
+
+def _pairs(path: Path, tensors: tuple[TensorInfo, ...]) -> dict[str, tuple[TensorInfo, TensorInfo]]:
+    """Return the two halves of each change, by the weight that is changed."""
+    halves: dict[str, dict[str, TensorInfo]] = {}
+    for tensor in tensors:
+        half = next((each for each in _HALVES if tensor.name.endswith(each)), None)
+        if half is not None:
+            halves.setdefault(tensor.name.removesuffix(half), {})[half] = tensor
+        elif not tensor.name.endswith(_SKIPPED):
+            raise ModelFileError(
+                path, tr("has the tensor {name}, which no LoRA adapter has; it is damaged", name=quote(tensor.name))
+            )
+    if not halves:
+        raise ModelFileError(path, tr("changes no weights; it is empty or damaged"))
+    for name, found in halves.items():
+        if len(found) != len(_HALVES):
+            raise ModelFileError(
+                path, tr("has one half only of the change to {name}; it is incomplete", name=quote(name))
+            )
+    return {name: (found[_HALVES[0]], found[_HALVES[1]]) for name, found in halves.items()}
+
+
+def _goes_with(weight: TensorInfo, first: TensorInfo, second: TensorInfo) -> bool:
+    """Return whether the halves make a matrix of the weight's shape, as the engine checks it."""
+
+    def extent(tensor: TensorInfo, dimension: int) -> int:
+        return tensor.shape[dimension] if dimension < len(tensor.shape) else 1
+
+    columns, rows = extent(weight, 0), extent(weight, 1)
+    if weight.name == _EMBEDDING:
+        return (extent(second, 1), extent(first, 1)) == (columns, rows)
+    return (extent(first, 0), extent(second, 1)) == (columns, rows) and extent(first, 1) == extent(second, 0)

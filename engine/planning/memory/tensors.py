@@ -1,0 +1,161 @@
+"""Tensors of a model: what each takes in a buffer, which part of the model it belongs to, and where overrides take it.
+
+Mirrors `ggml_backend_buft_get_alloc_size`, the table of tensors in llama-arch.cpp, and `tensor_buft_overrides`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from engine.model.architectures.record import Architecture
+from engine.model.gguf.model_file import ModelFile, TensorInfo
+from engine.model.gguf.tensor_table import TYPES_BY_NAME
+from engine.planning.layout.engine_parameters import TensorOverride
+from engine.planning.layout.patterns import pattern_finder
+from engine.planning.memory.backends import ROW_PADDING, SizeRule
+from engine.planning.memory.kv_cache import pad
+
+REPACKED_TYPES = frozenset({"Q4_0", "Q4_K", "IQ4_NL", "MXFP4"})
+"""Types that the CPU backend copies into its own order on x86-64 with AVX2 (`ggml_repack_get_optimal_repack_type`)."""
+
+_EXPERTS = "exps."
+_NO_SPAN = (1 << 62, 0)
+
+
+def tensor_bytes(tensor: TensorInfo, rule: SizeRule) -> int:
+    """Return what `tensor` takes in a buffer with this rule."""
+    return padded_bytes(tensor.type_name, tensor.shape, tensor.size_bytes, rule)
+
+
+def row_padding_bytes(type_name: str, n_elements: int) -> int:
+    """Return what backends that pad rows add to a tensor of this type with rows of `n_elements`."""
+    _, block_elements, block_bytes = TYPES_BY_NAME[type_name]
+    rest = n_elements % ROW_PADDING
+    return (ROW_PADDING - rest) // block_elements * block_bytes if rest and block_elements > 1 else 0
+
+
+def padded_bytes(type_name: str, shape: tuple[int, ...], size_bytes: int, rule: SizeRule) -> int:
+    """Return what a tensor (or a slice of one) of this type, shape and size takes in a buffer with this rule."""
+    if rule.pads_rows and shape:
+        # Even a slice without rows.
+        size_bytes += row_padding_bytes(type_name, shape[0])
+    return pad(size_bytes, rule.alignment_bytes)
+
+
+def is_repacked(tensor: TensorInfo) -> bool:
+    """Return whether the CPU backend would keep a repacked copy of this matrix for multiplying."""
+    if tensor.type_name not in REPACKED_TYPES or len(tensor.shape) < 2 or tensor.shape[1] % 8:
+        return False
+    # Matrices, and experts in one tensor; other stacks of matrices (as compressed attention has) are not.
+    depth = 1
+    for extent in tensor.shape[2:]:
+        depth *= extent
+    return depth == 1 or (len(tensor.shape) == 3 and _EXPERTS in tensor.name)
+
+
+def file_spans(tensors: Iterable[TensorInfo], n_files: int) -> list[tuple[int, int]]:
+    """Return for each file the offsets of the first and behind the last of these tensors."""
+    spans = [_NO_SPAN] * n_files
+    for tensor in tensors:
+        if tensor.file_index < n_files:
+            start, end = spans[tensor.file_index]
+            spans[tensor.file_index] = (min(start, tensor.offset), max(end, tensor.offset + tensor.size_bytes))
+    return spans
+
+
+TOKEN_EMBEDDING = "token_embd.weight"
+OUTPUT = "output.weight"
+
+# Tensors outside of blocks: input tensors stay on the CPU, RoPE factor tensors are allocated once per buffer type that
+# holds a layer which needs them, some go to the first layer, all else belongs to the output.
+_INPUT = ("token_embd", "position_embd", "token_types", "per_layer_token_embd")
+_ROPE = ("rope_freqs", "rope_factors_long", "rope_factors_short")
+_FIRST_LAYER = ("token_embd_norm", "per_layer_model_proj", "per_layer_proj_norm", "hrm", "conv1d")
+_NUMBERED = re.compile(r"(?:(?:enc|dec)\.blk|convnext|posnet)\.(\d{1,3})\.")
+"""Layers of encoders, decoders and sound models, which the engine places like blocks of the same number."""
+_UNUSED = re.compile(r"masked_embd_|dec\.blk\.\d+\.cross_attn_rel_b")
+
+_LAZY = "per_layer_token_embd.weight"
+_LAZY_BYTES = 1 << 32
+"""Embeddings per layer that are larger stay in the file (`lazy_read::add`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorClasses:
+    """Tensors by what decides their place. `lazy`: the input that the engine would rather leave in the file."""
+
+    blocks: list[tuple[TensorInfo, ...]]
+    inputs: list[TensorInfo]
+    ropes: list[TensorInfo]
+    outputs: list[TensorInfo]
+    lazy: TensorInfo | None
+
+
+def classify(model: ModelFile, architecture: Architecture | None) -> TensorClasses:
+    """Return the tensors of `model` by class; those that the engine never loads are in none."""
+    blocks = [block.tensors for block in model.blocks]
+    inputs: list[TensorInfo] = []
+    ropes: list[TensorInfo] = []
+    outputs: list[TensorInfo] = []
+    for tensor in model.global_tensors:
+        stem = tensor.name.split(".", 1)[0]
+        numbered = _NUMBERED.match(tensor.name)
+        layer = int(numbered[1]) if numbered else 0
+        if _UNUSED.match(tensor.name):
+            continue
+        if stem in _ROPE:
+            ropes.append(tensor)
+        elif stem in _INPUT:
+            inputs.append(tensor)
+        elif (numbered or _is_of_first_layer(architecture, stem)) and layer < len(blocks):
+            blocks[layer] = (tensor, *blocks[layer])
+        else:
+            outputs.append(tensor)
+    lazy = None
+    if architecture is not None and architecture.reads_lazily:
+        lazy = next((each for each in inputs if each.name == _LAZY and each.size_bytes > _LAZY_BYTES), None)
+    return TensorClasses(blocks, inputs, ropes, outputs, lazy)
+
+
+def _is_of_first_layer(architecture: Architecture | None, stem: str) -> bool:
+    is_norm = architecture is not None and architecture.output_norm_in_embedding and stem == _FIRST_LAYER[0]
+    return stem in _FIRST_LAYER and not is_norm
+
+
+def layers_with_rope_factors(model: ModelFile, architecture: Architecture | None) -> tuple[bool, ...]:
+    """Return which layers need the rope factors: all, or those that the file does not list as sliding."""
+    sliding = model.hyper_parameter("attention.sliding_window_pattern")
+    if architecture is None or not architecture.rope_factors_full_only or not isinstance(sliding, tuple):
+        return (True,) * model.n_layers
+    return tuple(index >= len(sliding) or not sliding[index] for index in range(model.n_layers))
+
+
+_MOST_PATTERNS = 4096
+
+
+class OverrideHomes:
+    """Answers for one model. Kept by pattern: the names that it finds, for layouts share most of their patterns."""
+
+    def __init__(self, model: ModelFile) -> None:
+        self._names = tuple(tensor.name for tensor in model.tensors)
+        self._found: dict[str, tuple[str, ...]] = {}
+
+    def devices(self, overrides: tuple[TensorOverride, ...]) -> dict[str, str]:
+        """Return the device of each weight that overrides take somewhere: the first rule that finds it decides."""
+        homes: dict[str, str] = {}
+        for override in reversed(overrides):
+            names = self._found.get(override.pattern)
+            if names is None:
+                if len(self._found) >= _MOST_PATTERNS:
+                    self._found.clear()
+                finds = pattern_finder(override.pattern)
+                names = self._found[override.pattern] = tuple(name for name in self._names if finds(name))
+            homes.update(dict.fromkeys(names, override.device))
+        return homes
+
+
+def usable_rules(overrides: tuple[TensorOverride, ...]) -> list[tuple[Callable[[str], bool], str]]:
+    """Return what tells whether each override finds a name, with its device; a broken pattern finds none."""
+    return [(pattern_finder(override.pattern), override.device) for override in overrides]

@@ -1,0 +1,259 @@
+"""Bytes of weights on each device, to the byte as the engine's buffers add up (`llama_model_loader::load_all_data`).
+
+What a layer comes to on a device is counted once, by which of its weights overrides move; layers of a run are added up
+once as well. A drag changes two runs, and the others are known.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from engine.devices.device import CPU_ID
+from engine.model.architectures.record import Architecture
+from engine.model.gguf.model_file import ModelFile, TensorInfo
+from engine.planning.layout.engine_parameters import TensorOverride
+from engine.planning.memory.backends import HOST_RULE, Kernels, SizeRule, find_unsupported, is_too_large
+from engine.planning.memory.placement import Placement
+from engine.planning.memory.tensor_split import MemberTables
+from engine.planning.memory.tensors import (
+    OUTPUT,
+    TOKEN_EMBEDDING,
+    OverrideHomes,
+    classify,
+    file_spans,
+    is_repacked,
+    layers_with_rope_factors,
+    tensor_bytes,
+)
+
+_REPACKABLE = "CPU, may be repacked"
+"""Home of tensors that go through the engine's list of CPU buffers; those of a CPU entry do not."""
+_SPLIT = "all members of a tensor split"
+_MOST_RANGES = 4096
+_MOST_LAYERS = 16384
+
+
+@dataclass(frozen=True, slots=True)
+class HostWeights:
+    """CPU weights: `committed_bytes` of memory of our own, `mapped_bytes` of the file in the page cache."""
+
+    committed_bytes: int
+    mapped_bytes: int
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Bytes of some tensors.
+
+    `on_device`: on each device that is not the CPU.
+    `repacked_bytes`: on the host, in the CPU's own order.
+    `plain_bytes`: on the host as they are, in plain memory.
+    `pinned_bytes`: the same, in memory that a device reads directly.
+    `spans`: for each file, the first byte and the end of the tensors that are on the host as they are.
+    `made`: names of tensors with the buffers that have them by now.
+    """
+
+    spans: list[tuple[int, int]]
+    on_device: Counter[str] = field(default_factory=Counter)
+    repacked_bytes: int = 0
+    plain_bytes: int = 0
+    pinned_bytes: int = 0
+    made: set[tuple[str, str]] = field(default_factory=set)
+
+    def add_plain(self, tensor: TensorInfo, pinned: SizeRule | None) -> None:
+        """Count a tensor that stays on the host as it is, in memory with the rule `pinned` if that is given."""
+        if pinned is None:
+            self.plain_bytes += tensor_bytes(tensor, HOST_RULE)
+        else:
+            self.pinned_bytes += tensor_bytes(tensor, pinned)
+        self._join(file_spans((tensor,), len(self.spans)))
+
+    def add(self, other: _Tally) -> None:
+        """Count the tensors of another tally."""
+        for device, size_bytes in other.on_device.items():
+            self.on_device[device] += size_bytes
+        self.repacked_bytes += other.repacked_bytes
+        self.plain_bytes += other.plain_bytes
+        self.pinned_bytes += other.pinned_bytes
+        if other.plain_bytes or other.pinned_bytes:
+            self._join(other.spans)
+
+    def _join(self, spans: list[tuple[int, int]]) -> None:
+        self.spans = [(min(a, c), max(b, d)) for (a, b), (c, d) in zip(self.spans, spans, strict=True)]
+
+
+class WeightTables:
+    """The weights of one model in any placement. Make one per model and keep it: it remembers layers and runs."""
+
+    def __init__(
+        self, model: ModelFile, architecture: Architecture | None, n_skipped_blocks: int, homes: OverrideHomes
+    ) -> None:
+        self._model = model
+        self._architecture = architecture
+        self._homes = homes
+        found = classify(model, architecture)
+        self._blocks = found.blocks
+        for index in range(len(self._blocks) - n_skipped_blocks, len(self._blocks)):
+            self._blocks[index] = ()
+        self._inputs, self._ropes, self._lazy = found.inputs, found.ropes, found.lazy
+        self._with_rope_factors = layers_with_rope_factors(model, architecture)
+        self._embedding = next((tensor for tensor in found.inputs if tensor.name == TOKEN_EMBEDDING), None)
+        has_output = any(tensor.name == OUTPUT for tensor in found.outputs)
+        ties = architecture is None or architecture.ties_output
+        self._tied = self._embedding if ties and not has_output else None
+        # The output layer; a tied embedding is the last of it.
+        self._outputs = (*found.outputs, *([] if self._tied is None else [self._tied]))
+        self._tied_first = architecture is not None and architecture.output_first
+        self._no_spans = file_spans((), max(1, len(model.paths)))
+        self._unsupported: dict[Kernels, frozenset[str]] = {}
+        self._circumstances: object = None
+        self._repacked_names: frozenset[str] = frozenset()
+        self._overrides: tuple[TensorOverride, ...] = ()
+        self._moved: dict[str, str] = {}
+        self._layers: dict[tuple[object, ...], _Tally] = {}
+        self._ranges: dict[tuple[str, int, int], _Tally] = {}
+
+    @property
+    def token_embedding_bytes(self) -> int:
+        """Return the size of the token embedding, which stays on the CPU."""
+        return 0 if self._embedding is None else self._embedding.size_bytes
+
+    def output_bytes(self, rule: SizeRule) -> int:
+        """Return the bytes of the output layer on a device: norm, matrix, or a copy of the tied embedding."""
+        names = self._unsupported_by(rule.kernels)
+        return sum(tensor_bytes(tensor, rule) for tensor in self._outputs if tensor.name not in names)
+
+    def split(self, placement: Placement, members: MemberTables | None = None) -> tuple[dict[str, int], HostWeights]:
+        """Return the weights on each device that is not the CPU, and the host's; `members` cut them in mode tensor."""
+        self._forget_others(placement, members)
+        total = _Tally(self._no_spans)
+        for home, first, end in _ranges(placement, len(self._blocks)):
+            found = self._ranges.get((home, first, end))
+            if found is None:
+                if len(self._ranges) >= _MOST_RANGES:
+                    self._ranges.clear()
+                found = self._ranges[home, first, end] = _Tally(self._no_spans)
+                for index in range(first, end):
+                    found.add(self._layer(index, home, placement, members))
+            total.add(found)
+        for tensor, home, is_input in self._outside_of_layers(placement):
+            self._add(total, placement, members, tensor, home, is_input=is_input)
+        lazy_bytes = self._lazy.size_bytes if self._lazy is not None and placement.can_map else 0
+        if not placement.maps_file:
+            host_bytes = total.plain_bytes + placement.host.weights.of(total.pinned_bytes) + total.repacked_bytes
+            return total.on_device, HostWeights(host_bytes, lazy_bytes)
+        mapped_bytes = sum(max(0, end - start) for start, end in total.spans)
+        if placement.locks_file:
+            return total.on_device, HostWeights(total.repacked_bytes + mapped_bytes, lazy_bytes)
+        return total.on_device, HostWeights(total.repacked_bytes, mapped_bytes + lazy_bytes)
+
+    def _forget_others(self, placement: Placement, members: MemberTables | None) -> None:
+        """Forget what does not hold for the devices and overrides of `placement`."""
+        circumstances = (
+            tuple(placement.traits.items()), placement.entries[:1], placement.repacks, placement.can_map,
+            placement.maps_file, placement.pinned_host, placement.extra_buffers, placement.host, members,
+        )  # fmt: skip
+        if circumstances != self._circumstances or len(self._layers) >= _MOST_LAYERS:
+            self._layers.clear()
+            self._ranges.clear()
+            self._circumstances = circumstances
+            self._repacked_names = frozenset()
+            if placement.extra_buffers and placement.pinned_host:
+                # The device whose pinned memory comes before leaves them, too, so that the CPU may repack them.
+                self._repacked_names = self._unsupported_by(placement.host.kernels)
+        if placement.overrides != self._overrides:
+            self._ranges.clear()
+            self._overrides, self._moved = placement.overrides, self._homes.devices(placement.overrides)
+
+    def _unsupported_by(self, kernels: Kernels) -> frozenset[str]:
+        """Return the names of the weights that a device with these kernels leaves to the host."""
+        found = self._unsupported.get(kernels)
+        if found is None:
+            found = self._unsupported[kernels] = find_unsupported(self._model, self._architecture, kernels)
+        return found
+
+    def _layer(self, index: int, home: str, placement: Placement, members: MemberTables | None) -> _Tally:
+        """Return the tally of a layer on `home`; overrides may move some of its weights elsewhere."""
+        moved, tensors = self._moved, self._blocks[index]
+        key = (index, home, *[moved.get(tensor.name) for tensor in tensors]) if moved else (index, home)
+        found = self._layers.get(key)
+        if found is None:
+            found = self._layers[key] = _Tally(self._no_spans)
+            names = self._left_to_host(placement, home)
+            for tensor in tensors:
+                self._add(found, placement, members, tensor, _REPACKABLE if tensor.name in names else home)
+        return found
+
+    def _left_to_host(self, placement: Placement, home: str) -> frozenset[str]:
+        """Return the names of the weights that the device of `home` has no kernel for."""
+        traits = placement.traits.get(placement.entries[0] if home == _SPLIT else home)
+        return self._unsupported_by(traits.size_rule.kernels) if traits else frozenset()
+
+    def _outside_of_layers(self, placement: Placement) -> Iterator[tuple[TensorInfo, str, bool]]:
+        """Yield the tensors outside of the layers with their homes, and whether each is an input."""
+        for tensor in self._inputs:
+            yield tensor, _REPACKABLE, True
+        ranges = _ranges(placement, len(self._with_rope_factors))
+        homes = dict.fromkeys(home for home, first, end in ranges if any(self._with_rope_factors[first:end]))
+        for tensor in self._ropes:
+            for home in homes:
+                yield tensor, home, False
+        output = placement.output_device
+        home = _REPACKABLE if output == CPU_ID and not placement.output_listed else output
+        home = _SPLIT if placement.shares else home
+        names = self._left_to_host(placement, home)
+        for tensor in self._outputs:
+            yield tensor, _REPACKABLE if tensor.name in names else home, False
+
+    def _add(
+        self,
+        tally: _Tally,
+        placement: Placement,
+        members: MemberTables | None,
+        tensor: TensorInfo,
+        natural: str,
+        *,
+        is_input: bool = False,
+    ) -> None:
+        """Count a tensor whose home is `natural` unless an override moves it."""
+        if tensor is self._lazy and placement.can_map:
+            return
+        home = self._moved.get(tensor.name, natural)
+        on_host = home in (CPU_ID, _REPACKABLE)
+        repacks = is_pinned = False
+        if on_host and (home != natural or natural == _REPACKABLE):
+            # `select_weight_buft`: pinned memory comes first, then the CPU's own order, plain memory last.
+            may_repack = placement.repacks or tensor.name in self._repacked_names
+            repacks = may_repack and not is_input and is_repacked(tensor)
+            kernels = placement.host.kernels
+            left = is_too_large(tensor, kernels) if is_input else tensor.name in self._unsupported_by(kernels)
+            is_pinned = not left
+        # A tensor is made once in each kind of buffer: the tied output and rope factors are asked for more often.
+        buffer = home
+        if on_host:
+            in_pinned = is_pinned and placement.pinned_host and not placement.maps_file
+            buffer = "repacked" if repacks else "pinned" if in_pinned else CPU_ID
+        key = (tensor.name, buffer)
+        if key in tally.made and not (self._tied_first and tensor is self._tied and not is_input):
+            return
+        tally.made.add(key)
+        if repacks:
+            tally.repacked_bytes += tensor_bytes(tensor, HOST_RULE)
+        elif on_host:
+            tally.add_plain(tensor, SizeRule(placement.host.weights.alignment_bytes) if is_pinned else None)
+        elif home == _SPLIT and members is not None:
+            for member, size_bytes in zip(placement.entries, members.slices(tensor), strict=True):
+                tally.on_device[member] += size_bytes
+        elif home in placement.traits:
+            tally.on_device[home] += tensor_bytes(tensor, placement.traits[home].size_rule)
+
+
+def _ranges(placement: Placement, n_layers: int) -> Sequence[tuple[str, int, int]]:
+    """Return the runs of layers: home, first layer, and the one after the last."""
+    found = [(_REPACKABLE, 0, placement.leading)]
+    found += [(run.device, run.first, run.last + 1) for run in placement.runs]
+    if placement.shares:
+        found.append((_SPLIT, placement.leading, placement.n_layers))
+    return [(home, first, min(end, n_layers)) for home, first, end in found if first < min(end, n_layers)]

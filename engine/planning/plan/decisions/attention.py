@@ -1,0 +1,117 @@
+"""Flash attention and the types of the KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from engine.base.language import tr
+from engine.devices.device import CPU_ID, Rig
+from engine.model.gguf.model_file import ModelFile
+from engine.model.gguf.tensor_table import TYPES_BY_NAME
+from engine.planning.layout.cache_rules import (
+    KV_BLOCK_ELEMENTS,
+    block_remedy,
+    cache_violations,
+    without_flash_attention,
+)
+from engine.planning.layout.layout import Layout, Violation
+from engine.planning.layout.rules import flash_fault
+from engine.planning.memory.model_memory import ModelMemory
+from engine.planning.plan.decisions.decision import Decision
+from engine.planning.settings.context_settings import KV_TYPES, ContextSettings, FlashAttention, KvType
+
+_USUAL_TYPE: KvType = "f16"
+_CACHE_RULES = ("flash_attention", "cache_block_size", "cache_types_differ")
+
+
+def usable_flash_attention(rig: Rig, layout: Layout, asked: ContextSettings) -> FlashAttention:
+    """Return what is asked for, but off where that is open and it is broken on a device of the layout."""
+    needed = layout.split_mode == "tensor" or KV_BLOCK_ELEMENTS[asked.type_v] > 1
+    if asked.flash_attn != "auto" or needed or flash_fault(layout, rig, asked) is None:
+        return asked.flash_attn
+    return "off"
+
+
+def decide_flash_attention(
+    memory: ModelMemory, rig: Rig, layout: Layout, used: ContextSettings, asked: FlashAttention
+) -> Decision:
+    """Return what the engine will do; what it is told stays "auto", so that it can look at the devices itself."""
+    model = memory.model
+    if used.flash_attn == "off" and asked == "auto":
+        found = flash_fault(layout, rig, used)
+        reason = "" if found is None else tr("It is broken on {id}: {reason}", id=found[0].id, reason=found[1].reason)
+        return Decision("flash_attn", "off", reason)
+    if used.flash_attn == "off":
+        return Decision("flash_attn", "off", tr("Chosen."), True)
+    if without_flash_attention(model, used):
+        return Decision(
+            "flash_attn",
+            "off",
+            tr("The engine does not have it for {architecture} models.", architecture=model.architecture),
+        )
+    if used.flash_attn == "on":
+        return Decision("flash_attn", "on", tr("Chosen: devices that cannot do it leave it to the CPU."), True)
+    if layout.split_mode == "tensor":
+        return Decision("flash_attn", "on", tr("Split mode tensor needs it."))
+    if KV_BLOCK_ELEMENTS[used.type_v] > 1:
+        return Decision("flash_attn", "on", tr("Needed by the {type_v} V cache.", type_v=used.type_v))
+    can_be_told = layout.n_layers == model.n_layers and layout.split_mode != "row"
+    uses = memory.uses_flash_attention(layout, used, rig) if can_be_told else None
+    if uses is None:
+        return Decision("flash_attn", "auto", tr("The engine asks the devices when it loads."))
+    if uses:
+        return Decision("flash_attn", "on", tr("Every device of the layout can do it; it saves memory and time."))
+    where = ", ".join(device for device in layout.devices if device != CPU_ID) or CPU_ID
+    return Decision(
+        "flash_attn", "off", tr("Not all of it can be done where the layers are ({where}) for this model.", where=where)
+    )
+
+
+def decide_cache_types(model: ModelFile, used: ContextSettings) -> Iterator[Decision]:
+    """Yield the types of both caches, with why one cannot be where it cannot."""
+    for setting, cache_type, letter in (("type_k", used.type_k, "K"), ("type_v", used.type_v, "V")):
+        refused = _refusal(model, used, letter)
+        chosen = cache_type != _USUAL_TYPE
+        usual = (
+            tr("Chosen: {compared}.", compared=_compared(cache_type))
+            if chosen
+            else tr("Full quality; q8_0 takes about half the memory.")
+        )
+        yield Decision(setting, cache_type, refused or usual, chosen)
+
+
+def refused_cache_types(model: ModelFile, used: ContextSettings) -> Mapping[str, Mapping[KvType, str]]:
+    """Return by setting (`type_k`, `type_v`) the types that the engine would refuse with the others as they are."""
+    found: dict[str, dict[KvType, str]] = {"type_k": {}, "type_v": {}}
+    for setting, letter in (("type_k", "K"), ("type_v", "V")):
+        for cache_type in KV_TYPES:
+            tried = msgspec.structs.replace(used, **{setting: cache_type})
+            refused = _refusal(model, tried, letter)
+            if refused is not None:
+                found[setting][cache_type] = refused
+    return found
+
+
+def _refusal(model: ModelFile, context: ContextSettings, letter: str) -> str | None:
+    """Return why the engine refuses the type of the K or the V cache, None if it takes it."""
+    broken = (each for each in cache_violations(model, context) if each.rule in _CACHE_RULES)
+    return next((each.message for each in broken if _is_about(each, letter)), None)
+
+
+def _is_about(violation: Violation, letter: str) -> bool:
+    """Tell whether a violation is about the K or the V cache; one about both is about each."""
+    if violation.rule == "flash_attention":
+        return letter == "V"
+    return violation.rule == "cache_types_differ" or violation.remedy == block_remedy(letter)
+
+
+def _compared(cache_type: KvType) -> str:
+    kind, usual = TYPES_BY_NAME[cache_type], TYPES_BY_NAME[_USUAL_TYPE]
+    share = kind.block_bytes / kind.block_elements / usual.block_bytes
+    if share == 1:
+        return tr("as much memory as {usual_type}", usual_type=_USUAL_TYPE)
+    if share > 1:
+        return tr("{share:.0%} more memory than {usual_type}", share=share - 1, usual_type=_USUAL_TYPE)
+    return tr("{share:.0%} less memory than {usual_type}", share=1 - share, usual_type=_USUAL_TYPE)

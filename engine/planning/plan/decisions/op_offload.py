@@ -1,0 +1,91 @@
+"""Whether devices compute large batches with weights that lie in host memory (op_offload), and from which size on.
+
+A device copies such weights for every micro batch: worth it for prompts, never for single tokens, which stay below the
+threshold. It costs room for the largest of them in the compute buffer of the first device that can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from engine.base.language import tr
+from engine.devices.device import CPU_ID, Rig
+from engine.planning.layout.engine_parameters import entries, leading_cpu_layers, used_devices
+from engine.planning.layout.layout import Layout
+from engine.planning.memory.backends import backend_traits
+from engine.planning.plan.decisions.decision import Decision
+from engine.planning.settings.context_settings import OFFLOAD_MIN_BATCH, ContextSettings, OpOffload
+
+
+def borrowing_device(rig: Rig, layout: Layout) -> str | None:
+    """Return the device that would compute with weights in host memory; None where none can or there are none."""
+    if not _weights_on_host(layout):
+        return None
+    ids = used_devices(layout)
+    able = (device.id for device in rig.devices if device.id in ids and backend_traits(device).op_offload)
+    return next(able, None)
+
+
+def offload_choices(rig: Rig, layout: Layout, asked: ContextSettings) -> tuple[bool, ...]:
+    """Return what to try, the wanted one first; the next is for where a device has no room for the one before."""
+    if asked.op_offload != "auto":
+        return (asked.op_offload,)
+    matters = borrowing_device(rig, layout) is not None and asked.n_ubatch >= asked.offload_batch
+    return (True, False) if matters else (True,)
+
+
+def decide_op_offload(rig: Rig, layout: Layout, asked: OpOffload, used: ContextSettings) -> Iterator[Decision]:
+    """Yield whether it is on, and its threshold."""
+    value = bool(used.op_offload)
+    yield Decision("op_offload", value, _reason(rig, layout, asked, used), asked is False)
+    chosen = used.op_offload_min_batch is not None
+    reason = (
+        tr("Chosen; the engine's own is {offload_min_batch} tokens.", offload_min_batch=OFFLOAD_MIN_BATCH)
+        if chosen
+        else tr("The engine's own threshold.")
+    )
+    yield Decision("op_offload_min_batch", used.offload_batch, reason, chosen)
+
+
+def _reason(rig: Rig, layout: Layout, asked: OpOffload, used: ContextSettings) -> str:
+    device, tokens = borrowing_device(rig, layout), used.offload_batch
+    if asked is False:
+        return tr("Chosen: the CPU computes prompts with its own layers.")
+    if not used.op_offload:
+        return tr(
+            "{device} has no room for copies of the CPU's weights; it would speed up long prompts.", device=device
+        )
+    if device is None:
+        return tr("Nothing to gain: {why_nothing}.", why_nothing=_why_nothing(layout))
+    if used.n_ubatch < tokens:
+        return tr(
+            "Without effect: micro batches of {n_ubatch} tokens stay below the threshold of {tokens}.",
+            n_ubatch=used.n_ubatch,
+            tokens=tokens,
+        )
+    return tr(
+        "{device} computes prompts of {tokens} tokens and more with the CPU's weights; answers stay on the CPU.",
+        device=device,
+        tokens=tokens,
+    )
+
+
+def _why_nothing(layout: Layout) -> str:
+    if not _weights_on_host(layout):
+        behind = any(run.device == CPU_ID for run in entries(layout))
+        return (
+            tr("CPU layers behind other devices are not lent")
+            if behind
+            else tr("no layer's weights are in host memory")
+        )
+    return tr("no device here computes with weights in host memory")
+
+
+def _weights_on_host(layout: Layout) -> bool:
+    """Return whether weights of layers are where devices can borrow them: in the CPU run at the front, or overridden.
+
+    A CPU entry elsewhere takes even those of the front: they then belong to a backend that is not the last one.
+    """
+    if any(run.device == CPU_ID for run in entries(layout)):
+        return False
+    return leading_cpu_layers(layout) > 0 or any(override.device == CPU_ID for override in layout.overrides)

@@ -1,0 +1,151 @@
+"""From what was asked for to what is used: every setting decided, with the forecast that the decisions rest on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from engine.devices.device import CPU_ID, Rig
+from engine.planning.layout.layout import Layout
+from engine.planning.memory.estimate import MemoryEstimate
+from engine.planning.memory.model_memory import ModelMemory
+from engine.planning.memory.placement import place
+from engine.planning.memory.side_files import NO_SIDE_FILES, SideFiles, side_file_bytes, with_side_files
+from engine.planning.plan.decisions.attention import decide_cache_types, decide_flash_attention, usable_flash_attention
+from engine.planning.plan.decisions.context_length import context_lengths, decide_context
+from engine.planning.plan.decisions.decision import Decision
+from engine.planning.plan.decisions.load_mode import ModeChoice, decide_load_mode, load_modes
+from engine.planning.plan.decisions.op_offload import decide_op_offload, offload_choices
+from engine.planning.plan.decisions.pipeline import decide_pipeline, pipeline_choices
+from engine.planning.plan.decisions.side_files import decide_side_files, projector_device
+from engine.planning.plan.decisions.threads import HostFacts, decide_threads, own_host, thread_counts
+from engine.planning.plan.report import device_needs, shortfalls, usable_bytes
+from engine.planning.settings.context_settings import ContextSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """`context` is what a load uses: nothing is left open but what the engine decides by itself (flash attention).
+
+    `estimate` is the forecast for it, side files included, `model_estimate` that of the model alone; `projector_device`
+    is the CPU without a projector.
+    """
+
+    context: ContextSettings
+    decisions: tuple[Decision, ...]
+    estimate: MemoryEstimate
+    model_estimate: MemoryEstimate
+    projector_device: str = CPU_ID
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """Settings with their forecast; `short`: the devices that would lack memory."""
+
+    context: ContextSettings
+    mode: ModeChoice
+    estimate: MemoryEstimate
+    model_estimate: MemoryEstimate
+    projector_device: str
+    short: frozenset[str]
+
+
+def resolve(
+    memory: ModelMemory,
+    rig: Rig,
+    layout: Layout,
+    asked: ContextSettings,
+    side_files: SideFiles = NO_SIDE_FILES,
+    host: HostFacts | None = None,
+) -> Resolved:
+    """Return what is used where `asked` is asked for; `host` None is this machine.
+
+    What was chosen is never changed. Where something is left open, the first choice that the forecast has room for is
+    taken, and the last one where it has room for none.
+    """
+    facts = host or own_host()
+    tried = _first_fitting(_Trials(memory, rig, layout, asked, side_files, facts))
+    used = tried.context
+    decisions = (
+        *decide_context(memory.model, rig, asked, used, fits=not tried.short),
+        *decide_cache_types(memory.model, used),
+        decide_flash_attention(memory, rig, layout, used, asked.flash_attn),
+        decide_load_mode(asked.load_mode, tried.mode),
+        *decide_threads(asked, facts),
+        *decide_op_offload(rig, layout, asked.op_offload, used),
+        decide_pipeline(layout, asked, used, tried.estimate),
+        *decide_side_files(side_files, rig, tried.projector_device),
+    )
+    return Resolved(used, decisions, tried.estimate, tried.model_estimate, tried.projector_device)
+
+
+def estimate_beside(
+    memory: ModelMemory,
+    rig: Rig,
+    layout: Layout,
+    context: ContextSettings,
+    side_files: SideFiles,
+    alone: MemoryEstimate,
+) -> tuple[MemoryEstimate, str]:
+    """Return the forecast with what is loaded beside the model, `alone` being that of the model, and the projector's
+    device."""
+    if not side_files or layout.n_layers != memory.model.n_layers:
+        return alone, CPU_ID
+    device_id = projector_device(side_files.projector, rig, device_needs(alone, rig))
+    placement = place(layout, rig, context)
+    return with_side_files(alone, side_file_bytes(side_files, placement, rig, device_id), placement), device_id
+
+
+def _first_fitting(trials: _Trials) -> _Tried:
+    tried = None
+    for tried in trials.each():
+        if not tried.short:
+            break
+    assert tried is not None  # There is at least one length and one mode.
+    return tried
+
+
+@dataclass(frozen=True, slots=True)
+class _Trials:
+    """The settings that may be used, from the most wanted to the last resort."""
+
+    memory: ModelMemory
+    rig: Rig
+    layout: Layout
+    asked: ContextSettings
+    side_files: SideFiles
+    host: HostFacts
+
+    def each(self) -> Iterator[_Tried]:
+        """Yield settings with their forecasts; a choice that what is short has nothing to do with is left out."""
+        model = self.memory.model
+        modes = load_modes(
+            model, self.rig, self.layout, self.asked.load_mode, self.host, has_adapters=bool(self.side_files.adapters)
+        )
+        threads, threads_batch = thread_counts(self.asked, self.host)
+        flash_attention = usable_flash_attention(self.rig, self.layout, self.asked)
+        for n_ctx in context_lengths(model, self.rig, self.asked):
+            sized = msgspec.structs.replace(
+                self.asked, n_ctx=n_ctx, threads=threads, threads_batch=threads_batch, flash_attn=flash_attention
+            )
+            for pipeline in pipeline_choices(self.layout, sized):
+                yield from self._each_lending(msgspec.structs.replace(sized, pipeline=pipeline), modes)
+
+    def _each_lending(self, context: ContextSettings, modes: Sequence[ModeChoice]) -> Iterator[_Tried]:
+        for offload in offload_choices(self.rig, self.layout, self.asked):
+            for mode in modes:
+                used = msgspec.structs.replace(context, op_offload=offload, load_mode=mode.mode)
+                tried = self._try(used, mode)
+                if CPU_ID not in tried.short:
+                    break  # The mode decides about the host's memory only.
+            yield tried
+            if not tried.short - {CPU_ID}:
+                break  # Lending weights takes memory of devices only.
+
+    def _try(self, context: ContextSettings, mode: ModeChoice) -> _Tried:
+        alone = self.memory.estimate(self.layout, context, self.rig)
+        estimate, device_id = estimate_beside(self.memory, self.rig, self.layout, context, self.side_files, alone)
+        short = frozenset(shortfalls(device_needs(estimate, self.rig), usable_bytes(self.rig)))
+        return _Tried(context, mode, estimate, alone, device_id, short)

@@ -1,0 +1,95 @@
+"""Files besides a model: where the projector for images or sound runs, adapters, and the rules that both may break."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from engine.base.language import tr
+from engine.base.units import format_bytes
+from engine.devices.device import CPU_ID, Device, Rig
+from engine.planning.layout.layout import Layout, Violation
+from engine.planning.memory.backends import backend_traits
+from engine.planning.memory.estimate import DeviceMemory
+from engine.planning.memory.side_files import Projector, SideFiles
+from engine.planning.plan.decisions.decision import Decision
+
+
+def projector_device(projector: Projector | None, rig: Rig, needs: Mapping[str, DeviceMemory]) -> str:
+    """Return the id of its device: a card, else an integrated one, else the CPU; the first that has room for it.
+
+    `needs` is what the layout takes without it. Devices behind RPC are for those who choose them.
+    """
+    if projector is None:
+        return CPU_ID
+    if projector.device is not None:
+        return projector.device
+    able = [device for device in _candidates(rig) if _room_bytes(device, needs) >= _size_bytes(projector, device)]
+    return able[0].id if able else CPU_ID
+
+
+def decide_side_files(side_files: SideFiles, rig: Rig, device_id: str) -> Iterator[Decision]:
+    """Yield where the projector goes and how many adapters there are, nothing without files."""
+    projector = side_files.projector
+    if projector is not None:
+        reason = _reason(projector, rig, device_id)
+        yield Decision("projector", device_id, reason, projector.device is not None)
+    if side_files.adapters:
+        names = ", ".join(
+            tr("{name} by {scale:g}", name=each.path.name, scale=each.scale) for each in side_files.adapters
+        )
+        yield Decision(
+            "adapters", len(side_files.adapters), tr("Beside the weights that they change: {names}.", names=names), True
+        )
+
+
+def _reason(projector: Projector, rig: Rig, device_id: str) -> str:
+    device = rig.device(device_id)
+    size = format_bytes(_size_bytes(projector, device or rig.host))
+    if projector.device is not None:
+        return tr("Chosen; its weights take {size}.", size=size)
+    if device_id != CPU_ID:
+        passed = [each.id for each in _candidates(rig)]
+        without_room = passed[: passed.index(device_id)]
+        found = tr("The first card with room") if without_room else tr("The first card")
+        kind = found if device is not None and device.kind == "gpu" else tr("The integrated card")
+        return tr("{kind}; its weights take {size}, and images more while they are read.", kind=kind, size=size)
+    if any(True for _ in _candidates(rig)):
+        return tr("No card has room for its weights ({size}), so the CPU reads images, slowly.", size=size)
+    return tr("There is no card, so the CPU reads images; its weights take {size}.", size=size)
+
+
+def _candidates(rig: Rig) -> list[Device]:
+    """Return the devices that may be chosen, cards with their own memory first."""
+    local = [device for device in rig.devices if not device.is_rpc]
+    return [device for kind in ("gpu", "igpu") for device in local if device.kind == kind]
+
+
+def _size_bytes(projector: Projector, device: Device) -> int:
+    return projector.weights_bytes(backend_traits(device).size_rule)
+
+
+def _room_bytes(device: Device, needs: Mapping[str, DeviceMemory]) -> int:
+    need = needs.get(device.id, DeviceMemory())
+    fixed_bytes = 0 if need.need_bytes else device.overhead_bytes or backend_traits(device).overhead_bytes
+    return device.available_bytes - device.margin_bytes - need.need_bytes - fixed_bytes
+
+
+def side_file_violations(side_files: SideFiles, layout: Layout, rig: Rig) -> Iterator[Violation]:
+    """Yield what stands against loading `side_files`. Rules: `split_adapter`, `projector_device`."""
+    if side_files.adapters and layout.split_mode == "tensor":
+        yield Violation(
+            "split_adapter",
+            tr("In split mode tensor the engine cannot cut a LoRA adapter as it cuts the weights, and ends."),
+            tr("Choose split mode layer, or leave the adapter out."),
+        )
+    projector = side_files.projector
+    if projector is not None and projector.device is not None and rig.device(projector.device) is None:
+        yield Violation(
+            "projector_device",
+            tr(
+                "The projector is to run on {device}, which is not among the devices ({names}).",
+                device=projector.device,
+                names=", ".join(rig.ids),
+            ),
+            tr("Choose another device for it, or leave that open."),
+        )

@@ -1,0 +1,78 @@
+"""How many threads compute what is on the CPU, and what else decisions depend on of the machine that loads."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+from engine.base.language import tr, tr_count
+from engine.base.processor import Processor, own_processor
+from engine.planning.plan.decisions.decision import Decision
+from engine.planning.settings.context_settings import ContextSettings
+
+
+@dataclass(frozen=True, slots=True)
+class HostFacts:
+    """`platform` as `sys.platform` has it."""
+
+    platform: str
+    processor: Processor
+
+
+@cache
+def own_host() -> HostFacts:
+    """Return the facts of this machine, read once."""
+    return HostFacts(sys.platform, own_processor())
+
+
+def thread_counts(asked: ContextSettings, host: HostFacts) -> tuple[int, int]:
+    """Return the threads for answers and for prompts."""
+    threads = asked.threads or host.processor.threads
+    return threads, asked.threads_batch or threads
+
+
+def decide_threads(asked: ContextSettings, host: HostFacts) -> Iterator[Decision]:
+    """Yield the threads for answers and for prompts."""
+    processor = host.processor
+    threads, threads_batch = thread_counts(asked, host)
+    if asked.threads is None:
+        yield Decision("threads", threads, _reason(processor))
+    else:
+        yield Decision("threads", threads, _chosen(threads, processor), True)
+    if asked.threads_batch is not None:
+        yield Decision("threads_batch", threads_batch, _chosen(threads_batch, processor), True)
+    elif asked.threads is not None:
+        yield Decision("threads_batch", threads_batch, tr("As many as were chosen for answers."))
+    else:
+        yield Decision("threads_batch", threads_batch, tr("As for answers: a second thread on a core adds nothing."))
+
+
+def _reason(processor: Processor) -> str:
+    if processor.quota_cores is not None and processor.quota_cores < processor.performance_cores:
+        return tr(
+            "The control group lets {cores} run at once, of {performance_cores}.",
+            cores=_cores(processor.quota_cores),
+            performance_cores=processor.performance_cores,
+        )
+    if processor.performance_cores < processor.cores:
+        return tr(
+            "One on each of {cores} of full speed: all wait for the slowest, and {cores2} of {cores3} save power.",
+            cores=_cores(processor.performance_cores),
+            cores2=processor.cores - processor.performance_cores,
+            cores3=processor.cores,
+        )
+    return tr("One on each of {cores} that this program may use.", cores=_cores(processor.cores))
+
+
+def _chosen(threads: int, processor: Processor) -> str:
+    if threads > processor.cores:
+        return tr(
+            "Chosen, and more than there are cores ({cores}): threads wait for each other then.", cores=processor.cores
+        )
+    return tr("Chosen.")
+
+
+def _cores(count: int) -> str:
+    return tr_count("{count} core", "{count} cores", count)

@@ -1,0 +1,192 @@
+"""A forecast as the contract's `plan` document, and as a table for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from engine.base.units import format_bytes
+from engine.planning.layout.layout import range_text
+from engine.planning.layout.layout_file import LayoutFile, layout_document
+from engine.planning.plan.advice import Advice
+from engine.planning.plan.plan import Plan
+from engine.planning.plan.report import DeviceRow, FitReport
+from engine.planning.settings.context_settings import ContextSettings
+from engine.planning.speed.prediction import SpeedForecast, prompt_words, speed_words
+from engine.planning.speed.speeds import Sending
+
+_HEADINGS = (
+    "device",
+    "weights",
+    "KV cache",
+    "compute",
+    "output",
+    "overhead",
+    "need",
+    "free",
+    "margin",
+    "short by",
+    "grade",
+)
+
+
+def plan_document(
+    plan: Plan, explanation: str | None = None, speed: SpeedForecast | None = None, sent: Sequence[Sending] = ()
+) -> dict[str, object]:
+    """Return the document of `layerdeck-cli plan`; `advice`, `explanation` and `speed` only where there is something
+    to say."""
+    report = plan.report
+    document: dict[str, object] = {
+        "layout": layout_document(LayoutFile(plan.model.name, plan.edit.layout, _planned(plan))),
+        "devices": [msgspec.to_builtins(row) for row in report.rows],
+        "fits": report.fits,
+        "violations": [msgspec.to_builtins(violation) for violation in report.violations],
+    }
+    document["decisions"] = [msgspec.to_builtins(each) for each in report.decisions]
+    notes = _notes(report)
+    if notes:
+        document["advice"] = [msgspec.to_builtins(each) for each in notes]
+    if explanation is not None:
+        document["explanation"] = explanation
+    if speed is not None:
+        document["speed"] = _speed_document(speed)
+    if sent:
+        document["sending"] = [
+            {"id": each.id, "size_bytes": each.size_bytes, "seconds": round(each.seconds, 3)} for each in sent
+        ]
+    return document
+
+
+def _speed_document(speed: SpeedForecast) -> dict[str, object]:
+    """Return what is predicted; null where it would be no more than a guess."""
+    document: dict[str, object] = {
+        "tokens_per_second": round(speed.tokens_per_second, 2) if speed.is_known else None,
+        "context_tokens": speed.n_tokens,
+        "source": speed.source,
+        "devices": [
+            {
+                "id": each.id,
+                "token_ms": None if each.source == "guess" else round(each.seconds * 1e3, 3),
+                "link_ms": None if each.source == "guess" else round(each.link_s * 1e3, 3),
+                "source": each.source,
+            }
+            for each in speed.devices
+        ],
+    }
+    if speed.prompt is not None:
+        document["prompt"] = _prompt_document(speed.prompt)
+    return document
+
+
+def _prompt_document(prompt: SpeedForecast) -> dict[str, object]:
+    return {
+        "tokens_per_second": round(prompt.tokens_per_second, 2) if prompt.is_known else None,
+        "tokens": prompt.n_tokens,
+        "source": prompt.source,
+        "devices": [
+            {
+                "id": each.id,
+                "token_ms": None if each.source == "guess" else round(each.seconds * 1e3, 4),
+                "source": each.source,
+            }
+            for each in prompt.devices
+        ],
+    }
+
+
+def plan_text(
+    plan: Plan, explanation: str | None = None, speed: SpeedForecast | None = None, sent: Sequence[Sending] = ()
+) -> str:
+    """Return the same for people: the runs, a row per device, what is short and which rules are broken."""
+    report, layout = plan.report, plan.edit.layout
+    runs = [f"  {range_text(run.first, run.last):>9}  {run.device}" for run in layout.runs]
+    lines = [
+        f"{plan.model.name or 'model'}: {layout.n_layers} layers, context {plan.settings.n_ctx}",
+        *runs,
+        f"  {'output':>9}  {layout.output_device}",
+        *([] if explanation is None else ["", explanation]),
+        "",
+        *_table([_HEADINGS, *(_cells(row) for row in report.rows)]),
+    ]
+    mapped_bytes = sum(row.mapped_bytes for row in report.rows)
+    if mapped_bytes:
+        lines.append(f"The host also maps {format_bytes(mapped_bytes)} of the file, which the system can reclaim.")
+    lines += [f"{violation.message} {violation.remedy}" for violation in report.violations]
+    lines += [f"{each.message} {each.remedy}" for each in _notes(report)]
+    lines += [f"{row.id} is short by {format_bytes(row.shortfall_bytes)}." for row in report.rows if row.is_short]
+    if speed is not None:
+        lines.append(_speed_line(speed))
+    lines += [
+        f"A load sends {format_bytes(each.size_bytes)} to {each.id}, which takes about {each.seconds:.2g} s."
+        for each in sent
+    ]
+    lines += ["", *_decision_lines(report), ""] if report.decisions else []
+    lines.append(_verdict(report))
+    return "\n".join(lines)
+
+
+def _speed_line(speed: SpeedForecast) -> str:
+    if not speed.is_known:
+        return f"{speed_words(speed)} `layerdeck-cli devices --measure` finds it out."
+    parts = (f"{each.id} {each.seconds * 1e3:.3g} ms" for each in speed.devices if each.source != "guess")
+    prompt = "" if speed.prompt is None else prompt_words(speed.prompt)
+    return " ".join(filter(None, (f"{speed_words(speed)} A token: {', '.join(parts)}.", prompt)))
+
+
+def _verdict(report: FitReport) -> str:
+    if report.violations:
+        return "It cannot be loaded."
+    if not report.fits:
+        return "It does not fit."
+    return "It fits." if report.probe_only is None else "What could be forecast of it fits."
+
+
+def _notes(report: FitReport) -> tuple[Advice, ...]:
+    """Return the advice, and before it what the rows leave out."""
+    if report.probe_only is None:
+        return report.advice
+    remedy = "Plan it where its devices are and can be asked; until then the numbers are too small."
+    message = f"Not everything could be forecast: {report.probe_only}."
+    return (Advice("incomplete_forecast", message, remedy), *report.advice)
+
+
+def _planned(plan: Plan) -> ContextSettings:
+    """Return the settings as asked for with the length that the rows are for: a layout file is for one length."""
+    return msgspec.structs.replace(plan.edit.context, n_ctx=plan.settings.n_ctx)
+
+
+def _decision_lines(report: FitReport) -> list[str]:
+    width = max(len(each.setting) for each in report.decisions)
+    return [f"  {each.setting.ljust(width)}  {_value_text(each.value)}: {each.reason}" for each in report.decisions]
+
+
+def _value_text(value: str | int | bool) -> str:
+    return ("on" if value else "off") if isinstance(value, bool) else str(value)
+
+
+def _cells(row: DeviceRow) -> tuple[str, ...]:
+    sizes = (
+        row.weights_bytes,
+        row.kv_cache_bytes + row.recurrent_bytes,
+        row.compute_bytes,
+        row.output_bytes,
+        row.overhead_bytes,
+        row.need_bytes,
+    )
+    free = "unknown" if row.free_bytes is None else format_bytes(row.free_bytes)
+    short = format_bytes(row.shortfall_bytes) if row.is_short else "-"
+    return (row.id, *map(format_bytes, sizes), free, format_bytes(row.margin_bytes), short, row.grade.value)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Align columns: the first and the last to the left, numbers to the right."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    last = len(widths) - 1
+    return [
+        "  ".join(
+            cell.ljust(width) if number in (0, last) else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

@@ -1,0 +1,53 @@
+"""How the next token is chosen: the samplers of llama.cpp with its own defaults, and what ends an answer.
+
+What each field means, and what it may be, is in `engine.planning.settings.sampling_table`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import msgspec
+
+Mirostat = Literal["off", "1", "2"]
+MIROSTAT_MODES: tuple[Mirostat, ...] = get_args(Mirostat)
+DRY_BREAKERS = ("\n", ":", '"', "*")
+"""llama.cpp's own, common/common.h."""
+
+
+class SamplingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Defaults are those of llama.cpp (common/common.h); `max_tokens` and `seed` None: no limit, another one each time.
+
+    `penalty_last_n` and `dry_penalty_last_n` -1: the whole context. `temperature` 0 takes the likeliest token.
+    """
+
+    temperature: float = 0.8
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    typ_p: float = 1.0
+    top_n_sigma: float = -1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    penalty_last_n: int = 64
+    repeat_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = 64
+    dry_breakers: tuple[str, ...] = DRY_BREAKERS
+    mirostat: Mirostat = "off"
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    adaptive_target: float = -1.0
+    adaptive_decay: float = 0.9
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    grammar: str = ""
+    json_schema: str = ""
+    alternatives: int = 0

@@ -1,0 +1,392 @@
+"""How long tokens take on a layout, and how much of it on each device.
+
+`CostModel.costs` is the one place where seconds are computed: those of a batch of tokens, by device. An answer is a
+batch of one token, for which bandwidth decides: a token reads every active weight and its part of the KV cache once. A
+prompt is read in micro batches. Each weight is read once for a whole micro batch and multiplied with every token of it,
+so that arithmetic decides, or the bandwidth if that takes longer. Further costs are attention to the tokens before,
+small computations that read next to nothing, and hops between devices, which carry all tokens of a batch. Weights in
+host memory that a card computes with (op offload) cross its link for every batch.
+
+Devices work one after another, in split modes tensor and row at the same time. That a pipeline lets devices work at the
+same time on a prompt is left to what answers teach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from engine.base.language import tr
+from engine.devices.device import CPU_ID, Device, Rig
+from engine.planning.layout.layout import Layout
+from engine.planning.memory.backends import backend_traits
+from engine.planning.memory.model_memory import ContextMemory
+from engine.planning.settings.context_settings import ContextSettings
+from engine.planning.speed.speeds import (
+    LINKS,
+    SOURCES,
+    Source,
+    Speeds,
+    bandwidth,
+    bandwidth_of_type,
+    described_seconds,
+    efficiency,
+    hop_seconds,
+    layout_class,
+    link,
+    op_seconds,
+    products,
+    prompt_source,
+    source,
+)
+from engine.planning.speed.work import Work, described_ops, hops, moves, shares
+
+USUAL_FILL = 2048
+"""Tokens in the context that a speed is forecast for, if the context has room for more than twice as many."""
+_OUTPUT_OPS = 4
+_SMALL_SHARE = 0.02
+"""A device with less of a token's time than this does not make the whole less sure."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTime:
+    """Seconds that a token costs on one device, its link (`link_s`) included, and the source of the device's speed."""
+
+    id: str
+    seconds: float
+    link_s: float
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedForecast:
+    """Seconds of a token of an answer, or of a prompt.
+
+    `n_tokens`: tokens in the context when an answer's token is computed, or the length of the prompt.
+    `devices`: the devices that have a part in it. `source`: the least sure source of those that count.
+    `is_learnt`: answers of such layouts have corrected it.
+    `prompt`: for an answer, how fast a prompt of `n_tokens` is read; None for an empty context.
+    """
+
+    token_s: float
+    n_tokens: int
+    devices: tuple[DeviceTime, ...]
+    source: Source
+    is_learnt: bool = False
+    prompt: SpeedForecast | None = None
+
+    @property
+    def tokens_per_second(self) -> float:
+        return 1 / max(self.token_s, 1e-9)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it rests on more than what is usual for devices of a kind."""
+        return self.source != "guess"
+
+    def on(self, device_id: str) -> DeviceTime | None:
+        """Return the part of a device, None if it has none."""
+        return next((each for each in self.devices if each.id == device_id), None)
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedRange:
+    """Seconds per token: `best_s` with an empty cache and full bandwidth, `worst_s` with a full one and little."""
+
+    best_s: float
+    worst_s: float
+
+    @property
+    def middle_s(self) -> float:
+        return (self.best_s + self.worst_s) / 2
+
+    def text(self) -> str:
+        """Return tokens per second for people."""
+        return tr(
+            "{rate} to {rate2} tokens per second",
+            rate=rate_text(1 / max(self.worst_s, 1e-09)),
+            rate2=rate_text(1 / max(self.best_s, 1e-09)),
+        )
+
+
+@dataclass(slots=True)
+class Cost:
+    """Seconds that a batch costs on one device.
+
+    `read_s`: memory that is read at the device's whole bandwidth. `computed_s`: all other work. `link_s`: transfers.
+    """
+
+    device: Device
+    read_s: float = 0.0
+    computed_s: float = 0.0
+    link_s: float = 0.0
+
+    def time(self, slowness: float, factors: Mapping[str, float]) -> tuple[float, float]:
+        """Return all seconds, and those of the link, corrected by learnt `factors`.
+
+        Reading takes `slowness` times as long as at full bandwidth.
+        """
+        link_s = self.link_s * factors.get(LINKS, 1.0)
+        return (self.read_s * slowness + self.computed_s) * factors.get(self.device.id, 1.0) + link_s, link_s
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Everything but the layout that speed depends on. `tables` None: only a probe can tell the model's state."""
+
+    work: Work
+    rig: Rig
+    context: ContextSettings
+    tables: ContextMemory | None
+    speeds: Speeds
+
+    def costs(self, layout: Layout, batch_tokens: float, fill_tokens: float, outputs: float = 1.0) -> dict[str, Cost]:
+        """Return what a batch of `batch_tokens` costs on each device that has a part in it.
+
+        `fill_tokens`: tokens in the context before each token of the batch, on average. `outputs`: tokens of the batch
+        that the output layer computes. Devices that the rig lacks have no cost.
+        """
+        batch = _Batch(self, layout, batch_tokens)
+        batch.add_layers(fill_tokens)
+        batch.add_output(outputs)
+        batch.add_links(outputs)
+        return batch.costs
+
+    # ------------------------------------------------------------------ what is forecast
+
+    def answer(self, layout: Layout, fill_tokens: int | None = None) -> SpeedForecast:
+        """Return the time of a token with `fill_tokens` in the context, or as many as usual."""
+        fill = usual_fill(self.context) if fill_tokens is None else fill_tokens
+        name, speeds = layout_class(layout, self.rig), self.speeds
+        prompt = self.prompt(layout, fill) if fill else None
+        return self._forecast(
+            layout,
+            self.costs(layout, 1, fill),
+            fill,
+            speeds.ratios.get(name, 1.0),
+            speeds.factors,
+            source,
+            is_learnt=name in speeds.ratios,
+            prompt=prompt,
+        )
+
+    def prompt(self, layout: Layout, n_tokens: int) -> SpeedForecast:
+        """Return how long each token of a prompt of `n_tokens` takes, read into an empty context."""
+        n_batches = ceil(n_tokens / max(1, self.context.n_ubatch))
+        # A token has half of the others before it; only the last one is computed by the output layer.
+        costs = self.costs(layout, n_tokens / n_batches, n_tokens / 2, 1 / n_batches)
+        name, speeds = layout_class(layout, self.rig), self.speeds
+        scale = speeds.prompt_ratios.get(name, 1.0) * n_batches / n_tokens
+        is_learnt = name in speeds.prompt_ratios
+        return self._forecast(layout, costs, n_tokens, scale, speeds.prompt_factors, prompt_source, is_learnt=is_learnt)
+
+    def range(self, layout: Layout) -> SpeedRange:
+        """Return the range of the time per token."""
+        speeds, name = self.speeds, layout_class(layout, self.rig)
+
+        def token_s(fill_tokens: float, reached: int) -> float:
+            seconds = {
+                key: cost.time(1 / efficiency(cost.device, speeds)[reached], speeds.factors)[0]
+                for key, cost in self.costs(layout, 1, fill_tokens).items()
+            }
+            return _whole_s(layout, seconds) * speeds.ratios.get(name, 1.0)
+
+        best_s, worst_s = token_s(0, 1), token_s(self.context.n_ctx_each, 0)
+        # What was learnt is surer than what was computed: the range is half as wide.
+        middle_s, half_s = (best_s + worst_s) / 2, (worst_s - best_s) / 2 * (0.5 if name in speeds.ratios else 1.0)
+        return SpeedRange(middle_s - half_s, middle_s + half_s)
+
+    def _forecast(
+        self,
+        layout: Layout,
+        costs: Mapping[str, Cost],
+        n_tokens: int,
+        scale: float,
+        factors: Mapping[str, float],
+        source_of: Callable[[Device, Speeds], Source],
+        *,
+        is_learnt: bool,
+        prompt: SpeedForecast | None = None,
+    ) -> SpeedForecast:
+        """Return the forecast of a token, `scale` times what the batch costs, corrected by what was learnt."""
+        times = []
+        for device in self.rig.all_devices:
+            cost = costs.get(device.id)
+            if cost is not None:
+                least, most = efficiency(device, self.speeds)
+                seconds, link_s = cost.time((1 / least + 1 / most) / 2, factors)
+                times.append(DeviceTime(device.id, seconds * scale, link_s * scale, source_of(device, self.speeds)))
+        token_s = _whole_s(layout, {each.id: each.seconds for each in times})
+        return SpeedForecast(token_s, n_tokens, tuple(times), _least_sure(times, token_s), is_learnt, prompt)
+
+
+class _Batch:
+    """Adds up what a batch of `n_tokens` costs on each device of a layout."""
+
+    def __init__(self, model: CostModel, layout: Layout, n_tokens: float) -> None:
+        self._model, self._layout, self._n_tokens = model, layout, n_tokens
+        self._work, self._speeds = model.work, model.speeds
+        self._devices = {device.id: device for device in model.rig.all_devices}
+        self._experts_read = model.work.experts_read(n_tokens)
+        self._op_offload = self._op_offload_device()
+        self.costs: dict[str, Cost] = {}
+
+    def _op_offload_device(self) -> Device | None:
+        """Return the device that computes large batches with the CPU's weights, None if the CPU does it itself."""
+        context = self._model.context
+        if not context.op_offload or self._n_tokens < context.offload_batch:
+            return None
+        used = (each for each in self._model.rig.devices if each.id in self._layout.devices)
+        return next((each for each in used if backend_traits(each).op_offload), None)
+
+    def _cost(self, device_id: str) -> Cost | None:
+        if device_id not in self.costs and device_id in self._devices:
+            self.costs[device_id] = Cost(self._devices[device_id])
+        return self.costs.get(device_id)
+
+    def add_layers(self, fill_tokens: float) -> None:
+        """Count the layers where they are, and what overrides take elsewhere."""
+        layout, work = self._layout, self._work
+        members = shares(layout)
+        state = work.state(self._model.tables, fill_tokens)
+        for run in layout.runs:
+            state_bytes, products_each = state.between(run.first, run.last)
+            for device_id, part in members if members and run.device != CPU_ID else ((run.device, 1.0),):
+                for name, size in work.weights(run.first, run.last):
+                    self._multiply(device_id, name, part * size, part * work.whole_bytes(name, run.first, run.last))
+                self._compute(device_id, work.ops(run.first, run.last))
+                if state_bytes:
+                    keeper = device_id if self._model.context.offload_kqv else CPU_ID
+                    self._attend(keeper, part * state_bytes, part * products_each)
+        for run, moved in moves(layout, work):
+            for name, size in moved.between(run.first, run.last):
+                whole_bytes = moved.whole_bytes(name, run.first, run.last)
+                self._multiply(run.device, name, -size, -whole_bytes)
+                self._multiply(moved.device, name, size, whole_bytes)
+
+    def _multiply(self, device_id: str, type_name: str, active_bytes: float, whole_bytes: float) -> None:
+        """Count a product of weights: `active_bytes` are what one token uses, `whole_bytes` include all experts."""
+        away = self._op_offload if device_id == CPU_ID else None
+        cost = self._cost(device_id if away is None else away.id)
+        if cost is None:
+            return
+        batch_bytes = active_bytes + (whole_bytes - active_bytes) * self._experts_read
+        read_s = batch_bytes / bandwidth_of_type(cost.device, type_name, self._speeds)
+        if self._n_tokens == 1:
+            cost.read_s += read_s
+        else:
+            count = active_bytes * self._work.weights_in_byte.get(type_name, 0.0) * self._n_tokens
+            computed_s = count / products(cost.device, type_name, self._speeds)
+            # What is moved away counts negative.
+            cost.computed_s += max(read_s, computed_s) if whole_bytes >= 0 else min(read_s, computed_s)
+        if away is not None:
+            cost.link_s += batch_bytes / link(away, self._speeds).bytes_per_second
+
+    def _compute(self, device_id: str, n_ops: float) -> None:
+        """Count small computations. They were measured with one token; more tokens are more columns to read."""
+        if (cost := self._cost(device_id)) is not None:
+            columns_bytes = self._work.hop_bytes * (self._n_tokens - 1)
+            each_s = op_seconds(cost.device, self._speeds) + columns_bytes / bandwidth(cost.device, self._speeds)
+            cost.computed_s += n_ops * each_s
+
+    def _attend(self, device_id: str, bytes_read: float, products_each: float) -> None:
+        """Count attention of each token to those before it, and recurrent state."""
+        if (cost := self._cost(device_id)) is not None:
+            read_s = bytes_read / bandwidth(cost.device, self._speeds)
+            if self._n_tokens == 1:
+                cost.read_s += read_s
+            else:
+                count = products_each * self._n_tokens
+                cost.computed_s += max(read_s, count / products(cost.device, "F16", self._speeds))
+
+    def add_output(self, outputs: float) -> None:
+        """Count the output layer for so many tokens."""
+        if (cost := self._cost(self._layout.output_device)) is not None:
+            for name, size in self._work.output.items():
+                cost.read_s += outputs * size / bandwidth_of_type(cost.device, name, self._speeds)
+            cost.computed_s += outputs * _OUTPUT_OPS * op_seconds(cost.device, self._speeds)
+
+    def add_links(self, outputs: float) -> None:
+        """Count what crosses the links of devices: hidden states, logits, descriptions of graphs."""
+        layout, work = self._layout, self._work
+        crossings = [(device_id, self._n_tokens * size, float(times)) for device_id, size, times in hops(layout, work)]
+        if layout.output_device != CPU_ID:
+            # The logits go to the host.
+            crossings.append((layout.output_device, work.logits_bytes, outputs))
+        for device_id, size, times in crossings:
+            if (cost := self._cost(device_id)) is not None:
+                away = link(cost.device, self._speeds)
+                cost.link_s += times * (hop_seconds(cost.device) + away.latency_s + size / away.bytes_per_second)
+        for device_id, ops in described_ops(layout, work).items():
+            if (cost := self._cost(device_id)) is not None:
+                cost.link_s += ops * described_seconds(cost.device, self._speeds)
+
+
+def usual_fill(context: ContextSettings) -> int:
+    """Return how many tokens are in the context when a speed is forecast for it."""
+    return min(USUAL_FILL, context.n_ctx_each // 2)
+
+
+def _least_sure(times: Sequence[DeviceTime], token_s: float) -> Source:
+    """Return the least sure source of devices that count."""
+    weighty = [each.source for each in times if each.seconds >= _SMALL_SHARE * token_s]
+    return max(weighty, key=SOURCES.index, default="guess")
+
+
+def _whole_s(layout: Layout, seconds: Mapping[str, float]) -> float:
+    """Return the time of a token: members of a split layer work at the same time, all others one after another."""
+    members = {device_id for device_id, _ in shares(layout)}
+    together = max((each for key, each in seconds.items() if key in members), default=0.0)
+    return together + sum(each for key, each in seconds.items() if key not in members)
+
+
+# ---------------------------------------------------------------------- words
+
+_SOURCE_WORDS: Mapping[Source, str] = {
+    "measured": tr("measured here"),
+    "answers": tr("learnt from answers"),
+    "card": tr("by the card's figures"),
+    "guess": tr("not measured"),
+}
+
+
+def source_words(where: Source) -> str:
+    """Return what a speed rests on."""
+    return _SOURCE_WORDS[where]
+
+
+def speed_words(speed: SpeedForecast) -> str:
+    """Return a sentence on how fast a layout is, and what that rests on."""
+    if not speed.is_known:
+        unknown = ", ".join(each.id for each in speed.devices if each.source == "guess")
+        return tr("How fast {unknown} is was not measured, so nobody knows how long a token takes.", unknown=unknown)
+    learnt = tr("; corrected by answers") if speed.is_learnt else ""
+    return tr(
+        "About {rate} tokens per second with {fill_tokens} tokens in the context ({source}{learnt}).",
+        rate=rate_text(speed.tokens_per_second),
+        fill_tokens=speed.n_tokens,
+        source=source_words(speed.source),
+        learnt=learnt,
+    )
+
+
+def prompt_words(prompt: SpeedForecast) -> str:
+    """Return a sentence on how fast a prompt is read, and what that rests on; empty where nobody knows."""
+    if not prompt.is_known:
+        return ""
+    learnt = tr("; corrected by answers") if prompt.is_learnt else ""
+    return tr(
+        "A prompt of {n_tokens} tokens is read at about {rate} tokens per second ({source}{learnt}).",
+        n_tokens=prompt.n_tokens,
+        rate=rate_text(prompt.tokens_per_second),
+        source=source_words(prompt.source),
+        learnt=learnt,
+    )
+
+
+def rate_text(rate: float) -> str:
+    """Return tokens per second as people read them: no more digits than are known."""
+    if rate < 1:
+        return f"{rate:.2g}"
+    return f"{rate:.0f}" if rate >= 10 else f"{rate:.1f}"

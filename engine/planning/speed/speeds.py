@@ -1,0 +1,235 @@
+"""What is known of the speed of devices, links and layouts: measured, learnt from answers, of known cards, or usual."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Literal, get_args
+
+from engine.devices.device import CPU_ID, Device, Rig, is_on_this_machine
+from engine.planning.layout.layout import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What one hop to a device costs: seconds for itself, and bytes per second."""
+
+    latency_s: float
+    bytes_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """What counts instead of the tables, by device id: the bytes per second that F16 weights are read with, those of
+    other types where they were measured, the seconds that a computation without weights takes, and the link.
+
+    `products`: weights times tokens per second, by type, where many tokens are multiplied at once.
+
+    Learnt from answers: `factors`, how many times longer than predicted a device takes, under `LINKS` what goes between
+    devices; and `ratios` by class of layout (`layout_class`), what is left of the difference then. `prompt_factors` and
+    `prompt_ratios` are the same of prompts.
+    """
+
+    bandwidths: Mapping[str, float] = field(default_factory=dict)
+    links: Mapping[str, Link] = field(default_factory=dict)
+    ratios: Mapping[str, float] = field(default_factory=dict)
+    by_type: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    op_seconds: Mapping[str, float] = field(default_factory=dict)
+    factors: Mapping[str, float] = field(default_factory=dict)
+    products: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    prompt_factors: Mapping[str, float] = field(default_factory=dict)
+    prompt_ratios: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def unlearnt(self) -> Speeds:
+        """The same without what answers taught."""
+        return replace(self, ratios={}, factors={}, prompt_ratios={}, prompt_factors={})
+
+
+NO_MEASUREMENTS = Speeds()
+LINKS = "links"
+"""No device has this id where devices are known by backend and place."""
+
+
+def layout_class(layout: Layout, rig: Rig) -> str:
+    """Return what a layout has in common with others whose predictions are wrong alike: where its weights are read."""
+    used = {*layout.devices, *(override.device for override in layout.overrides)}
+    kinds = set()
+    for device in rig.all_devices:
+        if device.id in used:
+            kinds.add("cpu" if device.id == CPU_ID else "remote" if device.is_rpc else device.kind)
+    several = " several" if len(used - {CPU_ID}) > 1 else ""
+    moved = " overrides" if layout.overrides else ""
+    return f"{layout.split_mode} {'+'.join(sorted(kinds))}{several}{moved}"
+
+
+Source = Literal["measured", "answers", "card", "guess"]
+"""Where a speed is from, the surest first: measured here, learnt from answers, a card's figures, what is usual."""
+SOURCES: tuple[Source, ...] = get_args(Source)
+
+_GB = 1_000_000_000
+
+KNOWN_BANDWIDTHS: Mapping[str, int] = {
+    "RTX 5090": 1792, "RTX 5080": 960, "RTX 5070 Ti": 896, "RTX 5070": 672, "RTX 5060 Ti": 448, "RTX 5060": 448,
+    "RTX 4090": 1008, "RTX 4080 SUPER": 736, "RTX 4080": 717, "RTX 4070 Ti SUPER": 672, "RTX 4070 Ti": 504,
+    "RTX 4070": 504, "RTX 4060 Ti": 288, "RTX 4060": 272,
+    "RTX 3090 Ti": 1008, "RTX 3090": 936, "RTX 3080 Ti": 912, "RTX 3080": 760, "RTX 3070 Ti": 608, "RTX 3070": 448,
+    "RTX 3060 Ti": 448, "RTX 3060": 360, "RTX 3050": 224,
+    "RTX 2080 Ti": 616, "RTX 2080": 448, "RTX 2070": 448, "RTX 2060": 336,
+    "GTX 1080 Ti": 484, "GTX 1080": 320, "GTX 1070": 256, "GTX 1060": 192, "GTX 1660": 192,
+    "RTX 6000 Ada": 960, "RTX A6000": 768, "RTX A5000": 768, "RTX A4000": 448,
+    "H200": 4800, "H100 PCIe": 2000, "H100": 3350, "A100-PCIE-40GB": 1555, "A100": 1935, "L40S": 864, "L40": 864,
+    "L4": 300, "A10": 600, "A40": 696, "V100": 900, "T4": 320, "P40": 347, "P100": 732,
+    "RX 7900 XTX": 960, "RX 7900 XT": 800, "RX 7800 XT": 624, "RX 7700 XT": 432, "RX 7600": 288,
+    "RX 6900 XT": 512, "RX 6800 XT": 512, "RX 6800": 512, "RX 6700 XT": 384, "RX 6600": 224,
+    "RX 9070 XT": 640, "RX 9070": 640, "MI300X": 5300, "MI210": 1638, "MI100": 1228, "MI50": 1024,
+    "Arc B580": 456, "Arc A770": 560, "Arc A750": 512,
+    "M1 Ultra": 800, "M1 Max": 400, "M1 Pro": 200, "M1": 68, "M2 Ultra": 800, "M2 Max": 400, "M2 Pro": 200, "M2": 100,
+    "M3 Ultra": 819, "M3 Max": 400, "M3 Pro": 150, "M3": 100, "M4 Max": 546, "M4 Pro": 273, "M4": 120,
+}  # fmt: skip
+"""Nominal memory bandwidth in GB/s by what a device's name contains; the longest such name counts."""
+
+_BY_KIND = {"gpu": 300, "igpu": 60, "accel": 40, "cpu": 40}
+_PRODUCTS_PER_BYTE = {"gpu": 30, "igpu": 10, "accel": 5, "cpu": 3}
+"""Usual products for each byte of bandwidth."""
+_REMOTE_DEFAULT = 40
+"""A worker whose device is not known may as well be a CPU."""
+_LOCAL = Link(20e-6, 10 * _GB)
+_LOOPBACK_LINK = Link(100e-6, 2 * _GB)
+_NETWORK = Link(500e-6, 110_000_000)
+_HOP_SECONDS = 20e-6
+_REMOTE_HOP_SECONDS = 400e-6
+"""Of the processor's time of client and worker, as measured between programs on one machine."""
+_DESCRIBED_SECONDS, _DESCRIBED_BYTES = 10e-6, 900
+"""Of a computation that a worker is told of: both processors' time, and two to three tensors of its message."""
+_OP_SECONDS = 4e-6
+"""A computation that reads next to nothing: the start of a kernel, or the threads' meeting behind it."""
+_EFFICIENCY: Mapping[Source, tuple[float, float]] = {
+    "measured": (0.8, 1.0),
+    "answers": (0.8, 1.0),
+    "card": (0.45, 0.9),
+    "guess": (0.45, 0.9),
+}
+"""Least and greatest part of a bandwidth that a model reaches. What was measured is one product after another."""
+
+_FAMILIES: Mapping[str, str] = {
+    "F32": "F16", "BF16": "F16", "Q5_0": "Q4_0", "Q5_1": "Q4_1", "Q8_1": "Q8_0", "MXFP4": "Q4_0", "NVFP4": "Q4_0",
+    "Q2_K": "Q4_K", "Q3_K": "Q4_K", "Q8_K": "Q6_K", "IQ4_NL": "IQ4_XS", "TQ1_0": "Q4_0", "TQ2_0": "Q4_0",
+    "IQ1_S": "IQ4_XS", "IQ1_M": "IQ4_XS", "IQ2_XXS": "IQ4_XS", "IQ2_XS": "IQ4_XS", "IQ2_S": "IQ4_XS",
+    "IQ3_XXS": "IQ4_XS", "IQ3_S": "IQ4_XS",
+}  # fmt: skip
+"""The measured type that stands for one that is not: its kernel is most like it."""
+
+
+@cache
+def _known_name(device_name: str) -> str | None:
+    """Return the longest of the known names that `device_name` contains as words."""
+    return next(
+        (
+            name
+            for name in sorted(KNOWN_BANDWIDTHS, key=len, reverse=True)
+            if re.search(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", device_name, re.IGNORECASE)
+        ),
+        None,
+    )
+
+
+def bandwidth(device: Device, speeds: Speeds = NO_MEASUREMENTS) -> float:
+    """Return the bytes per second that `device` reads: measured, of a known card, or usual for its kind."""
+    measured = speeds.bandwidths.get(device.id)
+    if measured is not None:
+        return measured
+    name = None if device.is_host else _known_name(device.name)
+    if name is not None:
+        return KNOWN_BANDWIDTHS[name] * float(_GB)
+    return (_REMOTE_DEFAULT if device.is_rpc else _BY_KIND[device.kind]) * float(_GB)
+
+
+def bandwidth_of_type(device: Device, type_name: str, speeds: Speeds) -> float:
+    """Return the bytes per second that weights of a type are read with: where it was not measured, those of F16."""
+    by_type = speeds.by_type.get(device.id)
+    found = None if by_type is None else by_type.get(type_name) or by_type.get(_FAMILIES.get(type_name, ""))
+    return bandwidth(device, speeds) if found is None else found
+
+
+def products(device: Device, type_name: str, speeds: Speeds) -> float:
+    """Return how many weights times tokens `device` multiplies in a second where there are many tokens."""
+    by_type = speeds.products.get(device.id)
+    found = None if by_type is None else by_type.get(type_name) or by_type.get(_FAMILIES.get(type_name, ""))
+    if found is None and by_type is not None:
+        found = by_type.get("F16")
+    if found is not None:
+        return found
+    kind = "cpu" if device.is_rpc else device.kind
+    return _PRODUCTS_PER_BYTE[kind] * bandwidth(device, speeds)
+
+
+def prompt_source(device: Device, speeds: Speeds) -> Source:
+    """Return where the speed of prompts on `device` is from. The figures of cards do not tell it."""
+    if device.id in speeds.products:
+        return "measured"
+    return "answers" if device.id in speeds.prompt_factors else "guess"
+
+
+def op_seconds(device: Device, speeds: Speeds = NO_MEASUREMENTS) -> float:
+    """Return how long a computation takes that reads next to nothing."""
+    return speeds.op_seconds.get(device.id, _OP_SECONDS)
+
+
+def source(device: Device, speeds: Speeds) -> Source:
+    """Return where the speed of `device` is from."""
+    if device.id in speeds.bandwidths:
+        return "measured"
+    if device.id in speeds.factors:
+        return "answers"
+    return "card" if not device.is_host and _known_name(device.name) is not None else "guess"
+
+
+def efficiency(device: Device, speeds: Speeds) -> tuple[float, float]:
+    """Return the least and the greatest part of its bandwidth that `device` reaches."""
+    # What answers taught is a factor on the device's nominal speed.
+    where = source(device, speeds)
+    return _EFFICIENCY["guess" if where == "answers" else where]
+
+
+def hop_seconds(device: Device) -> float:
+    """Return what handing over to `device` costs besides its link: inputs are copied, a graph is described anew."""
+    return _REMOTE_HOP_SECONDS if device.is_rpc else _HOP_SECONDS
+
+
+def described_seconds(device: Device, speeds: Speeds) -> float:
+    """Return what it costs to tell `device` a computation; only workers are told."""
+    if not device.is_rpc:
+        return 0.0
+    return _DESCRIBED_SECONDS + _DESCRIBED_BYTES / link(device, speeds).bytes_per_second
+
+
+def link(device: Device, speeds: Speeds = NO_MEASUREMENTS) -> Link:
+    """Return what it costs to hand a token's activations to `device`."""
+    measured = speeds.links.get(device.id)
+    if measured is not None:
+        return measured
+    if device.endpoint is None:
+        return _LOCAL
+    return _LOOPBACK_LINK if is_on_this_machine(device) else _NETWORK
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """Weights that a load sends to an RPC worker, which may keep some from an earlier load; at most these seconds."""
+
+    id: str
+    size_bytes: int
+    seconds: float
+
+
+def sendings(weights_bytes: Mapping[str, int], rig: Rig, speeds: Speeds) -> tuple[Sending, ...]:
+    """Return what goes to each worker whose link was measured, by the weights of each device."""
+    found = []
+    for device in rig.devices:
+        size_bytes, link = weights_bytes.get(device.id, 0), speeds.links.get(device.id)
+        if device.is_rpc and size_bytes and link is not None:
+            found.append(Sending(device.id, size_bytes, size_bytes / link.bytes_per_second))
+    return tuple(found)

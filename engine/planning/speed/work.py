@@ -1,0 +1,308 @@
+"""What tokens read of a model and how they go through a layout: weights, state, small computations, hops.
+
+`Work` has tables by layer and type of weights, which each model needs once. The functions below it follow a token
+through a layout: shares of split layers, weights that overrides take elsewhere, hops between devices.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from math import prod
+
+from engine.devices.device import CPU_ID
+from engine.model.gguf.model_file import ModelFile, TensorInfo, part_of_tensor
+from engine.planning.layout.engine_parameters import tensor_overrides
+from engine.planning.layout.layout import Layout, Override, Run
+from engine.planning.layout.patterns import pattern_finder
+from engine.planning.layout.split_modes import count_unlisted_layers
+from engine.planning.memory.kv_cache import row_bytes
+from engine.planning.memory.model_memory import ContextMemory
+
+_ACTIVATION_BYTES = 4
+_OPS_PER_TENSOR = 2
+_OPS_PER_LAYER = 4
+"""Computations of a layer: two for each of its tensors and some without; counted in llama.cpp's graphs within 15 %."""
+
+_KEPT_STATES = 4
+"""An answer and a prompt of one plan ask for two, and a search compares a few fills."""
+_HOPS_PER_LAYER = 2
+"""In modes tensor and row the members put their parts together after attention and after feed-forward."""
+_MOVED_OPS = 6
+"""Computations of what an override takes from a layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateWork:
+    """KV cache and recurrent state that one token works with, as sums over the layers before each.
+
+    `bytes_read`: bytes that a batch reads once. `products`: multiplications of a token with cached keys and values.
+    """
+
+    bytes_read: Sequence[float]
+    products: Sequence[float]
+
+    def between(self, first: int, last: int) -> tuple[float, float]:
+        """Return bytes and products of layers `first` to `last`."""
+        return (
+            self.bytes_read[last + 1] - self.bytes_read[first],
+            self.products[last + 1] - self.products[first],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What overrides take to `device`, as sums over the layers before each: bytes by type, those that a token reads
+    (`weights`) and those that many tokens read together (`whole`), and layers that anything is taken of."""
+
+    device: str
+    weights: Mapping[str, Sequence[float]]
+    whole: Mapping[str, Sequence[float]]
+    layers: Sequence[float]
+
+    def between(self, first: int, last: int) -> Iterator[tuple[str, float]]:
+        """Yield types and bytes of what a token reads of what is taken of layers `first` to `last`."""
+        return _between(self.weights, first, last)
+
+    def whole_bytes(self, type_name: str, first: int, last: int) -> float:
+        """Return the bytes of a type that are taken of these layers, all experts included."""
+        sums = self.whole[type_name]
+        return sums[last + 1] - sums[first]
+
+    def count(self, first: int, last: int) -> int:
+        """Return of how many of these layers something is taken."""
+        return int(self.layers[last + 1] - self.layers[first])
+
+
+class Work:
+    """What a token costs in each layer; sums over runs of layers take no longer than a few look-ups.
+
+    `types` are those of the weights, the one with most bytes first. For one thread at a time.
+    """
+
+    def __init__(self, model: ModelFile) -> None:
+        self.model = model
+        self.n_layers = model.n_layers
+        self.expert_share = _expert_share(model)
+        width, vocabulary = (_number(model, "embedding_length"), _vocabulary(model))
+        self.hop_bytes = _ACTIVATION_BYTES * width
+        self.logits_bytes = _ACTIVATION_BYTES * vocabulary
+        idle = _number(model, "nextn_predict_layers")
+        """Layers for guessing ahead are the last ones; a plain answer does not compute them."""
+        self._repeats = 1 + count_unlisted_layers(model) // max(1, model.n_layers)
+        rows: dict[str, list[float]] = {}
+        whole: dict[str, list[float]] = {}
+        self.weights_in_byte: dict[str, float] = {}
+        """How many weights of a type are in a byte."""
+        ops = [0] * self.n_layers
+        for block in model.blocks[: max(1, self.n_layers - idle)]:
+            ops[block.index] = self._repeats * (_OPS_PER_TENSOR * len(block.tensors) + _OPS_PER_LAYER)
+            for tensor in block.tensors:
+                row = rows.setdefault(tensor.type_name, [0.0] * self.n_layers)
+                row[block.index] += self.read_bytes(tensor)
+                row = whole.setdefault(tensor.type_name, [0.0] * self.n_layers)
+                row[block.index] += tensor.size_bytes * self._repeats
+                self.weights_in_byte[tensor.type_name] = prod(tensor.shape) / max(1, tensor.size_bytes)
+        self.types = tuple(sorted(rows, key=lambda name: -sum(rows[name])))
+        self._weights = {name: _sums(rows[name]) for name in self.types}
+        self._whole = {name: _sums(whole[name]) for name in self.types}
+        self._ops = _sums(ops)
+        self.output = _output_of(model)
+        self._states: list[tuple[ContextMemory | None, float, StateWork]] = []
+        self._moved: dict[tuple[Override, ...], tuple[Moved, ...]] = {}
+
+    def read_bytes(self, tensor: TensorInfo) -> float:
+        """Return what a token reads of a tensor in a layer: of experts those that are used."""
+        share = self.expert_share if part_of_tensor(tensor.name) == "experts" else 1.0
+        return tensor.size_bytes * share * self._repeats
+
+    def weights(self, first: int, last: int) -> Iterator[tuple[str, float]]:
+        """Yield types and bytes of the weights that layers `first` to `last` read."""
+        return _between(self._weights, first, last)
+
+    def whole_bytes(self, type_name: str, first: int, last: int) -> float:
+        """Return the bytes of weights of a type in layers `first` to `last`, all experts included."""
+        sums = self._whole[type_name]
+        return sums[last + 1] - sums[first]
+
+    def ops(self, first: int, last: int) -> float:
+        """Return how many computations layers `first` to `last` are."""
+        return self._ops[last + 1] - self._ops[first]
+
+    def experts_read(self, batch_tokens: float) -> float:
+        """Return the part of the experts that one token does not use which a batch reads all the same.
+
+        Routers are trained to use all experts alike, so each token is taken to choose its own at random.
+        """
+        unused = 1 - self.expert_share
+        return 1 - unused ** (batch_tokens - 1) if unused > 0 else 0.0
+
+    def state(self, tables: ContextMemory | None, fill_tokens: float) -> StateWork:
+        """Return the state that a token works with if its sequence has `fill_tokens` in the context.
+
+        `tables` None: only a probe can tell the state, and nothing is counted. The last few answers are kept.
+        """
+        for known, fill, found in self._states:
+            if known is tables and fill == fill_tokens:
+                return found
+        rows = _state_rows(tables, fill_tokens) if tables is not None else [(0.0, 0.0)] * self.n_layers
+        found = StateWork(_sums([row[0] for row in rows]), _sums([row[1] for row in rows]))
+        self._states = [(tables, fill_tokens, found), *self._states[: _KEPT_STATES - 1]]
+        return found
+
+    def moved(self, layout: Layout) -> tuple[Moved, ...]:
+        """Return what overrides take from layers, wherever those are; the first one that finds a tensor decides."""
+        if not layout.overrides:
+            return ()
+        found = self._moved.get(layout.overrides)
+        if found is None:
+            self._moved = {layout.overrides: (found := tuple(self._find_moved(layout)))}
+        return found
+
+    def _find_moved(self, layout: Layout) -> Iterator[Moved]:
+        rules = [(pattern_finder(rule.pattern), rule.device) for rule in tensor_overrides(layout)]
+        found: dict[str, dict[str, list[float]]] = {}
+        whole: dict[str, dict[str, list[float]]] = {}
+        layers: dict[str, list[float]] = {}
+        for block in self.model.blocks:
+            for tensor in block.tensors:
+                device = next((device for finds, device in rules if finds(tensor.name)), None)
+                if device is not None:
+                    row = found.setdefault(device, {}).setdefault(tensor.type_name, [0.0] * self.n_layers)
+                    row[block.index] += self.read_bytes(tensor)
+                    row = whole.setdefault(device, {}).setdefault(tensor.type_name, [0.0] * self.n_layers)
+                    row[block.index] += tensor.size_bytes * self._repeats
+                    layers.setdefault(device, [0.0] * self.n_layers)[block.index] = 1.0
+        for device, rows in found.items():
+            yield Moved(device, _all_sums(rows), _all_sums(whole[device]), _sums(layers[device]))
+
+
+def _state_rows(tables: ContextMemory, fill_tokens: float) -> list[tuple[float, float]]:
+    """Return bytes read and products with keys and values for each layer.
+
+    Recurrent state has a fixed size. A cache is read as far as it is filled: sliding-window layers have few cells.
+    The engine computes with all used cells of a cache, masked or not.
+    """
+    hyper, shape, states = tables.hyper, tables.shape, tables.states
+    n_sequences = max(1, shape.n_sequences)
+    # A compressed cache (DeepSeek 4) has a stream for each sequence even if it is unified otherwise.
+    n_streams = n_sequences if hyper.ratios else max(1, shape.n_streams)
+    rows = []
+    for index in range(hyper.n_layers):
+        own = states[index]
+        # Some models (Gemma 3n) let their last layers read the cache of an earlier one.
+        shares = hyper.cache_of and index < hyper.n_trunk_layers
+        cache = own.cache or (states[hyper.cache_of[index]].cache if shares else ())
+        bytes_read = sum(each.n_rows * row_bytes(each.kind, each.width) for each in own.recurrent) / n_sequences
+        products = 0.0
+        for each in cache:
+            cells = max(1.0, each.n_rows / n_streams)
+            in_all = each.name == "compressed" or (each.name == "indexer" and hyper.ratios)
+            used_cells = cells * min(1.0, fill_tokens / (shape.n_cells if in_all else cells))
+            bytes_read += used_cells * row_bytes(each.kind, each.width)
+            if each.name in ("k", "compressed"):
+                products += used_cells * hyper.n_head[index] * (hyper.head_k[index] + hyper.head_v[index])
+        rows.append((bytes_read, products))
+    return rows
+
+
+def _between(table: Mapping[str, Sequence[float]], first: int, last: int) -> Iterator[tuple[str, float]]:
+    for name, sums in table.items():
+        size = sums[last + 1] - sums[first]
+        if size:
+            yield name, size
+
+
+def _sums(values: Sequence[float]) -> list[float]:
+    return [0.0, *accumulate(values)]
+
+
+def _all_sums(rows: Mapping[str, Sequence[float]]) -> dict[str, Sequence[float]]:
+    return {name: _sums(row) for name, row in rows.items()}
+
+
+def _number(model: ModelFile, key: str) -> int:
+    value = model.hyper_parameter(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
+def _expert_share(model: ModelFile) -> float:
+    used, count = (_number(model, f"expert_{key}") for key in ("used_count", "count"))
+    return used / count if 0 < used <= count else 1.0
+
+
+def _vocabulary(model: ModelFile) -> int:
+    tensor = _output_tensor(model)
+    return tensor.shape[-1] if tensor is not None else 0
+
+
+def _output_of(model: ModelFile) -> Mapping[str, float]:
+    tensor = _output_tensor(model)
+    return {} if tensor is None else {tensor.type_name: float(tensor.size_bytes)}
+
+
+def _output_tensor(model: ModelFile) -> TensorInfo | None:
+    """Return the matrix of the output layer; where there is none of its own it is the token embedding once more."""
+    named = {tensor.name: tensor for tensor in model.tensors if tensor.name in ("output.weight", "token_embd.weight")}
+    return named.get("output.weight") or named.get("token_embd.weight")
+
+
+# ------------------------------------------------------------------ the way through a layout
+
+
+def shares(layout: Layout) -> tuple[tuple[str, float], ...]:
+    """Return the members of modes tensor and row with their parts of a layer; none in other modes."""
+    if layout.split_mode not in ("tensor", "row"):
+        return ()
+    total = sum(share for _, share in layout.tensor_split)
+    return tuple((key, share / total) for key, share in layout.tensor_split if share > 0) if total > 0 else ()
+
+
+def moves(layout: Layout, work: Work) -> Iterator[tuple[Run, Moved]]:
+    """Yield each run with what overrides take from it to another device."""
+    for moved in work.moved(layout):
+        for run in layout.runs:
+            if run.device != moved.device and moved.count(run.first, run.last):
+                yield run, moved
+
+
+def hops(layout: Layout, work: Work) -> Iterator[tuple[str, float, int]]:
+    """Yield a device, bytes, and how often as many of a token cross its link; the CPU has none."""
+    size = work.hop_bytes
+    members = shares(layout)
+    if members:
+        split = [run for run in layout.runs if run.device != CPU_ID]
+        count = _HOPS_PER_LAYER * sum(run.length for run in split)
+        for device_id, _ in members:
+            yield device_id, size, count
+    runs = () if members else layout.runs
+    route = [CPU_ID, *(run.device for run in runs), layout.output_device]
+    crossings = [pair for pair in pairwise(route) if pair[0] != pair[1]]
+    for pair in crossings:
+        yield from ((device_id, size, 1) for device_id in pair if device_id != CPU_ID)
+    for run, moved in moves(layout, work):
+        times = 2 * moved.count(run.first, run.last)
+        yield from ((device_id, size, times) for device_id in (run.device, moved.device) if device_id != CPU_ID)
+
+
+def described_ops(layout: Layout, work: Work) -> Mapping[str, float]:
+    """Return by device the computations that an RPC worker is told anew for each token.
+
+    A worker knows the last graph that it was sent (`last_graph_uid` in ggml-rpc): one that has a single part of the
+    model is told to do the same again, one that has several is sent the graph of each, every time.
+    """
+    found: dict[str, float] = {}
+    if shares(layout):
+        return found
+    route = [*(run.device for run in layout.runs), layout.output_device]
+    parts = Counter(here for before, here in pairwise([CPU_ID, *route]) if here != before)
+    cut = {run.device for run, _ in moves(layout, work)}
+    for run in layout.runs:
+        if parts[run.device] > 1 or run.device in cut:
+            found[run.device] = found.get(run.device, 0.0) + work.ops(run.first, run.last)
+    for run, moved in moves(layout, work):
+        count = _MOVED_OPS * moved.count(run.first, run.last)
+        found[moved.device] = found.get(moved.device, 0.0) + count
+    return found

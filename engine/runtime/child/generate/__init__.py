@@ -1,0 +1,1 @@
+"""Answers: prompts, slots, sampling, the decode loop, saved KV state."""

@@ -1,0 +1,206 @@
+"""Choosing tokens: llama.cpp's own samplers in its default order with a grammar, and how likely the tokens were.
+
+`ChoiceReader` reads probabilities by the model's own numbers, before all samplers. `logit_digest` is a diagnosis: two
+layouts of one model are compared by it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import math
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from engine.planning.settings.sampling_settings import SamplingSettings
+from engine.runtime.child.generate.grammar import Grammar, grammar_text
+from engine.runtime.child.generate.text import piece_text
+from engine.runtime.child.load.loaded_context import DECODED, LoadedContext
+from engine.runtime.child.native.failures import EndOfRequest, failure
+from engine.runtime.child.native.log import decode_failure
+from engine.runtime.protocol.messages import Generate, LogitDigest, Logits, TokenChoice
+
+MIN_KEEP = 1
+MIROSTAT_TOKENS = 100
+"""What llama.cpp itself estimates mirostat's surprise from."""
+
+
+def settings_of(request: Generate) -> SamplingSettings:
+    """Return how a request is sampled: as `sampling` says, else by the few numbers of a plain request."""
+    return request.sampling or SamplingSettings(
+        temperature=request.temperature,
+        top_k=request.top_k,
+        top_p=request.top_p,
+        min_p=request.min_p,
+        seed=request.seed,
+        max_tokens=request.max_tokens,
+        stop=request.stop,
+    )
+
+
+class SamplerChain:
+    """Samplers for one request: greedy at temperature 0. To be freed.
+
+    Penalties look at `tokens` of the prompt too.
+    """
+
+    def __init__(self, loaded: LoadedContext, settings: SamplingSettings, tokens: Sequence[int]) -> None:
+        self._low = loaded.engine.low
+        self._context = loaded.context
+        self._sample = self._low.llama_sampler_sample
+        text = grammar_text(settings, loaded.engine.say_last_word)
+        # a bad grammar ends the request before anything is to be freed
+        self._grammar = Grammar(loaded, text) if text else None
+        self._chain = self._low.llama_sampler_chain_init(self._low.llama_sampler_chain_default_params())
+        for sampler in self._samplers(loaded, settings):
+            self._low.llama_sampler_chain_add(self._chain, sampler)
+        self._look_at(tokens, loaded, settings)
+
+    def free(self) -> None:
+        self._low.llama_sampler_free(self._chain)
+        if self._grammar is not None:
+            self._grammar.free()
+
+    def sample(self, place: int) -> int:
+        """Choose the next token from the logits at a place of the batch that was decoded last.
+
+        Raises:
+            EndOfRequest: with a `Failure`, where nothing that can be written obeys the grammar.
+        """
+        if self._grammar is not None:
+            return self._grammar.sample(self._chain, place)
+        return int(self._sample(self._chain, self._context, place))
+
+    def _look_at(self, tokens: Sequence[int], loaded: LoadedContext, settings: SamplingSettings) -> None:
+        """Have penalties know the end of the prompt."""
+        windows = [settings.penalty_last_n] if _penalises(settings) else []
+        windows += [settings.dry_penalty_last_n] if settings.dry_multiplier else []
+        window = max((_window(tokens, loaded) for tokens in windows), default=0)
+        for token in tokens[-window:] if window else ():
+            self._low.llama_sampler_accept(self._chain, token)
+
+    def _samplers(self, loaded: LoadedContext, settings: SamplingSettings) -> list[Any]:
+        low = self._low
+        seed = int.from_bytes(os.urandom(4), "little") if settings.seed is None else settings.seed & 0xFFFFFFFF
+        if settings.mirostat != "off" and settings.temperature > 0:
+            return [low.llama_sampler_init_temp(settings.temperature), self._mirostat(loaded, settings, seed)]
+        first = [
+            low.llama_sampler_init_penalties(
+                loaded.vocabulary_size,
+                _window(settings.penalty_last_n, loaded),
+                settings.repeat_penalty,
+                settings.frequency_penalty,
+                settings.presence_penalty,
+            ),
+            self._dry(loaded, settings),
+        ]
+        if settings.temperature <= 0:
+            return [*first, low.llama_sampler_init_greedy()]
+        return [
+            *first,
+            low.llama_sampler_init_top_n_sigma(settings.top_n_sigma),
+            low.llama_sampler_init_top_k(settings.top_k),
+            low.llama_sampler_init_typical(settings.typ_p, MIN_KEEP),
+            low.llama_sampler_init_top_p(settings.top_p, MIN_KEEP),
+            low.llama_sampler_init_min_p(settings.min_p, MIN_KEEP),
+            low.llama_sampler_init_xtc(settings.xtc_probability, settings.xtc_threshold, MIN_KEEP, seed),
+            low.llama_sampler_init_temp_ext(settings.temperature, settings.dynatemp_range, settings.dynatemp_exponent),
+            low.llama_sampler_init_adaptive_p(settings.adaptive_target, settings.adaptive_decay, seed)
+            if settings.adaptive_target >= 0
+            else low.llama_sampler_init_dist(seed),
+        ]
+
+    def _mirostat(self, loaded: LoadedContext, settings: SamplingSettings, seed: int) -> Any:
+        low, tau, eta = self._low, settings.mirostat_tau, settings.mirostat_eta
+        if settings.mirostat == "1":
+            return low.llama_sampler_init_mirostat(loaded.vocabulary_size, seed, tau, eta, MIROSTAT_TOKENS)
+        return low.llama_sampler_init_mirostat_v2(seed, tau, eta)
+
+    def _dry(self, loaded: LoadedContext, settings: SamplingSettings) -> Any:
+        breakers = [text.encode("utf-8", "replace") for text in settings.dry_breakers]
+        return self._low.llama_sampler_init_dry(
+            loaded.vocabulary,
+            settings.dry_multiplier,
+            settings.dry_base,
+            settings.dry_allowed_length,
+            _window(settings.dry_penalty_last_n, loaded),
+            (ctypes.c_char_p * len(breakers))(*breakers),
+            len(breakers),
+        )
+
+
+def _penalises(settings: SamplingSettings) -> bool:
+    return settings.repeat_penalty != 1 or settings.presence_penalty != 0 or settings.frequency_penalty != 0
+
+
+def _window(tokens: int, loaded: LoadedContext) -> int:
+    return min(loaded.context_tokens, tokens) if tokens >= 0 else loaded.context_tokens
+
+
+DIGITS = 5
+
+
+class ChoiceReader:
+    """Reads the `most` likeliest tokens beside each chosen one. It costs a look at all logits for each token."""
+
+    def __init__(self, loaded: LoadedContext, most: int) -> None:
+        # imported where it is asked for: it takes longer than all that a child imports for an answer
+        import numpy
+
+        self._numpy = numpy
+        self._loaded = loaded
+        self._most = min(most, loaded.vocabulary_size)
+        self._texts: dict[int, str] = {}
+
+    def read(self, place: int, token: int) -> TokenChoice:
+        """Return the choice of `token` by the logits at a place of the batch that was decoded last."""
+        numpy, loaded = self._numpy, self._loaded
+        pointer = loaded.engine.low.llama_get_logits_ith(loaded.context, place)
+        logits = numpy.ctypeslib.as_array(pointer, (loaded.vocabulary_size,))
+        weights = numpy.exp(logits - logits.max())
+        total = float(weights.sum(dtype=numpy.float64))
+        likeliest = numpy.argpartition(weights, -self._most)[-self._most :]
+        ordered = likeliest[numpy.argsort(weights[likeliest])[::-1]]
+        return TokenChoice(
+            self._text(token),
+            round(float(weights[token]) / total, DIGITS),
+            tuple((self._text(int(each)), round(float(weights[each]) / total, DIGITS)) for each in ordered),
+        )
+
+    def _text(self, token: int) -> str:
+        text = self._texts.get(token)
+        if text is None:
+            text = self._texts[token] = piece_text(self._loaded, token)
+        return text
+
+
+SHOWN = 8
+SAMPLED = 256
+
+
+def logit_digest(loaded: LoadedContext, request: Logits) -> LogitDigest:
+    """Decode the tokens from an empty cache and digest the logits of the last one.
+
+    Raises:
+        EndOfRequest: with the `Failure`.
+    """
+    if not loaded.makes_text:
+        raise failure("argument", "This model does not continue text and has no logits to compare.")
+    limit = min(loaded.context_tokens, loaded.batch_tokens)
+    if not 0 < len(request.tokens) <= limit:
+        raise failure("argument", f"Logits need 1 to {limit} tokens, not {len(request.tokens)}.")
+    size = loaded.vocabulary_size
+    if any(not 0 <= token < size for token in request.tokens):
+        raise failure("argument", f"Tokens of this model are 0 to {size - 1}.")
+    loaded.clear()
+    status = loaded.decode(request.tokens)
+    if status != DECODED:
+        raise EndOfRequest(decode_failure(status, loaded.log.facts))
+    logits = loaded.engine.low.llama_get_logits_ith(loaded.context, -1)
+    values = ctypes.cast(logits, ctypes.POINTER(ctypes.c_float * size)).contents
+    sha256 = hashlib.sha256(bytes(values)).hexdigest()
+    # A message has no word for what is not finite.
+    shown = tuple(values[:]) if all(map(math.isfinite, values)) else ()
+    loaded.clear()
+    return LogitDigest(sha256=sha256, first=shown[:SHOWN], sample=shown[:: max(1, -(-size // SAMPLED))])

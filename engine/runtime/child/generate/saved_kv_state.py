@@ -1,0 +1,286 @@
+"""Saved KV states: the file of one, and what it must have in common with the loaded model and its memory.
+
+The file has a magic and a version, the length of a JSON header, the header, the tokens as 32-bit numbers, the engine's
+bytes, and from version 2 on those of checkpoints. It may come from anywhere: every size is checked before memory is
+taken, and the engine checks what it reads again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import struct
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from engine.base.files import replacing
+from engine.base.json_file import UNREADABLE
+from engine.runtime.child.generate.checkpoints import MOST
+from engine.runtime.child.load.loaded_context import LoadedContext
+
+MAGIC = b"LDSQ"
+VERSIONS = (1, 2)
+MAX_HEADER_BYTES = 1 << 16
+TOKEN_BYTES = 4
+_PREFIX = struct.Struct("<4sII")
+
+
+class SequenceFileError(Exception):
+    """A file that cannot be used or written, with a sentence."""
+
+
+class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which model: what the engine calls it and a digest of its metadata; not where its layers are."""
+
+    description: str
+    architecture: str
+    n_layer: int
+    n_embd: int
+    n_vocab: int
+    n_params: int
+    size_bytes: int
+    metadata: str
+
+
+class KeptCheckpoint(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """After how many of the tokens it was taken, and its size."""
+
+    tokens: int
+    size_bytes: int
+
+
+class SequenceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a sequence fits. `streams`: how many sequences the memory kept in buffers of their own.
+
+    `digest` is of all that follows. Without flash attention values are stored another way than with it. `checkpoints`
+    ascend. `images`: what the tokens -1, -2... stand for.
+    """
+
+    model: ModelIdentity
+    type_k: str
+    type_v: str
+    swa_full: bool
+    streams: int
+    flash_attention: bool | None
+    tokens: int
+    state_bytes: int
+    digest: str
+    checkpoints: tuple[KeptCheckpoint, ...] = ()
+    images: tuple[str, ...] = ()
+
+    @property
+    def content_bytes(self) -> int:
+        """What follows the header."""
+        kept_bytes = sum(each.size_bytes for each in self.checkpoints)
+        return self.tokens * TOKEN_BYTES + self.state_bytes + kept_bytes
+
+    @property
+    def is_possible(self) -> bool:
+        """Tell whether the numbers can be those of a sequence."""
+        ends = [0, *(each.tokens for each in self.checkpoints), self.tokens + 1]
+        sizes = [self.state_bytes, *(each.size_bytes for each in self.checkpoints)]
+        return self.tokens > 0 and all(size > 0 for size in sizes) and all(one < next_ for one, next_ in pairwise(ends))
+
+
+def write_sequence(
+    path: Path, tokens: list[int], states: Sequence[memoryview], header: Callable[[str], SequenceHeader]
+) -> int:
+    """Write a file whole or not at all; returns its size. `states`: the sequence's, then those of its checkpoints;
+    `header` makes the header for a digest.
+
+    Raises:
+        SequenceFileError: it cannot be written there.
+    """
+    token_bytes = _token_bytes(tokens)
+    text = msgspec.json.encode(header(_digest(token_bytes, states)))
+    version = VERSIONS[0] if len(states) == 1 else VERSIONS[1]
+    try:
+        with replacing(path) as unfinished, unfinished.open("xb") as file:
+            file.write(_PREFIX.pack(MAGIC, version, len(text)))
+            file.write(text)
+            file.write(token_bytes)
+            for state in states:
+                file.write(state)
+            size_bytes = file.tell()
+    except OSError as error:
+        raise SequenceFileError(f"{path.name} cannot be written: {error.strerror or error}.") from None
+    return size_bytes
+
+
+class SequenceReader:
+    """Reads a file in two steps: the header, which says whether the rest is of use, then that."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def header(self) -> SequenceHeader:
+        """Read the header.
+
+        Raises:
+            SequenceFileError: it is no such file, is damaged, or is not all there.
+        """
+        with self._open() as file:
+            header, begin = self._read_header(file)
+            if file.seek(0, os.SEEK_END) != begin + header.content_bytes:
+                raise self._damaged("its length is not what it says")
+        return header
+
+    def content(self) -> tuple[list[int], bytes, list[tuple[int, bytearray]]]:
+        """Read tokens, state, and checkpoints with their numbers of tokens, where the header was found to be of use.
+
+        Raises:
+            SequenceFileError: it is damaged or cannot be read.
+        """
+        with self._open() as file:
+            header, _ = self._read_header(file)
+            token_bytes = file.read(header.tokens * TOKEN_BYTES)
+            state = file.read(header.state_bytes)
+            checkpoints = [bytearray(file.read(each.size_bytes)) for each in header.checkpoints]
+        if len(token_bytes) + len(state) + sum(map(len, checkpoints)) != header.content_bytes:
+            raise self._damaged("it ends too early")
+        if _digest(token_bytes, [state, *checkpoints]) != header.digest:
+            raise self._damaged("its content is not what was written")
+        places = [each.tokens for each in header.checkpoints]
+        return _tokens(token_bytes), state, list(zip(places, checkpoints, strict=True))
+
+    def _open(self) -> BinaryIO:
+        try:
+            # before it is opened: that alone waits for ever for a pipe
+            if self._path.exists() and not self._path.is_file():
+                raise SequenceFileError(f"{self._path.name} is not a regular file.")
+            return self._path.open("rb")
+        except OSError as error:
+            raise SequenceFileError(f"{self._path.name} cannot be read: {error.strerror or error}.") from None
+
+    def _read_header(self, file: BinaryIO) -> tuple[SequenceHeader, int]:
+        prefix = file.read(_PREFIX.size)
+        if len(prefix) < _PREFIX.size or not prefix.startswith(MAGIC):
+            raise SequenceFileError(f"{self._path.name} is not a saved sequence.")
+        _, version, length = _PREFIX.unpack(prefix)
+        if version not in VERSIONS:
+            raise SequenceFileError(
+                f"{self._path.name} is of version {version} and this program reads up to version {VERSIONS[-1]}."
+            )
+        if length > MAX_HEADER_BYTES:
+            raise self._damaged("its header is too long")
+        try:
+            header = msgspec.json.decode(file.read(length), type=SequenceHeader)
+        except UNREADABLE:
+            raise self._damaged("its header cannot be read") from None
+        if not header.is_possible:
+            raise self._damaged("its numbers cannot be")
+        return header, file.tell()
+
+    def _damaged(self, reason: str) -> SequenceFileError:
+        return SequenceFileError(f"{self._path.name} is damaged: {reason}.")
+
+
+def _digest(token_bytes: bytes, states: Sequence[bytes | bytearray | memoryview]) -> str:
+    digest = hashlib.sha256(token_bytes)
+    for state in states:
+        digest.update(state)
+    return digest.hexdigest()
+
+
+def _token_bytes(tokens: list[int]) -> bytes:
+    return struct.pack(f"<{len(tokens)}i", *tokens)
+
+
+def _tokens(token_bytes: bytes) -> list[int]:
+    return list(struct.unpack(f"<{len(token_bytes) // TOKEN_BYTES}i", token_bytes))
+
+
+_TEXT_BYTES = 4096
+_CELL_BYTES = 64
+"""More than the engine writes about one token beside its keys and values, for each of the memory's parts."""
+_SLACK_BYTES = 1 << 20
+
+
+def model_identity(loaded: LoadedContext) -> ModelIdentity:
+    """Return which model is loaded."""
+    low, model = loaded.engine.low, loaded.model
+    buffer = ctypes.create_string_buffer(_TEXT_BYTES)
+    low.llama_model_desc(model, buffer, _TEXT_BYTES)
+    description = buffer.value.decode("utf-8", "replace")
+    low.llama_model_meta_val_str(model, b"general.architecture", buffer, _TEXT_BYTES)
+    architecture = buffer.value.decode("utf-8", "replace")
+    digest = hashlib.sha256()
+    for index in range(int(low.llama_model_meta_count(model))):
+        for read in (low.llama_model_meta_key_by_index, low.llama_model_meta_val_str_by_index):
+            read(model, index, buffer, _TEXT_BYTES)
+            digest.update(buffer.value + b"\x00")
+    return ModelIdentity(
+        description=description,
+        architecture=architecture,
+        n_layer=int(low.llama_model_n_layer(model)),
+        n_embd=int(low.llama_model_n_embd(model)),
+        n_vocab=loaded.vocabulary_size,
+        n_params=int(low.llama_model_n_params(model)),
+        size_bytes=int(low.llama_model_size(model)),
+        metadata=digest.hexdigest(),
+    )
+
+
+def header_of(
+    loaded: LoadedContext, tokens: int, state_bytes: int, digest: str, checkpoints: tuple[KeptCheckpoint, ...] = ()
+) -> SequenceHeader:
+    """Return the header for a sequence of this context."""
+    settings = loaded.settings
+    return SequenceHeader(
+        model=model_identity(loaded),
+        type_k=settings.type_k,
+        type_v=settings.type_v,
+        swa_full=settings.swa_full,
+        streams=1 if settings.kv_unified else loaded.n_sequences,
+        flash_attention=loaded.log.facts.flash_attention,
+        tokens=tokens,
+        state_bytes=state_bytes,
+        digest=digest,
+        checkpoints=checkpoints,
+    )
+
+
+def refusal(loaded: LoadedContext, header: SequenceHeader) -> str | None:
+    """Return why a saved sequence does not suit this context, None if it does."""
+    ours = header_of(loaded, header.tokens, header.state_bytes, header.digest)
+    if header.model != ours.model:
+        return f"It is of another model: {_one_line(header.model.description)}; loaded is {ours.model.description}."
+    if (header.type_k, header.type_v) != (ours.type_k, ours.type_v):
+        return (
+            f"Its cache is {_one_line(header.type_k)} and {_one_line(header.type_v)}, the loaded one {ours.type_k} and "
+            f"{ours.type_v}. Load with the same KV types."
+        )
+    if header.swa_full != ours.swa_full:
+        return "It was saved with another setting of swa_full. Load with the same one."
+    if header.streams != ours.streams:
+        return (
+            f"It was saved with {header.streams} sequences kept apart and the loaded model has {ours.streams}. "
+            "Load with the same n_seq_max and kv_unified."
+        )
+    if header.flash_attention != ours.flash_attention:
+        return "It was saved with another setting of flash attention. Load with the same one."
+    if header.images and (loaded.media is None or not all(map(loaded.media.is_ours, header.images))):
+        return "It holds images or sounds that another projector read. Load with the same projector."
+    if header.tokens >= loaded.context_tokens:
+        return f"It holds {header.tokens} tokens and the context {loaded.context_tokens}. Load with a longer context."
+    # an image may take more cells than positions
+    cells = loaded.context_tokens if header.images else header.tokens
+    largest_bytes = max([header.state_bytes, *(each.size_bytes for each in header.checkpoints)])
+    if len(header.checkpoints) > MOST or largest_bytes > _most_bytes(loaded, cells):
+        return "It is larger than all of the loaded model's cache."
+    return None
+
+
+def _most_bytes(loaded: LoadedContext, tokens: int) -> int:
+    cache_bytes = sum(part.kv_cache_bytes + part.recurrent_bytes for part in loaded.parts())
+    return cache_bytes + tokens * _CELL_BYTES + _SLACK_BYTES
+
+
+def _one_line(text: str) -> str:
+    """Quote what a file says about itself."""
+    return " ".join("".join(character if character.isprintable() else " " for character in text).split())[:80]

@@ -1,0 +1,1 @@
+"""Loading a model and its context: parameters, side files, probes, the warm-up."""

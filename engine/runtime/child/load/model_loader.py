@@ -1,0 +1,357 @@
+"""Loading a model onto devices: allocate, read, make the context, warm up; and saying exactly how that ended.
+
+Our settings become llama.cpp's structs with every field written: the engine's and the binding's defaults are not ours.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+from typing import Any
+
+from engine.base.processor import default_threads
+from engine.planning.layout.engine_parameters import MATCHES_NO_TENSOR, EngineParameters, TensorOverride
+from engine.planning.settings.context_settings import ContextSettings
+from engine.runtime.child.load.loaded_context import LoadedContext, output_buffer_bytes
+from engine.runtime.child.load.media import Media
+from engine.runtime.child.load.side_files import LoadedSideFiles, SideFileLoader
+from engine.runtime.child.load.warm_up import StageReporter, WarmUp
+from engine.runtime.child.native import breakdown
+from engine.runtime.child.native.bindings import Bindings, TensorOverrideEntry
+from engine.runtime.child.native.breakdown import logged_parts
+from engine.runtime.child.native.devices import CPU_ID, ResolvedDevices, resolve_devices
+from engine.runtime.child.native.failures import EndOfRequest, failure
+from engine.runtime.child.native.log import (
+    EngineLog,
+    FreeMemory,
+    LoggedBuffer,
+    allocation_failure,
+    context_failure,
+    model_failure,
+)
+from engine.runtime.child.native.members import MemberBuffers
+from engine.runtime.child.native.stop import StopRequest
+from engine.runtime.protocol.messages import AllocationFailure, Load, LoadedModel, Part, Probe, Stopped
+
+GGML_TYPES = {
+    "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30,
+}  # fmt: skip
+FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
+SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
+LOAD_MODES = {"auto": -1, "none": 0, "mmap": 1, "mlock": 2, "mmap_mlock": 3, "direct_io": 4}
+LAZY_AUTO = 1
+UNSPECIFIED = -1
+
+
+class ModelParameters:
+    """`llama_model_params` with the arrays that it points to, which live as long as this object."""
+
+    def __init__(
+        self,
+        engine: Bindings,
+        parameters: EngineParameters,
+        devices: ResolvedDevices,
+        context: ContextSettings,
+        *,
+        dry: bool,
+    ) -> None:
+        entries = [devices.by_id[device_id] for device_id in parameters.devices]
+        self._devices = (ctypes.c_void_p * (len(entries) + 1))(*entries, None)
+        split_length = engine.low.llama_max_devices()
+        self._split = (ctypes.c_float * split_length)(*parameters.tensor_split[:split_length])
+        overrides = parameters.overrides or _stop_of_pipeline(parameters, context)
+        self._overrides = _override_table(engine, overrides, devices)
+        self._callback = engine.low.llama_progress_callback()
+        struct = engine.low.llama_model_default_params()
+        struct.devices = ctypes.addressof(self._devices)
+        struct.tensor_buft_overrides = ctypes.addressof(self._overrides) if overrides else None
+        struct.n_gpu_layers = parameters.n_gpu_layers
+        struct.split_mode = _choice(SPLIT_MODES, parameters.split_mode, "split mode")
+        # a dry run with a mapped file is an assertion in llama.cpp
+        struct.load_mode = LOAD_MODES["none"] if dry else _choice(LOAD_MODES, context.load_mode, "load mode")
+        struct.lazy_mode = LAZY_AUTO
+        # an index into an empty list is refused; -1 stands for "no device"
+        struct.main_gpu = parameters.main_gpu if entries else -1
+        struct.tensor_split = self._split
+        struct.progress_callback = self._callback
+        struct.progress_callback_user_data = None
+        struct.kv_overrides = None
+        struct.vocab_only = False
+        struct.check_tensors = False
+        struct.use_extra_bufts = parameters.extra_buffers
+        struct.no_host = False
+        struct.no_alloc = dry
+        struct.load_mtp = False
+        self.struct: Any = struct
+
+    def report_progress_to(self, callback: Any) -> None:
+        """Have the C callback `callback(fraction, data) -> bool` told what was read; False ends the load."""
+        self._callback = callback
+        self.struct.progress_callback = callback
+
+
+def context_struct(engine: Bindings, context: ContextSettings, stop: StopRequest | None) -> Any:
+    """Return `llama_context_params` for these settings; `stop` ends a computation on the CPU between graph nodes."""
+    low = engine.low
+    struct = low.llama_context_default_params()
+    struct.n_ctx = context.n_ctx
+    struct.n_batch = context.n_batch
+    struct.n_ubatch = context.n_ubatch
+    struct.n_seq_max = context.n_seq_max
+    struct.n_rs_seq = 0
+    struct.n_outputs_max = 0
+    struct.n_outputs_max_per_seq = 1
+    struct.n_threads = context.threads or default_threads()
+    struct.n_threads_batch = context.threads_batch or context.threads or default_threads()
+    struct.ctx_type = 0
+    struct.rope_scaling_type = UNSPECIFIED
+    struct.pooling_type = UNSPECIFIED
+    struct.attention_type = UNSPECIFIED
+    struct.flash_attn_type = _choice(FLASH_ATTENTION, context.flash_attn, "flash attention")
+    struct.rope_freq_base = struct.rope_freq_scale = 0.0
+    struct.yarn_ext_factor = struct.yarn_attn_factor = -1.0
+    struct.yarn_beta_fast = struct.yarn_beta_slow = -1.0
+    struct.yarn_orig_ctx = 0
+    struct.defrag_thold = -1.0
+    struct.cb_eval = low.ggml_backend_sched_eval_callback()
+    struct.cb_eval_user_data = None
+    struct.type_k = _choice(GGML_TYPES, context.type_k, "KV type")
+    struct.type_v = _choice(GGML_TYPES, context.type_v, "KV type")
+    struct.abort_callback = low.ggml_abort_callback() if stop is None else stop.native_callback(low.ggml_abort_callback)
+    struct.abort_callback_data = None if stop is None else stop.address
+    struct.embeddings = False
+    struct.offload_kqv = context.offload_kqv
+    struct.no_perf = True
+    struct.op_offload = bool(context.op_offload)
+    struct.swa_full = context.swa_full
+    struct.kv_unified = context.kv_unified
+    struct.samplers = None
+    struct.n_samplers = 0
+    struct.ctx_other = None
+    return struct
+
+
+def _stop_of_pipeline(parameters: EngineParameters, context: ContextSettings) -> tuple[TensorOverride, ...]:
+    """Return what keeps several devices from running as a pipeline: the engine has no switch for it, but does not
+    begin one where there is any override, if of no tensor."""
+    several = parameters.split_mode == "layer" and len(parameters.devices) > 1
+    return (TensorOverride(MATCHES_NO_TENSOR, CPU_ID),) if several and context.pipeline != "on" else ()
+
+
+def _override_table(engine: Bindings, overrides: tuple[TensorOverride, ...], devices: ResolvedDevices) -> Any:
+    table = (TensorOverrideEntry * (len(overrides) + 1))()
+    for entry, override in zip(table, overrides, strict=False):
+        entry.pattern = override.pattern.encode()
+        if override.device == CPU_ID:
+            entry.buffer_type = engine.cpu_buffer_type()
+        else:
+            entry.buffer_type = engine.device_buffer_type(devices.by_id[override.device])
+    return table
+
+
+def _choice(choices: dict[str, int], name: str, what: str) -> int:
+    if name not in choices:
+        raise failure("layout", f'"{name}" is not a {what}; use {", ".join(choices)}.')
+    return choices[name]
+
+
+MAPPING_MODES = ("auto", "mmap", "mmap_mlock")
+PLAIN_HOST_BUFFER = "CPU"
+"""The buffer type whose weights are not read but mapped, in a mapping load mode."""
+
+
+class ModelLoader:
+    """One load, from request to loaded context."""
+
+    def __init__(
+        self, engine: Bindings, log: EngineLog, stop: StopRequest, reporter: StageReporter, load: Load
+    ) -> None:
+        self._engine = engine
+        self._log = log
+        self._stop = stop
+        self._reporter = reporter
+        self._load = load
+        log.begin()
+        self._devices = resolve_devices(engine, load.devices, wanted_devices(load))
+        self._free = FreeMemory(self._devices)
+        log.on_failed = self._free.note
+        split = load.parameters.split_mode == "tensor"
+        members = {device: self._devices.by_id[device] for device in load.parameters.devices} if split else {}
+        self._members = MemberBuffers(engine, members, self._end_refused)
+        self._side_file_loader = SideFileLoader(engine, self._devices, log, self._free, stop)
+
+    def run(self) -> tuple[LoadedContext, LoadedModel]:
+        """Load, and return the loaded context with what is to be told of it.
+
+        Raises:
+            EndOfRequest: with `AllocationFailure`, `Failure` or `Stopped`; nothing stays allocated.
+        """
+        with self._members:
+            return self._run()
+
+    def _run(self) -> tuple[LoadedContext, LoadedModel]:
+        self._reporter.enter("allocate")
+        check_file(self._load.path)
+        model = self._read_model()
+        side_files: LoadedSideFiles | None = None
+        try:
+            side_files = self._load_side_files(model)
+            context = self._make_context(model, side_files)
+        except EndOfRequest:
+            if side_files is not None:
+                side_files.free()
+            self._engine.low.llama_model_free(model)
+            raise
+        loaded = LoadedContext(self._engine, self._log, self._devices, self._load.context, model, context, side_files)
+        side_files.adapters.apply(context)
+        if side_files.projector is not None:
+            loaded.media = Media(side_files.projector, int(self._engine.low.llama_model_n_embd_inp(model)))
+        try:
+            WarmUp(loaded, self._free, self._stop, self._reporter).run(self._load.context)
+        except EndOfRequest:
+            loaded.free()
+            raise
+        return loaded, self._describe(loaded)
+
+    def _read_model(self) -> int:
+        parameters = ModelParameters(self._engine, self._load.parameters, self._devices, self._load.context, dry=False)
+        parameters.report_progress_to(self._engine.low.llama_progress_callback(self._on_read))
+        self._check_stop()
+        model = self._engine.low.llama_model_load_from_file(self._load.path.encode(), parameters.struct)
+        if model:
+            self._members.weights_done()
+            return int(model)
+        if self._stop.requested:
+            raise EndOfRequest(Stopped(stage=self._reporter.stage))
+        self._raise_allocation_failure(self._placed_before_weights())
+        raise EndOfRequest(model_failure(self._load.path, self._log.facts))
+
+    def _on_read(self, fraction: float, _data: object) -> bool:
+        if self._reporter.stage == "allocate":
+            self._reporter.enter("read", 0.0)
+        self._reporter.advance(min(1.0, max(0.0, fraction)))
+        return not self._stop.requested
+
+    def _load_side_files(self, model: int) -> LoadedSideFiles:
+        placed = self._placed_before_context(model) if self._load.adapters or self._load.projector else ()
+        return self._side_file_loader.load(self._load, model, placed)
+
+    def _make_context(self, model: int, side_files: LoadedSideFiles) -> int:
+        self._check_stop()
+        self._reporter.enter("context")
+        self._log.on_buffer = self._on_buffer
+        struct = context_struct(self._engine, self._load.context, self._stop)
+        context = self._engine.low.llama_init_from_model(model, struct)
+        self._log.on_buffer = None
+        if context:
+            return int(context)
+        self._check_stop()
+        self._raise_allocation_failure((*self._placed_before_context(model), *side_files.parts))
+        raise EndOfRequest(context_failure(self._load.context.n_ctx, self._log.facts))
+
+    def _on_buffer(self, buffer: LoggedBuffer) -> None:
+        self._members.note(buffer)
+        self._reporter.name_device(self._devices.id_of_buffer_name(buffer.buffer_type))
+
+    def _end_refused(self, device: str, requested_bytes: int) -> None:
+        """Say that a member of a split refused memory, and end the process, as the engine would with an assertion."""
+        buffer_type = self._engine.buffer_type_name(self._engine.device_buffer_type(self._devices.by_id[device]))
+        self._reporter.say_last(
+            AllocationFailure(
+                stage=self._reporter.stage,
+                device=device,
+                buffer_type=buffer_type,
+                requested_bytes=requested_bytes,
+                free_bytes=self._devices.free_bytes(device),
+                parts=self._members.placed(),
+                text=f"failed to allocate {buffer_type} buffer of size {requested_bytes}",
+            )
+        )
+        os._exit(1)
+
+    def _describe(self, loaded: LoadedContext) -> LoadedModel:
+        facts = self._log.facts
+        names = {name: self._devices.id_of_name(name) for name in self._logged_names()}
+        return LoadedModel(
+            parts=self._members.split(loaded.parts()),
+            n_ctx=int(self._engine.low.llama_n_ctx(loaded.context)),
+            n_ctx_seq=loaded.context_tokens,
+            slots=max(1, self._load.context.n_seq_max),
+            n_vocab=loaded.vocabulary_size,
+            flash_attention=facts.flash_attention,
+            chat_template=bool(self._engine.low.llama_model_chat_template(loaded.model, None)),
+            layer_devices=tuple(names[name] for _, name in sorted(facts.layer_devices.items())),
+            kv_devices=tuple((layer, names[name]) for layer, name in sorted(facts.cache_devices.items())),
+        )
+
+    def _logged_names(self) -> set[str]:
+        return {*self._log.facts.layer_devices.values(), *self._log.facts.cache_devices.values()}
+
+    def _check_stop(self) -> None:
+        if self._stop.requested:
+            raise EndOfRequest(Stopped(stage=self._reporter.stage))
+
+    def _raise_allocation_failure(self, parts: tuple[Part, ...]) -> None:
+        failed = allocation_failure(self._devices, self._log.facts, self._free, self._reporter.stage, parts)
+        if failed is not None:
+            raise EndOfRequest(failed)
+
+    def _placed_before_weights(self) -> tuple[Part, ...]:
+        """Return the weight buffers that were allocated before the one that was refused.
+
+        The engine logs their sizes only after all of them are there. It goes by the names of the buffer types, so a
+        dry load gives the sizes and the order tells which came first.
+        """
+        failed = self._log.facts.failed
+        if not failed:
+            return ()
+        sizes = dry_weights(self._engine, self._devices, self._load)
+        names = {self._engine.buffer_type_name(key): size for key, size in sizes.items()}
+        mapping = self._load.context.load_mode in MAPPING_MODES
+        return tuple(
+            Part(
+                device=self._devices.id_of_buffer_name(name),
+                buffer_type=name,
+                weights_bytes=size.model_bytes,
+                mapped=mapping and name == PLAIN_HOST_BUFFER,
+            )
+            for name, size in sorted(names.items())
+            if name < failed[-1].buffer_type and size.model_bytes
+        )
+
+    def _placed_before_context(self, model: int) -> tuple[Part, ...]:
+        vocabulary = self._engine.low.llama_model_get_vocab(model)
+        output_bytes = output_buffer_bytes(self._engine.low.llama_vocab_n_tokens(vocabulary), self._load.context)
+        weights = breakdown.model_bytes(self._engine, model)
+        return logged_parts(self._devices, self._log.facts, weights, output_bytes)
+
+
+def dry_weights(engine: Bindings, devices: ResolvedDevices, load: Load) -> dict[int, breakdown.BufferBytes]:
+    """Return the weights by buffer type that a load without allocating would place; empty if it cannot be told."""
+    parameters = ModelParameters(engine, load.parameters, devices, load.context, dry=True)
+    model = engine.low.llama_model_load_from_file(load.path.encode(), parameters.struct)
+    if not model:
+        return {}
+    try:
+        return breakdown.model_bytes(engine, model) or {}
+    finally:
+        engine.low.llama_model_free(model)
+
+
+def wanted_devices(request: Load | Probe) -> tuple[str, ...]:
+    """Return the ids that a request places anything on."""
+    projector = () if request.projector is None else (request.projector.device,)
+    return (*request.parameters.devices, *(override.device for override in request.parameters.overrides), *projector)
+
+
+def check_file(path: str) -> None:
+    """End the request where there is no file to read."""
+    try:
+        # before it is opened: that alone waits for ever where it has become a pipe
+        if not Path(path).is_file() and Path(path).exists():
+            raise failure("model_file", f"{Path(path).name} is not a regular file; choose the .gguf file itself.")
+        with Path(path).open("rb"):
+            return
+    except OSError as error:
+        raise failure("model_file", f"{Path(path).name}: {error.strerror or error}.") from None

@@ -1,0 +1,272 @@
+"""What is loaded with a model: LoRA adapters, and the projector that turns images or sound into its input.
+
+What a projector takes on each device is the engine's own account, to the byte. Its functions are C++ and not part of
+the C interface (`clip_get_mem_usage`, `mtmd_get_memory_usage`); if they are not exported, or give no map of the form
+that `breakdown` reads, the log says it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.base.processor import default_threads
+from engine.runtime.child.native.bindings import Bindings
+from engine.runtime.child.native.breakdown import read_map
+from engine.runtime.child.native.devices import CPU_ID, ResolvedDevices
+from engine.runtime.child.native.failures import EndOfRequest, failure
+from engine.runtime.child.native.log import EngineLog, FreeMemory, allocation_failure
+from engine.runtime.child.native.stop import StopRequest
+from engine.runtime.protocol.messages import AdapterFile, AllocationFailure, Load, Part, ProjectorFile
+
+PROJECTOR = "projector"
+_OF_ENCODER = "_Z18clip_get_mem_usagePK8clip_ctx"
+_DRY = "_Z21mtmd_get_memory_usagePKc19mtmd_context_params"
+_ENCODERS = 2
+"""A loaded projector begins with the addresses of its encoders, for images and for sound; 0 where it has none."""
+
+
+def loaded_bytes(library: Any, handle: int) -> dict[int, int] | None:
+    """Return bytes by device of a loaded projector, weights without their padding; None where they cannot be read."""
+    function = _function(library, _OF_ENCODER, ctypes.c_void_p)
+    if function is None:
+        return None
+    total: dict[int, int] = {}
+    for encoder in (ctypes.c_void_p * _ENCODERS).from_address(handle):
+        if encoder is None:
+            continue
+        found = read_map(lambda space, encoder=encoder: function(space, encoder), 1)  # type: ignore[misc]
+        if found is None:
+            return None
+        for device, (size_bytes,) in found.items():
+            total[device] = total.get(device, 0) + size_bytes
+    return total
+
+
+def dry_bytes(library: Any, file: ProjectorFile, parameters: Any) -> dict[int, int] | None:
+    """Return what `loaded_bytes` would of a projector that is not loaded; its buffers are made for a moment."""
+    function = _function(library, _DRY, ctypes.c_char_p, library.mtmd_context_params)
+    if function is None:
+        return None
+    found = read_map(lambda space: function(space, file.path.encode(), parameters), 1)
+    return {device: size_bytes for device, (size_bytes,) in found.items()} if found else None
+
+
+def exact_parts(devices: ResolvedDevices, file: ProjectorFile, sizes: dict[int, int] | None) -> tuple[Part, ...] | None:
+    """Return weights and compute buffers; None where the engine's account does not go with the file's header."""
+    home = devices.by_id[file.device]
+    if sizes is None or not file.plain_bytes or sizes.get(home, 0) < file.plain_bytes:
+        return None
+    ids = {device: device_id for device_id, device in devices.by_id.items()}
+    if not sizes.keys() <= ids.keys():
+        return None
+    computing = {ids[device]: size - (file.plain_bytes if device == home else 0) for device, size in sizes.items()}
+    return (
+        Part(device=file.device, buffer_type=PROJECTOR, weights_bytes=file.weights_bytes),
+        *(
+            Part(device=device_id, buffer_type=PROJECTOR, compute_bytes=size_bytes)
+            for device_id, size_bytes in computing.items()
+            if size_bytes
+        ),
+    )
+
+
+def _function(library: Any, name: str, *arguments: Any) -> Any:
+    """Return a function that writes a map to an address; None where the engine does not export it."""
+    try:
+        function = library._libmtmd[name]
+    except (AttributeError, ValueError):
+        return None
+    function.restype, function.argtypes = None, [ctypes.c_void_p, *arguments]
+    return function
+
+
+AUTO_FLASH_ATTENTION = -1
+NODES_AT_ONCE = 32
+"""About a layer of a projector: a stop need not wait for more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """Adapters of a model; they are freed with it."""
+
+    engine: Bindings
+    handles: tuple[Any, ...] = ()
+    scales: tuple[float, ...] = ()
+
+    def apply(self, context: int) -> None:
+        """Have `context` compute with them from now on; the next batch makes its buffers anew."""
+        if self.handles:
+            count = len(self.handles)
+            handles = (self.engine.low.llama_adapter_lora_p_ctypes * count)(*self.handles)
+            scales = (ctypes.c_float * count)(*self.scales)
+            self.engine.low.llama_set_adapters_lora(context, handles, count, scales)
+
+
+@dataclass(frozen=True, slots=True)
+class Projector:
+    """A loaded projector, with the binding that it is freed through. `marker`: what stands for an image in a text.
+
+    `kept` is what the engine calls back.
+    """
+
+    library: Any
+    handle: int
+    path: Path
+    marker: str
+    kept: Any
+
+    def free(self) -> None:
+        self.library.mtmd_free(self.handle)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSideFiles:
+    """Adapters and projector of a model; `parts` is what they take, as the engine logs it (in steps of 0.01 MiB)."""
+
+    adapters: Adapters
+    projector: Projector | None = None
+    parts: tuple[Part, ...] = ()
+
+    def free(self) -> None:
+        """Give back what is not freed with the model."""
+        if self.projector is not None:
+            self.projector.free()
+
+
+class SideFileLoader:
+    """Loads adapters and projector of a model whose weights are loaded."""
+
+    def __init__(
+        self, engine: Bindings, devices: ResolvedDevices, log: EngineLog, free: FreeMemory, stop: StopRequest
+    ) -> None:
+        self._engine, self._devices, self._log, self._free, self._stop = engine, devices, log, free, stop
+
+    def load(self, load: Load, model: int, placed: tuple[Part, ...]) -> LoadedSideFiles:
+        """Load what the request names; `placed` is what was allocated before.
+
+        Raises:
+            EndOfRequest: with `AllocationFailure` or with the `Failure` of a file; then nothing is left to free.
+        """
+        handles = tuple(self._adapter(model, file, placed) for file in load.adapters)
+        adapters = Adapters(self._engine, handles, tuple(file.scale for file in load.adapters))
+        parts = self._adapter_parts()
+        if load.projector is None:
+            return LoadedSideFiles(adapters, None, parts)
+        n_threads = load.context.threads_batch or load.context.threads or default_threads()
+        projector, further = self._projector(model, load.projector, n_threads, (*placed, *parts))
+        return LoadedSideFiles(adapters, projector, (*parts, *further))
+
+    def _adapter_parts(self) -> tuple[Part, ...]:
+        return tuple(
+            Part(device=self._devices.id_of_buffer_name(name), buffer_type=name, weights_bytes=size_bytes)
+            for name, size_bytes in self._log.facts.logged_bytes("lora").items()
+        )
+
+    def _projector(
+        self, model: int, file: ProjectorFile, n_threads: int, placed: tuple[Part, ...]
+    ) -> tuple[Projector, tuple[Part, ...]]:
+        self._make_sure_of_room(file, placed)
+        library = projector_library()
+        library.mtmd_log_set(self._engine.projector_log_callback, ctypes.c_void_p(0))
+        parameters = projector_parameters(library, self._devices, file, n_threads)
+        # text of a conversation cannot hold it by chance or on purpose
+        marker = f"<__media_{secrets.token_hex(16)}__>"
+        parameters.media_marker = marker.encode()
+        parameters.cb_eval = watch = self._watch()
+        buffers = self._log.facts.buffers
+        logged_before = len(buffers)
+        handle = library.mtmd_init_from_file(file.path.encode(), model, parameters)
+        logged = buffers[logged_before:]
+        del buffers[logged_before:]
+        if not handle:
+            raise self._refusal(file.path, "llama.cpp cannot load it as this model's projector")
+        exact = exact_parts(self._devices, file, loaded_bytes(library, int(handle)))
+        projector = Projector(library, int(handle), Path(file.path), marker, watch)
+        if exact is not None:
+            return projector, exact
+        weights = Part(device=file.device, buffer_type=PROJECTOR, weights_bytes=self._log.facts.projector_bytes)
+        computing = (
+            Part(
+                device=self._devices.id_of_buffer_name(each.buffer_type),
+                buffer_type=each.buffer_type,
+                compute_bytes=each.size_bytes,
+            )
+            for each in logged
+        )
+        return projector, (weights, *computing)
+
+    def _watch(self) -> Any:
+        """Return what the engine asks between the nodes of a projector's graph: a stop ends an image in its middle."""
+        nodes = 0
+
+        def on_node(_tensor: object, asks: bool, _data: object) -> bool:
+            nonlocal nodes
+            if not asks:
+                return not self._stop.requested
+            nodes += 1
+            return nodes % NODES_AT_ONCE == 0
+
+        return self._engine.low.ggml_backend_sched_eval_callback(on_node)
+
+    def _adapter(self, model: int, file: AdapterFile, placed: tuple[Part, ...]) -> Any:
+        failed_before = len(self._log.facts.failed)
+        handle = self._engine.low.llama_adapter_lora_init(model, file.path.encode())
+        if handle:
+            return handle
+        if len(self._log.facts.failed) > failed_before:
+            refused = allocation_failure(self._devices, self._log.facts, self._free, "read", placed)
+            if refused is not None:
+                raise EndOfRequest(refused)
+        raise self._refusal(file.path, "llama.cpp cannot use it as an adapter of this model")
+
+    def _make_sure_of_room(self, file: ProjectorFile, placed: tuple[Part, ...]) -> None:
+        """Allocate and free what the weights will take: where the engine itself does not get it, it aborts."""
+        buffer_type = self._engine.device_buffer_type(self._devices.by_id[file.device])
+        buffer = self._engine.allocate_buffer(buffer_type, file.weights_bytes)
+        if buffer:
+            self._engine.free_buffer(buffer)
+            return
+        name = self._engine.buffer_type_name(buffer_type)
+        raise EndOfRequest(
+            AllocationFailure(
+                stage="read",
+                device=file.device,
+                buffer_type=name,
+                requested_bytes=file.weights_bytes,
+                free_bytes=self._devices.free_bytes(file.device),
+                parts=placed,
+                text=f"failed to allocate {name} buffer of size {file.weights_bytes} for the projector",
+            )
+        )
+
+    def _refusal(self, path: str, what: str) -> EndOfRequest:
+        # The first line says what was wrong, those behind it what that led to.
+        reason = next(iter(self._log.facts.reasons()), "it gave no reason").removeprefix("error: ").rstrip(".")
+        return failure("model_file", f"{Path(path).name}: {what}: {reason}.")
+
+
+def projector_parameters(library: Any, devices: ResolvedDevices, file: ProjectorFile, n_threads: int) -> Any:
+    """Return how a projector is loaded: on its device, with what an image of its usual size takes."""
+    parameters = library.mtmd_context_params_default()
+    parameters.use_gpu = file.device != CPU_ID
+    parameters.device = devices.by_id[file.device] if file.device != CPU_ID else None
+    parameters.n_threads = n_threads
+    parameters.print_timings = False
+    parameters.flash_attn_type = AUTO_FLASH_ATTENTION
+    parameters.warmup = True
+    return parameters
+
+
+def projector_library() -> Any:
+    """Return the binding of libmtmd, which builds may leave out."""
+    try:
+        from llama_cpp import mtmd_cpp
+    except (ImportError, OSError, RuntimeError) as error:
+        raise failure(
+            "argument", f"This build of llama.cpp loads no projectors ({error}). Load the model without its projector."
+        ) from None
+    return mtmd_cpp

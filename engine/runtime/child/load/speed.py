@@ -1,0 +1,241 @@
+"""How fast a device reads weights and how far away it is: the engine's own kernels on a matrix of zeros.
+
+A token multiplies every weight with one column, so a product of a large matrix and one column says how fast weights
+are read: of each type of weights by itself, since on processors the arithmetic of unpacking them decides. A product
+with many columns says how fast prompts are multiplied. A graph of many sums of one column says what a computation costs
+that reads nothing. Reading a few bytes back is a round trip; it ends the computation too, which remote devices do not
+wait for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable
+from typing import Any, Self
+
+import msgspec
+
+from engine.runtime.child.native.bindings import Bindings, InitParams
+from engine.runtime.child.native.devices import CPU_ID, resolve_devices
+from engine.runtime.child.native.failures import failure
+from engine.runtime.protocol.messages import DeviceSpeed, MeasureSpeed
+
+_F16, _F32 = 1, 0
+_COLUMNS = 4096
+_MIN_ROWS = 64
+_SENT_BYTES = 4 << 20
+"""Below what remote workers look for in their cache first."""
+_ROUND_TRIPS = 20
+_MEASURED_S = 0.4
+_MEASURED_TYPE_S = 0.25
+_MAX_PASSES = 50
+_PART_S = 0.008
+"""A pass through the matrix that takes longer is measured in parts: on a busy machine a short one is left in peace."""
+_MAX_PARTS = 32
+_SUMS = 256
+_TOKENS = 128
+"""As many columns make arithmetic decide."""
+_MANY_ROWS = 4096
+_MEASURED_PRODUCT_S = 0.1
+_SHORT_S = 0.002
+_GRAPH_NODES = 512
+
+
+def measure_speed(engine: Bindings, request: MeasureSpeed) -> DeviceSpeed:
+    """Measure one device. Takes some seconds, and `size_bytes` of its memory for that time.
+
+    A device may take as long for each type as others for all: those left when `enough_s` are over are left out.
+
+    Raises:
+        EndOfRequest: where the device is gone or has no room.
+    """
+    end = time.perf_counter() + request.enough_s
+    device = resolve_devices(engine, [request.device], [request.device.id]).by_id[request.device.id]
+    with _Graph(engine, device, request) as graph:
+        speed = graph.measure()
+    with _Graph(engine, device, request, sums=_SUMS) as graph:
+        op_s = graph.op_s(_MEASURED_TYPE_S)
+    by_type, products = {}, {}
+    for name, number in request.types.items():
+        if time.perf_counter() > end:
+            break
+        with _Graph(engine, device, request, type_number=number) as graph:
+            by_type[name] = graph.read_bytes_per_second(_MEASURED_TYPE_S)
+    for name, number in {"F16": _F16, **request.types}.items():
+        if time.perf_counter() > end:
+            break
+        products[name] = _products_per_second(engine, device, request, number)
+    return msgspec.structs.replace(speed, by_type=by_type, op_s=op_s, products=products)
+
+
+def _products_per_second(engine: Bindings, device: int, request: MeasureSpeed, type_number: int) -> float:
+    """Return weights times tokens per second: of a small matrix, and where that is done at once of a large one."""
+    for rows in (_MIN_ROWS, _MANY_ROWS):
+        with _Graph(engine, device, request, type_number=type_number, rows=rows, tokens=_TOKENS) as graph:
+            seconds = graph.work_s(_MEASURED_PRODUCT_S)
+        if seconds > _SHORT_S:
+            break
+    return graph.rows * _COLUMNS * _TOKENS / seconds
+
+
+class _Graph:
+    """A matrix and a column on a device, and the graph that multiplies them, or adds the column up `sums` times.
+
+    `rows` of the matrix, 0: as many as there is memory for; `tokens`: how many columns.
+    """
+
+    def __init__(
+        self,
+        engine: Bindings,
+        device: int,
+        request: MeasureSpeed,
+        *,
+        type_number: int = _F16,
+        sums: int = 0,
+        rows: int = 0,
+        tokens: int = 1,
+    ) -> None:
+        pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+        bind = engine.bind
+        self._free_backend = bind("ggml_backend_free", None, pointer)
+        self._free_tensors = bind("ggml_free", None, pointer)
+        self._free_buffer = engine.free_buffer
+        self._compute = bind("ggml_backend_graph_compute", number, pointer, pointer)
+        self._set = bind("ggml_backend_tensor_set", None, pointer, pointer, size, size)
+        self._get = bind("ggml_backend_tensor_get", None, pointer, pointer, size, size)
+        new_tensor = bind("ggml_new_tensor_2d", pointer, pointer, number, ctypes.c_int64, ctypes.c_int64)
+        row_bytes = bind("ggml_row_size", size, number, ctypes.c_int64)(type_number, _COLUMNS)
+        most_rows = max(_MIN_ROWS, request.size_bytes // row_bytes)
+        self.rows = rows = _MIN_ROWS if sums else min(rows or most_rows, most_rows)
+        self._matrix_bytes = row_bytes * rows
+        self._buffer: int | None = None
+        self._backend = bind("ggml_backend_dev_init", pointer, pointer, ctypes.c_char_p)(device, None)
+        if not self._backend:
+            raise failure("unreachable", f"{request.device.id} cannot be used now. List the devices again.")
+        if request.device.id == CPU_ID:
+            self._use_threads(engine, device, request.n_threads)
+        n_tensors, n_graphs = sums + 2 * _MAX_PARTS + 64, 2 + 2 * _MAX_PARTS
+        room = n_tensors * bind("ggml_tensor_overhead", size)()
+        room += n_graphs * bind("ggml_graph_overhead_custom", size, size, ctypes.c_bool)(_GRAPH_NODES, False)
+        self._tensors = bind("ggml_init", pointer, InitParams)(InitParams(room, None, True))
+        self._matrix = new_tensor(self._tensors, type_number, _COLUMNS, rows)
+        column = new_tensor(self._tensors, _F32, _COLUMNS, tokens)
+        self._result = bind("ggml_mul_mat", pointer, pointer, pointer, pointer)(self._tensors, self._matrix, column)
+        if sums:
+            add = bind("ggml_add", pointer, pointer, pointer, pointer)
+            self._result = column
+            for _ in range(sums):
+                self._result = add(self._tensors, self._result, column)
+        self._sums = sums
+        self._graph = self._graph_of(engine, self._result)
+        self._parts: list[int] = []
+        if not sums and tokens == 1:
+            rows_each = max(_MIN_ROWS, rows // _MAX_PARTS)
+            view = bind("ggml_view_2d", pointer, pointer, pointer, ctypes.c_int64, ctypes.c_int64, size, size)
+            for first in range(0, rows - rows_each + 1, rows_each):
+                part = view(self._tensors, self._matrix, _COLUMNS, rows_each, row_bytes, first * row_bytes)
+                product = bind("ggml_mul_mat", pointer, pointer, pointer, pointer)(self._tensors, part, column)
+                self._parts.append(self._graph_of(engine, product))
+            self._part_bytes = rows_each * row_bytes
+        self._buffer = bind("ggml_backend_alloc_ctx_tensors", pointer, pointer, pointer)(self._tensors, self._backend)
+        if not self._buffer:
+            self._free()
+            raise failure("busy", f"{request.device.id} has no room for a test of its speed. Unload models first.")
+        # Memory that was never written is one page of zeros, which no reading of says anything.
+        bind("ggml_backend_buffer_clear", None, pointer, ctypes.c_uint8)(self._buffer, 0)
+
+    def _graph_of(self, engine: Bindings, result: int) -> int:
+        """Return a graph that computes `result`."""
+        pointer, size = ctypes.c_void_p, ctypes.c_size_t
+        new_graph = engine.bind("ggml_new_graph_custom", pointer, pointer, size, ctypes.c_bool)
+        graph: int = new_graph(self._tensors, _GRAPH_NODES, False)
+        engine.bind("ggml_build_forward_expand", None, pointer, pointer)(graph, result)
+        return graph
+
+    def _use_threads(self, engine: Bindings, device: int, n_threads: int) -> None:
+        address = engine.registry_function(engine.device_registry(device), b"ggml_backend_set_n_threads")
+        if address:
+            ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)(address)(self._backend, n_threads)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._free()
+
+    # What disturbs makes slower, never faster: the best of several passes counts.
+
+    def measure(self) -> DeviceSpeed:
+        """Return how fast F16 weights are read, and how far away the device is."""
+        block = ctypes.create_string_buffer(min(_SENT_BYTES, self._matrix_bytes))
+
+        def send() -> None:
+            self._set(self._matrix, block, 0, len(block))
+            self._ask()
+
+        self._work()
+        sent_s = max(_best(send, _MEASURED_S) - self._round_trip_s(), 1e-9)
+        return DeviceSpeed(
+            read_bytes_per_second=self.read_bytes_per_second(_MEASURED_S),
+            round_trip_s=self._round_trip_s(),
+            sent_bytes_per_second=len(block) / sent_s,
+        )
+
+    def read_bytes_per_second(self, measured_s: float) -> float:
+        """Return how fast the matrix is read."""
+        self._work()
+        whole_s, trip_s = _best(self._work, measured_s), self._round_trip_s()
+        found = float(self._matrix_bytes) / max(whole_s - trip_s, 1e-9)
+        if whole_s <= _PART_S:
+            return found
+        end = time.perf_counter() + measured_s
+        while time.perf_counter() < end:
+            for graph in self._parts:
+                part_s = _seconds(lambda graph=graph: self._work(graph))  # type: ignore[misc]
+                found = max(found, self._part_bytes / max(part_s - trip_s, 1e-9))
+        return found
+
+    def op_s(self, measured_s: float) -> float:
+        """Return the seconds of one of many sums."""
+        return self.work_s(measured_s) / self._sums
+
+    def work_s(self, measured_s: float) -> float:
+        """Return the seconds of the whole graph."""
+        self._work()
+        return max(_best(self._work, measured_s) - self._round_trip_s(), 1e-9)
+
+    def _round_trip_s(self) -> float:
+        return min(_seconds(self._ask) for _ in range(_ROUND_TRIPS))
+
+    def _ask(self) -> None:
+        word = ctypes.create_string_buffer(4)
+        self._get(self._result, word, 0, len(word))
+
+    def _work(self, graph: int | None = None) -> None:
+        self._compute(self._backend, self._graph if graph is None else graph)
+        self._ask()
+
+    def _free(self) -> None:
+        """Give everything back."""
+        if self._buffer:
+            self._free_buffer(self._buffer)
+        self._free_tensors(self._tensors)
+        self._free_backend(self._backend)
+
+
+def _best(work: Callable[[], Any], measured_s: float) -> float:
+    """Return the least seconds of as many passes as fit into the time for them."""
+    end = time.perf_counter() + measured_s
+    best = _seconds(work)
+    for _ in range(_MAX_PASSES):
+        if time.perf_counter() >= end:
+            break
+        best = min(best, _seconds(work))
+    return best
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun

@@ -1,0 +1,201 @@
+"""Bytes per buffer type, from the `std::map` that llama.cpp returns or from its log, as `Part`s booked on our devices.
+
+The functions are C++ and return the map by value. Its memory layout is libstdc++'s; anything that does not look like
+such a map gives None, and the caller falls back to the log. The few bytes of map nodes are left to the process's end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from engine.runtime.child.native.bindings import Bindings
+from engine.runtime.child.native.devices import CPU_ID, ResolvedDevices
+from engine.runtime.child.native.log import LogFacts
+from engine.runtime.protocol.messages import Part
+
+MAX_BUFFER_TYPES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class BufferBytes:
+    """Bytes in one buffer type."""
+
+    model_bytes: int = 0
+    context_bytes: int = 0
+    compute_bytes: int = 0
+
+
+class _Node(ctypes.Structure):
+    """The head of a `_Rb_tree_node`, then the key; the value follows."""
+
+    _fields_ = [
+        ("color", ctypes.c_size_t),
+        ("parent", ctypes.c_void_p),
+        ("left", ctypes.c_void_p),
+        ("right", ctypes.c_void_p),
+        ("key", ctypes.c_void_p),
+    ]
+
+
+class _Map(ctypes.Structure):
+    """A `std::map` object, with room to spare for other standard libraries' idea of it."""
+
+    _fields_ = [
+        ("compare", ctypes.c_size_t),
+        ("color", ctypes.c_size_t),
+        ("root", ctypes.c_void_p),
+        ("leftmost", ctypes.c_void_p),
+        ("rightmost", ctypes.c_void_p),
+        ("count", ctypes.c_size_t),
+        ("spare", ctypes.c_size_t * 8),
+    ]
+
+
+def context_bytes(engine: Bindings, context: int) -> dict[int, BufferBytes] | None:
+    """Return bytes by buffer type address for a context and its model, None where they cannot be read."""
+    return _read(engine, engine.context_breakdown, context, 3)
+
+
+def model_bytes(engine: Bindings, model: int) -> dict[int, BufferBytes] | None:
+    """Return the bytes of the weights by buffer type address, None where they cannot be read."""
+    return _read(engine, engine.model_breakdown, model, 1)
+
+
+def _read(engine: Bindings, function: object, subject: int, values: int) -> dict[int, BufferBytes] | None:
+    if not callable(function):
+        return None
+    found = read_map(lambda space: function(space, subject), values)
+    if found is None or not all(map(engine.buffer_type_name, found)):
+        return None
+    return {key: BufferBytes(*sizes) for key, sizes in found.items()}
+
+
+def read_map(fill: Callable[[int], object], values: int) -> dict[int, tuple[int, ...]] | None:
+    """Return the map that a function writes to an address, with so many sizes under each key; None where it is none."""
+    if not sys.platform.startswith("linux"):
+        return None
+    space = _Map()
+    fill(ctypes.addressof(space))
+    if not _plausible(space):
+        return None
+    found: dict[int, tuple[int, ...]] = {}
+    for node in _walk(space.root, space.count):
+        key = _Node.from_address(node).key
+        if key is None:
+            return None
+        found[key] = tuple((ctypes.c_size_t * values).from_address(node + ctypes.sizeof(_Node)))
+    return found if len(found) == space.count else None
+
+
+def _plausible(space: _Map) -> bool:
+    """Tell whether this is the header of a red-black tree: the root's parent must be the header itself."""
+    if space.count == 0:
+        return space.root is None
+    if space.count > MAX_BUFFER_TYPES or not space.root or any(space.spare):
+        return False
+    header = ctypes.addressof(space) + _Map.color.offset
+    return bool(_Node.from_address(space.root).parent == header)
+
+
+def _walk(node: int | None, limit: int) -> Iterator[int]:
+    """Yield at most `limit` node addresses in key order."""
+    pending: list[int] = []
+    seen = 0
+    while (node or pending) and seen < limit:
+        while node:
+            pending.append(node)
+            node = _Node.from_address(node).left
+        node = pending.pop()
+        yield node
+        seen += 1
+        node = _Node.from_address(node).right
+
+
+LOG_RESOLUTION_BYTES = 1024 * 1024 // 100
+MAPPED_SUFFIX = "_Mapped"
+
+
+def measured_parts(
+    devices: ResolvedDevices, breakdown: dict[int, BufferBytes], facts: LogFacts, output_bytes: int
+) -> tuple[Part, ...]:
+    """Return the parts of a model and its context; exact where the log's rounding is not needed.
+
+    `output_bytes` is what the output buffer should take; it counts where the engine's log agrees.
+    """
+    recurrent = facts.logged_bytes("rs")
+    attention = facts.logged_bytes("kv")
+    parts: dict[str, Part] = {}
+    for buffer_type, size in breakdown.items():
+        name = devices.engine.buffer_type_name(buffer_type)
+        kv_bytes, recurrent_bytes = _split_context(size.context_bytes, name in attention, recurrent.get(name))
+        parts[name] = Part(
+            device=devices.id_of_buffer_type(buffer_type),
+            buffer_type=name,
+            weights_bytes=size.model_bytes,
+            kv_cache_bytes=kv_bytes,
+            recurrent_bytes=recurrent_bytes,
+            compute_bytes=size.compute_bytes,
+            mapped=name.endswith(MAPPED_SUFFIX),
+        )
+    return _filled(_with_output(parts, facts, output_bytes))
+
+
+def logged_parts(
+    devices: ResolvedDevices, facts: LogFacts, weights: dict[int, BufferBytes] | None, output_bytes: int
+) -> tuple[Part, ...]:
+    """Return the parts that the log told of so far, with exact weights where `weights` has them."""
+    names = {use: facts.logged_bytes(use) for use in ("model", "kv", "rs", "compute")}
+    if weights is not None:
+        names["model"] = {devices.engine.buffer_type_name(key): size.model_bytes for key, size in weights.items()}
+    parts = {
+        name: Part(
+            device=devices.id_of_buffer_name(name),
+            buffer_type=name,
+            weights_bytes=names["model"].get(name, 0),
+            kv_cache_bytes=names["kv"].get(name, 0),
+            recurrent_bytes=names["rs"].get(name, 0),
+            compute_bytes=names["compute"].get(name, 0),
+            mapped=name.endswith(MAPPED_SUFFIX),
+        )
+        for name in dict.fromkeys(name for sizes in names.values() for name in sizes)
+    }
+    return _filled(_with_output(parts, facts, output_bytes))
+
+
+def _split_context(total_bytes: int, has_attention: bool, logged_recurrent: int | None) -> tuple[int, int]:
+    """Return (KV, recurrent) bytes; only a buffer type that holds both needs the log's rounded number."""
+    if logged_recurrent is None:
+        return total_bytes, 0
+    if not has_attention:
+        return 0, total_bytes
+    recurrent_bytes = min(logged_recurrent, total_bytes)
+    return total_bytes - recurrent_bytes, recurrent_bytes
+
+
+def _with_output(parts: dict[str, Part], facts: LogFacts, output_bytes: int) -> dict[str, Part]:
+    for name, logged_bytes in facts.logged_bytes("output").items():
+        exact = abs(logged_bytes - output_bytes) <= LOG_RESOLUTION_BYTES
+        part = parts.get(name, Part(device=CPU_ID, buffer_type=name))
+        parts[name] = Part(
+            device=part.device,
+            buffer_type=name,
+            weights_bytes=part.weights_bytes,
+            kv_cache_bytes=part.kv_cache_bytes,
+            recurrent_bytes=part.recurrent_bytes,
+            compute_bytes=part.compute_bytes,
+            output_bytes=output_bytes if exact else logged_bytes,
+            mapped=part.mapped,
+        )
+    return parts
+
+
+def _filled(parts: dict[str, Part]) -> tuple[Part, ...]:
+    """Leave out buffer types that hold nothing."""
+    return tuple(
+        part
+        for part in parts.values()
+        if part.weights_bytes or part.kv_cache_bytes or part.recurrent_bytes or part.compute_bytes or part.output_bytes
+    )

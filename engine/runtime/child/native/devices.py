@@ -1,0 +1,261 @@
+"""ggml's devices: listing them, and finding the ones that our ids mean.
+
+No device tells the largest tensor that it computes with, or whether it has a kernel for residual streams; each can be
+asked whether it supports an operation.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.base.pci import parse_pci_name
+from engine.runtime.child.native.bindings import DEVICE_KINDS, Bindings, InitParams
+from engine.runtime.child.native.failures import StepLimit, failure
+from engine.runtime.protocol.messages import DeviceList, DeviceMemoryReading, DeviceRef, GgmlDevice, PackLoad
+
+_I8 = 24
+"""`GGML_TYPE_I8`: a byte for each element."""
+_MOST_BYTES = 1 << 46
+_LEAST_BYTES = 1 << 20
+_ROOM_BYTES = 1 << 16
+
+
+def largest_tensor_bytes(engine: Bindings, device: int) -> int:
+    """Return the size in bytes beyond which tensors are left to other devices; 0 if there is none.
+
+    A tensor without data and without an operation asks for nothing but room, so that halving finds the size.
+    """
+    pointer = ctypes.c_void_p
+    new_tensor = engine.bind("ggml_new_tensor_1d", pointer, pointer, ctypes.c_int, ctypes.c_int64)
+    supports = engine.bind("ggml_backend_dev_supports_op", ctypes.c_bool, pointer, pointer)
+    tensors = engine.bind("ggml_init", pointer, InitParams)(InitParams(_ROOM_BYTES, None, True))
+    try:
+        taken, refused = _LEAST_BYTES, _MOST_BYTES
+        if supports(device, new_tensor(tensors, _I8, refused)) or not supports(device, new_tensor(tensors, _I8, taken)):
+            return 0
+        while refused - taken > 1:
+            middle = (taken + refused) // 2
+            if supports(device, new_tensor(tensors, _I8, middle)):
+                taken = middle
+            else:
+                refused = middle
+        return taken
+    finally:
+        engine.bind("ggml_free", None, pointer)(tensors)
+
+
+_F32 = 0
+"""`GGML_TYPE_F32`."""
+_MIXES = 24
+"""Numbers for a token with four streams: what each gives and takes, and what goes from each to each."""
+_SCALES = 3
+_LEAST = 1e-6
+_STEPS = 1
+
+
+def mixes_streams(engine: Bindings, device: int) -> bool:
+    """Return whether a device has a kernel for `ggml_dsv4_hc_comb`."""
+    pointer = ctypes.c_void_p
+    new_tensor = engine.bind("ggml_new_tensor_1d", pointer, pointer, ctypes.c_int, ctypes.c_int64)
+    supports = engine.bind("ggml_backend_dev_supports_op", ctypes.c_bool, pointer, pointer)
+    mix = engine.bind("ggml_dsv4_hc_comb", pointer, pointer, pointer, pointer, pointer, ctypes.c_float, ctypes.c_int32)
+    tensors = engine.bind("ggml_init", pointer, InitParams)(InitParams(_ROOM_BYTES, None, True))
+    try:
+        mixes, scale, base = (new_tensor(tensors, _F32, size) for size in (_MIXES, _SCALES, _MIXES))
+        return bool(supports(device, mix(tensors, mixes, scale, base, _LEAST, _STEPS)))
+    finally:
+        engine.bind("ggml_free", None, pointer)(tensors)
+
+
+CPU_ID = "CPU"
+_LARGEST_BYTES = 1 << 62
+"""Backends that set no limit to a buffer name the largest number that there is."""
+BACKEND_NAMES = {"ROCm": "HIP", "MTL": "Metal"}
+"""Where ggml's name of a backend is not the one people use."""
+
+DIES_IN_TENSOR_SPLIT = frozenset({"Vulkan"})
+"""Backends that load a tensor split over several devices, and end with SIGSEGV at the first token (llama-cpp-python
+0.3.36 on llvmpipe)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedDevices:
+    """ggml devices by our id; `CPU` is always among them."""
+
+    engine: Bindings
+    by_id: Mapping[str, int]
+    remote: frozenset[str]
+
+    def id_of_device(self, device: int | None) -> str:
+        """Return our id of a ggml device; host and accelerator devices are the CPU's, a foreign one keeps its name."""
+        for device_id, address in self.by_id.items():
+            if address == device:
+                return device_id
+        if device and DEVICE_KINDS.get(self.engine.device_props(device).type) not in ("cpu", "accel"):
+            return self.engine.device_name(device)
+        return CPU_ID
+
+    def id_of_buffer_type(self, buffer_type: int) -> str:
+        """Return our id of the device whose memory a buffer type takes; pinned and repacked memory is the host's."""
+        if self.engine.buffer_type_is_host(buffer_type):
+            return CPU_ID
+        return self.id_of_device(self.engine.buffer_type_device(buffer_type))
+
+    def id_of_name(self, name: str) -> str:
+        """Return our id for ggml's device name as the engine logs it; a name that is none of ours stays."""
+        for device_id, address in self.by_id.items():
+            if self.engine.device_name(address) == name:
+                return device_id
+        return name
+
+    def id_of_buffer_name(self, name: str) -> str:
+        """Return our id for the name of a buffer type, such as `RPC0[127.0.0.1:50052]` or `CUDA_Host`."""
+        for device_id, address in self.by_id.items():
+            buffer_type = self.engine.device_buffer_type(address)
+            if buffer_type and self.engine.buffer_type_name(buffer_type) == name:
+                return device_id
+        return CPU_ID
+
+    def free_bytes(self, device_id: str) -> int | None:
+        """Return the free memory that a GPU reports; None for the CPU and RPC, which report the host's total."""
+        device = self.by_id.get(device_id)
+        if device is None or device_id == CPU_ID or device_id in self.remote:
+            return None
+        free, total = self.engine.device_memory(device)
+        return free if total else None
+
+    def memory(self) -> tuple[DeviceMemoryReading, ...]:
+        """Read the memory of all devices but the CPU."""
+        readings = []
+        for device_id, device in self.by_id.items():
+            if device_id != CPU_ID:
+                free, total = self.engine.device_memory(device)
+                readings.append(DeviceMemoryReading(device_id, free, total))
+        return tuple(readings)
+
+
+def list_devices(
+    engine: Bindings, endpoints: Iterable[str], routes: Mapping[str, str], packs: tuple[PackLoad, ...] = ()
+) -> DeviceList:
+    """Describe the local devices and those of each endpoint; an endpoint that does not answer aborts the process.
+
+    `routes`: where to dial for endpoints that are behind a tunnel. `packs`: what came of loading them.
+    """
+    found = [_describe(engine, device) for device in engine.devices()]
+    for endpoint in endpoints:
+        for index, device in enumerate(_endpoint_devices(engine, routes.get(endpoint, endpoint))):
+            found.append(_describe(engine, device, endpoint=endpoint, endpoint_device=index))
+    return DeviceList(devices=tuple(found), packs=packs)
+
+
+def resolve_devices(engine: Bindings, refs: Iterable[DeviceRef], wanted: Iterable[str]) -> ResolvedDevices:
+    """Find the ggml device of every wanted id.
+
+    Raises:
+        EndOfRequest: `unreachable`, naming the device that is gone or was not described.
+    """
+    described = {ref.id: ref for ref in refs}
+    by_id: dict[str, int] = {}
+    remote: set[str] = set()
+    for device_id in dict.fromkeys(wanted):
+        if device_id == CPU_ID:
+            continue
+        ref = described.get(device_id)
+        if ref is None:
+            raise failure("layout", f"The layout names the device {device_id}, which the rig does not have.")
+        by_id[device_id] = _find(engine, ref)
+        if ref.endpoint is not None:
+            remote.add(device_id)
+    by_id[CPU_ID] = engine.cpu_device()
+    return ResolvedDevices(engine, by_id, frozenset(remote))
+
+
+def _find(engine: Bindings, ref: DeviceRef) -> int:
+    if ref.endpoint is not None:
+        address = ref.endpoint if ref.address is None else ref.address
+        if not address:
+            raise failure("unreachable", f"{ref.id}: there is no tunnel to {ref.endpoint}; pair with that machine.")
+        devices = _endpoint_devices(engine, address)
+        if ref.endpoint_device >= len(devices):
+            raise failure(
+                "unreachable",
+                f"{ref.id}: the server at {ref.endpoint} has {len(devices)} devices and none with the number "
+                f"{ref.endpoint_device}. List the devices again.",
+            )
+        return devices[ref.endpoint_device]
+    local = engine.devices()
+    if ref.pci_bus_id is not None and (place := parse_pci_name(ref.pci_bus_id)):
+        matches = [device for device in local if parse_pci_name(_device_pci(engine, device) or "") == place]
+        # one card may be listed by two backends
+        matches.sort(key=lambda device: _backend(engine, device).lower() != ref.backend.lower())
+        if matches:
+            return matches[0]
+    else:
+        for device in local:
+            if engine.device_name(device) in (ref.name, ref.id):
+                return device
+    raise failure(
+        "unreachable",
+        f"{ref.id} ({ref.backend}) is not there any more: this machine has "
+        f"{', '.join(engine.device_name(device) for device in local)}. List the devices again.",
+    )
+
+
+def _endpoint_devices(engine: Bindings, endpoint: str) -> list[int]:
+    # The engine makes a device of each that the server tells of, which may be others than it has told us.
+    limit = StepLimit(
+        engine.say_last_word, f"the RPC server {endpoint}", "It tells nonsense of its devices; look what runs there."
+    )
+    try:
+        with limit:
+            registry = engine.rpc_add_server(endpoint.encode())
+            count = engine.registry_device_count(registry) if registry else 0
+            return [engine.registry_device_get(registry, index) for index in range(count)]
+    finally:
+        limit.close()
+
+
+def _describe(engine: Bindings, device: int, *, endpoint: str | None = None, endpoint_device: int = 0) -> GgmlDevice:
+    props = engine.device_props(device)
+    registry = engine.device_registry(device)
+    kind: Literal["gpu", "igpu", "accel", "cpu"] = DEVICE_KINDS.get(props.type, "accel")  # type: ignore[assignment]
+    return GgmlDevice(
+        name=engine.device_name(device),
+        description=(props.description or b"").decode("utf-8", "replace"),
+        backend=_backend(engine, device),
+        kind=kind,
+        free_bytes=props.memory_free,
+        total_bytes=props.memory_total,
+        pci_bus_id=None if endpoint else _device_pci(engine, device),
+        endpoint=endpoint,
+        endpoint_device=endpoint_device,
+        row_split=endpoint is None and bool(engine.registry_function(registry, b"ggml_backend_split_buffer_type")),
+        tensor_split=kind in ("gpu", "igpu") and _backend(engine, device) not in DIES_IN_TENSOR_SPLIT,
+        alignment_bytes=_alignment(engine, engine.device_buffer_type(device)),
+        host_alignment_bytes=_alignment(engine, engine.device_host_buffer_type(device)),
+        largest_tensor_bytes=largest_tensor_bytes(engine, device) if endpoint is None and kind != "cpu" else 0,
+        largest_buffer_bytes=_largest_buffer(engine, engine.device_buffer_type(device)),
+        mixes_streams=endpoint is not None or kind == "cpu" or mixes_streams(engine, device),
+    )
+
+
+def _alignment(engine: Bindings, buffer_type: int | None) -> int:
+    return engine.buffer_type_alignment(buffer_type) if buffer_type else 0
+
+
+def _largest_buffer(engine: Bindings, buffer_type: int | None) -> int:
+    found = engine.buffer_type_max_size(buffer_type) if buffer_type else 0
+    return found if found <= _LARGEST_BYTES else 0
+
+
+def _backend(engine: Bindings, device: int) -> str:
+    name = engine.registry_name(engine.device_registry(device))
+    return BACKEND_NAMES.get(name, name)
+
+
+def _device_pci(engine: Bindings, device: int) -> str | None:
+    device_id = engine.device_props(device).device_id
+    return device_id.decode("utf-8", "replace") if device_id else None

@@ -1,0 +1,142 @@
+"""What each member of a tensor split gets: the engine itself only tells the largest one's bytes.
+
+In split mode tensor one Meta device stands for its members, and so do its buffers. The members' own buffer types are
+asked for memory nevertheless, through a pointer in their interface, which for the time of a load leads through here.
+A member that gives none makes the engine abort at once, so that this is also the last chance to say which one it was.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from engine.runtime.child.native.bindings import Bindings
+from engine.runtime.child.native.log import LoggedBuffer
+from engine.runtime.protocol.messages import META_PREFIX, Part
+
+ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+
+
+class _BufferType(ctypes.Structure):
+    """`ggml_backend_buffer_type`."""
+
+    _fields_ = [
+        ("get_name", ctypes.c_void_p),
+        ("alloc_buffer", ctypes.c_void_p),
+        ("get_alignment", ctypes.c_void_p),
+        ("get_max_size", ctypes.c_void_p),
+        ("get_alloc_size", ctypes.c_void_p),
+        ("is_host", ctypes.c_void_p),
+        ("device", ctypes.c_void_p),
+        ("context", ctypes.c_void_p),
+    ]
+
+
+class MemberBuffers:
+    """Counts the bytes of members while it is entered. `on_refused(device id, bytes)` is told of a refusal."""
+
+    def __init__(self, engine: Bindings, members: Mapping[str, int], on_refused: Callable[[str, int], None]) -> None:
+        self._engine = engine
+        self._buffer_types = {device: int(engine.device_buffer_type(address)) for device, address in members.items()}
+        self._on_refused = on_refused
+        self._watched: list[tuple[_BufferType, int, Any]] = []
+        self._weights: dict[str, int] = dict.fromkeys(members, 0)
+        self._kv: dict[str, int] = dict.fromkeys(members, 0)
+        self._recurrent: dict[str, int] = dict.fromkeys(members, 0)
+        self._pending: dict[str, int] = {}
+        self._in_context = False
+
+    def __enter__(self) -> MemberBuffers:
+        for device, address in self._buffer_types.items():
+            buffer_type = _BufferType.from_address(address)
+            # anything else than what we know it to be is left alone
+            if buffer_type.device and buffer_type.device == self._engine.buffer_type_device(address):
+                self._watch(device, buffer_type)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for buffer_type, original, _ in self._watched:
+            buffer_type.alloc_buffer = original
+        self._watched.clear()
+
+    def _watch(self, device: str, buffer_type: _BufferType) -> None:
+        original = int(buffer_type.alloc_buffer)
+        allocate = ALLOCATE(original)
+
+        def count(address: int, size_bytes: int) -> int | None:
+            buffer: int | None = allocate(address, size_bytes)
+            if not buffer:
+                self._on_refused(device, size_bytes)
+            else:
+                self._pending[device] = self._pending.get(device, 0) + size_bytes
+            return buffer
+
+        replacement = ALLOCATE(count)
+        buffer_type.alloc_buffer = ctypes.cast(replacement, ctypes.c_void_p).value
+        self._watched.append((buffer_type, original, replacement))
+
+    def weights_done(self) -> None:
+        """Book what was allocated so far as weights."""
+        self._book(self._weights)
+        self._in_context = True
+
+    def note(self, buffer: LoggedBuffer) -> None:
+        """Take a line of the log on a buffer: it comes right after the allocation."""
+        if not buffer.buffer_type.startswith(META_PREFIX):
+            return
+        if buffer.use == "kv":
+            self._book(self._kv)
+        elif buffer.use == "rs":
+            self._book(self._recurrent)
+
+    def placed(self) -> tuple[Part, ...]:
+        """Return what the members have been given so far, the buffers that are being made included."""
+        return tuple(
+            Part(
+                device=device,
+                buffer_type=self._engine.buffer_type_name(address),
+                weights_bytes=self._weights[device] + (0 if self._in_context else self._pending.get(device, 0)),
+                kv_cache_bytes=self._kv[device] + (self._pending.get(device, 0) if self._in_context else 0),
+                recurrent_bytes=self._recurrent[device],
+            )
+            for device, address in self._buffer_types.items()
+        )
+
+    def split(self, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+        """Return `parts` with the Meta device's replaced by its members'; as they are where the counts do not agree.
+
+        The compute buffer has its full size on every member.
+        """
+        meta = [part for part in parts if part.buffer_type.startswith(META_PREFIX)]
+        if len(meta) != 1 or not self._agrees(meta[0]):
+            return parts
+        (whole,) = meta
+        members = [
+            msgspec.structs.replace(
+                whole,
+                device=device,
+                buffer_type=self._engine.buffer_type_name(address),
+                weights_bytes=self._weights[device],
+                kv_cache_bytes=self._kv[device],
+                recurrent_bytes=self._recurrent[device],
+            )
+            for device, address in self._buffer_types.items()
+        ]
+        return (*members, *(part for part in parts if part is not whole))
+
+    def _agrees(self, whole: Part) -> bool:
+        """Tell whether the engine's sum of largest slices lies between the largest member and all of them."""
+        state = {device: self._kv[device] + self._recurrent[device] for device in self._kv}
+        pairs = ((self._weights, whole.weights_bytes), (state, whole.kv_cache_bytes + whole.recurrent_bytes))
+        return all(max(counted.values()) <= told <= sum(counted.values()) for counted, told in pairs)
+
+    def _book(self, booked: dict[str, int]) -> None:
+        for device, size_bytes in self._pending.items():
+            booked[device] += size_bytes
+        self._pending.clear()

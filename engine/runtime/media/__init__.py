@@ -1,0 +1,1 @@
+"""Images and sounds of a conversation, decoded in confined processes."""

@@ -1,0 +1,243 @@
+"""Probing a layout: a no-alloc load in a short-lived child, for the engine's own numbers without the memory.
+
+What probes told is kept as long as the program runs. Forecasts that the engine does not agree with are logged.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+
+from engine.base.cancellation import CancelToken
+from engine.base.engine_build import engine_version
+from engine.base.errors import BusyError, EngineError, UnreachableError
+from engine.devices.device import Device, names_of
+from engine.devices.endpoint import GreetingStatus, greet_all
+from engine.planning.fit.defects import defect_text, disagreements
+from engine.planning.memory.estimate import DeviceMemory, Grade
+from engine.planning.memory.placement import HostBuffers, place
+from engine.planning.plan.plan import Plan
+from engine.planning.plan.report import DeviceRow, check_fit, make_row
+from engine.runtime.probing.measured import member_estimate, rows_from_parts, with_copies
+from engine.runtime.process.questions import Questions, SpareChild, blaming, raise_if_cancelled
+from engine.runtime.protocol.messages import Probed
+from engine.runtime.requests import environment, probe_request
+
+DEFAULT_TIMEOUT_S = 60.0
+ENDPOINTS_TIMEOUT_S = 8.0
+"""Where endpoints are asked that have greeted: with their hello an answer comes within 10 s."""
+
+
+class Probes:
+    """Probes one after another, in a child that starts with the first one that is not in `cache` and ends with this.
+
+    Every probe may take `timeout_s`. `spare` gives the child, where there is one; `timeout_s` and `argv` are then its
+    own. All calls from one thread; `cancel` from another ends the probe that runs.
+    """
+
+    def __init__(
+        self,
+        *,
+        cache: ProbeCache | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        argv: Sequence[str] | None = None,
+        cancel: CancelToken | None = None,
+        spare: SpareChild | None = None,
+    ) -> None:
+        self._cache, self._cancel = cache, cancel
+        self._spare = spare or SpareChild(timeout_s=timeout_s, argv=argv)
+        self._stack = ExitStack()
+        self._child: Questions | None = None
+        self._environment: Mapping[str, str] = {}
+        self._files: tuple[Path, ...] = ()
+        self._held: set[str] = set()
+
+    def __enter__(self) -> Probes:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def probed(self, plan: Plan) -> Plan:
+        """Return `plan` with a row of grade `probed` for every device of its rig. Blocks.
+
+        Raises:
+            RuleViolationError, LayoutError: for a layout that cannot be loaded.
+            UnreachableError: for an endpoint that does not answer; `BusyError` where it serves somebody else.
+            EngineError: where the child failed, or after the cancel.
+        """
+        found = plan if plan.probed is not None or self._cache is None else self._cache.over(plan)
+        if found.probed is not None:
+            return found
+        found = plan.with_probed(self._ask(plan))
+        if self._cache is not None:
+            self._cache.keep(found)
+        return found
+
+    def _ask(self, plan: Plan) -> tuple[DeviceRow, ...]:
+        request = probe_request(plan)
+        endpoints = plan.used_endpoints
+        # What our child already talks to serves nobody else, and would say that it is busy.
+        self._greet({each: devices for each, devices in endpoints.items() if each not in self._held}, plan.routes)
+        timeout_s = ENDPOINTS_TIMEOUT_S if endpoints else None
+        try:
+            child = self._started(environment(plan), plan.model.paths)
+            answer = child.ask(request, Probed, cancel=self._cancel, timeout_s=timeout_s, about=plan.mark)
+        except EngineError as error:
+            self._end()
+            raise blaming(error, endpoints, plan.routes) from None
+        self._held |= endpoints.keys()
+        members = member_estimate(plan, answer.parts)
+        rows = rows_from_parts(answer.parts, plan.rig, Grade.PROBED, members)
+        return _completed(plan, with_copies(rows, plan.rig, plan.resolved.model_estimate.devices))
+
+    def _greet(self, endpoints: Mapping[str, Sequence[Device]], routes: Mapping[str, str]) -> None:
+        greetings = greet_all(tuple(endpoints), routes=routes, cancel=self._cancel)
+        raise_if_cancelled(self._cancel)
+        for endpoint, greeting in greetings.items():
+            if not greeting.ok:
+                error = BusyError if greeting.status is GreetingStatus.BUSY else UnreachableError
+                device = names_of(endpoints[endpoint])
+                raise error(f"{device}: {greeting.sentence}", device=device, endpoint=endpoint)
+
+    def _started(self, environment: Mapping[str, str], files: tuple[Path, ...]) -> Questions:
+        """Return a child; one that has probed another model has given up what this one needs."""
+        if self._child is None or (environment, files) != (self._environment, self._files):
+            self._end()
+            self._environment, self._files = environment, files
+            self._child = self._stack.enter_context(self._spare.take(environment))
+        return self._child
+
+    def _end(self) -> None:
+        self._child = None
+        self._held.clear()
+        self._stack.close()
+
+
+def probe(
+    plan: Plan,
+    *,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    argv: Sequence[str] | None = None,
+    cancel: CancelToken | None = None,
+) -> Plan:
+    """Return `plan` with the rows of one probe; blocks and raises as `Probes.probed` does."""
+    with Probes(timeout_s=timeout_s, argv=argv, cancel=cancel) as probes:
+        return probes.probed(plan)
+
+
+def _completed(plan: Plan, rows: tuple[DeviceRow, ...]) -> tuple[DeviceRow, ...]:
+    """Return `rows` with what a dry run cannot tell: the overhead of devices, what the host maps, and what buffers of
+    its that devices read directly are larger than was asked for.
+
+    A dry run maps nothing and counts all of them as memory; what a load maps follows from the header alone.
+    """
+    resolved = plan.resolved
+    alone = check_fit(resolved.model_estimate, plan.rig)
+    host = place(plan.edit.layout, plan.rig, plan.settings).host
+    completed = tuple(
+        _completed_row(device, estimated, row, host if device.is_host else HostBuffers())
+        for device, estimated, row in zip(plan.rig.all_devices, alone.rows, rows, strict=True)
+    )
+    if alone.probe_only is None:
+        report_defect(plan, alone.rows, completed)
+    if not plan.edit.side_files:
+        return completed
+    # A dry run does not load them; what their weights take follows from their headers.
+    whole = check_fit(resolved.estimate, plan.rig)
+    return tuple(map(_with_side_files, plan.rig.all_devices, whole.rows, alone.rows, completed))
+
+
+def _with_side_files(device: Device, whole: DeviceRow, alone: DeviceRow, row: DeviceRow) -> DeviceRow:
+    more = {
+        name: getattr(row, name) + getattr(whole, name) - getattr(alone, name)
+        for name in ("weights_bytes", "overhead_bytes")
+    }
+    return make_row(device, replace(row.memory, **more), row.grade)
+
+
+def _completed_row(device: Device, estimated: DeviceRow, row: DeviceRow, host: HostBuffers) -> DeviceRow:
+    maps = device.is_host and estimated.mapped_bytes > 0
+    memory = DeviceMemory(
+        weights_bytes=estimated.weights_bytes if maps else host.weights.of(row.weights_bytes),
+        mapped_bytes=estimated.mapped_bytes if maps else row.mapped_bytes,
+        kv_cache_bytes=row.kv_cache_bytes,
+        recurrent_bytes=row.recurrent_bytes,
+        compute_bytes=host.compute.of(row.compute_bytes),
+        output_bytes=row.output_bytes,
+        overhead_bytes=estimated.overhead_bytes,
+        pipeline_bytes=row.pipeline_bytes,
+    )
+    return make_row(device, memory, row.grade)
+
+
+class ProbeRun:
+    """A probe that runs in one thread and is cancelled from another; what is in `cache` costs no child."""
+
+    def __init__(self, plan: Plan, cache: ProbeCache | None = None, spare: SpareChild | None = None) -> None:
+        self._plan = plan
+        self._cache = cache
+        self._spare = spare
+        self._cancel = CancelToken()
+
+    def run(self) -> Plan:
+        """Return the plan with the rows; blocks and raises as `Probes.probed` does."""
+        raise_if_cancelled(self._cancel)
+        with Probes(cache=self._cache, cancel=self._cancel, spare=self._spare) as probes:
+            return probes.probed(self._plan)
+
+    def cancel(self) -> None:
+        """End the probe: `run` raises soon. Before `run`, it raises at once."""
+        self._cancel.cancel()
+
+
+CAPACITY = 128
+
+
+class ProbeCache:
+    """The latest probes, the least used going first. Thread-safe."""
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self._capacity = capacity
+        self._lock = threading.Lock()
+        self._rows: OrderedDict[Hashable, tuple[DeviceRow, ...]] = OrderedDict()
+
+    def over(self, plan: Plan) -> Plan:
+        """Return `plan` with what was probed of it; as it is where this was not probed or a file has changed since."""
+        if not self._rows or plan.key is None:
+            return plan
+        with self._lock:
+            rows = self._rows.get(plan.key)
+            if rows is None:
+                return plan
+            self._rows.move_to_end(plan.key)
+        return plan.with_probed(rows)
+
+    def keep(self, plan: Plan) -> None:
+        """Remember what was probed of `plan`."""
+        if plan.key is None or plan.probed is None:
+            return
+        with self._lock:
+            self._rows[plan.key] = plan.probed
+            self._rows.move_to_end(plan.key)
+            while len(self._rows) > self._capacity:
+                self._rows.popitem(last=False)
+
+
+_log = logging.getLogger("layerdeck.defects")
+
+
+def report_defect(plan: Plan, estimated: Sequence[DeviceRow], told: Sequence[DeviceRow]) -> None:
+    """Log a defect where the arithmetic says it knows the model and is out of tolerance on a device."""
+    if not disagreements(estimated, told):
+        return
+    text = defect_text(plan, estimated, told, engine_version())
+    _log.warning("Forecast and engine disagree; to reproduce: %s", text)

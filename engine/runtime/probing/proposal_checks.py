@@ -1,0 +1,130 @@
+"""Proposals after a load that ran out of memory, each asked of the engine before anybody gets to see it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from engine.base.cancellation import CancelToken
+from engine.base.errors import CancelledError, EngineError
+from engine.devices.device import Device, Rig
+from engine.planning.fit.proposal import Proposal, changes_in_words, without_duplicates
+from engine.planning.fit.proposals import propose, rig_without
+from engine.planning.fit.step_back import Tried
+from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, Constraints, Watch
+from engine.planning.memory.estimate import Grade
+from engine.planning.plan.plan import Plan
+from engine.planning.plan.report import DeviceRow, FitReport
+from engine.runtime.probing.probe import Probes
+
+_STRONGER = 2
+"""How often a change that the engine finds too small is made larger."""
+
+
+def missing_bytes(tried: Sequence[Tried]) -> dict[str, int]:
+    """Return how much of the first layout each device that refused memory cannot take, in bytes.
+
+    A device that does not tell what is free, or has it in pieces, is relieved of all that it was asked for and of what
+    comes after.
+    """
+    first = tried[0]
+    needs = {row.id: row.need_bytes - row.overhead_bytes for row in first.rows}
+    found: dict[str, int] = {}
+    for each in tried:
+        refusal = each.refusal
+        if refusal is None or refusal.device not in needs:
+            continue
+        free_bytes = refusal.free_bytes if refusal.free_bytes is not None else refusal.requested_bytes
+        given_bytes = refusal.placed_bytes + (free_bytes if free_bytes < refusal.requested_bytes else 0)
+        least_bytes = refusal.placed_bytes + refusal.requested_bytes - given_bytes if each.layout == first.layout else 1
+        missing = max(least_bytes, needs[refusal.device] - given_bytes)
+        found[refusal.device] = max(found.get(refusal.device, 0), missing)
+    return found
+
+
+class ProposalCheck:
+    """One failed load. `cancel`, or `limit_s` seconds, end the asking: what is not yet probed stays estimated."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        missing: Mapping[str, int],
+        probes: Probes,
+        cancel: CancelToken,
+        limit_s: float,
+        constraints: Constraints = NO_CONSTRAINTS,
+    ) -> None:
+        self._plan, self._missing = plan, missing
+        self._constraints = replace(constraints, watch=Watch(cancel, self._mind_time))
+        self._before = plan.with_edit(plan.edit)  # Proposals are compared by what is estimated of both.
+        self._probes, self._cancel = probes, cancel
+        self._until_s = time.monotonic() + limit_s
+        # A search for a layout on many devices may take its time, and the others are to be asked about as well.
+        self._search_until_s = self._until_s - limit_s / 2
+
+    def run(self) -> tuple[Proposal, ...]:
+        """Return what to change. What the engine finds too small is made larger, or left out where that is not enough.
+
+        Blocks for about the limit and one probe at most.
+        """
+        found = propose(self._plan, self._missing, constraints=self._constraints)
+        checked = [proposal for each in found if (proposal := self._checked(each)) is not None]
+        return without_duplicates(checked)
+
+    def _checked(self, proposal: Proposal) -> Proposal | None:
+        """Return `proposal` or a stronger one of its kind, with the engine's numbers; None if it says that none fits.
+
+        Where the engine cannot be asked (a worker that another model holds, no time left) it stays as it is.
+        """
+        unseen: dict[str, int] = {}
+        wanted: Proposal | None = proposal
+        for _ in range(1 + _STRONGER):
+            if wanted is None:
+                return None
+            rows = self._rows(wanted)
+            if rows is None:
+                return wanted
+            if self._helps(wanted, rows):
+                detail = wanted.detail if wanted.unload else changes_in_words(self._before.forecast, rows)
+                return replace(wanted, rows=rows, grade=Grade.PROBED, detail=detail)
+            for row, estimated in zip(rows, wanted.rows, strict=True):
+                unseen[row.id] = max(unseen.get(row.id, 0), row.need_bytes - estimated.need_bytes)
+            wanted = self._stronger(wanted, unseen)
+        return None
+
+    def _mind_time(self, _n_tried: int) -> None:
+        if time.monotonic() > self._search_until_s:
+            raise CancelledError("The search for a layout took too long.")
+
+    def _rows(self, proposal: Proposal) -> tuple[DeviceRow, ...] | None:
+        if self._cancel.cancelled or time.monotonic() > self._until_s:
+            return None
+        plan = self._plan.with_edit(proposal.edit)
+        if proposal.unload is not None:
+            plan = plan.on(rig_without(plan.rig, proposal.unload))
+        try:
+            return self._probes.probed(plan).forecast
+        except EngineError:
+            return None
+
+    def _helps(self, proposal: Proposal, rows: tuple[DeviceRow, ...]) -> bool:
+        if proposal.unload:
+            return FitReport(rows).fits
+        taken = {old.id: old.need_bytes - new.need_bytes for old, new in zip(self._before.forecast, rows, strict=True)}
+        empty = {row.id for row in rows if not row.need_bytes}
+        relieved = all(taken[name] >= size or name in empty for name, size in self._missing.items())
+        return FitReport(rows).fits and relieved
+
+    def _stronger(self, proposal: Proposal, unseen: Mapping[str, int]) -> Proposal | None:
+        """Return a larger change of the same kind, with room for what the engine plans beyond the estimate."""
+
+        def tighter(device: Device) -> Device:
+            return replace(device, margin_bytes=device.margin_bytes + max(0, unseen.get(device.id, 0)))
+
+        rig = self._plan.rig
+        tight = self._plan.on(Rig(tuple(map(tighter, rig.devices)), tighter(rig.host)))
+        missing = {name: size + max(0, unseen.get(name, 0)) for name, size in self._missing.items()}
+        self._search_until_s = self._until_s
+        found = propose(tight, missing, (proposal.kind,), self._constraints)
+        return next((each for each in found if each.edit != proposal.edit), None)

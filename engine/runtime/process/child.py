@@ -1,0 +1,383 @@
+"""One supervised child process: it speaks the protocol on its pipes, and we see to it that it ends.
+
+Every child of this program is a `ChildProcess`: engine workers, downloads, tunnels, the library's scanner, decoders
+of foreign files, the template renderer. `engine.runtime.protocol.pipe` is the other end. Per child there are a reader
+of messages, a reader of standard error, a writer (a child that does not read must not block us) and a supervisor that
+owns every deadline and the end. Nothing here knows what a load is.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import IO, Any
+
+import msgspec
+
+from engine.base.json_file import UNREADABLE
+from engine.base.programs import LOG_MARK
+from engine.base.texts import show
+from engine.runtime.process.outcome import EndReason, ProcessOutcome, log_end
+from engine.runtime.process.system import close_pipe, signal_process, spawn, wait_for_exit, worker_argv
+from engine.runtime.protocol.messages import PROTOCOL_VERSION, Aborting, AnyMessage, Hello, Quit, Request
+from engine.runtime.protocol.pipe import MAX_MESSAGE_BYTES
+
+DEFAULT_STALL_TIMEOUT_S = 60.0
+STDERR_TAIL_LINES = 40
+_MAX_STDERR_LINE_BYTES = 4096
+_ASK_S = 1.0
+_TERMINATE_S = 0.5
+_KILL_WAIT_S = 5.0
+_EXIT_AFTER_EOF_S = 2.0
+_STDERR_DRAIN_S = 1.0
+"""What still holds standard error after the end is no child of ours, and nothing to wait for."""
+_MESSAGES_DRAIN_S = 30.0
+"""Messages that came before the end are delivered before it, as slowly as the receiver takes them."""
+
+_log = logging.getLogger("layerdeck.engine")
+_encode = msgspec.json.Encoder().encode
+_decoder_of = cache(msgspec.json.Decoder)
+
+
+class ChildProcess:
+    """A child that speaks the protocol, in a process group of its own.
+
+    States: new, running, ending, ended. `on_message` is called in the reader thread, never after `on_end`. `on_end` is
+    called exactly once per started child, in the supervisor thread, when the process is gone. A slow `on_message`
+    holds up the child's pipe, which is the back-pressure we want.
+
+    `messages`: union of the message types that it may send. `own_group`: False if it stays in our group, and so is
+    killed with us; for children of children. `about`: what it works on, for the log. `before_send` replaces a request
+    just before it is written, in the writer thread.
+    """
+
+    def __init__(
+        self,
+        on_message: Callable[[AnyMessage], None],
+        on_end: Callable[[ProcessOutcome], None],
+        *,
+        argv: Sequence[str] | None = None,
+        stall_timeout_s: float = DEFAULT_STALL_TIMEOUT_S,
+        name: str = "worker",
+        environment: Mapping[str, str] | None = None,
+        about: str = "",
+        messages: Any = AnyMessage,
+        own_group: bool = True,
+        before_send: Callable[[Request], Request] | None = None,
+    ) -> None:
+        self._about = about
+        self._decoder: msgspec.json.Decoder[AnyMessage] = _decoder_of(messages)
+        self._own_group = own_group
+        self._before_send = before_send
+        self._engine = ""
+        self._on_message = on_message
+        self._on_end = on_end
+        self._argv = list(argv) if argv is not None else worker_argv(name)
+        self._stall_timeout_s = stall_timeout_s
+        self._name = name
+        self._environment = environment or {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self._stderr_tail: deque[str] = deque(maxlen=STDERR_TAIL_LINES)
+        self._threads: list[threading.Thread] = []
+        # Everything below is guarded by the condition, which the supervisor waits on.
+        self._condition = threading.Condition()
+        self._greeted = False
+        self._stdout_closed = False
+        self._last_sign_s = 0.0
+        self._watched = True
+        self._delivering = False
+        self._fault: tuple[EndReason, str] | None = None
+        self._ask_until_s: float | None = None
+        self._terminate_s = _TERMINATE_S
+        self._abort_text = ""
+        self._outcome: ProcessOutcome | None = None
+        self._ended = threading.Event()
+
+    @property
+    def pid(self) -> int | None:
+        """The process id; None before `start` and where the start failed."""
+        return self._process.pid if self._process is not None else None
+
+    @property
+    def outcome(self) -> ProcessOutcome | None:
+        """How it ended; None while new, running or ending."""
+        return self._outcome
+
+    def start(self) -> None:
+        """Start the process. New: starts it, or ends at once with outcome `NOT_STARTED`. Later: an error of ours."""
+        if self._process is not None or self._ended.is_set():
+            raise RuntimeError("a child is started once")
+        try:
+            self._process = spawn(self._argv, self._environment, own_group=self._own_group)
+        except OSError as error:
+            self._finish(ProcessOutcome(EndReason.NOT_STARTED, detail=f"{self._argv[0]}: {error.strerror or error}"))
+            return
+        self._last_sign_s = time.monotonic()
+        roles = {
+            "reader": self._read_messages,
+            "stderr": self._read_stderr,
+            "writer": self._write_requests,
+            "supervisor": self._supervise,
+        }
+        self._threads = [
+            threading.Thread(target=target, name=f"{self._name}-{self._process.pid}-{role}", daemon=True)
+            for role, target in roles.items()
+        ]
+        try:
+            for thread in self._threads:
+                thread.start()
+        except RuntimeError as error:
+            self._give_up(str(error))
+
+    def note_work(self, about: str) -> None:
+        """Note what it works on from here on, for the log of its end."""
+        self._about = about
+
+    def send(self, request: Request) -> None:
+        """Hand over a request. Running: sent after the child's hello. Ending or ended: dropped."""
+        self._requests.put(request)
+
+    def watch(self, active: bool) -> None:
+        """Turn the stall timeout on (renewed now) or off, as for a child with nothing to do. On after the start."""
+        with self._condition:
+            self._watched = active
+            self._last_sign_s = time.monotonic()
+            self._condition.notify_all()
+
+    def stop(self, *, ask_s: float = _ASK_S, terminate_s: float = _TERMINATE_S) -> None:
+        """Begin to end the child: ask (Quit, end of input), after `ask_s` terminate, after `terminate_s` more kill.
+
+        New: nothing. Running: begins; a child that has not yet said hello is not asked. Ending: an earlier
+        deadline wins. Ended: nothing.
+        """
+        with self._condition:
+            now_s = time.monotonic()
+            until_s = now_s + ask_s if self._greeted else now_s
+            if self._ask_until_s is None:
+                self._requests.put(Quit())
+                self._requests.put(None)
+            self._ask_until_s = until_s if self._ask_until_s is None else min(until_s, self._ask_until_s)
+            self._terminate_s = min(terminate_s, self._terminate_s)
+            self._condition.notify_all()
+
+    def wait(self, timeout_s: float) -> ProcessOutcome | None:
+        """Wait at most `timeout_s` for the end, `on_end` included. New: None at once."""
+        if self._process is None and not self._ended.is_set():
+            return None
+        deadline_s = time.monotonic() + timeout_s
+        if not self._ended.wait(timeout_s):
+            return None
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline_s - time.monotonic()))
+        return self._outcome
+
+    # ------------------------------------------------------------------ threads
+
+    def _read_messages(self) -> None:
+        stream = self._pipe("stdout")
+        try:
+            while line := stream.readline(MAX_MESSAGE_BYTES + 1):
+                if not line.endswith(b"\n") and len(line) <= MAX_MESSAGE_BYTES:
+                    break  # The child went down in the middle of a message.
+                if not self._take_line(line):
+                    break
+            # A broken child may go on talking until it is ended: keep its pipe empty and its words out.
+            while stream.read(65536):
+                pass
+        except (OSError, ValueError):
+            pass
+        finally:
+            with self._condition:
+                self._stdout_closed = True
+                self._condition.notify_all()
+
+    def _take_line(self, line: bytes) -> bool:
+        if len(line) > MAX_MESSAGE_BYTES:
+            return self._reject(f"it sent a line of more than {MAX_MESSAGE_BYTES} bytes")
+        try:
+            message = self._decoder.decode(line)
+        except UNREADABLE:
+            shown = line[:80].decode("utf-8", "replace").strip()
+            return self._reject(f'it sent "{shown}", which is not a message')
+        if not self._greeted and not self._check_hello(message):
+            return False
+        if self._outcome is not None:
+            return False
+        with self._condition:
+            self._delivering = True
+            if isinstance(message, Aborting):
+                self._abort_text = message.text
+        try:
+            self._on_message(message)
+        except Exception:
+            _log.exception("a message handler failed")
+            return self._reject("its message could not be handled")
+        finally:
+            # Its silence counts from here: while we were busy with this message, its pipe was held up by us.
+            with self._condition:
+                self._delivering = False
+                self._last_sign_s = time.monotonic()
+                self._condition.notify_all()
+        return True
+
+    def _check_hello(self, message: AnyMessage) -> bool:
+        if not isinstance(message, Hello):
+            return self._reject("its first message was not a hello")
+        if message.protocol != PROTOCOL_VERSION:
+            return self._reject(
+                f"it speaks version {message.protocol} of the protocol and this program version {PROTOCOL_VERSION}; "
+                "the installation is incomplete, so install it again"
+            )
+        self._engine = message.engine
+        with self._condition:
+            self._greeted = True
+            self._condition.notify_all()
+        return True
+
+    def _reject(self, detail: str) -> bool:
+        with self._condition:
+            if self._fault is None:
+                self._fault = (EndReason.BROKEN, detail)
+            self._condition.notify_all()
+        return False
+
+    def _read_stderr(self) -> None:
+        stream = self._pipe("stderr")
+        try:
+            while line := stream.readline(_MAX_STDERR_LINE_BYTES):
+                text = line.decode("utf-8", "replace").rstrip()
+                if text.startswith(LOG_MARK):
+                    _log.info("%s %s: %s", self._name, self.pid, show(text.removeprefix(LOG_MARK), 300))
+                elif text:
+                    self._stderr_tail.append(text)
+                    _log.debug("%s: %s", self._name, text)
+        except (OSError, ValueError):
+            pass
+
+    def _write_requests(self) -> None:
+        with self._condition:
+            self._condition.wait_for(lambda: self._greeted or self._stdout_closed or self._ask_until_s is not None)
+        stream = self._pipe("stdin")
+        try:
+            while self._greeted and (request := self._requests.get()) is not None:
+                if self._before_send is not None:
+                    request = self._before_send(request)
+                stream.write(_encode(request) + b"\n")
+                stream.flush()
+        except (OSError, ValueError):
+            pass  # The child is gone or going; the supervisor says how.
+        finally:
+            close_pipe(stream)
+
+    def _supervise(self) -> None:
+        reason, detail = self._wait_for_end()
+        assert self._process is not None
+        if reason is not EndReason.ITSELF:
+            self._end_group(reason)
+        returncode = wait_for_exit(self._process, _EXIT_AFTER_EOF_S if reason is EndReason.ITSELF else _KILL_WAIT_S)
+        if returncode is None:
+            reason = EndReason.BROKEN if reason is EndReason.ITSELF else reason
+            detail = detail or "it closed its output and went on running"
+            self._signal(kill=True)
+            returncode = wait_for_exit(self._process, _KILL_WAIT_S)
+        self._requests.put(None)
+        reader, stderr, writer, _ = self._threads
+        reader.join(_MESSAGES_DRAIN_S)
+        stderr.join(_STDERR_DRAIN_S)
+        writer.join(_STDERR_DRAIN_S)
+        self._finish(self._make_outcome(reason, detail, returncode))
+        for pipe in (self._process.stdout, self._process.stderr):
+            if pipe is not None and not any(thread.is_alive() for thread in self._threads[:2]):
+                close_pipe(pipe)
+
+    def _wait_for_end(self) -> tuple[EndReason, str]:
+        """Wait until the child ended, must be ended or was asked to; return why."""
+        with self._condition:
+            while True:
+                if self._fault is not None:
+                    return self._fault
+                if self._ask_until_s is not None:
+                    return EndReason.STOPPED, ""
+                if self._stdout_closed:
+                    return EndReason.ITSELF, ""
+                if not self._watched or self._delivering:
+                    self._condition.wait()
+                    continue
+                left_s = self._last_sign_s + self._stall_timeout_s - time.monotonic()
+                if left_s <= 0:
+                    return EndReason.STALLED, f"{self._stall_timeout_s:g} s"
+                self._condition.wait(left_s)
+
+    def _end_group(self, reason: EndReason) -> None:
+        """Wait for a child that was asked, then terminate its group, then kill it."""
+        with self._condition:
+            while reason is EndReason.STOPPED and not self._stdout_closed and self._fault is None:
+                left_s = (self._ask_until_s or 0.0) - time.monotonic()
+                if left_s <= 0:
+                    break
+                self._condition.wait(left_s)
+            terminate_s = self._terminate_s if reason is EndReason.STOPPED else _TERMINATE_S
+            left = self._stdout_closed
+        assert self._process is not None
+        if left and wait_for_exit(self._process, terminate_s) is not None:
+            return
+        if terminate_s > 0:
+            self._signal(kill=False)
+        if terminate_s <= 0 or wait_for_exit(self._process, terminate_s) is None:
+            self._signal(kill=True)
+
+    def _give_up(self, detail: str) -> None:
+        """End a child that the system gives us no threads for; those that did start end with its pipes."""
+        assert self._process is not None
+        self._signal(kill=True)
+        wait_for_exit(self._process, _KILL_WAIT_S)
+        self._requests.put(None)
+        with self._condition:
+            self._stdout_closed = True
+            self._condition.notify_all()
+        self._threads = [thread for thread in self._threads if thread.ident is not None]
+        for thread in self._threads:
+            thread.join(_STDERR_DRAIN_S)
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                close_pipe(pipe)
+        self._finish(ProcessOutcome(EndReason.NOT_STARTED, detail=detail))
+
+    def _make_outcome(self, reason: EndReason, detail: str, returncode: int | None) -> ProcessOutcome:
+        if returncode is None:
+            reason, detail = EndReason.BROKEN, f"process {self.pid} does not end, even when killed"
+        return ProcessOutcome(
+            reason,
+            exit_code=returncode if returncode is not None and returncode >= 0 else None,
+            signal=-returncode if returncode is not None and returncode < 0 else None,
+            detail=detail,
+            abort_text=self._abort_text,
+            stderr_tail=tuple(self._stderr_tail),
+        )
+
+    def _finish(self, outcome: ProcessOutcome) -> None:
+        self._outcome = outcome
+        log_end(self._name, self.pid, outcome, engine=self._engine, about=self._about)
+        try:
+            self._on_end(outcome)
+        except Exception:
+            _log.exception("the handler of a child's end failed")
+        finally:
+            self._ended.set()
+
+    def _signal(self, *, kill: bool) -> None:
+        assert self._process is not None
+        signal_process(self._process, kill=kill, group=self._own_group)
+
+    def _pipe(self, name: str) -> IO[bytes]:
+        pipe: IO[bytes] | None = getattr(self._process, name)
+        assert pipe is not None
+        return pipe

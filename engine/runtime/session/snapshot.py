@@ -1,0 +1,113 @@
+"""The public state of one open model, which may be read at any moment and in any thread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.base.language import tr
+from engine.planning.fit.proposal import Proposal
+from engine.runtime.session.events import LoadEnding, Stage
+from engine.runtime.session.load_order import LoadAttempt, LoadOrder
+from engine.runtime.session.state import LoadedInfo, LoadRun, RequestRun, State, Step
+from engine.runtime.session.status import Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A load that has not ended. `waits`: why it has not begun or does not go on; empty if it runs."""
+
+    order: LoadOrder
+    waits: str = ""
+    cancelled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One moment. `stage` is that of the load that runs; `attempts`, `ending` and `proposals` are of the last load,
+    the one that runs included; `context_used` in tokens, after the last answer; `holds_child` until it has gone.
+    `number` grows: of two moments the one with the greater number is the later.
+    """
+
+    number: int = field(default=0, compare=False)
+
+    phase: Phase = Phase.STOPPED
+    loaded: LoadedInfo | None = None
+    pending: Pending | None = None
+    stage: Stage | None = None
+    attempts: tuple[LoadAttempt, ...] = ()
+    ending: LoadEnding | None = None
+    proposals: tuple[Proposal, ...] = ()
+    requests: tuple[RequestRun, ...] = ()
+    context_used: int | None = None
+    holds_child: bool = False
+    is_unloading: bool = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a model is loaded and nothing is asked of it."""
+        return self.phase is Phase.READY
+
+    @property
+    def context_size(self) -> int | None:
+        """Tokens that one request may take of the loaded context."""
+        return None if self.loaded is None else self.loaded.n_ctx_seq
+
+
+def snapshot_of(state: State, number: int = 0) -> Snapshot:
+    """Return the public part of `state`."""
+    load, last = state.load, state.last
+    return Snapshot(
+        number=number,
+        phase=_phase(state),
+        loaded=state.loaded,
+        pending=_pending(state),
+        stage=None if load is None else load.mark.stage,
+        attempts=load.attempts if load is not None else last.attempts if last is not None else (),
+        ending=None if last is None else last.ending,
+        proposals=() if last is None else last.proposals,
+        requests=state.requests,
+        context_used=state.context_used,
+        holds_child=state.child is not None,
+        is_unloading=state.unload_wanted or state.closing,
+    )
+
+
+def _phase(state: State) -> Phase:
+    if state.load is not None:
+        return _load_phase(state, state.load)
+    if state.loss is not None or (state.child is not None and state.child.ending):
+        return Phase.STOPPING
+    if state.requests:
+        return Phase.STOPPING if all(run.stopping for run in state.requests) else Phase.ANSWERING
+    if state.child is not None:
+        return Phase.READY
+    return Phase.FAILED if state.has_failed else Phase.STOPPED
+
+
+def _load_phase(state: State, load: LoadRun) -> Phase:
+    if load.cancelled or load.step in (Step.ENDING, Step.DIAGNOSING, Step.EXPLAINING):
+        return Phase.STOPPING
+    begun = load.step is Step.LOADING and state.child is not None and state.child.greeted
+    return Phase.LOADING if begun else Phase.STARTING
+
+
+def _pending(state: State) -> Pending | None:
+    if state.waiting is not None:
+        return Pending(state.waiting, _why_it_waits(state))
+    if state.load is None:
+        return None
+    waits = tr("what was loaded before is being freed") if state.load.step is Step.REPLACING else ""
+    return Pending(state.load.asked, waits, state.load.cancelled)
+
+
+def _why_it_waits(state: State) -> str:
+    if state.load is not None:
+        return tr("the load before it is being stopped")
+    answers = [run for run in state.requests if not run.request.outlasts_stop]
+    if answers:
+        return tr("an answer is being stopped") if len(answers) == 1 else tr("answers are being stopped")
+    if state.requests:
+        return tr("what is cached of the conversation is being saved")
+    if state.loss is not None:
+        return tr("workers are being asked which of them was lost")
+    return tr("the engine process before it is ending")

@@ -1,0 +1,41 @@
+"""The dialog on weights that workers keep: it says how much, and removes them when asked."""
+
+from __future__ import annotations
+
+import shutil
+
+from PySide6.QtWidgets import QMessageBox, QWidget
+from pytestqt.qtbot import QtBot
+
+from app.background import Background
+from app.notices import Notices
+from app.paths import kept_weights_path
+from app.window.devices.rig_presenter import KeptWeightsPresenter
+
+
+def open_box(presenter: KeptWeightsPresenter, window: QWidget, qtbot: QtBot) -> QMessageBox:
+    before = window.findChildren(QMessageBox)
+    presenter.show()
+    qtbot.waitUntil(lambda: len(window.findChildren(QMessageBox)) > len(before))
+    return next(box for box in window.findChildren(QMessageBox) if box not in before)
+
+
+def test_weights_are_counted_and_removed_when_asked(qtbot: QtBot) -> None:
+    shutil.rmtree(kept_weights_path(), ignore_errors=True)  # what other tests of this process kept
+    folder = kept_weights_path() / "50052"
+    folder.mkdir(parents=True)
+    file = folder / f"{7:016x}"
+    file.write_bytes(b"w" * (3 << 20))
+    window = QWidget()
+    qtbot.addWidget(window)
+    notices = Notices(window)
+    presenter = KeptWeightsPresenter(Background(window), notices, window)
+    box = open_box(presenter, window, qtbot)
+    assert "3.0 MiB" in box.text()
+    remove = next(button for button in box.buttons() if "Empty" in button.text())
+    with qtbot.waitSignal(notices.given) as told:
+        remove.click()
+    assert told.args is not None
+    assert "3.0 MiB of kept weights were removed" in told.args[0].text
+    assert not file.exists()
+    assert [button.text() for button in open_box(presenter, window, qtbot).buttons()] == ["Close"]

@@ -1,0 +1,121 @@
+"""The layout editor and the document in one window: the document owns the drag."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import QEvent, QPoint, QPointF, Qt
+from PySide6.QtGui import QMouseEvent
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication
+from pytestqt.qtbot import QtBot
+
+from app.settings import Settings
+from app.theme import Theme
+from app.wiring import WindowParts, make_window
+from engine.model.gguf.reader import read_model
+from engine.planning.layout.layout import Layout, make_layout, single_device
+from engine.planning.plan.edit import Edit
+from engine.planning.settings.context_settings import ContextSettings
+from tests.support.models import write_tiny_llama
+from tests.support.previews import make_gpu, make_rig
+
+LEFT, NONE = Qt.MouseButton.LeftButton, Qt.KeyboardModifier.NoModifier
+N_LAYERS = 8
+START = make_layout(N_LAYERS, ["CUDA0"] * 4 + ["CUDA1"] * 4)
+
+
+@pytest.fixture
+def window(qtbot: QtBot, qapp: QApplication, tmp_path: Path) -> Iterator[WindowParts]:
+    opened = make_window(Settings(tmp_path / "settings.ini"), Theme(qapp, "dark"))
+    qtbot.addWidget(opened.main)
+    opened.main.resize(1200, 800)
+    opened.main.show()
+    model = read_model(write_tiny_llama(tmp_path / "tiny.gguf", n_layers=N_LAYERS))
+    rig = make_rig(make_gpu("CUDA0", 8), make_gpu("CUDA1", 8))
+    opened.desk.document.open(model, rig, Edit(single_device(N_LAYERS, "CUDA0"), ContextSettings(n_ctx=512)))
+    opened.desk.document.set_layout(START, "two cards")
+    qtbot.waitUntil(lambda: shown_layout(opened) == START)
+    yield opened
+    opened.main.close()
+    qapp.setStyleSheet("")
+
+
+def shown_layout(window: WindowParts) -> Layout | None:
+    shown = window.main.editor.shown
+    return None if shown is None else shown.preview.layout
+
+
+def layout_of(window: WindowParts) -> Layout:
+    edit = window.desk.document.edit
+    assert edit is not None
+    return edit.layout
+
+
+def press_handle(window: WindowParts) -> QPoint:
+    """Take the only boundary with the mouse and return the point."""
+    shown, view = window.main.editor.shown, window.main.editor.view
+    assert shown is not None
+    point = view.mapFromScene(QPointF(shown.handles[0].x, shown.handles[0].dot_y))
+    QTest.mousePress(view.viewport(), LEFT, NONE, point)
+    return point
+
+
+def drag_to(window: WindowParts, layer: int, y: int) -> None:
+    """Move the mouse, with the button held, to the left edge of a layer."""
+    shown, view = window.main.editor.shown, window.main.editor.view
+    assert shown is not None
+    at = QPointF(view.mapFromScene(QPointF(shown.track.edges[layer], 0)).x(), y)
+    viewport = view.viewport()
+    event = QMouseEvent(QEvent.Type.MouseMove, at, viewport.mapToGlobal(at), Qt.MouseButton.NoButton, LEFT, NONE)
+    QApplication.sendEvent(viewport, event)
+
+
+def test_a_drag_of_the_mouse_is_one_step_of_undo(window: WindowParts) -> None:
+    point = press_handle(window)
+    for layer in (5, 6):
+        drag_to(window, layer, point.y())
+    QTest.mouseRelease(window.main.editor.view.viewport(), LEFT, NONE, point)
+    assert layout_of(window).runs[0].last == 5
+    window.desk.document.undo_group.undo()
+    assert layout_of(window) == START
+
+
+def test_undo_in_the_middle_of_a_drag_ends_it_in_the_editor_too(window: WindowParts, qtbot: QtBot) -> None:
+    document, editor = window.desk.document, window.main.editor
+    point = press_handle(window)
+    drag_to(window, 6, point.y())
+    document.undo_group.undo()
+    assert not document.is_dragging
+    assert not editor.is_dragging
+    # The layout has one run now: a move of its boundary would raise.
+    drag_to(window, 5, point.y())
+    QTest.mouseRelease(editor.view.viewport(), LEFT, NONE, point)
+    assert layout_of(window) == single_device(N_LAYERS, "CUDA0")
+    qtbot.waitUntil(lambda: shown_layout(window) == layout_of(window))
+    assert document.undo_group.canRedo()
+
+
+def test_an_edit_from_elsewhere_ends_a_drag(window: WindowParts) -> None:
+    document, editor = window.desk.document, window.main.editor
+    point = press_handle(window)
+    drag_to(window, 6, point.y())
+    document.set_layout(single_device(N_LAYERS, "CUDA1"), "all on one")
+    assert not editor.is_dragging
+    drag_to(window, 5, point.y())
+    QTest.mouseRelease(editor.view.viewport(), LEFT, NONE, point)
+    assert layout_of(window) == single_device(N_LAYERS, "CUDA1")
+
+
+def test_a_share_is_moved_through_the_document(window: WindowParts) -> None:
+    document, shares = window.desk.document, window.main.share_editor
+    document.set_layout(START.with_split_mode("row"), "rows")
+    slider, _ = shares.member("CUDA0")
+    slider.setSliderDown(True)
+    slider.setValue(75)
+    assert document.is_dragging
+    slider.setSliderDown(False)
+    assert not document.is_dragging
+    assert dict(layout_of(window).tensor_split) == {"CUDA0": 75.0, "CUDA1": 25.0}

@@ -1,0 +1,39 @@
+"""Presets: written, read, and every fault is a sentence with its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.base.errors import ChatError
+from engine.chat.presets import Preset, parse_presets, read_presets, write_presets
+
+PRESETS = (
+    Preset(name="Exact", system="Be brief.", settings={"temperature": 0.0, "stop": ("\n",), "seed": None}),
+    Preset(name="Empty"),
+)
+
+
+def test_presets_come_back(tmp_path: Path) -> None:
+    path = tmp_path / "presets.json"
+    assert read_presets(path) == ()
+    write_presets(path, PRESETS)
+    assert read_presets(path) == PRESETS
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"version": 2, "presets": []}', "update Layerdeck"),
+        ('{"version": 1, "presets": [{"name": " "}]}', r"presets\[0\].name: a name has 1"),
+        ('{"version": 1, "presets": [{"name": "a"}, {"name": "a"}]}', "another preset"),
+        ('{"version": 1, "presets": [{"name": "a", "settings": {"x": 1}}]}', '"x" is not a known key'),
+        ('{"version": 1, "presets": [{"name": "a", "settings": {"top_p": 3}}]}', "top_p: 3 is outside of 0 to 1"),
+        ('{"version": 1, "presets": [{"name": "a", "settings": {"stop": [""]}}]}', "stop: a text is empty"),
+        ("[]", "one object"),
+    ],
+)
+def test_a_fault_is_a_sentence(text: str, words: str) -> None:
+    with pytest.raises(ChatError, match=words):
+        parse_presets(text, source="p.json")

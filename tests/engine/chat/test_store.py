@@ -1,0 +1,274 @@
+"""Kept conversations: what was acknowledged is there again, in every state, and searches open the right branch."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from engine.base.errors import ChatError
+from engine.chat.conversation import Conversation
+from engine.chat.message import Attachment, Message, Timings
+from engine.chat.schema import SCRIPTS, VERSION, version_of
+from engine.chat.store import ChatStore
+from engine.chat.tree import MessageTree, add, changed, edited, select, tree_of, without_turn
+from tests.support.kept_conversation import CHOICES
+from tests.support.patience import DEADLINE_S
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[ChatStore]:
+    store = ChatStore(tmp_path / "chats.sqlite")
+    yield store
+    store.close()
+
+
+def begin(store: ChatStore, *messages: Message, ident: str = "c", title: str = "Title") -> MessageTree:
+    store.save(Conversation(id=ident, title=title, created_ms=1, updated_ms=1)).result(DEADLINE_S)
+    tree = tree_of(messages, messages[-1].id if messages else None)
+    store.apply(ident, MessageTree(), tree).result(DEADLINE_S)
+    return tree
+
+
+def talk(prefix: str = "") -> tuple[Message, ...]:
+    return (
+        Message(id=prefix + "q1", role="user", content="What is a trigram?", created_ms=2),
+        Message(id=prefix + "a1", role="assistant", parent=prefix + "q1", content="Three letters.", created_ms=3),
+    )
+
+
+def test_all_of_a_message_comes_back(store: ChatStore) -> None:
+    file = Attachment(id="f", kind="text", name="a.py", mime="text/x-python", sha256="", size_bytes=3, text="abc")
+    sha256, kept = store.keep_file(b"abc")
+    kept.result(DEADLINE_S)
+    whole = Message(
+        id="a",
+        role="assistant",
+        content="x\ud800y\0z",
+        reasoning="hm",
+        model="Demo",
+        model_identity="1234",
+        layout="0-3 on CPU",
+        settings={"temperature": 0.5, "stop": ["\n"]},
+        timings=Timings(prompt_tokens=9, generated_tokens=4, generation_seconds=2.0),
+        stop_reason="length",
+        state="stopped",
+        note="A sentence.",
+        pinned=True,
+        attachments=(msgspec.structs.replace(file, sha256=sha256),),
+        created_ms=7,
+        choices=CHOICES,
+    )
+    begin(store, whole)
+    assert store.tree("c").path == (msgspec.structs.replace(whole, content="x?y\0z"),)
+    assert store.file(sha256) == b"abc"
+
+
+def test_an_answer_is_kept_while_it_is_written(store: ChatStore) -> None:
+    tree = begin(store, talk()[0])
+    answer = Message(id="a", role="assistant", parent="q1", content="", state="writing")
+    store.apply("c", tree, add(tree, answer))
+    store.append("a", reasoning="thought ")
+    store.append("a", content="some ")
+    store.append("a", content="words").result(DEADLINE_S)
+    found = store.tree("c").path[-1]
+    assert (found.content, found.reasoning, found.state) == ("some words", "thought ", "writing")
+    store.finish("c", msgspec.structs.replace(found, state="done")).result(DEADLINE_S)
+    assert store.tree("c").path[-1] == msgspec.structs.replace(found, state="done")
+    assert [hit.message for hit in store.search("some words")] == ["a"]
+
+
+def test_taking_away_is_undone_in_place(store: ChatStore) -> None:
+    tree = begin(store, *talk())
+    longer = add(tree, Message(id="q2", role="user", parent="a1", content="And then?"))
+    longer = edited(longer, "q1", "other", created_ms=1)
+    store.apply("c", tree, longer)
+    less = without_turn(longer, "a1")
+    store.apply("c", longer, less).result(DEADLINE_S)
+    assert store.tree("c") == less
+    store.apply("c", less, longer).result(DEADLINE_S)
+    assert store.tree("c") == longer
+    assert list(store.tree("c").messages) == list(longer.messages)
+
+
+def test_a_conversation_is_renamed_pinned_and_deleted_with_undo(store: ChatStore) -> None:
+    begin(store, *talk(), ident="one")
+    begin(store, *talk("b"), ident="two")
+    first = store.conversations()[-1]
+    store.save(msgspec.structs.replace(first, title="New", pinned=True, folder="Work", draft="h"), first).result(
+        DEADLINE_S
+    )
+    assert [found.id for found in store.conversations()] == ["one", "two"]
+    kept = store.conversation("one")
+    assert kept is not None
+    assert (kept.title, kept.pinned, kept.folder, kept.draft) == ("New", True, "Work", "h")
+    store.delete("one").result(DEADLINE_S)
+    assert [found.id for found in store.conversations()] == ["two"]
+    assert [found.id for found in store.conversations(deleted=True)] == ["one"]
+    assert all(hit.conversation == "two" for hit in store.search("trigram"))
+    store.restore("one").result(DEADLINE_S)
+    assert len(store.conversations()) == 2
+    store.delete("one")
+    store.purge(1 << 60).result(DEADLINE_S)
+    assert store.conversation("one") is None
+    assert not store.tree("one").messages
+
+
+def test_two_changes_of_one_conversation_do_not_undo_each_other(store: ChatStore) -> None:
+    begin(store, *talk())
+    seen = store.conversation("c")
+    assert seen is not None
+    store.save(msgspec.structs.replace(seen, title="Name"), seen)
+    store.save(msgspec.structs.replace(seen, pinned=True), seen).result(DEADLINE_S)
+    kept = store.conversation("c")
+    assert kept is not None
+    assert (kept.title, kept.pinned) == ("Name", True)
+
+
+@pytest.mark.parametrize("text", ["über", "ÜBER", "日本", "語", "f(x", "(", "100%", "a_b", '"q"', "def f(x):\n"])
+def test_search_finds_any_text_in_any_branch(store: ChatStore, text: str) -> None:
+    content = 'Viel über 日本語 and def f(x):\n  return a_b * 100% "q"'
+    tree = begin(store, *talk(), Message(id="old", role="user", parent="a1", content=content, created_ms=4))
+    store.apply("c", tree, edited(tree, "old", "nothing here", created_ms=5)).result(DEADLINE_S)
+    (hit,) = store.search(text)
+    assert hit.message == "old"
+    assert hit.snippet[hit.begin : hit.end].casefold() == " ".join(text.casefold().splitlines()) or "\n" in text
+    shown = select(store.tree("c"), hit.message or "")
+    assert shown.path[-1].id == "old"
+
+
+@pytest.mark.parametrize("text", ["", "  ", "%", "a%b", "zzz", '"', "a" * 5000, "NOT", "\0\0\0"])
+def test_search_of_what_is_not_there_finds_nothing(store: ChatStore, text: str) -> None:
+    begin(store, *talk())
+    assert store.search(text) == ()
+
+
+def test_search_finds_titles_and_forgets_changed_text(store: ChatStore) -> None:
+    tree = begin(store, *talk(), title="Grüße an Ada")
+    assert [hit.message for hit in store.search("an ada")] == [None]
+    store.apply("c", tree, changed(tree, msgspec.structs.replace(tree.messages["a1"], content="Else."))).result(
+        DEADLINE_S
+    )
+    assert store.search("letters") == ()
+    assert len(store.search("Else")) == 1
+
+
+def test_a_write_that_cannot_be_done_says_so_and_spoils_no_other(store: ChatStore) -> None:
+    begin(store, *talk())
+    lost = store.append("nobody", content="x")
+    other = store.save(Conversation(id="d"))
+    with pytest.raises(ChatError, match="cannot be kept"):
+        lost.result(DEADLINE_S)
+    other.result(DEADLINE_S)
+    assert store.conversation("d") is not None
+
+
+def test_two_stores_share_a_database(store: ChatStore) -> None:
+    other = ChatStore(store.path)
+    try:
+        begin(other, *talk())
+        assert len(store.tree("c").messages) == 2
+    finally:
+        other.close()
+
+
+def test_what_another_store_wrote_is_noticed_once(store: ChatStore) -> None:
+    begin(store, *talk())
+    assert not store.written_by_others()
+    with closing(ChatStore(store.path)) as other:
+        other.save(Conversation(id="d", title="from elsewhere")).result(DEADLINE_S)
+    assert store.written_by_others()
+    assert not store.written_by_others()
+
+
+def test_what_is_closed_keeps_and_tells_nothing_more(tmp_path: Path) -> None:
+    store = ChatStore(tmp_path / "chats.sqlite")
+    waiting = store.save(Conversation(id="c"))
+    store.close()
+    assert waiting.result(DEADLINE_S) is None
+    with pytest.raises(ChatError, match="closed"):
+        store.save(Conversation(id="d")).result(DEADLINE_S)
+    with pytest.raises(ChatError, match="closed"):
+        store.conversations()
+
+
+@pytest.mark.parametrize("version", range(1, VERSION))
+def test_a_database_of_an_earlier_version_is_read(tmp_path: Path, version: int) -> None:
+    path = tmp_path / "chats.sqlite"
+    with closing(sqlite3.connect(path)) as connection:
+        for statement in (statement for script in SCRIPTS[:version] for statement in script):
+            connection.execute(statement)
+        values = {
+            "conversation": ("c", "Title", "", 0, "q", "", "", "{}", "", "", None, 1, 1, None),
+            "message": (1, "q", "c", 0, None, "user", "What is in it?", "", "{}", "done", None, 0, 2),
+            "attachment": (1, "f", "q", "text", "a.py", "text/x-python", "", 3, "abc", *([0, 0] * (version > 1))),
+        }
+        for table, row in values.items():
+            connection.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
+        connection.execute(f"PRAGMA user_version = {version}")
+        connection.commit()
+    with closing(ChatStore(path)) as store:
+        assert [chat.title for chat in store.conversations()] == ["Title"]
+        (message,) = store.tree("c").messages.values()
+        (file,) = message.attachments
+        assert (message.content, file.name, file.text) == ("What is in it?", "a.py", "abc")
+        assert (file.width_px, file.height_px, file.length_ms) == (0, 0, 0)
+        begin(store, *talk("later "), ident="d")
+        assert len(store.search("trigram")) == 1
+    with closing(sqlite3.connect(path)) as connection:
+        assert version_of(connection) == VERSION
+
+
+def newer(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:5000])
+
+
+def overwrite(path: Path) -> None:
+    path.write_bytes(b"something else entirely" * 300)
+
+
+@pytest.mark.parametrize(("damage", "word"), [(newer, "version 99"), (cut, "damaged"), (overwrite, "damaged")])
+def test_what_cannot_be_read_is_kept_aside(tmp_path: Path, damage: object, word: str) -> None:
+    path = tmp_path / "chats.sqlite"
+    store = ChatStore(path)
+    begin(store, *talk())
+    store.close()
+    assert store.notice == ""
+    assert callable(damage)
+    damage(path)
+    kept = path.read_bytes()
+    again = ChatStore(path)
+    try:
+        (aside,) = list(tmp_path.glob("chats-*.sqlite"))
+        assert aside.name in again.notice
+        assert word in again.notice
+        assert aside.read_bytes() == kept
+        # a newer program's conversations stay with it; of a damaged database the copy is opened
+        assert [chat.id for chat in again.conversations()] == ([] if damage is newer else ["c"])
+        begin(again, *talk("more "), ident="d")
+        assert len(again.tree("d").messages) == 2
+    finally:
+        again.close()
+
+
+def test_a_place_that_cannot_hold_it_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ChatError, match="check the folder"):
+        ChatStore(tmp_path / "file" / "chats.sqlite")
+
+
+def test_a_text_of_any_length_is_looked_for(tmp_path: Path) -> None:
+    with closing(ChatStore(tmp_path / "chats.db")) as store:
+        store.save(Conversation(id="a" * 32, title="x" * 900)).result()
+        assert store.search("x" * 60_000) == ()
+        assert store.search("%" * 60_000) == ()

@@ -1,0 +1,228 @@
+"""An examination as values: steps that fail, a cancel in the middle, what is written and what is left out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.base.cancellation import CancelToken
+from engine.base.confinement import landlock_version
+from engine.base.errors import EngineError, UnreachableError
+from engine.base.pci import PciId
+from engine.base.units import GIB, MIB
+from engine.devices.device import Device, Rig, make_host
+from engine.devices.packs.store import ListedPack, PackState
+from engine.machines.doctor import installed
+from engine.machines.doctor.installed import Card, card_checks, cards_on_bus, pack_checks
+from engine.machines.doctor.machine import engine_check, find_rig, personal_names
+from engine.machines.doctor.report import Check, Progress, Report, Step, document, examine, table, without_names
+from engine.machines.rigs.engine_checks import Case, Checked, Trial
+
+
+def step(name: str, *checks: Check, error: str = "") -> Step:
+    def look() -> Iterator[Check]:
+        yield from checks
+        if error:
+            raise EngineError(error)
+
+    return Step(name, f"Looking at {name}", look, "CPU")
+
+
+def test_a_step_that_fails_costs_that_step_only() -> None:
+    told: list[Progress] = []
+    found = Check(name="a", detail="well")
+    steps = [step("first", found, error="It broke."), step("second", Check(name="b", ok=False, detail="bad"))]
+    report = examine(steps, told.append, CancelToken())
+    assert [(each.name, each.ok, each.detail) for each in report.checks] == [
+        ("a", True, "well"),
+        ("first", None, "It broke."),
+        ("b", False, "bad"),
+    ]
+    assert report.is_whole
+    assert not report.is_sound
+    assert report.summary == "1 of 3 checks failed: b."
+    assert [(each.done, each.words) for each in told if not each.checks] == [(0, "Looking at first")]
+    assert (told[-1].done, told[-1].total, len(told[-1].checks)) == (2, 2, 3)
+
+
+def test_a_pack_that_does_not_work_is_told_and_one_switched_off_is_in_order() -> None:
+    packs = [
+        listed_pack("vulkan", "Vulkan", "used"),
+        listed_pack("cuda", "CUDA", "off"),
+        listed_pack("hip", "HIP", "broken", "The driver is missing."),
+        listed_pack("other", "Vulkan", "unchecked"),
+    ]
+    found = list(pack_checks(packs))
+    assert [(each.name, each.ok) for each in found] == [("engine pack", ok) for ok in (True, True, False, None)]
+    assert "hip" in found[2].detail
+    assert "The driver is missing" in found[2].detail
+    assert found[0].figures["size_bytes"] == 8 * MIB
+
+
+@pytest.mark.parametrize(("version", "limited", "ok"), [(4, True, True), (0, True, None), (4, False, None)])
+def test_it_says_what_children_give_up_here(
+    monkeypatch: pytest.MonkeyPatch, version: int, limited: bool, ok: bool | None
+) -> None:
+    monkeypatch.setattr(installed, "landlock_version", lambda: version)
+    monkeypatch.setattr(installed, "limits_memory", lambda: limited)
+    found = next(each for each in installed.installed_checks() if each.name == "confinement")
+    assert (found.ok, found.figures) == (ok, {"landlock_version": version, "memory_limits": limited})
+    assert ("Landlock version 4" in found.detail, "not limited" in found.detail) == (version == 4, not limited)
+
+
+def test_this_system_is_told_as_it_is() -> None:
+    found = next(each for each in installed.installed_checks() if each.name == "confinement")
+    assert found.figures["landlock_version"] == landlock_version()
+
+
+def test_a_cancel_keeps_what_was_found() -> None:
+    cancel = CancelToken()
+
+    def look() -> Iterator[Check]:
+        yield Check(name="a")
+        cancel.cancel()
+        raise EngineError("The question to the engine was cancelled.")
+
+    never = Step("never", "Never", lambda: pytest.fail("it went on"))
+    report = examine([Step("a", "A", look), never], lambda _progress: None, cancel)
+    assert [check.name for check in report.checks] == ["a"]
+    assert not report.is_whole
+    assert report.summary == "Nothing wrong was found in 1 checks. It was cancelled before its end."
+
+
+def test_the_document_names_no_person_and_no_computer() -> None:
+    worker = Device("RPC0", "192.0.2.7:50052", "RPC", "gpu", GIB, endpoint="192.0.2.7:50052")
+    names = personal_names(Rig((worker,), make_host("processor", GIB)), Path("/home/maria"))
+    names |= {"maria": "user", "box": "this-machine"}
+    said = "192.0.2.7:50052 refused; see /home/maria/models on box for maria, not on mariana or box-2."
+    report = without_names(Report((Check(name="load", detail=said, figures={"at": "192.0.2.7", "n": 1}),)), names)
+    assert report.checks[0].detail == "RPC0 refused; see ~/models on this-machine for user, not on mariana or box-2."
+    assert report.checks[0].figures == {"at": "machine-of-RPC0", "n": 1}
+    checks = document(report)["checks"]
+    assert isinstance(checks, list)
+    assert [list(check) for check in checks] == [["name", "device", "ok", "detail", "figures"]]
+    assert table([Check(name="n", ok=None, detail="d"), Check(name="m", device="CPU", ok=False)]) == [
+        ("n", "", "–", "d"),
+        ("m", "CPU", "WRONG", ""),
+    ]
+
+
+def write_card(root: Path, slot: str, *, kind: str = "0x030000", vendor: str = "0x10de", driver: str = "") -> None:
+    folder = root / slot
+    folder.mkdir(parents=True)
+    for name, text in {"class": kind, "vendor": vendor, "device": "0x2204"}.items():
+        (folder / name).write_text(f"{text}\n", encoding="ascii")
+    if driver:
+        target = root.parent / "drivers" / driver
+        target.mkdir(parents=True, exist_ok=True)
+        (folder / "driver").symlink_to(target)
+
+
+def test_cards_are_found_on_the_bus(tmp_path: Path) -> None:
+    root = tmp_path / "devices"
+    write_card(root, "0000:01:00.0", driver="nvidia")
+    write_card(root, "0000:02:00.0", vendor="0x1002")
+    write_card(root, "0000:03:00.0", kind="0x020000")
+    write_card(root, "0000:04:00.0", vendor="0x1af4")
+    assert cards_on_bus(root) == (
+        Card(PciId(0, 1, 0), "NVIDIA", "2204", "nvidia"),
+        Card(PciId(0, 2, 0), "AMD", "2204", ""),
+    )
+    assert cards_on_bus(tmp_path / "none") == ()
+
+
+@pytest.mark.parametrize(
+    ("maker", "driver", "backends", "reason"),
+    [
+        ("NVIDIA", "", ("CPU", "CUDA"), "no driver has taken it. Install NVIDIA's driver."),
+        ("NVIDIA", "nvidia", ("CPU", "RPC"), "built without CUDA and Vulkan"),
+        ("AMD", "amdgpu", ("CPU",), "LAYERDECK_BACKEND=vulkan python3 make.py setup"),
+        ("NVIDIA", "nouveau", ("CUDA",), "nouveau has it"),
+        ("NVIDIA", "vfio-pci", ("CUDA",), "given to a virtual machine"),
+        ("AMD", "amdgpu", ("Vulkan",), "does not list it"),
+    ],
+)
+def test_an_unused_card_says_why(maker: str, driver: str, backends: tuple[str, ...], reason: str) -> None:
+    slot = PciId(0, 1, 0)
+    card = Card(slot, maker, "2204", driver)
+    (unused,) = card_checks([card], [], backends)
+    assert unused.ok is False
+    assert reason in unused.detail
+    (used,) = card_checks([card], [slot], backends)
+    assert (used.ok, used.device, used.detail) == (True, "0000:01:00", f"{maker} 2204")
+
+
+def listed_pack(name: str, backend: str, state: PackState, reason: str = "") -> ListedPack:
+    return ListedPack(name, backend, "0.3.36", "packs", 8 * MIB, state, reason, (), "a driver", ours=True)
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "said"),
+    [
+        ("used", "No device for it was found.", "driver and toolkit may not belong together"),
+        ("broken", "It dies (SIGSEGV).", "the engine pack cuda is there for it. Not used. It dies (SIGSEGV)."),
+        ("off", "", "the engine pack cuda is there for it. Switched off."),
+    ],
+)
+def test_a_card_is_told_what_keeps_its_pack_from_it(state: PackState, reason: str, said: str) -> None:
+    card = Card(PciId(0, 1, 0), "NVIDIA", "2204", "nvidia")
+    packs = [listed_pack("hip", "HIP", "used"), listed_pack("cuda", "CUDA", state, reason)]
+    (check,) = card_checks([card], [], ("CPU", "RPC"), packs)
+    assert check.ok is False
+    assert said in check.detail
+    assert "built without" not in check.detail
+
+
+def test_a_card_that_is_not_used_beside_another_one_is_nothing_wrong() -> None:
+    card = Card(PciId(0, 1, 0), "NVIDIA", "2204", "nvidia")
+    inside = Card(PciId(0, 0, 2), "Intel", "4680", "i915")
+    found = list(card_checks([inside, card], [card.slot], ("CPU", "CUDA")))
+    assert [check.ok for check in found] == [None, True]
+    assert "built without Vulkan and SYCL" in found[0].detail
+    assert [check.ok for check in card_checks([inside, card], [], ("CPU", "CUDA"))] == [False, False]
+
+
+def test_a_search_that_fails_leaves_the_host() -> None:
+    def find() -> Rig:
+        raise UnreachableError("192.0.2.1:1 does not answer.")
+
+    rig, problem = find_rig(find)
+    assert rig.devices == ()
+    assert problem == "192.0.2.1:1 does not answer."
+    again, problem_again = find_rig(find, find)
+    # Free memory of the host is read anew by each search.
+    assert (again.devices, again.host.id, problem_again) == ((), rig.host.id, problem)
+
+
+def test_a_second_search_finds_what_the_first_could_not_tell() -> None:
+    def find() -> Rig:
+        raise UnreachableError("192.0.2.1:1 does not answer.")
+
+    card = Device("CUDA0", "card", "CUDA", "gpu", GIB)
+    here = Rig((card,), make_host("processor", GIB))
+    assert find_rig(find, lambda: here) == (here, "192.0.2.1:1 does not answer.")
+    assert find_rig(lambda: here, find) == (here, "")
+
+
+def test_machines_that_were_asked_for_in_vain_are_not_named() -> None:
+    asked = ("attic-of-maria.local:50052", " maria's laptop ")
+    names = personal_names(Rig((), make_host("processor", GIB)), Path("/home/maria"), asked)
+    said = "attic-of-maria.local:50052 refused: attic-of-maria.local is unknown. maria's laptop is not paired."
+    report = without_names(Report((Check(name="devices", detail=said),)), names)
+    assert report.checks[0].detail == "asked-0 refused: machine-of-asked-0 is unknown. asked-1 is not paired."
+
+
+def test_one_check_for_all_types_of_a_feature() -> None:
+    trial = Trial(Path("m"))
+
+    def checked(of: str, *, ok: bool, known: bool = True) -> Checked:
+        reason = "" if ok else f"Wrong with {of}."
+        return Checked(Case("weights", of, ("CPU",), trial, trial), ok, reason, 0.5, is_known=known)
+
+    good = engine_check("CPU", "weights", [checked("F16", ok=True), checked("Q4_0", ok=True)])
+    assert (good.ok, good.detail, good.figures) == (True, "F16, Q4_0", {"F16": 0.5, "Q4_0": 0.5})
+    bad = engine_check("CPU", "weights", [checked("F16", ok=True), checked("Q4_0", ok=False)])
+    assert (bad.name, bad.ok, bad.detail) == ("weights", False, "Wrong with Q4_0.")
+    assert engine_check("CPU", "weights", [checked("F16", ok=False, known=False)]).ok is None

@@ -1,0 +1,182 @@
+"""A worker served through the tunnel, end to end: paired, loaded on, asked, the same answer as over plain RPC."""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from engine.base.units import MIB
+from engine.devices.device import Rig, routes_of
+from engine.devices.endpoint import GreetingStatus, greet, greet_all
+from engine.machines.rigs.discovery import Peer, find_peer, host_device
+from engine.machines.rigs.lab import LabRig
+from engine.machines.rigs.secure_serving import SecureAddress, serve_secure
+from engine.machines.rigs.speeds import measure_speeds
+from engine.machines.tunnel.calling import pair_with
+from engine.machines.tunnel.pairing import OpenCode
+from engine.machines.tunnel.pairings import Pairing
+from engine.machines.tunnel.tunnels import Tunnels
+from engine.model.gguf.model_file import ModelFile
+from engine.model.gguf.reader import read_model
+from engine.planning.layout.layout import Layout, Run
+from engine.planning.settings.context_settings import ContextSettings
+from engine.runtime.probing.probe import probe
+from engine.runtime.protocol.messages import Generate, Serving
+from engine.runtime.session.events import Done, Failed, Loaded, Token
+from tests.support.models import write_tiny_llama
+from tests.support.orders import order_of, plan_of
+from tests.support.patience import DEADLINE_S
+from tests.support.session_log import SessionLog
+from tests.support.tunnels import Home
+
+CAP_BYTES = 64 * MIB
+N_LAYERS = 4
+CONTEXT = ContextSettings(n_ctx=2048, n_batch=64, n_ubatch=64, threads=1, threads_batch=1)
+LAYOUT = Layout(N_LAYERS, (Run("CPU", 0, 1), Run("RPC0", 2, N_LAYERS - 1)), "RPC0")
+
+
+class Served:
+    """A machine that serves from the start of its context until `stop`, or the end of that."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home, self.code, self.paired = Home(folder), OpenCode(), list[Pairing]()
+        self._until = threading.Event()
+        self._told: queue.SimpleQueue[Serving] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._serve)
+
+    def __enter__(self) -> Served:
+        self._thread.start()
+        self.serving = self._told.get(timeout=DEADLINE_S)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def endpoint(self) -> str:
+        return f"127.0.0.1:{self.serving.port}"
+
+    def stop(self) -> None:
+        """End worker and listener, and wait for that."""
+        self._until.set()
+        self._thread.join(DEADLINE_S)
+
+    def _serve(self) -> None:
+        serve_secure(
+            SecureAddress("127.0.0.1", 0, "attic", self.home.identity, self.home.book, self.code),
+            device="CPU",
+            cap_bytes=CAP_BYTES,
+            kept=None,
+            until=self._until,
+            on_serving=self._told.put,
+            on_paired=self.paired.append,
+        )
+
+
+@contextmanager
+def reached(served: Served, folder: Path) -> Iterator[Rig]:
+    """This machine with the worker of the other one, behind a tunnel."""
+    laptop = Home(folder)
+    pairing = pair_with(served.endpoint, served.code.renew(), laptop.identity, "laptop", DEADLINE_S)
+    laptop.book.add(pairing)
+    with Tunnels(laptop.folder / "identity.pem", laptop.book) as tunnels:
+        via = tunnels.route(pairing.endpoint, pairing.fingerprint)
+        (device,) = find_peer(Peer(pairing.endpoint, pairing.fingerprint, pairing.name, via), folder / "checks.json")
+        assert (device.name, device.endpoint, device.via) == ("attic", served.endpoint, via)
+        yield Rig((device,), host_device())
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with Served(tmp_path_factory.mktemp("attic")) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def rig(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    with reached(served, tmp_path_factory.mktemp("laptop")) as rig:
+        yield rig
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ModelFile:
+    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    return read_model(write_tiny_llama(path, n_layers=N_LAYERS, n_ctx_train=1 << 16))
+
+
+def answer_on(model: ModelFile, rig: Rig) -> list[str]:
+    with SessionLog() as log:
+        log.session.load(order_of(model, rig, LAYOUT, CONTEXT))
+        (loaded,) = log.wait_for_endings(1)
+        assert isinstance(loaded, Loaded), loaded
+        log.session.ask(Generate(prompt="tell me", max_tokens=24, temperature=0.0, seed=1))
+        assert isinstance(log.wait_for_endings(2)[1], Done)
+        return [event.text for event in log.events if isinstance(event, Token)]
+
+
+def test_the_answer_through_the_tunnel_is_that_of_plain_rpc(rig: Rig, model: ModelFile) -> None:
+    secure = answer_on(model, rig)
+    assert secure
+    with LabRig([CAP_BYTES]) as lab:
+        assert answer_on(model, lab.rig) == secure
+
+
+def test_the_engines_own_plan_comes_through_the_tunnel(rig: Rig, model: ModelFile) -> None:
+    assert probe(plan_of(model, rig, LAYOUT, CONTEXT)).probed is not None
+
+
+@pytest.mark.exhaustive
+def test_a_round_trip_is_measured_through_the_tunnel(rig: Rig) -> None:
+    measured = measure_speeds(rig)
+    assert measured.problems == ()
+    assert measured.speeds["RPC0"].round_trip_s > 0
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux lets a socket refuse by port")
+def test_nobody_else_of_this_machine_reaches_the_worker_itself(served: Served, rig: Rig) -> None:
+    assert served.serving.is_guarded
+    worker_ports = [
+        connection.laddr.port
+        for child in psutil.Process().children()
+        for connection in child.net_connections("tcp4")
+        if connection.status == psutil.CONN_LISTEN and f"127.0.0.1:{connection.laddr.port}" != rig.devices[0].via
+    ]
+    (port,) = worker_ports
+    assert greet("127.0.0.1", port, 0.3).status is GreetingStatus.TIMED_OUT
+    assert greet_all([served.endpoint], DEADLINE_S, routes=routes_of(rig.devices))[served.endpoint].ok
+
+
+def test_a_machine_without_a_tunnel_is_never_asked_in_the_clear(served: Served, rig: Rig, model: ModelFile) -> None:
+    bare = Rig((replace(rig.devices[0], via=None),), rig.host)
+    with SessionLog() as log:
+        log.session.load(order_of(model, bare, LAYOUT, CONTEXT))
+        (ending,) = log.wait_for_endings(1)
+    assert isinstance(ending, Failed)
+    assert "not paired with this computer" in ending.message
+
+
+def test_a_machine_that_goes_in_the_middle_of_an_answer_is_named(tmp_path: Path, model: ModelFile) -> None:
+    with Served(tmp_path / "attic") as served, reached(served, tmp_path / "laptop") as rig, SessionLog() as log:
+        log.session.load(order_of(model, rig, LAYOUT, CONTEXT))
+        assert isinstance(log.wait_for_endings(1)[0], Loaded)
+        log.session.ask(Generate(prompt="tell me", max_tokens=1900, temperature=0.0))
+        log.wait_for_event(Token)
+        served.stop()
+        lost = log.wait_for_endings(2)[1]
+        assert isinstance(lost, Failed), lost
+        assert lost.kind == "unreachable"
+        assert lost.message.startswith(f"RPC0 ({served.endpoint}) was lost while the model was in use.")
+        assert str(rig.devices[0].via) not in lost.message
+        log.session.load(order_of(model, rig, LAYOUT, CONTEXT))
+        refused = log.wait_for_endings(3)[2]
+        assert isinstance(refused, Failed)
+        words = "refused the connection: nothing listens there; start `rig serve --secure` there."
+        assert refused.message == f"RPC0: {served.endpoint} {words}"

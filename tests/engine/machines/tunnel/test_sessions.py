@@ -1,0 +1,158 @@
+"""Pairing and sessions over real sockets: who gets in, who does not, and what each side is told."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.devices.endpoint import GreetingStatus
+from engine.machines.tunnel import listener
+from engine.machines.tunnel.calling import CALL_TIMEOUT_S, TunnelError, pair_with
+from engine.machines.tunnel.pairing import MAX_GUESSES
+from engine.machines.tunnel.pairings import PairingError
+from engine.machines.tunnel.streams import BrokenTalkError
+from tests.support.descriptors import many_files
+from tests.support.patience import DEADLINE_S
+from tests.support.tunnels import Attic, Home, Session, attic, echoing, relaying_middle
+
+WRONG = "AAAA-AAAA-AAAA-AAAA"
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Attic]:
+    with echoing() as reach, attic(tmp_path / "attic", reach) as machine:
+        yield machine
+
+
+@pytest.fixture
+def laptop(tmp_path: Path) -> Home:
+    return Home(tmp_path / "laptop")
+
+
+def ask(session: Session, data: bytes) -> bytes:
+    session.send(data)
+    return session.receive(len(data))
+
+
+def status_of(call: Callable[[], object]) -> GreetingStatus:
+    with pytest.raises(TunnelError) as caught:
+        call()
+    assert caught.value.summary().endswith(".")
+    return caught.value.status
+
+
+def test_paired_machines_know_each_other_and_talk(served: Attic, laptop: Home) -> None:
+    pairing = served.pair(laptop, "my laptop")
+    assert (pairing.role, pairing.name, pairing.endpoint) == ("server", "attic", served.endpoint)
+    assert pairing.fingerprint == served.home.identity.fingerprint
+    (client,) = served.home.book.all("client")
+    assert (client.name, client.fingerprint) == ("my laptop", laptop.identity.fingerprint)
+    session = served.open(laptop)
+    assert session.tls.version() == "TLSv1.3"
+    for size in (1, 100, 70_000):
+        data = os.urandom(size)
+        assert ask(session, data) == data
+    session.close()
+    # The place is free for the next session.
+    again = served.open(laptop)
+    assert ask(again, b"again") == b"again"
+    again.close()
+
+
+def test_a_wrong_code_pairs_nobody_and_few_are_enough(served: Attic, laptop: Home) -> None:
+    code = served.code.renew()
+    for _ in range(MAX_GUESSES):
+        with pytest.raises(PairingError, match="did not accept the code"):
+            pair_with(served.endpoint, WRONG, laptop.identity, "laptop", DEADLINE_S)
+    with pytest.raises(PairingError, match="shows no pairing code"):
+        pair_with(served.endpoint, code, laptop.identity, "laptop", DEADLINE_S)
+    assert served.home.book.all() == ()
+
+
+def test_a_code_serves_once(served: Attic, laptop: Home, tmp_path: Path) -> None:
+    code = served.code.renew()
+    pair_with(served.endpoint, code, laptop.identity, "laptop", DEADLINE_S)
+    with pytest.raises(PairingError, match="shows no pairing code"):
+        pair_with(served.endpoint, code, Home(tmp_path / "other").identity, "other", DEADLINE_S)
+
+
+def test_somebody_in_the_middle_with_certificates_of_his_own_pairs_nobody(
+    served: Attic, laptop: Home, tmp_path: Path
+) -> None:
+    """He passes every word on, but TLS ends with him: what both sides prove is about different certificates."""
+    middle = Home(tmp_path / "middle")
+    with relaying_middle(served, middle) as endpoint, pytest.raises((PairingError, TunnelError)):
+        pair_with(endpoint, served.code.renew(), laptop.identity, "laptop", DEADLINE_S)
+    assert served.home.book.all() == ()
+
+
+def test_who_is_not_paired_is_told_so(served: Attic, laptop: Home) -> None:
+    certificate = served.home.identity.certificate
+    call = status_of(lambda: Session(served.endpoint, certificate, laptop.identity, DEADLINE_S))
+    assert call is GreetingStatus.UNTRUSTED
+
+
+def test_another_certificate_is_told_before_anything_is_sent(served: Attic, laptop: Home, tmp_path: Path) -> None:
+    other = Home(tmp_path / "other").identity.certificate
+    with pytest.raises(TunnelError, match="another certificate than when it was paired"):
+        Session(served.endpoint, other, laptop.identity, DEADLINE_S)
+
+
+def test_a_forgotten_machine_is_put_out_and_stays_out(served: Attic, laptop: Home) -> None:
+    served.pair(laptop)
+    session = served.open(laptop)
+    assert ask(session, b"still here") == b"still here"
+    served.home.book.forget("laptop")
+    # It ends without a word from us.
+    with pytest.raises(BrokenTalkError):
+        session.receive(1)
+    session.close()
+    assert status_of(lambda: served.open(laptop)) is GreetingStatus.UNTRUSTED
+
+
+def test_one_session_at_a_time_and_the_next_is_told(served: Attic, laptop: Home) -> None:
+    served.pair(laptop)
+    session = served.open(laptop)
+    assert status_of(lambda: served.open(laptop)) is GreetingStatus.BUSY
+    assert ask(session, b"unharmed") == b"unharmed"
+    session.close()
+
+
+def test_a_worker_that_is_gone_is_told(laptop: Home, tmp_path: Path) -> None:
+    def nobody() -> socket.socket:
+        raise ConnectionRefusedError
+
+    with attic(tmp_path / "attic", nobody) as served:
+        served.pair(laptop)
+        with pytest.raises(TunnelError, match="its RPC worker does not run"):
+            served.open(laptop)
+
+
+def test_nobody_there_and_somebody_else_are_told_apart(laptop: Home) -> None:
+    certificate = laptop.identity.certificate
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        silent = lambda: Session(f"127.0.0.1:{port}", certificate, laptop.identity, 0.2)  # noqa: E731
+        assert status_of(silent) is GreetingStatus.TIMED_OUT
+    refused = lambda: Session(f"127.0.0.1:{port}", certificate, laptop.identity, DEADLINE_S)  # noqa: E731
+    assert status_of(refused) is GreetingStatus.REFUSED
+    with echoing() as reach, reach() as known:
+        port = known.getpeername()[1]
+        echoed = lambda: Session(f"127.0.0.1:{port}", certificate, laptop.identity, DEADLINE_S)  # noqa: E731
+        assert status_of(echoed) is GreetingStatus.NOT_RPC
+
+
+def test_a_greeting_has_time_for_a_call_that_finds_the_place_taken() -> None:
+    assert listener.BUSY_S < CALL_TIMEOUT_S < 2.0
+
+
+def test_a_process_with_many_open_files_pairs_and_talks(laptop: Home, tmp_path: Path) -> None:
+    with many_files(), echoing() as reach, attic(tmp_path / "attic", reach) as served:
+        served.pair(laptop)
+        session = served.open(laptop)
+        assert ask(session, b"hello") == b"hello"
+        session.close()

@@ -1,0 +1,142 @@
+"""The child that forwards: greetings go through it, what it could not reach it says, and it ends with us."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from engine.devices.device import Device, Rig
+from engine.devices.endpoint import Greeting, GreetingStatus, greet_all, make_notice, parse_endpoint, read_notice
+from engine.devices.rig_file import encode_rig, parse_rig
+from engine.machines.rigs.discovery import host_device
+from engine.machines.tunnel import calling
+from engine.machines.tunnel.calling import Forwarder
+from engine.machines.tunnel.tunnels import Tunnels
+from tests.support.patience import DEADLINE_S
+from tests.support.rpc_peers import rpc_server
+from tests.support.tunnels import Attic, Home, attic
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Attic]:
+    with rpc_server() as endpoint:
+        address = parse_endpoint(endpoint)
+        with attic(tmp_path / "attic", lambda: socket.create_connection(address)) as machine:
+            yield machine
+
+
+@pytest.fixture
+def laptop(tmp_path: Path, served: Attic) -> Home:
+    home = Home(tmp_path / "laptop")
+    served.pair(home)
+    return home
+
+
+def tunnels_of(home: Home) -> Tunnels:
+    return Tunnels(home.folder / "identity.pem", home.book)
+
+
+def rig_of(served: Attic) -> Rig:
+    device = Device(
+        "RPC0",
+        "attic",
+        "RPC",
+        "gpu",
+        1 << 30,
+        endpoint=served.endpoint,
+        fingerprint=served.home.identity.fingerprint,
+    )
+    return Rig((device,), host_device())
+
+
+def greeting(rig: Rig) -> Greeting:
+    (device,) = rig.devices
+    assert device.endpoint is not None
+    routes = {device.endpoint: device.via or ""}
+    return greet_all([device.endpoint], DEADLINE_S, routes=routes)[device.endpoint]
+
+
+def test_a_greeting_goes_through_and_names_the_machine(served: Attic, laptop: Home) -> None:
+    with tunnels_of(laptop) as tunnels:
+        rig = tunnels.reach(rig_of(served))
+        assert rig.devices[0].via not in (None, served.endpoint)
+        for _ in range(2):
+            found = greeting(rig)
+            assert found.ok, found
+            assert found.sentence == f"{served.endpoint} answers."
+        # One child for a machine, however often it is asked for.
+        assert tunnels.reach(rig_of(served)).devices[0].via == rig.devices[0].via
+        assert parse_rig(encode_rig(rig)).devices[0].via is None
+
+
+def test_why_it_does_not_go_through_is_told_of_the_machine(served: Attic, laptop: Home) -> None:
+    with tunnels_of(laptop) as tunnels:
+        rig = tunnels.reach(rig_of(served))
+        served.home.book.forget("laptop")
+        found = greeting(rig)
+        assert found.status is GreetingStatus.UNTRUSTED
+        words = "does not know this computer (any more); forget it and pair with it again."
+        assert found.sentence == f"{served.endpoint} {words}"
+
+
+def test_a_machine_that_is_not_paired_is_asked_by_nobody(served: Attic, tmp_path: Path) -> None:
+    with tunnels_of(Home(tmp_path / "stranger")) as tunnels:
+        rig = tunnels.reach(rig_of(served))
+        assert rig.devices[0].via is None
+        found = greeting(rig)
+    assert found.status is GreetingStatus.UNTRUSTED
+    assert "not paired with this computer" in found.sentence
+
+
+def test_a_forwarder_that_dies_is_started_again_on_its_port(
+    served: Attic, laptop: Home, caplog: pytest.LogCaptureFixture
+) -> None:
+    with tunnels_of(laptop) as tunnels:
+        rig = tunnels.reach(rig_of(served))
+        before = {child.pid for child in psutil.Process().children()}
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        deadline_s = time.monotonic() + DEADLINE_S
+        while not (found := greeting(rig)).ok and time.monotonic() < deadline_s:
+            assert "tunnel" in found.sentence
+        assert found.ok
+        assert f"the tunnel to {served.endpoint} is started again" in caplog.text
+        assert before.isdisjoint(child.pid for child in psutil.Process().children())
+    assert not psutil.Process().children()
+
+
+def test_another_user_of_this_computer_is_not_let_in(
+    served: Attic, laptop: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The forwarder asks the system whose a connection is; here it is told that it is of somebody else."""
+    monkeypatch.setattr(calling, "is_our_user", lambda _caller: False)
+
+    async def call() -> bytes:
+        forwarder = Forwarder(served.endpoint, served.home.identity.certificate, laptop.identity)
+        running = asyncio.create_task(forwarder.run())
+        reader, writer = await asyncio.open_connection("127.0.0.1", forwarder.port)
+        said = await reader.read(1)
+        writer.close()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        return said
+
+    assert asyncio.run(asyncio.wait_for(call(), DEADLINE_S)) == b""
+
+
+def test_a_notice_is_read_as_it_was_made_and_within_bounds() -> None:
+    notice = make_notice(GreetingStatus.BUSY, "serves another program")
+    assert struct.unpack_from("<Q", notice)[0] > 1 << 32
+    assert read_notice(notice) == (GreetingStatus.BUSY, "serves another program")
+    assert read_notice(make_notice(GreetingStatus.OK, "x"))[0] is GreetingStatus.NOT_RPC
+    assert read_notice(notice[:8] + b"\xff\xfe nonsense\x1b[2J")[1].isprintable()
+    assert len(make_notice(GreetingStatus.BUSY, "x" * 5000)) < 1100

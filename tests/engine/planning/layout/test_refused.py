@@ -1,0 +1,16 @@
+"""Every recorded load that the engine refused breaks a rule, and none that it took does."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.planning.layout.rules import violations
+from tests.support.truth import MODEL_NAMES, truth_cases
+
+
+@pytest.mark.parametrize("name", MODEL_NAMES)
+def test_the_engine_refuses_what_breaks_a_rule(name: str) -> None:
+    for case in truth_cases(name):
+        broken = violations(case.layout, case.model, case.rig, case.context)
+        known = [violation for violation in broken if violation.rule != "repeated_device"]
+        assert bool(known) == (case.refused is not None), (case.name, case.refused, known)

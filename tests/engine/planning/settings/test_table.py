@@ -1,0 +1,108 @@
+"""The table of settings: everything that is made from it agrees with it, and with the value."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from app.cli.settings_options import add_settings_arguments, option_name
+from engine.base.errors import LayoutError
+from engine.base.json_file import JsonObject
+from engine.planning.settings.context_settings import ContextSettings
+from engine.planning.settings.kinds import Value, WholeNumber
+from engine.planning.settings.page import settings_page
+from engine.planning.settings.table import GROUPS, KEYS, SETTINGS, Setting, context_document, memory_part, parse_context
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def others(setting: Setting) -> list[Value]:
+    """Return values of a setting besides its default: every word of a choice, ends and middle of a range."""
+    kind = setting.kind
+    if isinstance(kind, WholeNumber):
+        found: list[Value] = [kind.low, kind.high, (kind.low + kind.high) // 2]
+        found += [] if kind.left_open is None else [kind.left_open.kept]
+    else:
+        found = [kind.typed(word) for word in kind.words]
+    return [value for value in found if value != setting.default]
+
+
+def parse(document: dict[str, Any]) -> ContextSettings:
+    return parse_context(JsonObject(document, "context", "l.json", LayoutError))
+
+
+def test_value_file_and_options_have_the_same_keys() -> None:
+    command = argparse.ArgumentParser()
+    add_settings_arguments(command)
+    options = vars(command.parse_args([]))
+    assert ContextSettings.__struct_fields__ == KEYS
+    assert {option_name(setting) for setting in SETTINGS} <= options.keys()
+    assert len({setting.flag for setting in SETTINGS}) == len(SETTINGS)
+    rare = {setting.key for setting in SETTINGS if setting.rare}
+    assert set(context_document(ContextSettings())) == set(KEYS) - rare
+    assert {setting.group for setting in SETTINGS} == set(GROUPS)
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=KEYS)
+def test_each_value_survives_a_file_and_an_option(setting: Setting) -> None:
+    command = argparse.ArgumentParser()
+    add_settings_arguments(command)
+    values = others(setting)
+    assert values
+    for value in values:
+        context = msgspec.structs.replace(ContextSettings(), **{setting.key: value})
+        document = json.loads(json.dumps(context_document(context)))
+        assert setting.key in document
+        assert parse(document) == context
+        assert msgspec.convert(msgspec.to_builtins(context), ContextSettings) == context
+        assert setting.kind.typed(setting.kind.text_of(value)) == value
+        typed = getattr(command.parse_args([setting.flag, setting.kind.text_of(value)]), option_name(setting))
+        assert typed == value if value is not None else typed is not None
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=KEYS)
+@pytest.mark.parametrize("wrong", ["", "maybe", "0", "-1", str(1 << 40), "1.5"])
+def test_what_is_no_value_is_refused_in_one_sentence(setting: Setting, wrong: str) -> None:
+    with pytest.raises(ValueError, match=r"is not|are too many") as raised:
+        setting.kind.typed(wrong)
+    assert wrong in str(raised.value)
+    file_value: object = int(wrong) if wrong.lstrip("-").isdigit() else wrong
+    with pytest.raises(LayoutError, match=f"context.{setting.key}") as refused:
+        parse({setting.key: file_value})
+    assert str(refused.value).startswith("l.json: ")
+
+
+def test_who_decides_is_a_module_that_speaks_of_the_key() -> None:
+    for setting in SETTINGS:
+        if setting.decided_by:
+            found = importlib.util.find_spec(f"engine.planning.plan.decisions.{setting.decided_by}")
+            assert found is not None
+            assert found.origin is not None
+            assert f'"{setting.key}"' in Path(found.origin).read_text(encoding="utf-8")
+
+
+def test_helps_are_clauses() -> None:
+    for setting in SETTINGS:
+        assert setting.help == inspect.cleandoc(setting.help)
+        assert not setting.help.endswith(".")
+        assert "|" not in setting.help
+        assert "%" not in setting.help
+
+
+def test_the_page_is_current() -> None:
+    page = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    assert page == settings_page(), "run python -m engine.planning.settings.page docs/settings.md"
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=KEYS)
+def test_what_memory_depends_on_is_all_but_threads(setting: Setting) -> None:
+    usual = ContextSettings()
+    other = msgspec.structs.replace(usual, **{setting.key: others(setting)[0]})
+    assert (memory_part(other) == memory_part(usual)) == (setting.key in ("threads", "threads_batch"))

@@ -1,0 +1,229 @@
+"""How long a token takes on a layout, and what that is told to rest on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from engine.base.units import GIB, MIB
+from engine.devices.device import CPU_ID, Device, Rig
+from engine.model.gguf.reader import read_model
+from engine.planning.layout.layout import Layout, Override, make_layout, single_device
+from engine.planning.memory.model_memory import ModelMemory
+from engine.planning.plan.edit import Edit
+from engine.planning.plan.plan import Plan
+from engine.planning.plan.plan_document import plan_document, plan_text
+from engine.planning.plan.preview import PreviewTables, make_preview, plan_speed
+from engine.planning.settings.context_settings import ContextSettings
+from engine.planning.speed.prediction import SpeedForecast, usual_fill
+from engine.planning.speed.speeds import NO_MEASUREMENTS, Link, Speeds, described_seconds, hop_seconds
+from engine.planning.speed.work import Work
+from tests.support.models import write_header_only, write_tiny_moe
+from tests.support.previews import make_gpu, make_rig
+from tests.support.truth import truth_model
+
+NAMELESS = replace(make_gpu("CUDA1", 24), name="unheard of")
+WORKER = Device("RPC0", "attic", "RPC", "gpu", 24 * GIB, endpoint="192.0.2.7:50052")
+RIG = make_rig(make_gpu("CUDA0", 24), NAMELESS, WORKER)
+CONTEXT = ContextSettings(n_ctx=8192)
+MEASURED = Speeds(
+    bandwidths={CPU_ID: 2e10, "CUDA0": 5e11, "CUDA1": 2.5e11, "RPC0": 1e11},
+    links={"RPC0": Link(1e-3, 1e8)},
+    op_seconds={CPU_ID: 1e-6, "CUDA0": 1e-6, "CUDA1": 1e-6, "RPC0": 1e-6},
+)
+
+
+@pytest.fixture(scope="module")
+def memory(tmp_path_factory: pytest.TempPathFactory) -> ModelMemory:
+    path = tmp_path_factory.mktemp("models") / "eight.gguf"
+    return ModelMemory(read_model(write_header_only(path, n_layers=32, n_embd=4096, n_head=32, n_ff=14336)))
+
+
+def speed_of(
+    memory: ModelMemory,
+    layout: Layout,
+    speeds: Speeds = MEASURED,
+    *,
+    rig: Rig = RIG,
+    context: ContextSettings = CONTEXT,
+    fill: int | None = None,
+) -> SpeedForecast:
+    tables = PreviewTables(memory)
+    plan = Plan(memory, rig, Edit(layout, context))
+    found = plan_speed(tables.work, plan, speeds, fill)
+    assert found is not None
+    if fill is None:
+        assert make_preview(tables, plan, speeds).speed == found
+    return found
+
+
+def seconds(found: SpeedForecast, device_id: str) -> float:
+    """Return what a device takes for itself."""
+    part = found.on(device_id)
+    assert part is not None
+    return part.seconds - part.link_s
+
+
+def test_devices_add_up_to_the_token(memory: ModelMemory) -> None:
+    found = speed_of(memory, make_layout(32, ["CUDA0"] * 12 + [CPU_ID] * 8 + ["RPC0"] * 12))
+    assert [each.id for each in found.devices] == ["CUDA0", "RPC0", CPU_ID]
+    assert sum(each.seconds for each in found.devices) == pytest.approx(found.token_s)
+    assert found.tokens_per_second == pytest.approx(1 / found.token_s)
+
+
+def test_time_is_bytes_through_bandwidth(memory: ModelMemory) -> None:
+    fast = speed_of(memory, single_device(32, "CUDA0"), fill=0)
+    slow = speed_of(memory, single_device(32, "CUDA1"), fill=0)
+    assert slow.token_s == pytest.approx(2 * fast.token_s, rel=0.05)
+    weights_bytes = sum(tensor.size_bytes for tensor in memory.model.tensors if tensor.name != "token_embd.weight")
+    assert weights_bytes / 5e11 < fast.token_s < 1.3 * weights_bytes / 5e11
+
+
+def test_each_layer_that_moves_to_a_slow_device_takes_longer(memory: ModelMemory) -> None:
+    times = [speed_of(memory, make_layout(32, ["CUDA0"] * (32 - n) + [CPU_ID] * n)).token_s for n in range(1, 31)]
+    assert times == sorted(times)
+
+
+def test_a_fuller_context_takes_longer_and_the_fill_is_told(memory: ModelMemory) -> None:
+    layout = single_device(32, "CUDA0")
+    empty, usual, full = (speed_of(memory, layout, fill=fill) for fill in (0, None, 8192))
+    assert empty.token_s < usual.token_s < full.token_s
+    assert usual.n_tokens == usual_fill(CONTEXT) == 2048
+    assert usual_fill(msgspec.structs.replace(CONTEXT, n_ctx=1024)) == 512
+    shared = msgspec.structs.replace(CONTEXT, n_ctx=8192, n_seq_max=4)
+    assert speed_of(memory, layout, context=shared, fill=512).token_s == pytest.approx(
+        speed_of(memory, layout, fill=512).token_s, rel=0.01
+    ), "an answer reads its own cache, not those of others"
+
+
+def test_state_of_fixed_size_is_read_whole() -> None:
+    memory = ModelMemory(truth_model("falcon-mamba-7b"))
+    layout, context = single_device(memory.model.n_layers, "CUDA0"), ContextSettings(n_ctx=65_536)
+    tables = memory.for_context(context)
+    assert tables is not None
+    work = Work(memory.model)
+    for fill in (0, 2048, 65_536):
+        size, products = work.state(tables, fill).between(0, layout.n_layers - 1)
+        assert (size, products) == (sum(tables.layers_kv_bytes), 0)
+        assert size // MIB == 38
+    empty, full = (speed_of(memory, layout, context=context, fill=fill).token_s for fill in (0, 65_536))
+    assert full == empty
+
+
+def test_a_cache_is_read_as_far_as_it_is_filled(memory: ModelMemory) -> None:
+    tables = memory.for_context(CONTEXT)
+    work = Work(memory.model)
+    whole = work.state(tables, 8192).between(0, 31)
+    assert whole[0] == sum(tables.layers_kv_bytes if tables else ())
+    assert work.state(tables, 2048).between(0, 31) == pytest.approx((whole[0] / 4, whole[1] / 4))
+    assert work.state(tables, 0).between(0, 31) == (0, 0)
+    shared = memory.for_context(msgspec.structs.replace(CONTEXT, n_seq_max=4))
+    assert work.state(shared, 8192).between(0, 31)[0] == pytest.approx(whole[0] / 4), "each has its own quarter"
+
+
+def test_without_offloaded_caches_the_host_reads_them(memory: ModelMemory) -> None:
+    context = msgspec.structs.replace(CONTEXT, offload_kqv=False)
+    found = speed_of(memory, single_device(32, "CUDA0"), context=context, fill=8192)
+    assert seconds(found, CPU_ID) > 0.01
+    assert speed_of(memory, single_device(32, "CUDA0"), fill=8192).on(CPU_ID) is None
+
+
+def test_hops_cost_round_trips_and_the_last_one_takes_all_words(memory: ModelMemory) -> None:
+    one = speed_of(memory, make_layout(32, [CPU_ID] * 16 + ["RPC0"] * 8 + [CPU_ID] * 8)).on("RPC0")
+    last = speed_of(memory, make_layout(32, [CPU_ID] * 24 + ["RPC0"] * 8)).on("RPC0")
+    assert one is not None
+    assert last is not None
+    assert one.link_s == pytest.approx(2 * (hop_seconds(WORKER) + 1e-3 + 4 * 4096 / 1e8))
+    words = memory.model.tensors[0].shape[-1]
+    assert last.link_s == pytest.approx(2 * hop_seconds(WORKER) + 2e-3 + (4 * 4096 + 4 * words) / 1e8)
+
+
+def test_a_worker_with_several_parts_is_told_its_graphs_for_every_token(memory: ModelMemory) -> None:
+    def told_s(layout: Layout) -> float:
+        """Return what is on the way beside hops and the numbers of the last one."""
+        found = speed_of(memory, layout).on("RPC0")
+        assert found is not None
+        count = sum(before.device != after.device for before, after in pairwise(layout.runs))
+        words = memory.model.tensors[0].shape[-1]
+        ends = layout.output_device == "RPC0"
+        hop_s = hop_seconds(WORKER) + 1e-3 + 4 * 4096 / 1e8
+        return found.link_s - count * hop_s - ends * (hop_seconds(WORKER) + 1e-3 + 4 * words / 1e8)
+
+    half = [CPU_ID] * 16 + ["RPC0"] * 16
+    turns = ([CPU_ID] * 4 + ["RPC0"] * 4) * 4
+    ops = Work(memory.model).ops(0, 15)
+    assert told_s(make_layout(32, half)) == pytest.approx(0, abs=1e-9)
+    assert told_s(make_layout(32, turns)) == pytest.approx(ops * described_seconds(WORKER, MEASURED), rel=0.01)
+    assert described_seconds(RIG.devices[0], MEASURED) == 0, "a card is told nothing"
+
+
+def test_types_have_their_own_speed(memory: ModelMemory) -> None:
+    layout = single_device(32, CPU_ID)
+    (weight_type,) = {t.type_name for t in memory.model.blocks[0].tensors if len(t.shape) > 1}
+    slower = replace(MEASURED, by_type={CPU_ID: {weight_type: 1e10}})
+    assert speed_of(memory, layout, slower, fill=0).token_s == pytest.approx(
+        2 * speed_of(memory, layout, fill=0).token_s, rel=0.05
+    )
+
+
+def test_of_experts_only_the_used_ones_are_read(tmp_path: Path) -> None:
+    path = write_tiny_moe(tmp_path / "moe.gguf", n_layers=4, n_embd=256, n_ff=512, n_expert=8, n_expert_used=2)
+    memory = ModelMemory(read_model(path))
+    context = ContextSettings(n_ctx=512)
+    here = single_device(4, "CUDA0")
+    away = replace(here, overrides=(Override("RPC0", part="experts"),))
+    experts_bytes = sum(block.expert_bytes for block in memory.model.blocks)
+    no_links = replace(
+        MEASURED, links={key: Link(1e-12, 1e18) for key in RIG.ids}, op_seconds=dict.fromkeys(RIG.ids, 1e-12)
+    )
+    before, after = (speed_of(memory, layout, no_links, context=context, fill=0) for layout in (here, away))
+    read_s = experts_bytes * 2 / 8 / 1e11
+    assert read_s < seconds(after, "RPC0") < 1.3 * read_s
+    assert seconds(before, "CUDA0") - seconds(after, "CUDA0") == pytest.approx(seconds(after, "RPC0") / 5, rel=0.01)
+    plain = speed_of(memory, away, context=context).on("RPC0")
+    assert plain is not None
+    assert plain.link_s > 8 * 1e-3, "each layer goes there and back"
+
+
+def test_members_of_a_split_layer_work_at_the_same_time(memory: ModelMemory) -> None:
+    shares = (("CUDA0", 2.0), ("CUDA1", 1.0))
+    layout = replace(single_device(32, "CUDA0"), split_mode="tensor", tensor_split=shares)
+    found = speed_of(memory, layout, fill=0)
+    alone = speed_of(memory, single_device(32, "CUDA0"), fill=0)
+    assert seconds(found, "CUDA0") < 0.75 * seconds(alone, "CUDA0")
+    assert found.token_s == pytest.approx(max(each.seconds for each in found.devices))
+
+
+def test_the_least_sure_source_counts(memory: ModelMemory) -> None:
+    layout = make_layout(32, ["CUDA0"] * 31 + ["CUDA1"])
+    card_only = speed_of(memory, single_device(32, "CUDA0"), NO_MEASUREMENTS)
+    assert (card_only.source, card_only.is_known) == ("card", True)
+    mixed = speed_of(memory, layout, replace(NO_MEASUREMENTS, bandwidths={"CUDA0": 5e11}))
+    assert (mixed.source, mixed.is_known) == ("guess", False)
+    assert speed_of(memory, layout).source == "measured"
+    learnt = speed_of(memory, layout, Speeds(factors={"CUDA0": 1.0, "CUDA1": 1.0}))
+    assert learnt.source == "answers"
+
+
+def test_what_is_not_known_is_not_said(memory: ModelMemory) -> None:
+    layout = make_layout(32, ["CUDA0"] * 16 + [CPU_ID] * 16)
+    plan = Plan(memory, RIG, Edit(layout, CONTEXT))
+    guessed = speed_of(memory, layout, NO_MEASUREMENTS)
+    said = plan_document(plan, speed=guessed)["speed"]
+    assert isinstance(said, dict)
+    assert (said["tokens_per_second"], said["source"]) == (None, "guess")
+    assert [(each["id"], each["token_ms"] is None) for each in said["devices"]] == [("CUDA0", False), (CPU_ID, True)]
+    assert "CPU is was not measured" in plan_text(plan, speed=guessed)
+    assert "devices --measure" in plan_text(plan, speed=guessed)
+    known = plan_text(plan, speed=speed_of(memory, layout))
+    assert "tokens per second with 2048 tokens in the context (measured here)" in known
+
+
+def test_what_cannot_be_loaded_has_no_speed(memory: ModelMemory) -> None:
+    plan = Plan(memory, RIG, Edit(single_device(32, "gone"), CONTEXT))
+    assert plan.violations
+    assert plan_speed(PreviewTables(memory).work, plan, MEASURED) is None

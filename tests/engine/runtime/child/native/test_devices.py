@@ -1,0 +1,125 @@
+"""Which ggml device an id of ours means, on machines with cards: their list stands in for the engine's."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from engine.runtime.child.native.bindings import Bindings
+from engine.runtime.child.native.devices import resolve_devices
+from engine.runtime.child.native.failures import EndOfRequest
+from engine.runtime.protocol.messages import DeviceRef, Failure
+
+CPU = 9
+SERVERS = {"a:1": [101, 102], "b:1": [103]}
+
+
+class Machine:
+    """What resolving asks the engine. `cards` are (ggml's name, backend, PCI id)."""
+
+    def __init__(self, *cards: tuple[str, str, str | None]) -> None:
+        self._cards = dict(enumerate(cards, start=1))
+        self.asked: list[str] = []
+
+    def devices(self) -> list[int]:
+        return [*self._cards, CPU]
+
+    def cpu_device(self) -> int:
+        return CPU
+
+    def device_name(self, device: int) -> str:
+        return self._cards[device][0] if device in self._cards else "CPU"
+
+    def device_registry(self, device: int) -> int:
+        return device
+
+    def registry_name(self, registry: int) -> str:
+        return self._cards[registry][1] if registry in self._cards else "CPU"
+
+    def device_props(self, device: int) -> SimpleNamespace:
+        pci = self._cards[device][2] if device in self._cards else None
+        return SimpleNamespace(device_id=pci.encode() if pci else None)
+
+    def say_last_word(self, text: str) -> None:
+        raise AssertionError(f"nothing here takes long: {text}")
+
+    def rpc_add_server(self, endpoint: bytes) -> list[int]:
+        self.asked.append(endpoint.decode())
+        return SERVERS[endpoint.decode()]
+
+    def registry_device_count(self, registry: list[int]) -> int:
+        return len(registry)
+
+    def registry_device_get(self, registry: list[int], index: int) -> int:
+        return registry[index]
+
+
+def resolved(machine: Machine, *refs: DeviceRef, wanted: tuple[str, ...] = ()) -> dict[str, int]:
+    found = resolve_devices(cast(Bindings, cast(Any, machine)), refs, wanted or tuple(ref.id for ref in refs))
+    return dict(found.by_id)
+
+
+def refused(machine: Machine, *refs: DeviceRef) -> Failure:
+    with pytest.raises(EndOfRequest) as caught:
+        resolved(machine, *refs)
+    assert isinstance(caught.value.message, Failure)
+    return caught.value.message
+
+
+@pytest.mark.parametrize("written", ["0000:c1:00.0", "00000000:C1:00.0", "c1:00.0"])
+def test_the_slot_counts_and_not_the_name(written: str) -> None:
+    machine = Machine(("CUDA0", "CUDA", "0000:01:00.0"), ("CUDA1", "CUDA", "0000:c1:00.0"))
+    assert resolved(machine, DeviceRef(id="CUDA0", name="CUDA0", backend="CUDA", pci_bus_id=written)) == {
+        "CUDA0": 2,
+        "CPU": CPU,
+    }
+
+
+def test_of_two_backends_that_list_a_card_the_one_that_was_meant() -> None:
+    machine = Machine(("CUDA0", "CUDA", "0000:01:00.0"), ("Vulkan0", "Vulkan", "0000:01:00.0"))
+    ref = DeviceRef(id="card", name="card", backend="Vulkan", pci_bus_id="0000:01:00.0")
+    assert resolved(machine, ref)["card"] == 2
+
+
+def test_virtual_devices_of_one_card_are_each_their_own() -> None:
+    machine = Machine(*((f"CUDA{index}", "CUDA", f"0000:01:00.0-v{index}") for index in range(3)))
+    refs = [
+        DeviceRef(id=f"CUDA{index}", name=f"CUDA{index}", backend="CUDA", pci_bus_id=f"0000:01:00.0-v{index}")
+        for index in range(3)
+    ]
+    assert resolved(machine, *refs) == {"CUDA0": 1, "CUDA1": 2, "CUDA2": 3, "CPU": CPU}
+
+
+def test_an_empty_slot_is_named_with_what_there_is() -> None:
+    gone = refused(
+        Machine(("CUDA0", "CUDA", "0000:01:00.0")),
+        DeviceRef(id="big", name="CUDA0", backend="CUDA", pci_bus_id="0000:02:00.0"),
+    )
+    assert gone.kind == "unreachable"
+    assert "big (CUDA)" in gone.message
+    assert "CUDA0" in gone.message
+
+
+def test_a_card_without_a_slot_goes_by_name() -> None:
+    machine = Machine(("MTL0", "MTL", None))
+    assert resolved(machine, DeviceRef(id="MTL0", name="MTL0", backend="Metal", pci_bus_id="no slot"))["MTL0"] == 1
+
+
+def test_only_the_endpoints_of_wanted_devices_are_asked() -> None:
+    machine = Machine()
+    refs = [
+        DeviceRef(id="x", backend="RPC", endpoint="a:1", endpoint_device=1),
+        DeviceRef(id="y", backend="RPC", endpoint="a:1"),
+        DeviceRef(id="z", backend="RPC", endpoint="b:1"),
+    ]
+    assert resolved(machine, *refs, wanted=("x", "y", "x", "CPU")) == {"x": 102, "y": 101, "CPU": CPU}
+    assert set(machine.asked) == {"a:1"}
+
+
+def test_a_device_that_the_server_does_not_have_is_named() -> None:
+    gone = refused(Machine(), DeviceRef(id="z", backend="RPC", endpoint="b:1", endpoint_device=1))
+    assert gone.kind == "unreachable"
+    assert "z" in gone.message
+    assert "b:1" in gone.message

@@ -1,0 +1,262 @@
+"""Saved sequences: they go on where they ended, in any layout of the same model, and nothing else is taken for one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine.planning.layout.engine_parameters import EngineParameters
+from engine.planning.settings.context_settings import ContextSettings
+from engine.runtime.protocol.messages import (
+    DeviceRef,
+    Failure,
+    Generate,
+    Generated,
+    Load,
+    LoadedModel,
+    Piece,
+    RestoreSequence,
+    SaveSequence,
+    SequenceRestored,
+    SequenceSaved,
+    Stop,
+)
+from tests.engine.runtime.child.raw_child import RawChild, entries, rpc_workers
+from tests.support.kept_models import write_kept_model
+from tests.support.models import write_tiny_llama
+
+CONTEXT = ContextSettings(n_ctx=1024, n_ubatch=64, n_seq_max=2, threads=1)
+BEGINNING = "A conversation that was long enough to be worth keeping. " * 3
+PREFIX = struct.Struct("<4sII")
+
+
+def load(
+    child: RawChild,
+    path: Path,
+    context: ContextSettings = CONTEXT,
+    parameters: EngineParameters | None = None,
+    devices: tuple[DeviceRef, ...] = (),
+) -> None:
+    answer = child.ask(Load(path=str(path), devices=devices, parameters=parameters or entries(), context=context))
+    assert isinstance(answer, LoadedModel), answer
+
+
+def generate(child: RawChild, number: int, prompt: str, max_tokens: int = 24) -> tuple[str, Generated]:
+    child.send(Generate(id=number, prompt=prompt, max_tokens=max_tokens, temperature=0.0))
+    said = child.last_words(number)[number]
+    assert isinstance(said[-1], Generated), said[-1]
+    return "".join(message.text for message in said if isinstance(message, Piece)), said[-1]
+
+
+def save(child: RawChild, path: Path, of: int) -> SequenceSaved:
+    answer = child.ask(SaveSequence(id=900 + of, path=str(path), of=of))
+    assert isinstance(answer, SequenceSaved), answer
+    return answer
+
+
+def refused(child: RawChild, path: Path) -> str:
+    answer = child.ask(RestoreSequence(id=800, path=str(path)))
+    assert isinstance(answer, Failure), answer
+    assert (answer.kind, answer.request) == ("argument", 800)
+    return answer.message
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("model") / "tiny.gguf", n_layers=4)
+
+
+@pytest.fixture(scope="module")
+def saved(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("saved") / "conversation.sequence"
+    with RawChild() as child:
+        load(child, model)
+        generate(child, 1, BEGINNING)
+        save(child, path, 1)
+    return path
+
+
+def test_a_sequence_goes_on_in_another_layout(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "conversation.sequence"
+    with RawChild() as child:
+        load(child, model)
+        answer, _ = generate(child, 1, BEGINNING)
+        told = save(child, path, 1)
+        assert told.tokens == len(BEGINNING) + 1 + 23
+        assert told.size_bytes == path.stat().st_size
+        whole, fresh = generate(child, 2, f"{BEGINNING} And so it goes on", 24)
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]  # nothing is left of the writing
+    assert fresh.cached_tokens == len(BEGINNING) + 1
+    again = tmp_path / "again.sequence"
+    with rpc_workers(None, None) as (_, refs):
+        for parameters in (entries(("W0", 3), ("W1", 2)), entries(("W1", 2), ("CPU", 1), ("W0", 2))):
+            with RawChild() as child:
+                load(child, model, CONTEXT, parameters, refs)
+                restored = child.ask(RestoreSequence(id=7, path=str(path)))
+                assert restored == SequenceRestored(request=7, tokens=told.tokens)
+                text, end = generate(child, 8, f"{BEGINNING} And so it goes on", 24)
+                assert end.cached_tokens == len(BEGINNING) + 1
+                assert text == whole
+                restored_again, end = generate(child, 9, BEGINNING)
+                assert restored_again == answer
+                save(child, again, 9)
+    with RawChild() as child:
+        load(child, model)
+        assert isinstance(child.ask(RestoreSequence(id=7, path=str(again))), SequenceRestored)
+        assert generate(child, 8, BEGINNING)[0] == answer
+
+
+@pytest.mark.parametrize("name", ["gemma3-dense", "mamba-dense", "jamba-dense"])
+def test_windows_and_recurrent_state_are_kept_too(tmp_path: Path, name: str) -> None:
+    path = write_kept_model(tmp_path / "model.gguf", name)
+    with RawChild() as child:
+        load(child, path)
+        generate(child, 1, BEGINNING, 1)
+        # what was chosen last is not in the cache: the same prompt and one more token go on
+        more = f"{BEGINNING}Well"
+        whole, _ = generate(child, 2, more)
+        generate(child, 3, BEGINNING, 1)
+        save(child, tmp_path / "s", 3)
+    with RawChild() as child:
+        load(child, path)
+        assert isinstance(child.ask(RestoreSequence(id=1, path=str(tmp_path / "s"))), SequenceRestored)
+        text, end = generate(child, 2, more)
+        assert end.cached_tokens == len(BEGINNING) + 1
+        assert text == whole
+
+
+@pytest.mark.parametrize("name", ["gemma3-dense", "mamba-dense", "jamba-dense"])
+def test_models_of_other_memories_answer_several_at_once(tmp_path: Path, name: str) -> None:
+    path = write_kept_model(tmp_path / "model.gguf", name)
+    prompts = ("Once", BEGINNING, "word " * 30)
+    with RawChild() as child:
+        load(child, path, msgspec.structs.replace(CONTEXT, n_ctx=1536, n_seq_max=3))
+        texts = [generate(child, number, prompt)[0] for number, prompt in enumerate(prompts, start=1)]
+        for number, prompt in enumerate(prompts, start=11):
+            child.send(Generate(id=number, prompt=prompt, max_tokens=24, temperature=0.0))
+        child.send(Generate(id=14, prompt="Stopped on its way", temperature=1.0, min_p=0.0, seed=1))
+        child.send(Stop(request=14))
+        said = child.last_words(11, 12, 13, 14)
+        for number, text in zip((11, 12, 13), texts, strict=True):
+            assert "".join(message.text for message in said[number] if isinstance(message, Piece)) == text
+        # the whole of a conversation lends itself as a beginning, to another slot as well
+        for number, ending in ((21, " One."), (22, " Two.")):
+            child.send(Generate(id=number, prompt=f"{BEGINNING}{ending}", max_tokens=8, temperature=0.0))
+        together = child.last_words(21, 22)
+        for number, ending in ((21, " One."), (22, " Two.")):
+            text = "".join(message.text for message in together[number] if isinstance(message, Piece))
+            child.ask(Generate(id=30 + number, prompt="?" * 200, max_tokens=1))
+            assert generate(child, 40 + number, f"{BEGINNING}{ending}", 8)[0] == text
+
+
+def test_what_does_not_suit_is_refused_with_a_reason(model: Path, saved: Path, tmp_path: Path) -> None:
+    other = write_tiny_llama(tmp_path / "other.gguf", n_layers=2)
+    for path, context, words in (
+        (other, CONTEXT, "another model"),
+        (model, msgspec.structs.replace(CONTEXT, type_k="f32", type_v="f32"), "Load with the same KV types"),
+        (model, msgspec.structs.replace(CONTEXT, n_seq_max=4), "kept apart"),
+        (model, msgspec.structs.replace(CONTEXT, flash_attn="off"), "flash attention"),
+        (model, msgspec.structs.replace(CONTEXT, swa_full=True), "swa_full"),
+    ):
+        with RawChild() as child:
+            load(child, path, context)
+            assert words in refused(child, saved)
+            assert generate(child, 1, "still there", 2)[1].stop_reason == "length"
+    short = msgspec.structs.replace(CONTEXT, n_ctx=512)
+    long = tmp_path / "long.sequence"
+    with RawChild() as child:
+        load(child, model)
+        generate(child, 1, BEGINNING * 2, 2)
+        save(child, long, 1)
+    with RawChild() as child:
+        load(child, model, short)
+        assert "longer context" in refused(child, long)
+
+
+def _with_header(data: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
+    magic, version, length = PREFIX.unpack_from(data)
+    header = json.loads(data[PREFIX.size : PREFIX.size + length])
+    change(header)
+    text = json.dumps(header).encode()
+    return PREFIX.pack(magic, version, len(text)) + text + data[PREFIX.size + length :]
+
+
+def test_damaged_files_are_refused_and_the_model_stays(model: Path, saved: Path, tmp_path: Path) -> None:
+    whole = saved.read_bytes()
+    flipped = bytearray(whole)
+    flipped[-100] ^= 1
+    cases = {
+        "empty": (b"", "not a saved sequence"),
+        "garbage": (b"GGUF" + bytes(5000), "not a saved sequence"),
+        "short": (whole[: len(whole) // 2], "damaged"),
+        "long": (whole + b"x", "damaged"),
+        "flipped": (bytes(flipped), "damaged"),
+        "cut header": (whole[:40], "damaged"),
+        "version": (PREFIX.pack(b"LDSQ", 9, 4) + whole[12:], "version 9"),
+        "huge header": (PREFIX.pack(b"LDSQ", 1, 1 << 31) + whole[12:], "damaged"),
+        "no tokens": (_with_header(whole, lambda header: header.update(tokens=0)), "damaged"),
+        "many tokens": (_with_header(whole, lambda header: header.update(tokens=1 << 60)), "damaged"),
+        "odd header": (_with_header(whole, lambda header: header.update(more=1)), "damaged"),
+    }
+    with RawChild() as child:
+        load(child, model)
+        text, _ = generate(child, 1, BEGINNING)
+        for name, (data, words) in cases.items():
+            path = tmp_path / name
+            path.write_bytes(data)
+            message = refused(child, path)
+            assert words in message, (name, message)
+            assert path.name in message
+        assert "No such file" in refused(child, tmp_path / "missing")
+        assert "regular file" in refused(child, tmp_path)
+        assert generate(child, 2, BEGINNING)[0] == text
+
+
+def test_a_state_that_the_engine_does_not_take_costs_nobody_an_answer(model: Path, saved: Path, tmp_path: Path) -> None:
+    """A digest is no proof of origin: bytes that were made up reach the engine, which refuses them."""
+    whole = saved.read_bytes()
+    _, _, length = PREFIX.unpack_from(whole)
+    begin = PREFIX.size + length
+    header = json.loads(whole[PREFIX.size : begin])
+    state_begin = begin + 4 * header["tokens"]
+    broken = bytearray(whole)
+    broken[state_begin + 8 : state_begin + 12] = struct.pack("<I", 77)  # the number of streams
+    digest = hashlib.sha256(broken[begin:]).hexdigest()
+    path = tmp_path / "made-up"
+    path.write_bytes(_with_header(bytes(broken), lambda header: header.update(digest=digest)))
+    with RawChild() as child:
+        load(child, model)
+        text, _ = generate(child, 1, "Once upon a time", 60)
+        child.send(Generate(id=2, prompt="Once upon a time", max_tokens=60, temperature=0.0))
+        child.send(RestoreSequence(id=3, path=str(path)))
+        said = child.last_words(2, 3)
+        assert isinstance(said[3][-1], Failure)
+        assert "does not take the state" in said[3][-1].message
+        assert "".join(message.text for message in said[2] if isinstance(message, Piece)) == text
+
+
+def test_only_what_is_cached_and_ended_can_be_saved(model: Path, tmp_path: Path) -> None:
+    with RawChild() as child:
+        load(child, model)
+        unknown = child.ask(SaveSequence(id=1, path=str(tmp_path / "s"), of=5))
+        assert isinstance(unknown, Failure)
+        assert "cached any more" in unknown.message
+        child.send(Generate(id=2, prompt="Hello", temperature=1.0, min_p=0.0, seed=1))
+        while not isinstance(child.message(), Piece):
+            pass  # Stopped before its first batch it would have left nothing in the cache.
+        child.send(SaveSequence(id=3, path=str(tmp_path / "s"), of=2))
+        said = child.last_words(3)[3]
+        assert isinstance(said[-1], Failure)
+        child.send(Stop(request=2))
+        child.last_words(2)
+        answer = child.ask(SaveSequence(id=4, path=str(tmp_path / "no" / "folder"), of=2))
+        assert isinstance(answer, Failure)
+        assert "cannot be written" in answer.message
+        assert isinstance(child.ask(SaveSequence(id=5, path=str(tmp_path / "s"), of=2)), SequenceSaved)

@@ -1,0 +1,64 @@
+"""The supervision of one child, without a session above it."""
+
+from __future__ import annotations
+
+import threading
+
+import psutil
+import pytest
+
+from engine.runtime.process.child import ChildProcess
+from engine.runtime.process.outcome import EndReason, ProcessOutcome
+from engine.runtime.protocol.messages import AnyMessage, Generate, Hello, Piece
+from tests.support.fake_worker import fake_worker_argv
+from tests.support.patience import DEADLINE_S
+
+STALL_S = 3.0
+"""Long enough for a child to start on a busy machine: until it says hello it is watched too."""
+
+
+def test_time_that_we_take_is_no_silence_of_the_child() -> None:
+    """A receiver held up for longer than the stall timeout holds up the child's pipe: that is our doing."""
+    ended: list[ProcessOutcome] = []
+    held, go_on, heard = threading.Event(), threading.Event(), threading.Event()
+
+    def receive(message: AnyMessage) -> None:
+        if isinstance(message, Hello):
+            held.set()
+            go_on.wait(DEADLINE_S)
+        if isinstance(message, Piece):
+            child.watch(False)
+            heard.set()
+
+    child = ChildProcess(receive, ended.append, argv=fake_worker_argv("normal"), stall_timeout_s=STALL_S)
+    child.start()
+    assert held.wait(DEADLINE_S)
+    assert child.wait(1.3 * STALL_S) is None
+    go_on.set()
+    child.send(Generate(prompt="x"))
+    assert heard.wait(DEADLINE_S)
+    child.stop()
+    assert child.wait(DEADLINE_S) is not None
+    assert [outcome.reason for outcome in ended] == [EndReason.STOPPED]
+
+
+@pytest.mark.parametrize("started", range(4))
+def test_a_system_without_threads_ends_the_child(started: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[ProcessOutcome] = []
+    child = ChildProcess(lambda message: None, ended.append, argv=fake_worker_argv("normal"))
+    start, left = threading.Thread.start, [started]
+
+    def limited_start(thread: threading.Thread) -> None:
+        if not left[0]:
+            raise RuntimeError("can't start new thread")
+        left[0] -= 1
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", limited_start)
+        child.start()
+    (outcome,) = ended
+    assert outcome.reason is EndReason.NOT_STARTED
+    assert "thread" in outcome.sentence
+    assert child.wait(0) is outcome
+    assert psutil.Process().children() == []

@@ -1,0 +1,368 @@
+"""The machine of a model, driven by hand and by random inputs: what comes of each, and what always holds."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+
+from engine.base.errors import ArgumentError
+from engine.base.units import MIB
+from engine.planning.layout.layout import single_device
+from engine.runtime.process.outcome import EndReason, ProcessOutcome
+from engine.runtime.protocol.messages import (
+    AnyMessage,
+    DeviceMemoryQuery,
+    Failure,
+    Generate,
+    Piece,
+    Stop,
+    Tokenise,
+    Tokenised,
+)
+from engine.runtime.session import effects, inputs
+from engine.runtime.session.events import (
+    AnyEvent,
+    Attempt,
+    Cancelled,
+    Crashed,
+    Done,
+    Failed,
+    Loaded,
+    OutOfMemory,
+    Token,
+)
+from engine.runtime.session.load_order import LoadOrder, RetryPolicy
+from engine.runtime.session.machine import advance
+from engine.runtime.session.snapshot import Snapshot, snapshot_of
+from engine.runtime.session.state import RequestState, State, Step
+from engine.runtime.session.status import Phase
+from tests.engine.runtime.session.world import LOAD_REQUEST, LOADED, Choose, World, generated, refused_memory
+from tests.support.orders import N_LAYERS, holding, make_order, worker_device
+
+STOPPED = ProcessOutcome(EndReason.STOPPED, exit_code=0)
+KILLED = ProcessOutcome(EndReason.ITSELF, signal=9)
+ENDPOINT = "192.0.2.1:50052"
+
+
+class Story:
+    """Tells the machine one thing after another; `done` is what came of the last one."""
+
+    def __init__(self) -> None:
+        self.state = State()
+        self.done: tuple[effects.Effect, ...] = ()
+        self.events: list[AnyEvent] = []
+
+    @property
+    def snapshot(self) -> Snapshot:
+        return snapshot_of(self.state)
+
+    def put(self, *events: inputs.Input) -> Sequence[effects.Effect]:
+        for event in events:
+            self.state, self.done = advance(self.state, event)
+            self.events += [each.event for each in self.done if isinstance(each, effects.Tell)]
+        return self.done
+
+    def said(self, *messages: AnyMessage) -> Sequence[effects.Effect]:
+        assert self.state.child is not None
+        return self.put(*(inputs.ChildSaid(self.state.child.id, message) for message in messages))
+
+    def ended(self, outcome: ProcessOutcome) -> Sequence[effects.Effect]:
+        assert self.state.child is not None
+        return self.put(inputs.ChildEnded(self.state.child.id, outcome))
+
+    @property
+    def ticket(self) -> int:
+        assert self.state.load is not None
+        assert self.state.load.ticket is not None
+        return self.state.load.ticket
+
+    def prepared(self) -> None:
+        """The layout may be loaded."""
+        assert self.state.load is not None
+        self.put(inputs.Prepared(self.ticket, self.state.load.plan, LOAD_REQUEST))
+
+    def loaded(self, order: LoadOrder | None = None) -> Story:
+        """Load a model that needs no worker."""
+        self.put(inputs.Load(order or make_order()))
+        self.prepared()
+        self.said(LOADED)
+        assert self.snapshot.phase is Phase.READY
+        self.events.clear()
+        return self
+
+    @property
+    def endings(self) -> list[AnyEvent]:
+        return [
+            each for each in self.events if isinstance(each, Loaded | Done | OutOfMemory | Failed | Crashed | Cancelled)
+        ]
+
+
+def test_a_load_that_waits_behind_an_answer_that_fails_is_not_forgotten() -> None:
+    story = Story().loaded()
+    story.put(inputs.Ask(Generate(prompt="x")), inputs.Load(make_order()))
+    assert story.snapshot.pending is not None
+    assert story.snapshot.pending.waits == "an answer is being stopped"
+    story.said(Failure(kind="internal", message="No.", request=0))
+    assert [type(each) for each in story.endings] == [Failed]
+    assert isinstance(story.done[-1], effects.Prepare)
+    assert story.snapshot.pending is not None
+    assert story.snapshot.pending.waits == ""
+
+
+def test_a_load_that_waits_behind_an_answer_whose_child_dies_is_not_forgotten() -> None:
+    story = Story().loaded()
+    story.put(inputs.Ask(Generate(prompt="x")), inputs.Load(make_order()))
+    story.ended(KILLED)
+    assert [type(each) for each in story.endings] == [Crashed]
+    assert story.endings[0].request == 0  # type: ignore[union-attr]
+    assert isinstance(story.done[-1], effects.Prepare)
+
+
+def test_what_is_loaded_stays_while_the_new_layout_is_checked_and_its_workers_are_asked() -> None:
+    story = Story().loaded()
+    before = story.snapshot.loaded
+    story.put(inputs.Load(make_order([worker_device("attic", ENDPOINT)])))
+    story.prepared()
+    assert story.snapshot.loaded is before
+    assert isinstance(story.done[-1], effects.Greet)
+    story.put(inputs.StopAll())
+    assert story.endings == [Cancelled(stage="fit")]
+    assert story.snapshot.loaded is before
+    assert story.snapshot.is_ready
+
+
+def test_a_second_load_takes_the_place_of_the_one_that_waits() -> None:
+    story = Story()
+    first, second, third = make_order(), make_order(), make_order()
+    story.put(inputs.Load(first), inputs.Prepared(1, first.plan, LOAD_REQUEST), inputs.Load(second), inputs.Load(third))
+    assert story.endings == [Cancelled(stage="header")]
+    assert story.snapshot.pending is not None
+    assert story.snapshot.pending.order is third
+    assert story.snapshot.pending.waits == "the load before it is being stopped"
+    story.ended(STOPPED)
+    assert [type(each) for each in story.endings] == [Cancelled, Cancelled]
+    assert story.state.load is not None
+    assert story.state.load.asked is third
+
+
+def test_requests_run_beside_each_other_and_end_one_by_one() -> None:
+    story = Story().loaded()
+    story.put(inputs.Ask(Generate(prompt="a")), inputs.Ask(Tokenise(text="b")), inputs.Ask(Generate(prompt="c")))
+    assert [run.id for run in story.snapshot.requests] == [0, 1, 2]
+    story.said(Piece(request=2, text="c"), Tokenised(request=1, tokens=(1,), pieces=("b",)), generated(0))
+    assert [run.id for run in story.snapshot.requests] == [2]
+    assert story.snapshot.requests[0].state is RequestState.ANSWERING
+    assert [getattr(each, "request", None) for each in story.events] == [2, 1, 0]
+    assert not any(isinstance(each, effects.Watch) for each in story.done)
+    story.said(generated(2), Piece(request=2, text="too late"))
+    assert story.snapshot.is_ready
+    assert sum(isinstance(each, Token) for each in story.events) == 1
+
+
+def test_a_request_that_does_not_stop_costs_no_other_one() -> None:
+    story = Story().loaded()
+    story.put(inputs.Ask(Generate(prompt="a")), inputs.Ask(Generate(prompt="b")))
+    assert story.put(inputs.StopRequest(0)) == (effects.Send(story.state.child.id, Stop(request=0)),)  # type: ignore[union-attr]
+    story.said(generated(1))
+    assert isinstance(story.done[-1], effects.SetTimer)
+    story.put(inputs.TimerRang(story.done[-1].timer))
+    assert isinstance(story.done[-1], effects.KillChild)
+    story.said(generated(0))
+    story.ended(STOPPED)
+    assert [type(each) for each in story.endings] == [Done, Failed]
+    assert story.endings[1].kind == "stalled"
+    assert story.snapshot.phase is Phase.FAILED
+
+
+def test_a_child_that_is_lost_with_requests_under_way_ends_each_of_them() -> None:
+    story = Story().loaded()
+    story.put(inputs.Ask(Generate(prompt="a")), inputs.Ask(Generate(prompt="b")))
+    story.ended(KILLED)
+    assert [(type(each), getattr(each, "request", None)) for each in story.endings] == [(Crashed, 0), (Crashed, 1)]
+    assert story.snapshot.loaded is None
+
+
+def test_retries_go_on_until_a_layout_loads() -> None:
+    story = Story()
+    order = replace(make_order(), retry=RetryPolicy(2))
+    story.put(inputs.Load(order), inputs.Prepared(1, order.plan, LOAD_REQUEST))
+    story.put(inputs.Forecasted(story.ticket, order.plan, fits=False))
+    story.put(inputs.Chosen(story.ticket, None))  # Nothing else to try: a forecast refuses nothing.
+    assert isinstance(story.done[-1], effects.StartChild)
+    story.said(refused_memory(None))
+    assert isinstance(story.done[-1], effects.StopChild)
+    assert story.endings == []
+    story.ended(STOPPED)
+    assert isinstance(story.done[-1], effects.Choose)
+    story.put(inputs.Chosen(story.ticket, None))
+    assert isinstance(story.done[-1], effects.Explain)
+    story.put(inputs.StopAll())
+    assert story.endings == []
+    story.put(inputs.Explained(story.ticket, (), ()))
+    assert [type(each) for each in story.endings] == [OutOfMemory]
+    assert sum(isinstance(each, Attempt) for each in story.events) == 1
+    assert "refused" in story.snapshot.attempts[-1].outcome
+
+
+@pytest.mark.parametrize("moment", ["nothing loaded", "loading", "unloading", "closed"])
+def test_a_request_is_refused_where_no_model_is_ready(moment: str) -> None:
+    story = Story() if moment == "nothing loaded" else Story().loaded()
+    if moment == "loading":
+        story.put(inputs.Load(make_order()))
+    elif moment == "unloading":
+        story.put(inputs.Unload())
+    elif moment == "closed":
+        story.put(inputs.Close())
+    before = story.state
+    with pytest.raises(ArgumentError, match="being loaded" if moment == "loading" else "load one first"):
+        story.put(inputs.Ask(Generate(prompt="x")))
+    assert story.state is before
+
+
+def test_memory_may_be_asked_for_beside_an_answer() -> None:
+    story = Story().loaded()
+    story.put(inputs.Ask(Generate(prompt="x")), inputs.QueryMemory())
+    assert story.done == (effects.Send(story.state.child.id, DeviceMemoryQuery()),)  # type: ignore[union-attr]
+
+
+T = TypeVar("T")
+
+N_STEPS = 200_000
+_LIFE_STEPS = 400
+_EXAMPLES = 120
+_EXAMPLE_STEPS = 60
+
+
+def _chooser(data: st.DataObject) -> Choose[T]:
+    def choose(options: Sequence[T]) -> T:
+        return data.draw(st.sampled_from(options))
+
+    return choose
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Finds a short story where a promise is broken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World()
+
+    @rule(data=st.data())
+    def load(self, data: st.DataObject) -> None:
+        self.world.load(_chooser(data))
+
+    @rule(data=st.data())
+    def ask(self, data: st.DataObject) -> None:
+        self.world.ask(_chooser(data))
+
+    @rule(data=st.data())
+    def stop_one(self, data: st.DataObject) -> None:
+        self.world.stop_one(_chooser(data))
+
+    @rule(name=st.sampled_from(("stop_all", "unload", "query_memory", "bug")))
+    def command(self, name: str) -> None:
+        getattr(self.world, name)()
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.world.works)
+    def work_ends(self, data: st.DataObject) -> None:
+        self.world.work_ends(_chooser(data), _chooser(data))
+
+    @rule(data=st.data())
+    def child_says(self, data: st.DataObject) -> None:
+        self.world.child_says(_chooser(data), _chooser(data), _chooser(data))
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.world.children)
+    def child_ends(self, data: st.DataObject) -> None:
+        self.world.child_ends(_chooser(data))
+
+    @rule(data=st.data())
+    def timer_rings(self, data: st.DataObject) -> None:
+        self.world.timer_rings(_chooser(data))
+
+    @rule()
+    def close(self) -> None:
+        self.world.close()
+
+    @rule()
+    def come_to_rest(self) -> None:
+        self.world.settle()
+
+    def teardown(self) -> None:
+        self.world.settle()
+        self.world.close()
+        self.world.settle()
+
+
+def test_no_short_story_breaks_a_promise() -> None:
+    run_state_machine_as_test(
+        AnyOrder, settings=settings(max_examples=_EXAMPLES, stateful_step_count=_EXAMPLE_STEPS, deadline=None)
+    )
+
+
+@pytest.mark.exhaustive
+def test_the_promises_hold_over_a_great_many_steps() -> None:
+    """The same rules by plain chance, as often as hypothesis could not; every kind of moment is among them."""
+    chance = random.Random(20)
+    steps, lives, seen = 0, 0, Counter[str]()
+    while steps < N_STEPS:
+        world = World()
+        _live(world, chance)
+        steps, lives, seen = steps + world.steps, lives + 1, seen + world.seen
+    assert steps >= N_STEPS
+    never = {each.name for kind in (Phase, Step) for each in kind} - seen.keys()
+    assert not never, f"{never} never came in {lives} lives"
+    assert {"KillChild", "Abandon", "Explain", "Done", "Answered", "Crashed", "OutOfMemory", "Cancelled"} <= seen.keys()
+
+
+def _live(world: World, chance: random.Random) -> None:
+    """One model from the first load to its close."""
+    pick = chance.choice
+    rules: dict[Callable[[], None], int] = {
+        lambda: world.load(pick): 5,
+        lambda: world.ask(pick): 10,
+        lambda: world.stop_one(pick): 4,
+        world.stop_all: 1,
+        world.unload: 1,
+        world.query_memory: 1,
+        world.bug: 1,
+        lambda: world.timer_rings(pick): 5,
+        lambda: world.child_ends(pick): 7,
+        lambda: world.work_ends(pick, pick): 24,
+        world.settle: 1,
+        lambda: world.child_says(pick, pick, pick): 40,
+    }
+    while world.steps < _LIFE_STEPS:
+        (happens,) = chance.choices(tuple(rules), tuple(rules.values()))
+        happens()
+    if chance.random() < 0.5:
+        world.settle()
+    world.close()
+    for _ in range(20):
+        world.load(pick)
+        world.ask(pick)
+        world.work_ends(pick, pick)
+        world.child_says(pick, pick, pick)
+    world.settle()
+
+
+MINE, IDLE = worker_device("RPC0", "attic:1"), worker_device("RPC1", "attic:2")
+TAKEN = replace(worker_device("RPC2", "attic:3"), free_bytes=0, holdings=(holding("other", MIB),))
+ORDER = make_order((MINE, IDLE, TAKEN), single_device(N_LAYERS, "RPC0"))
+
+
+def test_a_load_of_one_layout_keeps_to_its_workers() -> None:
+    assert ORDER.possible_endpoints() == {"attic:1"}
+
+
+def test_stepping_back_may_turn_to_workers_that_no_other_model_of_ours_has() -> None:
+    assert replace(ORDER, retry=RetryPolicy(3)).possible_endpoints() == {"attic:1", "attic:2"}

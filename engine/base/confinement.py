@@ -99,7 +99,7 @@ def code_folders() -> tuple[Path, ...]:
     """Return where this program's code, its libraries and the system's are, which every child of ours reads."""
     # The bundle's executable, which is its own child, lies beside what it brings.
     program = (str(Path(sys.executable).parent),) if getattr(sys, "frozen", False) else ()
-    own = (str(Path(__file__).resolve().parents[1]), *sys.path, sys.prefix, sys.base_prefix, *program)
+    own = (str(Path(__file__).resolve().parents[2]), *sys.path, sys.prefix, sys.base_prefix, *program)
     # drivers load parts of theirs by name, late: the linker then looks here
     linked = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
     system = ("/usr", "/lib", "/lib64", "/opt", "/nix", "/etc")

@@ -14,12 +14,10 @@ from widgets.common.row_table import RowTable
 ROOT = Path(__file__).parents[2]
 PLAIN = {"plain_tool_tip"}
 OURS = {
-    ("widgets/markdown/view.py", "name"),
+    ("widgets/common/roles.py", "tip or name"),
     ("widgets/library/library_view.py", "starter.address"),
     ("widgets/library/library_filters.py", "tip"),
     ("widgets/controls/context_editor.py", "name"),
-    ("widgets/chat/message_parts.py", "name"),
-    ("widgets/chat/chat_heading.py", "name"),
     (
         "widgets/devices/device_card.py",
         "'' if used_bytes is None else tr('{used} used', used=format_bytes(used_bytes))",

@@ -36,7 +36,7 @@ def spawn(
     Raises:
         OSError: if it cannot be started.
     """
-    root = str(Path(__file__).resolve().parents[2])
+    root = str(Path(__file__).resolve().parents[3])
     path = os.environ.get("PYTHONPATH")
     environment = {**os.environ, "PYTHONPATH": root if not path else root + os.pathsep + path, **further}
     flags = 0

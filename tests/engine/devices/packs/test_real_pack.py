@@ -31,7 +31,7 @@ from tests.support.patience import DEADLINE_S
 
 pytestmark = pytest.mark.engine("portable")
 
-DIST = Path(__file__).resolve().parents[3] / "dist"
+DIST = Path(__file__).resolve().parents[4] / "dist"
 CONTEXT = ContextSettings(n_ctx=256, n_batch=64, n_ubatch=64, threads=2, threads_batch=2, flash_attn="off")
 _LONGEST_S = 10 * DEADLINE_S
 """llvmpipe compiles every shader in each process anew."""

@@ -23,7 +23,7 @@ from engine.machines.rigs.lab import LabRig, serve
 from tests.support.fake_worker import fake_worker_argv
 from tests.support.patience import DEADLINE_S
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 
 def endpoint_of(lab: LabRig, index: int) -> str:

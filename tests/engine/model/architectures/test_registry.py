@@ -17,9 +17,9 @@ from engine.planning.memory.compute_graph import models
 from engine.planning.memory.compute_graph.building.graph import find_builder
 from tests.support.truth import MODEL_NAMES, truth_model
 
-ROOT = Path(__file__).resolve().parents[3]
-HOME = ROOT / "engine" / "architectures"
-WRITES_MODELS = ROOT / "engine" / "demo"
+ROOT = Path(__file__).resolve().parents[4]
+HOME = ROOT / "engine" / "model" / "architectures"
+WRITES_MODELS = ROOT / "engine" / "model" / "demo"
 """What writes files names the one architecture and the one tokeniser that it writes."""
 BUILDERS = {
     name

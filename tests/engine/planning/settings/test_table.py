@@ -20,7 +20,7 @@ from engine.planning.settings.kinds import Value, WholeNumber
 from engine.planning.settings.page import settings_page
 from engine.planning.settings.table import GROUPS, KEYS, SETTINGS, Setting, context_document, memory_part, parse_context
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 
 def others(setting: Setting) -> list[Value]:

@@ -255,7 +255,7 @@ def test_killing_the_owner_while_generating_leaves_no_child(model: ModelFile) ->
         "session.load(LoadOrder(make_plan(read_model(Path(sys.argv[1])), rig, Edit(layout, context))))\n"
         "threading.Event().wait()\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[4])}
     argv = [sys.executable, "-c", program, str(model.paths[0])]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, env=environment) as owner:
         assert owner.stdout is not None

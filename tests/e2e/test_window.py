@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.desktop import Desktop, Window, open_window
+from tests.support.patience import DEADLINE_S
 from tests.support.window_steps import (
     LOAD_BUTTON,
     SPREAD,
@@ -104,7 +105,7 @@ def test_quitting_while_an_answer_is_written_leaves_no_process(window: Window) -
     children = children_of(window)
     assert len(children) >= 4
     window.desktop.key("ctrl+q")
-    assert window.process.wait(30) == 0
+    assert window.process.wait(DEADLINE_S) == 0
     wait_until_gone(children)
 
 
@@ -114,7 +115,7 @@ def test_quitting_while_loading_leaves_no_process(window: Window) -> None:
     window.wait_for("the child", lambda: bool(engines(window)))
     children = children_of(window)
     window.process.terminate()
-    assert window.process.wait(30) == 0
+    assert window.process.wait(DEADLINE_S) == 0
     wait_until_gone(children)
 
 

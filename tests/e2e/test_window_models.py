@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.desktop import Desktop, Window, open_window
 from tests.support.models import write_tiny_llama
+from tests.support.patience import DEADLINE_S
 from tests.support.window_steps import (
     ask_model,
     children_of,
@@ -105,5 +106,5 @@ def test_a_crash_of_one_is_told_by_name_and_closing_ends_the_other(window: Windo
     window.wait_for("an answer", lambda: window.ask("state") == "ANSWERING")
     children = children_of(window)
     window.desktop.key("ctrl+q")
-    assert window.process.wait(30) == 0
+    assert window.process.wait(DEADLINE_S) == 0
     wait_until_gone(children)

@@ -252,11 +252,19 @@ def test_the_list_switches_and_an_answer_goes_on_in_its_own_conversation(bench: 
     shelf.new()
     assert conversation.is_empty
     conversation.change_chat(msgspec.structs.replace(conversation.chat, settings={"max_tokens": 300}))
+    answering: list[bool] = []
+
+    def switch() -> None:
+        """Go to the first conversation with the first piece of the answer, while it still comes."""
+        if not answering:
+            answering.append(conversation.is_answering)
+            shelf.open(first)
+
+    conversation.piece_kept.connect(switch)
     conversation.send("the second")
     second = conversation.chat.id
-    bench.wait(lambda: bool(bench.painted) and conversation.is_answering)
-    shelf.open(first)
     bench.wait(lambda: conversation.chat.id == first)
+    assert answering == [True]
     assert [message.content for message in bench.path if message.role == "user"] == ["the first"]
     assert conversation.open_message is None
     bench.wait(lambda: not conversation.is_answering)

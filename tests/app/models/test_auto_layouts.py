@@ -73,7 +73,7 @@ def edit_of(window: WindowParts) -> Edit:
 
 
 def find(window: WindowParts, qtbot: QtBot, strategy: str) -> Edit:
-    with qtbot.waitSignal(window.desk.auto_layouts.found, timeout=20_000):
+    with qtbot.waitSignal(window.desk.auto_layouts.found):
         window.actions[f"auto_{strategy}"].trigger()
     return edit_of(window)
 
@@ -151,7 +151,7 @@ def test_the_dialog_finds_layouts_as_wished(open_window: OpenWindow, qtbot: QtBo
     dialog.set_wishes(AutoWishes("priority", ("CUDA1", "CUDA0"), split=True))
     dialog.split_box.click()
     dialog.split_box.click()
-    with qtbot.waitSignal(window.desk.auto_layouts.found, timeout=20_000):
+    with qtbot.waitSignal(window.desk.auto_layouts.found):
         dialog.find_button.click()
     assert edit_of(window).layout.output_device == "CUDA1"
     assert "CUDA1" in dialog.explanation_label.text()
@@ -206,7 +206,7 @@ def test_answers_teach_how_fast_layouts_are(open_window: OpenWindow, qtbot: QtBo
     assert window.main.editor.speed_text.startswith("roughly ")
     assert window.main.editor.speed_text.endswith(" tokens/s (not measured)")
     model.conversation.answer_finished.emit(answer)
-    qtbot.waitUntil(lambda: bool(desk.speeds.book.answers), timeout=20_000)
+    qtbot.waitUntil(lambda: bool(desk.speeds.book.answers))
     assert desk.speeds.book.answers[-1].layout_class == "layer cpu+gpu"
     measured = "7.0 tokens/s measured (predicted "
     # A prediction that rests on a measurement is not rough.
@@ -214,7 +214,7 @@ def test_answers_teach_how_fast_layouts_are(open_window: OpenWindow, qtbot: QtBo
     qtbot.waitUntil(lambda: not window.main.editor.speed_text.startswith(f"{measured}roughly "))
     qtbot.waitUntil(lambda: read_speed_book(speeds_path()) == desk.speeds.book)
     kept = desk.speeds.book
-    with qtbot.waitSignal(desk.speeds.compared, timeout=20_000):
+    with qtbot.waitSignal(desk.speeds.compared):
         model.conversation.answer_finished.emit(msgspec.structs.replace(answer, generated_tokens=2))
     assert desk.speeds.book == kept, "a few tokens say little"
     model.loading.loaded = None
@@ -222,7 +222,7 @@ def test_answers_teach_how_fast_layouts_are(open_window: OpenWindow, qtbot: QtBo
 
 def test_speeds_are_measured_from_the_menu(open_window: OpenWindow, qtbot: QtBot) -> None:
     window = open_window()
-    with qtbot.waitSignal(window.desk.notices.given, timeout=60_000) as told:
+    with qtbot.waitSignal(window.desk.notices.given) as told:
         window.actions["measure_speeds"].trigger()
     assert told.args is not None
     assert "CPU reads" in told.args[0].text
@@ -235,7 +235,7 @@ def test_margins_survive(open_window: OpenWindow, qtbot: QtBot) -> None:
         first.desk.rig.limits.set(DeviceLimits(CPU_ID, 8 << 30, 3 << 30))
     first.main.close()
     second = open_window().desk.rig
-    with qtbot.waitSignal(second.live.rig_changed, timeout=20_000):
+    with qtbot.waitSignal(second.live.rig_changed):
         second.search.refresh()
     assert (second.live.rig.host.cap_bytes, second.live.rig.host.margin_bytes) == (8 << 30, 3 << 30)
 
@@ -247,7 +247,7 @@ def test_what_contradicts_itself_is_told(open_window: OpenWindow, qtbot: QtBot, 
     layouts = window.desk.auto_layouts
     layouts.toggle_pin(PinToggle((4, 5)))
     layouts.set_wishes(AutoWishes(off=frozenset({"CUDA0"})))
-    with qtbot.waitSignal(window.desk.notices.given, timeout=20_000) as told:
+    with qtbot.waitSignal(window.desk.notices.given) as told:
         layouts.use("fewest")
     assert told.args is not None
     assert "CUDA0 is switched off and has layers pinned to it" in told.args[0].text
@@ -261,7 +261,7 @@ def test_what_was_found_for_other_settings_is_not_taken(open_window: OpenWindow,
     desk.auto_layouts.use("fewest")
     desk.document.set_context(ContextSettings(n_ctx=2048))
     edited = edit_of(window)
-    with qtbot.waitSignal(desk.notices.given, timeout=20_000) as told:
+    with qtbot.waitSignal(desk.notices.given) as told:
         pass
     assert told.args is not None
     assert "settings were changed" in told.args[0].text
@@ -275,7 +275,7 @@ def test_what_was_found_for_another_model_is_not_taken(open_window: OpenWindow, 
     desk, edit = window.desk, edit_of(window)
     desk.auto_layouts.use("fewest")
     desk.document.open(replace(model, name="another"), desk.rig.live.rig, edit)
-    with qtbot.waitSignal(desk.notices.given, timeout=20_000) as told:
+    with qtbot.waitSignal(desk.notices.given) as told:
         pass
     assert told.args is not None
     assert f"it is for {model.name}" in told.args[0].text
@@ -287,7 +287,7 @@ def test_what_was_found_is_taken_where_only_layers_were_moved(
 ) -> None:
     window = open_window()
     show_model(window, qtbot, tmp_path)
-    with qtbot.waitSignal(window.desk.auto_layouts.found, timeout=20_000) as told:
+    with qtbot.waitSignal(window.desk.auto_layouts.found) as told:
         window.desk.auto_layouts.use("fewest")
         window.desk.document.set_layout(single_device(16, CPU_ID), "gather")
     assert told.args is not None
@@ -304,7 +304,7 @@ def test_a_layout_file_is_for_the_model_that_it_was_opened_for(
     write_layout(path, LayoutFile(model.name, single_device(16, CPU_ID), ContextSettings(n_ctx=2048)))
     desk.layouts.open(path)
     desk.document.open(replace(model, name="another"), desk.rig.live.rig, edit)
-    with qtbot.waitSignal(desk.notices.given, timeout=20_000) as told:
+    with qtbot.waitSignal(desk.notices.given) as told:
         pass
     assert told.args is not None
     assert f"layout.json was opened for {model.name}" in told.args[0].text

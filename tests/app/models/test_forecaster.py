@@ -30,7 +30,6 @@ from engine.planning.plan.plan import Plan
 from engine.planning.plan.preview import Preview, PreviewTables, make_preview
 from engine.planning.settings.context_settings import ContextSettings
 from tests.support.models import write_tiny_llama
-from tests.support.patience import DEADLINE_MS
 from tests.support.selection import examples
 
 N_LAYERS = 8
@@ -73,7 +72,7 @@ def document(qtbot: QtBot, model: ModelFile, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def settle(qtbot: QtBot, document: LayoutDocument) -> None:
-    qtbot.waitUntil(lambda: not document.is_behind and not document._frame.isActive(), timeout=DEADLINE_MS)
+    qtbot.waitUntil(lambda: not document.is_behind and not document._frame.isActive())
 
 
 def right(document: LayoutDocument, rig: Rig) -> Preview:

@@ -13,7 +13,6 @@ from pytestqt.qtbot import QtBot
 
 from engine.planning.settings.sampling_table import SAMPLING
 from engine.runtime.session.status import ModelStatus, Phase
-from tests.support.patience import DEADLINE_MS
 from tests.widgets.chat.conftest import LOADING, READY, STOPPED, exchange
 from widgets.chat.attachment_row import AttachedFile
 from widgets.chat.chat_heading import ContextPart
@@ -129,7 +128,7 @@ def test_drafts_are_told_and_shown_without_being_told(qtbot: QtBot, pane: ChatPa
     told: list[str] = []
     pane.draft_changed.connect(told.append)
     QTest.keyClicks(pane.prompt_edit, "half a")
-    qtbot.waitUntil(lambda: told[-1:] == ["half a"], timeout=DEADLINE_MS)
+    qtbot.waitUntil(lambda: told[-1:] == ["half a"])
     with qtbot.assertNotEmitted(pane.draft_changed, wait=0):
         pane.show_draft("of another one")
         pane.flush()
@@ -157,7 +156,7 @@ def test_who_types_without_a_pause_is_kept_up_with(qtbot: QtBot, pane: ChatPane,
         edit.insertPlainText("a")
         return bool(told)
 
-    qtbot.waitUntil(type_on, timeout=DEADLINE_MS)
+    qtbot.waitUntil(type_on)
     assert told[0].strip("a") == ""
 
 

@@ -48,8 +48,8 @@ def write_model(folder: Path, kind: ProjectorKind = "mlp") -> tuple[Path, Path]:
     projector = write_tiny_projector(folder / f"{kind}.gguf", kind=kind, image_px=image_px)
     if kind == "qwen2vl_merger":
         sections = {"qwen2vl.rope.dimension_sections": [2, 3, 3, 0]}
-        # A prompt that is read at once and one that is read in parts differ in the last bits, by processor. With 8 layers
-        # and seed 0 two tokens are so close that this decides between them; with these weights the answers are the same.
+        # A prompt that is read at once and one that is read in parts differ in the last bits, by processor. With 8
+        # layers and seed 0 two tokens are so close that this decides between them; here the answers are the same.
         path = folder / "m.gguf"
         return write_tiny_llama(path, n_layers=4, architecture="qwen2vl", extra_metadata=sections), projector
     return write_tiny_llama(folder / "m.gguf", n_layers=4), projector

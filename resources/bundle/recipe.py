@@ -71,7 +71,8 @@ def data_files(root: Path) -> Iterator[tuple[Path, str]]:
     for package in (*OWN_PACKAGES, "resources"):
         for path in _others(root / package):
             folder = path.relative_to(root).parent
-            if folder.parts[:2] not in [("resources", name) for name in BUILD_FOLDERS]:
+            # Pages beside packages are for developers.
+            if path.suffix != ".md" and folder.parts[:2] not in [("resources", name) for name in BUILD_FOLDERS]:
                 yield path, str(folder)
     # Where `resources.loader.handbook` looks: beside the folder of resources.
     for path in _others(root / "docs" / "handbook"):

@@ -65,6 +65,7 @@ def test_the_handbook_is_in_it_with_its_pictures_and_what_makes_the_bundle_is_no
     assert {f"docs/handbook/{name}" for name in {page.name for page in pages} | pictures} <= shipped
     assert not [name for name in shipped if name.startswith(tuple(f"resources/{each}/" for each in BUILD_FOLDERS))]
     assert not [name for name in shipped if name.endswith(".py")]
+    assert not [name for name in shipped if name.endswith("README.md") and not name.startswith("docs/")]
 
 
 def used_distributions() -> dict[str, metadata.Distribution]:

@@ -1,0 +1,121 @@
+"""Documents against the tree: links, file paths, functions, commands of make.py, and the length of lines."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+MAX_LINE = 120
+FOLDERS = ("app", "benchmarks", "docs", "engine", "resources", "tests", "widgets")
+PAGES = sorted(
+    path for folder in ("app", "engine", "resources", "widgets") for path in (ROOT / folder).rglob("README.md")
+)
+"""Pages beside packages."""
+CHECKED = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), *PAGES]
+LONG_LINED = ("contract.md", "settings.md")
+"""Documents of an older form, or generated: their lines of prose are longer."""
+
+LINK = re.compile(r"\]\(([^)\s#]+)(?:#[^)]*)?\)")
+CODE = re.compile(r"`([^`\n]+)`")
+PLACE = re.compile(r"`([\w/]+\.py):([\w.]+)`")
+COMMAND = re.compile(r"make\.py ([a-z][a-z-]*)")
+FILE = re.compile(r"[\w./-]+\.(?:py|c|po|qss|toml|md)")
+FOLDER = re.compile(rf"(?:{'|'.join(FOLDERS)})(?:/[\w-]+)+/?")
+EXAMPLES = ("NAME", "FILE", "fr.po")
+"""Parts of paths that stand for any."""
+
+
+def _id(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def _prose(text: str) -> Iterator[tuple[int, str]]:
+    """Yield numbered lines without blocks of code, rows of tables and pictures, which cannot be wrapped."""
+    is_code = False
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            is_code = not is_code
+        elif not is_code and not line.startswith(("|", "![")):
+            yield number, line
+
+
+@cache
+def _tree() -> frozenset[str]:
+    """Return every file and folder of the tree, by its whole path and by each end of it, such as `layout/layout.py`."""
+    found = set()
+    for top, folders, files in os.walk(ROOT):
+        folders[:] = [name for name in folders if not name.startswith((".", "__")) and name not in ("build", "dist")]
+        for name in (*files, *folders):
+            parts = (Path(top) / name).relative_to(ROOT).parts
+            found |= {"/".join(parts[first:]) for first in range(len(parts))}
+    return frozenset(found)
+
+
+@cache
+def _names(path: Path) -> frozenset[str]:
+    """Return the functions, classes and methods of a module, methods as `Class.method`."""
+    found = set()
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, kinds):
+            found.add(node.name)
+            inner = node.body if isinstance(node, ast.ClassDef) else ()
+            found |= {f"{node.name}.{each.name}" for each in inner if isinstance(each, kinds)}
+    return frozenset(found)
+
+
+@cache
+def _commands() -> frozenset[str]:
+    """Return the keys of `COMMANDS` in make.py."""
+    for node in ast.parse((ROOT / "make.py").read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict) and "COMMANDS" in ast.unparse(node):
+            return frozenset(ast.literal_eval(key) for key in node.value.keys if key is not None)
+    raise AssertionError("make.py has no COMMANDS")
+
+
+def _lacks(file: str, name: str) -> bool:
+    return not (ROOT / file).is_file() or name not in _names(ROOT / file)
+
+
+def test_the_tour_names_functions() -> None:
+    assert len(PLACE.findall((ROOT / "docs" / "tour.md").read_text(encoding="utf-8"))) > 50
+
+
+@pytest.mark.parametrize("document", CHECKED, ids=_id)
+def test_functions_that_are_named_exist(document: Path) -> None:
+    """Places are written as `path:function` or `path:Class.method`."""
+    places = PLACE.findall(document.read_text(encoding="utf-8"))
+    assert [f"{file}:{name}" for file, name in places if _lacks(file, name)] == []
+
+
+@pytest.mark.parametrize("document", CHECKED, ids=_id)
+def test_relative_links_lead_somewhere(document: Path) -> None:
+    links = [link for link in LINK.findall(document.read_text(encoding="utf-8")) if "://" not in link]
+    assert [link for link in links if not (document.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("document", CHECKED, ids=_id)
+def test_files_and_folders_that_are_named_exist(document: Path) -> None:
+    """A path begins at the root, or is the end of one, where the folder is clear."""
+    codes = CODE.findall(document.read_text(encoding="utf-8"))
+    words = {re.split(r"(?<=\.py):", word)[0].rstrip("/") for code in codes for word in code.split()}
+    named = {word for word in words if FILE.fullmatch(word) or FOLDER.fullmatch(word)}
+    assert sorted(word for word in named if word not in _tree() and not any(each in word for each in EXAMPLES)) == []
+
+
+@pytest.mark.parametrize("document", CHECKED, ids=_id)
+def test_commands_of_make_that_are_named_exist(document: Path) -> None:
+    assert set(COMMAND.findall(document.read_text(encoding="utf-8"))) <= _commands()
+
+
+@pytest.mark.parametrize("document", [path for path in CHECKED if path.name not in LONG_LINED], ids=_id)
+def test_prose_is_wrapped(document: Path) -> None:
+    lines = _prose(document.read_text(encoding="utf-8"))
+    assert [number for number, line in lines if len(line) > MAX_LINE] == []

@@ -114,6 +114,8 @@ class Talk:
         self._ending: RequestEnding | None = None
         """The ending of the request for the current answer."""
         self._finish: Finish | None = None
+        self._request = 0
+        """The number of the request for the current answer."""
 
     def run(self) -> int:
         """Return the exit code."""
@@ -229,6 +231,8 @@ class Talk:
         if finish.done is not None:
             self._printer.done(finish.done, finish.message)
             learn_speed(self._plan, finish.done)
+            # Last: the answer is complete, and saving may take long or lose the model.
+            self._save_state(self._request, finish.done.prompt_tokens + finish.done.generated_tokens)
         elif isinstance(self._ending, BadEnding):
             raise Ended(self._ending)
         elif self._options.prompt is not None:
@@ -285,8 +289,7 @@ class Talk:
                 # An interrupt until now was about this answer.
                 self._follower.heed()
                 self._do(run, run.done(event) if isinstance(event, Done) else run.fail(loss_words(event)))
-                if isinstance(event, Done):
-                    self._save_state(stream.number, event.prompt_tokens + event.generated_tokens)
+                self._request = stream.number
 
     def _write(self, written: Future[None]) -> None:
         """Wait for the disk; an answer that cannot be stored is shown all the same, and a person is told once."""

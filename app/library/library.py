@@ -82,7 +82,12 @@ class LibraryTask:
             if n_all and not token.cancelled:
                 self._library.stepped.emit(_Step(token, progress.format(done=n_done, whole=n_all)))
 
-        self._library.run(what, partial(work, report, token), finish, failed, quiet=quiet)
+        def fail(error: EngineError) -> None:
+            if not token.cancelled:
+                self._library.progress.emit("")
+                self._library.tell(error, failed)
+
+        self._library.run(what, partial(work, report, token), finish, fail, quiet=quiet)
 
     def cancel(self) -> None:
         """Cancel the work that runs."""
@@ -143,6 +148,10 @@ class Library(QObject):
     ) -> None:
         """Run `work` in the background; an error is shown unless `failed` takes it."""
         self._background.run(what, work, done, failed or self._notices.tell, quiet=quiet)
+
+    def tell(self, error: EngineError, failed: Callable[[EngineError], None] | None) -> None:
+        """Hand an error to `failed`, or show it if there is none."""
+        (failed or self._notices.tell)(error)
 
     def change(
         self,

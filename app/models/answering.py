@@ -19,6 +19,7 @@ from engine.chat.context import Overflow
 from engine.chat.conversation import Conversation as Chat
 from engine.chat.message import Message
 from engine.chat.tree import MessageTree
+from engine.planning.plan.preview import LoadedLayout
 from engine.runtime.protocol.messages import Counted
 from engine.runtime.session.events import Answered, Done, Token
 
@@ -110,6 +111,7 @@ class Answering(QObject):
         loading.answered.connect(self._on_done)
         loading.bridge.answered.connect(self._on_counted)
         loading.answer_lost.connect(self._on_lost)
+        loading.loaded_changed.connect(self._on_loaded_changed)
 
     # ------------------------------------------------------------------ what people do
 
@@ -215,6 +217,12 @@ class Answering(QObject):
         run = self.answer
         if run is not None and self.request is not None and event.request == self.request:
             self._do(run, run.done(event))
+
+    def _on_loaded_changed(self, loaded: LoadedLayout | None) -> None:
+        """End an answer that the model was not asked for yet: no request of it is lost with the model."""
+        run = self.answer
+        if loaded is None and run is not None and self.request is None and self._count is None:
+            self._do(run, run.fail(tr("The model was unloaded.")))
 
     def _on_lost(self, lost: AnswerLost) -> None:
         run = self.answer

@@ -192,7 +192,7 @@ class Conversation(QObject):
     def clear(self) -> None:
         """Begin a new conversation; a running answer ends first."""
         if self.open_message is not None:
-            self._loading.stop_answer()
+            self.answering.stop()
         self.begin()
 
     def change_chat(self, chat: Chat) -> None:

@@ -204,8 +204,8 @@ class LayoutDocument(QObject):
     def _end_drag(self) -> Edit | None:
         """Forget the drag and return the edit at its start, None if there was no drag."""
         start, self._drag_start = self._drag_start, None
-        if start is not None:
-            self.drag_ended.emit()
+        # Also for a drag that has moved nothing yet, of which only the editor knows.
+        self.drag_ended.emit()
         return start
 
     def set_layout(self, layout: Layout, text: str) -> None:

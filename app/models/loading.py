@@ -275,6 +275,11 @@ class Loading(QObject):
             held, self._held = self._held, None
             self._set_lost(self._lost if asked is not None or self._asked is not None else held or self._lost)
 
+    def forget_lost(self) -> None:
+        """Forget the model that was lost: another file takes its place."""
+        self._held, self._has_crashed = None, False
+        self._set_lost(None)
+
     def _set_lost(self, order: LoadOrder | None) -> None:
         self._lost = order
         self.lost_changed.emit(order is not None)

@@ -70,6 +70,7 @@ class OpenModel(QObject):
     def begin(self, file: ModelFile, key: FileIdentity) -> None:
         """Be the model of `file` from now on, with nothing edited yet."""
         self.file, self.key, self.sheet, self._edit = file, key, None, None
+        self.loading.forget_lost()
         self._refresh_status()
 
     def show_edit(self, edit: Edit | None) -> None:

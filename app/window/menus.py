@@ -129,6 +129,13 @@ def model_menu(models: OpenModels, loader: Loader, unloader: Unloader, settings:
     def stop_answer() -> None:
         models.current.loading.stop_answer()
 
+    # Functions and no `partial(setattr, ...)`: PySide cannot see how many arguments a built-in takes, and passes none.
+    def set_steps_back(wanted: bool) -> None:
+        settings.steps_back = wanted
+
+    def set_reload_lost(wanted: bool) -> None:
+        settings.reload_lost = wanted
+
     return "Model", (
         Command("load", tr("&Load"), loader.load, "Ctrl+Return"),
         Command("cancel", tr("&Cancel Load"), loader.cancel, "Ctrl+."),
@@ -140,14 +147,14 @@ def model_menu(models: OpenModels, loader: Loader, unloader: Unloader, settings:
             "step_back",
             tr("Step &Back and Retry When Memory Runs Out"),
             settings.steps_back,
-            partial(setattr, settings, "steps_back"),
+            set_steps_back,
             tip=tr("Try other layouts until one loads; the report says which"),
         ),
         Switch(
             "reload_lost",
             tr("&Reload a Lost Model by Itself"),
             settings.reload_lost,
-            partial(setattr, settings, "reload_lost"),
+            set_reload_lost,
         ),
         Command("ask_unload", tr("&Ask before Unloading a Model"), loader.ask_again),
     )

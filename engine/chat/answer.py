@@ -338,6 +338,7 @@ class AnswerRun:
             case _Step.ENDED:
                 return ()
             case _Step.WRITING:
+                self.goes_on = False  # Otherwise the end of the thought would begin the answer.
                 return (StopAnswer(),)
             case _Step.ASKING_PERSON:
                 return self.answer_overflow(False)

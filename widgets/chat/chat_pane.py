@@ -346,7 +346,7 @@ class ChatPane(QWidget):
         self.start_banner.setVisible(can_start and not is_empty and not status.fault)
         self.sample_questions.show_while(is_empty)
         # An empty chat says in its middle that the model is being loaded.
-        loading = LOADING if status.is_loading and not is_empty else ""
+        loading = (status.waits or LOADING) if status.is_loading and not is_empty else ""
         self._status_label.setText(self._remark if status.is_loaded else loading)
         self._status_label.setVisible(bool(self._status_label.text()))
         self._show_middle()

@@ -92,6 +92,7 @@ class ChatPresenter(QObject):
         conversation.question_returned.connect(self._on_returned)
         self._counter = ContextCounter(loading, self)
         self._counter.counted.connect(self._on_counted)
+        conversation.answering.finished.connect(self._on_answer_ended)
         conversation.overflow_asked.connect(pane.overflow_banner.ask)
         pane.overflow_banner.answered.connect(conversation.answering.answer_overflow)
         pane.send_requested.connect(self._on_send)
@@ -179,8 +180,11 @@ class ChatPresenter(QObject):
     def _set_busy(self, text: str) -> None:
         self._status_line.set_busy(f"reading {self._model.number}", text)
 
+    def _on_answer_ended(self) -> None:
+        """An answer has ended, complete or not. One that failed changes neither the messages nor the status."""
+        self._pane.set_answering(self._conversation.is_answering)
+
     def _on_answer_finished(self, event: Done) -> None:
-        self._pane.set_answering(False)
         self._pane.show_remark(event.replaced)
         if event.replaced_for_log != self._logged:
             self._logged = event.replaced_for_log

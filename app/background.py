@@ -185,9 +185,6 @@ class Latest:
             token.cancel()
 
 
-_log = logging.getLogger("layerdeck.background")
-
-
 class Worker:
     """Its thread ends when nothing is left to do, and begins anew with the next piece."""
 

@@ -99,9 +99,9 @@ class Desk:
         self.prober.close()
         self.loader.close()
         self.models.close()
-        self.archive.close()
         self.rig.close()
         self.settings.sync()
+        self.archive.close()  # Last: it may copy the whole database.
 
 
 def make_desk(

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from engine.base.errors import ChatError
@@ -47,7 +47,16 @@ class DatabaseCopies:
 
     def paths(self) -> tuple[Path, ...]:
         """Return all copies, the newest first."""
-        return tuple(sorted(self.folder.glob(f"{self.database.stem}-*{self.database.suffix}"), reverse=True))
+        found = self.folder.glob(f"{self.database.stem}-*{self.database.suffix}")
+        return tuple(sorted(filter(self._is_ours, found), reverse=True))
+
+    def _is_ours(self, path: Path) -> bool:
+        """Whether the name says when a copy was made; files that a person puts there are left alone."""
+        try:
+            self.time_of(path)
+        except ValueError:
+            return False
+        return True
 
     def is_current(self) -> bool:
         """Return whether the newest copy was made after the last change of the database."""
@@ -110,7 +119,11 @@ class DatabaseCopies:
         return datetime.strptime(words, _TIME_FORMAT).replace(tzinfo=UTC).astimezone()
 
     def _new_name(self) -> Path:
-        words = datetime.now(UTC).strftime(_TIME_FORMAT)
+        at = datetime.now(UTC)
+        for newest in self.paths()[:1]:
+            # A clock that was set back must not make this copy older than the one before.
+            at = max(at, self.time_of(newest).astimezone(UTC) + timedelta(seconds=1))
+        words = at.strftime(_TIME_FORMAT)
         return self.folder / f"{self.database.stem}-{words}{self.database.suffix}"
 
     def _stamp(self) -> int:

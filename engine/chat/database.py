@@ -107,7 +107,7 @@ def _mend(connection: sqlite3.Connection) -> None:
 
 def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-    # deleted text is overwritten: it is nobody's business, and does not come back with a recovery
+    # Deleted text is overwritten here. Copies have it until they are removed, and a recovery may bring it back.
     for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON", "secure_delete = ON"):
         connection.execute(f"PRAGMA {pragma}")
     return connection

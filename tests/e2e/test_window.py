@@ -79,7 +79,7 @@ def test_a_child_killed_in_an_answer_costs_the_answer_only(window: Window) -> No
     window.wait_for("the model again", lambda: window.ask("state") == "READY")
     assert not window.ask("visible", "chat.lost_banner.button")
     ask_model(window, "")
-    window.wait_for("the new answer", lambda: window.ask("state") == "GENERATING")
+    window.wait_for("the new answer", lambda: window.ask("state") == "ANSWERING")
     window.wait_for("its words", lambda: len(window.ask("last_answer")) > 20)  # Longer than the question.
     window.click("chat.stop_button")
     window.wait_for("its speed", lambda: "tok/s" in window.ask("last_note"))

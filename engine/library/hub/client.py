@@ -155,7 +155,12 @@ def _ask(hub: HubSettings, token: str | None, url: str, kind: type[_Answer], wha
                 name__=quote(type(error).__name__),
             ),
         ) from error
-    return answer, urljoin(url, link[1]) if link else None
+    try:
+        return answer, urljoin(url, link[1]) if link else None
+    except ValueError as error:
+        raise HubError(
+            "answer", tr("{shown} names a next page that is no address; check the hub's address.", shown=shown)
+        ) from error
 
 
 def _fault_of_answer(status: int, headers: Message, url: str, shown: str) -> HubError:

@@ -93,7 +93,7 @@ async def open_session(
                 raise TunnelError(endpoint, *_REFUSALS[admission])
     except BaseException:
         if stream is not None:
-            await stream.close()
+            stream.abort()  # A close would wait seconds longer for an answer of the other side.
         raise
     return stream
 
@@ -211,7 +211,11 @@ class Forwarder:
                 except OSError:  # no descriptors left, or a caller that was gone at once
                     await asyncio.sleep(_PAUSE_S)
                     continue
-                if len(tasks) >= MAX_FORWARDED or not is_our_user(connection):
+                try:
+                    is_ours = len(tasks) < MAX_FORWARDED and is_our_user(connection)
+                except OSError:  # The caller is gone already, or there are no descriptors left.
+                    is_ours = False
+                if not is_ours:
                     connection.close()
                     continue
                 task = asyncio.create_task(self._serve(connection))

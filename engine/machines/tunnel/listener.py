@@ -179,11 +179,13 @@ class Listener:
             await stream.close()
 
     async def _pair(self, caller: _Caller) -> None:
+        async def keep(pairing: Pairing) -> None:
+            await asyncio.to_thread(self._book.add, pairing)
+
         stream = await tls_stream(caller.connection, serving_context(self._identity, None), server_side=True)
         try:
-            pairing = await answer_pairing(stream, self._identity, self._name, self._code)
+            pairing = await answer_pairing(stream, self._identity, self._name, self._code, keep)
             if pairing is not None:
-                await asyncio.to_thread(self._book.add, pairing)
                 await asyncio.to_thread(self._on_paired, pairing)
         finally:
             await stream.close()

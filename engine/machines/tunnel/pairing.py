@@ -18,7 +18,7 @@ import hmac
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -121,11 +121,16 @@ class Verdict(msgspec.Struct, frozen=True):
     proof: bytes
 
 
-async def answer_pairing(stream: Stream, identity: Identity, name: str, code: OpenCode) -> Pairing | None:
-    """Be the server of one attempt; return the pairing to be kept, None if the client did not know the code.
+async def answer_pairing(
+    stream: Stream, identity: Identity, name: str, code: OpenCode, keep: Callable[[Pairing], Awaitable[None]]
+) -> Pairing | None:
+    """Be the server of one attempt; return the pairing, None if the client did not know the code.
+
+    `keep` stores the pairing before the client hears that it is paired: the client may call at once, and must not
+    believe in a pairing that could not be stored.
 
     Raises:
-        BrokenTalkError, OSError: as a `Stream`.
+        BrokenTalkError, OSError: as a `Stream`. What `keep` raises.
     """
     shown, nonce = code.current, secrets.token_bytes(_NONCE_BYTES)
     await stream.send_message(Welcome(nonce, name, "" if shown else NO_CODE))
@@ -140,8 +145,10 @@ async def answer_pairing(stream: Stream, identity: Identity, name: str, code: Op
     if not code.take(shown, right=is_right):
         await stream.send_message(Verdict(b""))
         return None
+    pairing = make_pairing("client", offer.name, offer.certificate, paired_s=int(time.time()))
+    await keep(pairing)
     await stream.send_message(Verdict(_proof(_SERVER, *shared)))
-    return make_pairing("client", offer.name, offer.certificate, paired_s=int(time.time()))
+    return pairing
 
 
 async def ask_pairing(stream: Stream, identity: Identity, name: str, code: str, endpoint: str) -> Pairing:

@@ -179,11 +179,14 @@ class Stream(asyncio.BufferedProtocol):
     async def close(self) -> None:
         """End the connection once the other side's system has what was written, within some seconds."""
         self.transport.close()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_CLOSE_S):
-                while not self._lost:
-                    await self._wait()
-        self.transport.abort()
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_CLOSE_S):
+                    while not self._lost:
+                        await self._wait()
+        finally:
+            # Also if it is cancelled: the caller closes the socket, whose number the loop must not watch any more.
+            self.transport.abort()
 
     def abort(self) -> None:
         """End the connection now."""

@@ -207,6 +207,9 @@ class ChildProcess:
         except UNREADABLE:
             shown = line[:80].decode("utf-8", "replace").strip()
             return self._reject(f'it sent "{shown}", which is not a message')
+        if self._greeted and isinstance(message, Hello):
+            # Each hello would renew the deadline of whoever waits.
+            return self._reject("it said hello twice")
         if not self._greeted and not self._check_hello(message):
             return False
         if self._outcome is not None:

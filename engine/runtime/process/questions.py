@@ -302,16 +302,16 @@ class KeptChild:
             WorkerStalledError: it took more than the time of `request`.
             EngineError: it broke down, or could not be started.
         """
-        if self._child is not None:
-            try:
-                return self._asked(self._child, request, answer_type)
-            except WorkerStalledError:
-                raise
-            except EngineError:
-                pass  # What was killed from outside since the last question is not this question's fault.
+        child = self._child
+        if child is not None and child.has_ended:
+            # Something else ended it since the last question; this question did not break it.
+            self.end()
+            child = None
+        if child is not None:
+            return self._asked(child, request, answer_type)
         if self._is_closed:
             raise _cancelled()
-        self._child = Questions(
+        child = self._child = Questions(
             argv=child_argv(self._name),
             name=self._name,
             timeout_s=request.seconds,
@@ -320,8 +320,11 @@ class KeptChild:
             messages=self._messages | Hello | Failure,
             own_group=False,
         )
-        self._child.start_ahead()
-        return self._asked(self._child, request, answer_type)
+        child.start_ahead()
+        if self._is_closed:  # `close` sets it before it looks for a child, and has missed this one.
+            child.end(kill=True)
+            raise _cancelled()
+        return self._asked(child, request, answer_type)
 
     def _asked(self, child: Questions, request: Job, answer_type: type[_Answer]) -> _Answer:
         try:

@@ -128,4 +128,4 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
         # Until it is collected its number is nobody else's.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    wait_for_exit(process, _DRAIN_S)

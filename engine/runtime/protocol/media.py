@@ -14,7 +14,7 @@ import msgspec
 from engine.runtime.protocol.messages import ChatMessage, Generate, MediaFile, Request
 
 MAX_KEPT_BYTES = 256 << 20
-"""Of files that the last question does not have."""
+"""Of all files; those of the last question stay, whatever they take."""
 
 
 class MediaCache:

@@ -65,6 +65,23 @@ def test_the_menus_know_recent_models_and_the_theme(window: WindowParts) -> None
     assert not recent.isEnabled()
 
 
+@pytest.mark.parametrize(
+    ("name", "preference"),
+    [
+        ("step_back", "steps_back"),
+        ("reload_lost", "reload_lost"),
+        ("drop_oldest_turns", "drops_oldest_turns"),
+        ("ask_when_full", "asks_when_full"),
+    ],
+)
+def test_a_switch_of_the_menus_is_a_preference(window: WindowParts, name: str, preference: str) -> None:
+    action, settings = window.actions[name], window.desk.settings
+    for _ in range(2):
+        wanted = not action.isChecked()
+        action.trigger()
+        assert action.isChecked() is getattr(settings, preference) is wanted
+
+
 def test_a_theme_switch_restyles_pictures_too(window: WindowParts, qapp: QApplication) -> None:
     window.actions["theme_light"].trigger()
     light = window.main.grab().toImage()

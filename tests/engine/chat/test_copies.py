@@ -143,3 +143,28 @@ def test_a_damaged_database_gives_no_copy_and_is_recovered_at_the_next_start(pat
         assert "No message is lost" in store.notice
         assert len(store.tree("c").path) == 40
         assert store.conversation("late") is not None
+
+
+def test_a_file_that_is_no_copy_is_left_alone(path: Path) -> None:
+    copies = DatabaseCopies(path)
+    copies.folder.mkdir(parents=True)
+    foreign = copies.folder / "chats-mine.sqlite3"
+    foreign.write_bytes(b"somebody's own")
+    with closing(ChatStore(path)) as store:
+        store.save(Conversation(id="a", title="A"))
+    assert copies.is_current()
+    assert [titles_in(copy) for copy in copies.paths()] == [["A"]]
+    assert foreign.read_bytes() == b"somebody's own"
+
+
+def test_a_clock_that_was_set_back_makes_no_copy_older_than_the_one_before(path: Path) -> None:
+    copies = DatabaseCopies(path)
+    with closing(ChatStore(path)) as store:
+        store.save(Conversation(id="a", title="A"))
+    (first,) = copies.paths()
+    ahead = first.rename(first.with_name("chats-20991231-235959.sqlite3"))
+    with closing(ChatStore(path)) as store:
+        store.save(Conversation(id="b", title="B"))
+    assert [titles_in(copy) for copy in copies.paths()] == [["A", "B"], ["A"]]
+    assert copies.paths()[1] == ahead
+    assert copies.is_current()

@@ -90,7 +90,7 @@ def _decoded(media: Media, part: MediaPart, stop: StopRequest) -> bytes | None:
     file = part.file
     if not file.data:
         raise failure(
-            "internal", "An image or a sound did not come with the question; ask again in a new conversation."
+            "internal", "An image or a sound did not come with the question; load the model again, and ask again."
         )
     try:
         if isinstance(file, SoundFile):

@@ -67,7 +67,8 @@ class FormulaProcess:
         # what broke the child may speak for it
         sizes = (drawn.width_px, drawn.height_px, drawn.depth_px)
         is_sound = all(0 <= size <= MAX_SIDE_PX + 2 for size in sizes) and len(drawn.svg) <= MAX_SVG_BYTES
-        return drawn if drawn.svg and is_sound else None
+        # The window divides by the width.
+        return drawn if drawn.svg and is_sound and min(drawn.width_px, drawn.height_px) > 0 else None
 
     def close(self) -> None:
         """End the child; nothing is drawn any more."""

@@ -76,8 +76,8 @@ MIMES = {"wav": "audio/wav", "flac": "audio/flac", "mp3": "audio/mpeg"}
 MAX_LENGTH_MS = 15 * 60 * 1000
 LOOK_RATE = 16_000
 """What nearly all projectors take."""
-SECONDS = 40.0
-"""Less than the silence after which a worker that waits for it is taken for dead."""
+SECONDS = 30.0
+"""With the start of the decoder less than the silence after which a worker that waits for it is taken for dead."""
 MEMORY_BYTES = 1 << 30
 SAMPLE_BYTES = 2
 SLACK_MS = 100

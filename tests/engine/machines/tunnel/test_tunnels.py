@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -131,6 +132,32 @@ def test_another_user_of_this_computer_is_not_let_in(
         return said
 
     assert asyncio.run(asyncio.wait_for(call(), DEADLINE_S)) == b""
+
+
+def test_a_caller_that_is_gone_at_once_leaves_the_tunnel_open(
+    served: Attic, laptop: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection that is reset before it is taken has no peer name any more."""
+    asked: list[object] = []
+
+    def is_our_user(caller: object) -> bool:
+        asked.append(caller)
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    monkeypatch.setattr(calling, "is_our_user", is_our_user)
+
+    async def call() -> int:
+        forwarder = Forwarder(served.endpoint, served.home.identity.certificate, laptop.identity)
+        running = asyncio.create_task(forwarder.run())
+        for _ in range(2):
+            reader, writer = await asyncio.open_connection("127.0.0.1", forwarder.port)
+            assert await reader.read(1) == b""
+            writer.close()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        return len(asked)
+
+    assert asyncio.run(asyncio.wait_for(call(), DEADLINE_S)) == 2
 
 
 def test_a_notice_is_read_as_it_was_made_and_within_bounds() -> None:

@@ -303,12 +303,15 @@ class KeptChild:
             EngineError: it broke down, or could not be started.
         """
         child = self._child
-        if child is not None and child.has_ended:
-            # Something else ended it since the last question; this question did not break it.
-            self.end()
-            child = None
         if child is not None:
-            return self._asked(child, request, answer_type)
+            try:
+                return self._asked(child, request, answer_type)
+            except WorkerStalledError:
+                raise
+            except EngineError:
+                # It may have been killed since the last question. A question that breaks the child itself is asked
+                # once more for nothing; how a child ended is not always known (somebody else may have collected it).
+                pass
         if self._is_closed:
             raise _cancelled()
         child = self._child = Questions(

@@ -32,7 +32,7 @@ class _Answer:
 
 @dataclass(frozen=True, slots=True)
 class Task(Generic[_Progress]):
-    """What work knows of its request, in its own thread.
+    """What background work gets from its request: a cancellation token and a way to report progress. Any thread.
 
     `token`: cancelled as soon as nobody waits for the result.
     `tell`: reports progress, which is delivered in the GUI thread while the request is the last one.

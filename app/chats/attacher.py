@@ -247,6 +247,6 @@ def attachment_size(attachment: Attachment) -> str:
 
 
 def length_words(length_ms: int) -> str:
-    """Return minutes and seconds as clocks of players have them; what is there is a second at least."""
+    """Return a length of sound as "minutes:seconds", at least one second."""
     minutes, seconds = divmod(max(1, round(length_ms / 1000)), 60)
     return f"{minutes}:{seconds:02}"

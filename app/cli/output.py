@@ -1,4 +1,4 @@
-"""What the command line prints: JSON documents, events, text, and error documents; and what text it takes."""
+"""Output of the command line (JSON documents, events, text, error documents), and the check of texts it is given."""
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@ import msgspec
 
 MAX_TAGS = 20
 MAX_TAG = 40
-MAX_TEXT = 20_000
 
 
 class Notes(msgspec.Struct, frozen=True, omit_defaults=True):

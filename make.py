@@ -144,7 +144,7 @@ COMMANDS = {
     "run": (run_window, "start Layerdeck; arguments go to it"),
     "test": (
         run_tests,
-        "run the tests (--all: the long ones too; --backend vulkan: that engine's); arguments go to pytest",
+        "run the tests (--all: the long ones too; --backend vulkan or cuda: that engine's); arguments go to pytest",
     ),
     "check": (run_checks, "check format, lint, types and imports"),
     "check-translations": (

@@ -1,1 +1,1 @@
-"""Composition root: entry points, wiring, and what stands between the engine and the widgets."""
+"""Composition root: entry points, wiring, and the controllers between the engine and the widgets."""

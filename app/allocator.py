@@ -1,4 +1,4 @@
-"""How much memory is kept that is free: little of it, for a window that is open all day."""
+"""Limits on free memory that the allocators of C and Python hold, for a window that is open all day."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from contextlib import suppress
 from engine.base.units import MIB
 
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
-"""Of glibc's `malloc.h`; other libraries have no `mallopt`, or other numbers for it."""
+"""Parameters of `mallopt` from glibc's `malloc.h`. Other C libraries have no `mallopt`, or other numbers for it."""
 _ARENAS = 2
-"""Glibc makes eight for each core, one for every thread that begins while others allocate, and each keeps what its
-thread had free when it ended. Our threads hold Python's lock while they allocate and seldom wait for each other."""
+"""Largest number of malloc arenas. glibc allows eight for each core, and an arena keeps the free memory of its threads
+after they have ended. Our threads hold Python's interpreter lock while they allocate, so two arenas are enough."""
 _MAPPED_BYTES = MIB
-"""Larger blocks are mapped, and given back when they are freed. Without a word glibc raises this bound to the size of
-each such block that is freed, up to 32 MiB, and holds the next ones of that size for good."""
+"""Blocks of this size or more are mapped, and returned to the system when they are freed. If the threshold is not set,
+glibc raises it to the size of each mapped block that is freed, up to 32 MiB, and no longer returns such blocks."""
 
 
-def keep_little() -> None:
-    """Ask for it, before threads begin; does nothing where the C library is another one."""
+def limit_malloc() -> None:
+    """Set the limits of glibc's malloc. Call it before threads start; it does nothing with another C library."""
     if not sys.platform.startswith("linux"):
         return
+    # The limits save memory only: the window works without them.
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
         if hasattr(library, "gnu_get_libc_version"):
@@ -30,10 +31,10 @@ def keep_little() -> None:
             library.mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
 
 
-def spare_what_stays() -> None:
-    """Leave what was made so far out of the search for garbage, which is then over sooner and comes sooner.
+def freeze_window_objects() -> None:
+    """Exclude all objects that exist now from garbage collection; call it once the window is complete.
 
-    Python looks through everything once a quarter as much has been made anew: with all of the window in that, tables
-    of forecasts pile up to many megabytes.
+    A full collection starts when the new objects exceed a quarter of those that survived the last one. With the whole
+    window among the survivors, dead tables of forecasts grow to many megabytes before that.
     """
     gc.freeze()

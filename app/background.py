@@ -1,4 +1,4 @@
-"""Work that may wait for files, sockets or children: done in background threads, with results in the GUI thread.
+"""Background threads for work that may wait for files, sockets or child processes; results arrive in the GUI thread.
 
 `Background.run` is for work whose result is always wanted. `Background.latest` is for work that a newer request
 replaces: it cancels what runs, and drops its result, its error and its progress.
@@ -32,7 +32,7 @@ class _Answer:
 
 @dataclass(frozen=True, slots=True)
 class Task(Generic[_Progress]):
-    """What background work gets from its request: a cancellation token and a way to report progress. Any thread.
+    """Cancellation token and progress callback that background work gets from its request. For any thread.
 
     `token`: cancelled as soon as nobody waits for the result.
     `tell`: reports progress, which is delivered in the GUI thread while the request is the last one.
@@ -43,12 +43,12 @@ class Task(Generic[_Progress]):
 
 
 class Background(QObject):
-    """Runs functions in daemon threads: one that hangs on a dead disk does not keep the program from ending.
+    """Runs each function in a daemon thread of its own.
 
-    `busy_changed` tells people what is being waited for, the newest first; empty when nothing is.
+    Daemon threads, because one that hangs on a dead disk must not keep the program from exiting.
     """
 
-    busy_changed = Signal(str)
+    busy_changed = Signal(str)  # description of the newest work that runs, for people; empty if none runs
 
     _answered = Signal(object)
 
@@ -56,6 +56,7 @@ class Background(QObject):
         super().__init__(parent)
         self._closed = False
         self._shown: dict[object, str] = {}
+        # Queued explicitly: threads emit this signal, and receivers run in the GUI thread.
         self._answered.connect(self._on_answered, Qt.ConnectionType.QueuedConnection)
 
     def run(
@@ -67,10 +68,12 @@ class Background(QObject):
         *,
         quiet: bool = False,
     ) -> None:
-        """Run `function`, then `on_result` or `on_error` in the GUI thread. Other exceptions are bugs, raised there.
+        """Run `function` in a new thread, then `on_result` or `on_error` in the GUI thread.
 
-        `what` is for people, as in "Reading demo.gguf", and not shown where `quiet`.
+        `on_error` gets an `EngineError`; any other exception is a bug and is raised in the GUI thread. `what`: shown as
+        long as the work runs, such as "Reading demo.gguf", unless `quiet`.
         """
+        # A key of its own: two pieces of work may have the same description.
         work = object()
         if not quiet:
             self._shown[work] = what
@@ -78,15 +81,15 @@ class Background(QObject):
         threading.Thread(target=self._work, args=(work, function, on_result, on_error), name=what, daemon=True).start()
 
     def latest(self) -> Latest:
-        """Return a line of work of which only the last request counts."""
+        """Return a runner for requests of which only the last one counts."""
         return Latest(self)
 
     def deliver(self, call: Callable[[], None]) -> None:
-        """Call `call` in the GUI thread; for any thread."""
+        """Call `call` in the GUI thread. May be called in any thread."""
         self._answer(None, call)
 
     def close(self) -> None:
-        """Deliver nothing any more."""
+        """Drop all results that have not been delivered. Threads that run are not waited for."""
         self._closed = True
 
     def _work(
@@ -99,6 +102,7 @@ class Background(QObject):
         try:
             result = function()
         except EngineError as error:
+            # Python deletes the name `error` at the end of the block, before the lambda is called.
             expected = error
             self._answer(work, lambda: on_error(expected))
         except Exception as error:
@@ -113,6 +117,7 @@ class Background(QObject):
             self._answer(work, lambda: on_result(result))
 
     def _answer(self, work: object, deliver: Callable[[], None]) -> None:
+        # Read without a lock: `_on_answered` drops a result that slips through.
         if not self._closed:
             self._answered.emit(_Answer(work, deliver))
 
@@ -128,9 +133,9 @@ class Background(QObject):
 
 
 class Latest:
-    """Requests that replace each other: a new one cancels the one before, of which nothing is delivered any more.
+    """Runs requests that replace each other: a new request cancels the previous one and drops its results.
 
-    Called in the GUI thread only, and delivers there.
+    All methods are called in the GUI thread, and all results are delivered there. So comparing tokens needs no lock.
     """
 
     def __init__(self, background: Background) -> None:
@@ -139,7 +144,7 @@ class Latest:
 
     @property
     def is_running(self) -> bool:
-        """Whether a result is on its way."""
+        """Whether a request runs."""
         return self._token is not None
 
     def run(
@@ -179,14 +184,14 @@ class Latest:
         self._background.run(what, lambda: work(Task(token, tell)), done, failed, quiet=quiet)
 
     def cancel(self) -> None:
-        """Cancel the request that runs, if there is one; nothing of it is delivered."""
+        """Cancel the request that runs, if there is one. Its result is dropped."""
         token, self._token = self._token, None
         if token is not None:
             token.cancel()
 
 
 class Worker:
-    """Its thread ends when nothing is left to do, and begins anew with the next piece."""
+    """Runs pieces of work one after another in a thread, which exists only while there is work."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -195,16 +200,17 @@ class Worker:
         self._runs = False
 
     def submit(self, work: Callable[[], None]) -> None:
-        """Do `work` after what was given before."""
+        """Run `work` after all work that was submitted before."""
         with self._lock:
             self._waiting.append(work)
+            # Under the lock, as the end of `_run` is: no work is left without a thread.
             if self._runs:
                 return
             self._runs = True
         threading.Thread(target=self._run, name=self._name, daemon=True).start()
 
     def close(self) -> None:
-        """Leave what has not begun."""
+        """Drop the work that has not started."""
         with self._lock:
             self._waiting.clear()
 
@@ -218,4 +224,5 @@ class Worker:
             try:
                 work()
             except Exception:
+                # The outermost edge of this thread: the work that waits is still done.
                 _log.exception("bug in %s", self._name)

@@ -1,4 +1,4 @@
-"""Bugs: any exception nobody expected is logged and shown in a dialog that can be copied."""
+"""Reports of unexpected exceptions: written to the log, and shown in a dialog with text that can be copied."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from types import TracebackType
 import PySide6
 from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtGui import QFontDatabase
-from PySide6.QtWidgets import QApplication, QDialog, QDialogButtonBox, QLabel, QPlainTextEdit, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QApplication, QLabel, QPlainTextEdit, QWidget
 
 from engine.base.language import tr
+from widgets.common.dialog import Dialog
 
 _log = logging.getLogger("layerdeck.bug")
 
@@ -23,11 +24,12 @@ _log = logging.getLogger("layerdeck.bug")
 def scrub(text: str, home: Path | None = None) -> str:
     """Return `text` with the user's home folder written as `~`."""
     folder = str(home or Path.home())
+    # The home of root in a container may be `/`, and a path has many of those.
     return text if folder in ("/", "") else text.replace(folder, "~")
 
 
 def versions() -> str:
-    """Return what this program is and runs on, in one line."""
+    """Return the versions of Layerdeck, Python, PySide6 and the system, in one line."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -38,19 +40,20 @@ def versions() -> str:
 
 
 def describe_bug(error: BaseException) -> str:
-    """Return a report of `error`: versions and traceback, without paths of the user's home."""
+    """Return a report of `error`: versions and traceback, with the home folder written as `~`."""
     lines = "".join(traceback.format_exception(error))
     return scrub(f"{versions()}\n\n{lines}")
 
 
 class BugReporter(QObject):
-    """Takes over the exception hooks. Reports from other threads arrive in the GUI thread; one dialog at a time."""
+    """Installs exception hooks for all threads, and shows reports in the GUI thread, one dialog at a time."""
 
     _reported = Signal(str)
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._dialog: BugDialog | None = None
+        # Exceptions come from any thread; dialogs belong to the GUI thread.
         self._reported.connect(self._on_reported, Qt.ConnectionType.QueuedConnection)
 
     def install(self) -> None:
@@ -59,13 +62,14 @@ class BugReporter(QObject):
         threading.excepthook = self._on_thread_exception
 
     def report(self, error: BaseException) -> None:
-        """Log `error` and show it."""
+        """Log `error` and show it. May be called in any thread."""
         text = describe_bug(error)
         _log.error("%s", text)
         sys.stderr.write(f"{text}\n")
         self._reported.emit(text)
 
     def _on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        # Ctrl+C in the middle of a slot is no bug.
         if issubclass(kind, KeyboardInterrupt):
             QApplication.quit()
             return
@@ -76,6 +80,7 @@ class BugReporter(QObject):
             self.report(arguments.exc_value)
 
     def _on_reported(self, text: str) -> None:
+        # A bug in a paint event would otherwise open a dialog for each frame.
         if self._dialog is not None and self._dialog.isVisible():
             self._dialog.add(text)
             return
@@ -83,13 +88,11 @@ class BugReporter(QObject):
         self._dialog.show()
 
 
-class BugDialog(QDialog):
-    """Shows a report; it can be copied, and nothing is lost by closing it."""
+class BugDialog(Dialog):
+    """Shows a report, and further ones below it. The log has them too."""
 
     def __init__(self, text: str, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self.setWindowTitle(tr("Something went wrong"))
-        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose, False)
+        super().__init__(tr("Something went wrong"), parent)
         self.resize(720, 420)
         label = QLabel(
             tr("This is a bug in Layerdeck. Your layout and chat are still there. The report below says what happened.")
@@ -99,13 +102,8 @@ class BugDialog(QDialog):
         self._text.setReadOnly(True)
         self._text.setAccessibleName(tr("The report"))
         self._text.setFont(QFontDatabase.systemFont(QFontDatabase.SystemFont.FixedFont))
-        buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
-        copy = buttons.addButton(tr("Copy report"), QDialogButtonBox.ButtonRole.ActionRole)
-        copy.clicked.connect(self._on_copy)
-        buttons.rejected.connect(self.reject)
-        layout = QVBoxLayout(self)
-        for part in (label, self._text, buttons):
-            layout.addWidget(part)
+        self.add_button(tr("Copy report"), self._on_copy)
+        self.lay_out(label, self._text)
 
     def add(self, text: str) -> None:
         """Append another report."""

@@ -1,4 +1,4 @@
-"""The demo models of the window: one that answers, fetched by the set-up or in the bundle, else one that is made up."""
+"""The demo model: a real small one, fetched by the set-up or part of the bundle; else a generated one."""
 
 from __future__ import annotations
 
@@ -15,44 +15,44 @@ MADE_UP_CAPS_BYTES = (256 * MIB, 256 * MIB, 512 * MIB)
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """A model to try, and the caps of lab workers on which it is worth dragging its layers."""
+    """A demo model, and caps in bytes of the lab workers over which its layers are worth dividing."""
 
     path: Path
     caps_bytes: tuple[int, ...]
 
 
 def find_demo() -> Demo:
-    """Return the best demo there is; the made-up model is written where it is needed and not there. Blocks.
+    """Return the real demo model, else the generated one, which is written first if necessary. Blocks.
 
     Raises:
-        EngineError: when it cannot be written.
+        EngineError: the generated model cannot be written.
     """
     fetched = fetched_demo()
     return Demo(ensure_demo(), MADE_UP_CAPS_BYTES) if fetched is None else Demo(fetched, LAB_CAPS_BYTES)
 
 
 def fetched_demo() -> Path | None:
-    """Return the path of the demo model that answers, None where neither set-up nor bundle brought it. Blocks."""
+    """Return the path of the real demo model, or None if it is not installed. Blocks."""
     paths = (folder / FILE_NAME for folder in (fetched_models_path(), *_models_beside_program()))
     return next((path for path in paths if is_fetched(path)), None)
 
 
 def _models_beside_program() -> tuple[Path, ...]:
-    """Return the folders of models that came with the program: `models` beside the bundle's executable."""
+    """Return the folder of models in the bundle, next to its executable. Empty if this is not the bundle."""
     if not getattr(sys, "frozen", False):
         return ()
     program = Path(sys.executable).parent
-    # On macOS what is signed lies beside the executable, and nothing else.
+    # On macOS only signed code may lie next to the executable; data belongs in Resources.
     return (program.parent / "Resources" / "models" if sys.platform == "darwin" else program / "models",)
 
 
 def ensure_demo() -> Path:
-    """Return the made-up demo model's path; it is written where it is not there yet, or of an older version. Blocks.
+    """Return the path of the generated demo model. It is written if it is missing or of an older version. Blocks.
 
     Raises:
-        EngineError: when it cannot be written.
+        EngineError: it cannot be written.
     """
-    # Imported when it is needed: what the writer uses would add a fifth to the start of the window.
+    # Imported late: the imports of the writer would make the start of the window a fifth longer.
     from engine.model.demo.writer import is_current_demo, write_demo_model
 
     path = demo_path()

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from app.wiring import WindowParts
 
 NO_DISPLAY = "There is no display to open a window on. Start it from a desktop session, or use layerdeck-cli."
+# As `app.cli.exit_codes.ARGUMENT`.
 EXIT_ARGUMENT = 2
 
 
@@ -50,9 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def skip_feature_search() -> None:
     """Keep PySide from reading the source of each module that is imported after it.
 
-    PySide searches it for its own name, to know which modules may switch features by `from __feature__ import`, which
-    nothing here does. The search took a fifth of the processor time of the imports before the first picture, and a
-    tenth of those after it (PySide6 6.11.3). The function is private: where there is none, nothing is changed.
+    PySide searches the source for `from __feature__ import`, which nothing here uses. The search took a fifth of the
+    processor time of the imports before the first picture, and a tenth of those after it (PySide6 6.11.3). The function
+    is private: if it is missing, nothing is changed.
     """
     with suppress(ImportError):
         feature = import_module("shibokensupport.feature")
@@ -67,20 +68,22 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE.gguf", help="models to open, or a layout")
     parser.add_argument("--theme", choices=("light", "dark", "system"))
     parser.add_argument(
-        "--language", metavar="NAME", help="en, de or system, or a catalogue of texts that is being worked at (FILE.po)"
+        "--language", metavar="NAME", help="en, de or system, or the path of a translation in progress (FILE.po)"
     )
-    parser.add_argument("--new-window", action="store_true", help="do not hand the files to a window that is open")
+    parser.add_argument("--new-window", action="store_true", help="do not pass the files to an open window")
     parser.add_argument("--rig", type=Path, metavar="FILE", help="use the devices of this rig file")
     return parser.parse_args(arguments)
 
 
 def check_display() -> None:
-    """Raise `NoDisplayError` where Qt would abort the process for want of a screen."""
+    """Raise `NoDisplayError` if there is no display. Qt itself would abort the process."""
     if not sys.platform.startswith("linux"):
         return
     platform = os.environ.get("QT_QPA_PLATFORM", "")
+    # Qt's other platforms, such as `offscreen`, need no X server.
     if platform and not platform.startswith("xcb"):
         return
+    # Qt chooses Wayland by itself if there is one.
     if os.environ.get("WAYLAND_DISPLAY") and not platform:
         return
     if not os.environ.get("DISPLAY") or not _x_server_answers():
@@ -91,12 +94,15 @@ def _x_server_answers() -> bool:
     name = ctypes.util.find_library("xcb")
     if name is None:
         return True
+    # By hand and before Qt: a failed connection makes Qt abort the process.
     xcb = ctypes.CDLL(name)
+    # Without this ctypes would cut the pointer to 32 bits.
     xcb.xcb_connect.restype = ctypes.c_void_p
     xcb.xcb_connect.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
     xcb.xcb_connection_has_error.argtypes = [ctypes.c_void_p]
     xcb.xcb_disconnect.argtypes = [ctypes.c_void_p]
     connection = xcb.xcb_connect(None, None)
+    # `xcb_connect` never returns NULL. Even a failed connection has to be asked, and freed.
     broken = bool(xcb.xcb_connection_has_error(connection))
     xcb.xcb_disconnect(connection)
     return not broken
@@ -105,21 +111,22 @@ def _x_server_answers() -> bool:
 def _run(options: argparse.Namespace) -> int:
     from PySide6.QtWidgets import QApplication
 
-    from app.allocator import keep_little, spare_what_stays
+    from app.allocator import freeze_window_objects, limit_malloc
     from app.language import find_language, kept_choice, speak
 
-    keep_little()
+    # Before Qt starts threads: each may get an arena of its own.
+    limit_malloc()
     application = QApplication(sys.argv[:1])
     skip_feature_search()
     try:
-        # Before the modules with tables of texts are imported.
+        # Before modules with tables of texts are imported: `tr` at module level uses the language of that moment.
         speak(application, find_language(options.language or kept_choice()))
     except ArgumentError as error:
         sys.stderr.write(f"layerdeck: {error.summary()}\n")
         return EXIT_ARGUMENT
     from app.bug_report import BugReporter
     from app.logs import start_logging
-    from app.opening import Opening, Wishes
+    from app.opening import Opening, StartOptions
     from app.packs import use_packs
     from app.paths import APPLICATION, instance_name, log_path
     from app.settings import Settings
@@ -129,7 +136,7 @@ def _run(options: argparse.Namespace) -> int:
     application.setApplicationName(APPLICATION)
     application.setApplicationDisplayName("Layerdeck")
     application.setDesktopFileName(APPLICATION)
-    # A rig file is for a window of its own.
+    # A window with a rig file is not shared: its devices may be imaginary.
     is_only = not options.new_window and options.rig is None
     if is_only and hand_over(instance_name(), options.files):
         return 0
@@ -139,10 +146,10 @@ def _run(options: argparse.Namespace) -> int:
     reporter = BugReporter(application)
     reporter.install()
     settings = Settings()
-    theme = Theme(application, options.theme or settings.theme)
-    opening = Opening(settings, theme, Wishes(options.files, options.rig))
+    theme = Theme(application, options.theme or settings.theme, settings.zoom_percent)
+    opening = Opening(settings, theme, StartOptions(options.files, options.rig))
     signals = QuitOnSignals(application)
-    opening.opened.connect(lambda _: spare_what_stays())
+    opening.opened.connect(lambda _: freeze_window_objects())
     opening.opened.connect(partial(_keep_mark, application))
     opening.opened.connect(partial(_show_icon, application))
     if is_only:
@@ -160,11 +167,12 @@ def _keep_mark(application: QApplication, window: WindowParts) -> None:
 
     marks = RunMarks(runs_path())
     window.follow_run(marks)
+    # Not earlier: a crash while the window closes leaves the mark.
     application.aboutToQuit.connect(marks.end)
 
 
 def _show_icon(application: QApplication, _window: WindowParts) -> None:
-    """Give the window its icon where no menu entry does; drawn in several sizes, so not before the first paint."""
+    """Set the icon, for systems without our menu entry. After the first paint: drawing all its sizes takes time."""
     from PySide6.QtGui import QIcon
 
     from resources.loader import folder
@@ -173,7 +181,7 @@ def _show_icon(application: QApplication, _window: WindowParts) -> None:
 
 
 def serve_later_starts(application: QApplication, opening: Opening) -> None:
-    """Listen from now on: who starts twice in a hurry wants one window. What is asked before it is whole waits."""
+    """Take the files of later starts. Those that arrive before the window is complete wait in `early`."""
     from app.paths import instance_name
     from app.single_instance import FirstInstance, OpenEvents
 
@@ -197,16 +205,23 @@ def serve_later_starts(application: QApplication, opening: Opening) -> None:
 
 
 class QuitOnSignals:
-    """SIGINT and SIGTERM close the window properly: Python's handlers only run when Qt gives the interpreter a turn."""
+    """Closes the window on SIGINT, SIGTERM and SIGHUP.
+
+    Python runs signal handlers only between bytecodes, so not while Qt's event loop waits. The C handler writes a byte
+    to the wake-up socket at once, and a notifier of that socket wakes the event loop.
+    """
 
     def __init__(self, application: QApplication) -> None:
         from PySide6.QtCore import QSocketNotifier
 
         self._application = application
         self._reader, self._writer = socket.socketpair()
+        # `set_wakeup_fd` refuses a blocking socket.
         self._reader.setblocking(False)
         self._writer.setblocking(False)
+        # A full buffer is no loss: one byte wakes the event loop.
         self._before = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        # Without a handler in Python there is no C handler that writes the byte.
         for name in ("SIGINT", "SIGTERM", "SIGHUP"):
             if hasattr(signal, name):
                 signal.signal(getattr(signal, name), self._on_signal)
@@ -220,10 +235,11 @@ class QuitOnSignals:
         self._writer.close()
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        """Nothing to do here: the byte on the wake-up socket does it."""
+        """Do nothing; the byte on the wake-up socket is what counts."""
 
     def _on_readable(self) -> None:
         self._reader.recv(4096)
+        # Before `quit`: `closeEvent` saves the state and ends all processes.
         self._application.closeAllWindows()
         self._application.quit()
 

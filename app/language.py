@@ -1,6 +1,7 @@
-"""Which language the window speaks: the one that people chose, else the system's.
+"""The language of the window: the preference, else the language of the system.
 
-It is chosen before the modules with texts are imported, so that this one imports none of them.
+It is set before modules with texts are imported, because texts at module level are translated at import. So this
+module must not import any of them.
 """
 
 from __future__ import annotations
@@ -24,45 +25,50 @@ SYSTEM = "system"
 LANGUAGE_NAMES = (SYSTEM, *LANGUAGES)
 _MAX_CATALOGUE_BYTES = 1 << 22
 KEY = "language"
-"""Of the settings."""
+"""Key of the preference in the settings."""
 CATALOGUE_SUFFIX = ".po"
 
 
 def kept_choice() -> str:
-    """Return what people chose: a language, or `system`."""
+    """Return the preference: a language code, or `system`."""
+    # Not by `app.settings`, which imports modules with texts.
     kept = QSettings(str(settings_path()), QSettings.Format.IniFormat).value(KEY, SYSTEM)
     return next((name for name in LANGUAGE_NAMES if name == kept), SYSTEM)
 
 
 def language_of_system(names: Sequence[str]) -> str:
-    """Return the first of the system's languages (`de-AT`) that there is."""
+    """Return the first of the system's languages (such as `de-AT`) that has a translation."""
     known = (name.replace("_", "-").partition("-")[0].lower() for name in names)
     return next((name for name in known if name in LANGUAGES), ENGLISH)
 
 
 def find_language(choice: str) -> Language:
-    """Return the language `choice`: one of ours, `system`, or the path of a catalogue that somebody is working at.
+    """Return the language for `choice`: a language code, `system`, or the path of a PO file.
 
     Raises:
-        ArgumentError: for a catalogue that cannot be read.
+        ArgumentError: the PO file cannot be read.
     """
     if choice.endswith(CATALOGUE_SUFFIX):
         try:
+            # One byte more than allowed, to notice a file that is too large.
             data = read_at_most(Path(choice), _MAX_CATALOGUE_BYTES + 1)
             if len(data) > _MAX_CATALOGUE_BYTES:
                 raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
             return read_language(data.decode())
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
-            raise ArgumentError(f"{show(choice)} is no catalogue of texts ({show(reason)}); check the file.") from None
+            raise ArgumentError(
+                f"{show(choice)} is not a readable translation ({show(reason)}); check the file."
+            ) from None
     name = language_of_system(QLocale.system().uiLanguages()) if choice == SYSTEM else choice
     return Language() if name == ENGLISH else read_language(read_text(f"languages/{name}{CATALOGUE_SUFFIX}"))
 
 
 def speak(application: QApplication, language: Language) -> None:
-    """Speak `language`, with Qt's own texts, and lay windows out in the direction in which it is written."""
+    """Use `language` for our texts and for Qt's own, and its direction of writing for the layout of windows."""
     use_language(language)
     application.setLayoutDirection(QLocale(language.name).textDirection())
+    # Qt does not own installed translators; the parent keeps it alive.
     translator = QTranslator(application)
     folder = QLibraryInfo.path(QLibraryInfo.LibraryPath.TranslationsPath)
     if translator.load(f"qtbase_{language.name}", folder):

@@ -1,4 +1,4 @@
-"""The log file, without Qt: the window has one, and the commands that load a model."""
+"""The log file, for the window and for commands that load a model. Without Qt."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ MAX_ENTRY = 20_000
 
 
 def log_file(path: Path) -> logging.Handler:
-    """Return what writes entries to `path`, which stays in bounds.
+    """Return a handler that writes to `path` and rotates the file at `MAX_LOG_BYTES`.
 
     Raises:
-        OSError: where it cannot be written.
+        OSError: the file cannot be written.
     """
     make_folder(path.parent)
+    # Opening a pipe would wait for its reader.
     if path.exists() and not path.is_file():
         raise FileExistsError(errno.EEXIST, "it is not a regular file")
     handler = _LogFile(path, maxBytes=MAX_LOG_BYTES, backupCount=KEPT_LOGS, encoding="utf-8", errors="backslashreplace")
@@ -34,7 +35,7 @@ def log_file(path: Path) -> logging.Handler:
 
 @contextmanager
 def command_log(path: Path) -> Iterator[None]:
-    """Have what the engine logs in `path` and nowhere else; without a word where that cannot be written."""
+    """Send the engine's log to `path` and not to the terminal. If the file cannot be written, entries are dropped."""
     log = logging.getLogger("layerdeck")
     before = log.level, log.propagate
     try:
@@ -42,6 +43,7 @@ def command_log(path: Path) -> Iterator[None]:
     except OSError:
         handler = logging.NullHandler()
     log.setLevel(logging.INFO)
+    # Or the handler of the root logger would print the entries, too.
     log.propagate = False
     log.addHandler(handler)
     try:
@@ -54,7 +56,7 @@ def command_log(path: Path) -> Iterator[None]:
 
 
 class _OneEntryALine(logging.Formatter):
-    """What an entry quotes steers no terminal; its further lines are indented, so that none can pass for an entry."""
+    """Escapes control characters of quoted text, and indents further lines, so that none can be taken for an entry."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = shorten(escape(super().format(record), keep_lines=True), MAX_ENTRY)
@@ -62,13 +64,13 @@ class _OneEntryALine(logging.Formatter):
 
 
 class _LogFile(RotatingFileHandler):
-    """A disk that is full, or a folder that went away, costs entries and nothing else: nobody is told each time."""
+    """A rotating file that loses entries silently if the disk is full or the folder is gone."""
 
     def handleError(self, _record: logging.LogRecord) -> None:
-        """The entry is lost."""
+        """Drop the entry. The default would print a traceback for each one."""
 
     def doRollover(self) -> None:
-        """Begin a new file; where the old one cannot be renamed it is emptied, so that it stays in bounds."""
+        """Start a new file. If the old one cannot be renamed it is emptied, so that its size stays bounded."""
         try:
             super().doRollover()
         except OSError:

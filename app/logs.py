@@ -1,4 +1,4 @@
-"""The window's log, and Qt's own messages in it."""
+"""Logging of the window, including Qt's own messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LEVELS = {
 
 
 def start_logging(path: Path) -> None:
-    """Log to `path` from now on. Where it cannot be written the program runs without a log."""
+    """Log to `path` from now on, or to standard error if the file cannot be written."""
     root = logging.getLogger()
     root.setLevel(logging.INFO)
     fault = ""
@@ -33,6 +33,7 @@ def start_logging(path: Path) -> None:
     root.addHandler(handler)
     if fault:
         logging.getLogger("layerdeck").warning("%s", fault)
+    # Qt writes to standard error, which nobody sees of a window that a menu has started.
     qInstallMessageHandler(_on_qt_message)
 
 

@@ -1,4 +1,4 @@
-"""What people are told: sentences from all over the program, on their way to the status line."""
+"""Messages for the status line, from any part of the window."""
 
 from __future__ import annotations
 
@@ -12,21 +12,27 @@ from engine.base.texts import show
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something to tell the user: a sentence, and whether it is bad news."""
+    """A message for the status line. `bad`: it reports a failure, and stays until the next message."""
 
     text: str
     bad: bool = True
 
 
 class Notices(QObject):
-    """Whoever has something to tell is given this, and need not know who shows it."""
+    """Passes messages from objects that have one to the status line."""
 
     given = Signal(Notice)
+    withdrawn = Signal(str)
+    """The text of a notice that is not true any more and has to be removed."""
 
     def say(self, text: str, *, bad: bool = False) -> None:
-        """Tell what was done, or with `bad` what could not be."""
+        """Show `text`; with `bad`, as a failure."""
         self.given.emit(Notice(show(text), bad))
 
+    def withdraw(self, text: str) -> None:
+        """Remove the notice with this text."""
+        self.withdrawn.emit(show(text))
+
     def tell(self, error: EngineError) -> None:
-        """Tell an expected error."""
+        """Show an expected error."""
         self.given.emit(Notice(error.summary()))

@@ -1,4 +1,4 @@
-"""Where this program's engine packs are, and the word to its children which they load."""
+"""Engine packs of this installation: their store, and the environment variable that makes children load them."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ if TYPE_CHECKING:
     from engine.base.cancellation import CancelToken
     from engine.devices.device import Rig
     from engine.machines.rigs.discovery import Peer
-    from engine.machines.rigs.pack_keeper import PackKeeper
+    from engine.machines.rigs.pack_installer import PackInstaller
 
 
 def use_packs() -> None:
-    """Have the children of this process load packs, where the environment does not say otherwise."""
+    """Make the children of this process load packs, unless the environment variable is set already."""
     os.environ.setdefault(PACKS_VARIABLE, str(pack_book_path()))
 
 
-def pack_keeper(cancel: CancelToken | None = None) -> PackKeeper:
-    """Return what checks this user's packs."""
+def pack_installer(cancel: CancelToken | None = None) -> PackInstaller:
+    """Return the installer of this user's packs, which also checks them."""
     from engine.devices.packs.store import PackStore, packs_beside_program
-    from engine.machines.rigs.pack_keeper import PackKeeper
+    from engine.machines.rigs.pack_installer import PackInstaller
 
-    return PackKeeper(PackStore(packs_path(), packs_beside_program()), pack_book_path(), cancel)
+    return PackInstaller(PackStore(packs_path(), packs_beside_program()), pack_book_path(), cancel)
 
 
 def find_all_devices(
     verdicts: Path, rpc_endpoints: Sequence[str] = (), *, checks: Path | None = None, peers: Sequence[Peer] = ()
 ) -> Rig:
-    """Return this machine's devices, those of packs among them, those of the endpoints and of paired machines."""
+    """Return the devices of this machine (with those of packs), of RPC endpoints, and of paired machines."""
     from engine.machines.rigs.packed import find_packed_devices
 
-    return find_packed_devices(pack_keeper(), verdicts, rpc_endpoints, checks=checks, peers=peers)
+    return find_packed_devices(pack_installer(), verdicts, rpc_endpoints, checks=checks, peers=peers)

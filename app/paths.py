@@ -1,4 +1,4 @@
-"""Where the program keeps its files, in the places that the system has for them."""
+"""Paths of our files, in the folders that the system has for settings, data, caches and logs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ APPLICATION = "layerdeck"
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder of ours where it is not there yet, and see that files can be made in it.
+    """Make a folder of ours if it is missing, and check that files can be made in it.
 
     Raises:
-        OSError: where they cannot.
+        OSError: the folder cannot be made, or not be written to.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if not os.access(folder, os.W_OK | os.X_OK):
@@ -24,67 +24,67 @@ def make_folder(folder: Path) -> None:
 
 
 def demo_path() -> Path:
-    """Return where the window keeps the demo model that it makes up."""
+    """Return the path of the generated demo model."""
     return user_data_path(APPLICATION, appauthor=False) / "demo.gguf"
 
 
 def fetched_models_path() -> Path:
-    """Return the folder of models that the set-up has fetched (`model_folder` of `resources/setup/places.py`)."""
+    """Return the folder of models that the set-up fetches (`model_folder` in `resources/setup/places.py`)."""
     return user_cache_path(APPLICATION, appauthor=False) / "models"
 
 
 def calibration_path() -> Path:
-    """Return where is kept what loads took besides the forecast."""
+    """Return the file of memory overheads learnt from loads (`engine.planning.fit.calibration`)."""
     return user_data_path(APPLICATION, appauthor=False) / "calibration.json"
 
 
 def self_test_path() -> Path:
-    """Return where is kept which backends may be several entries of one layout."""
+    """Return the file of test results: which backends can be used twice in one layout."""
     return user_data_path(APPLICATION, appauthor=False) / "self_test.json"
 
 
 def engine_checks_path() -> Path:
-    """Return where is kept what the engine's check of itself found."""
+    """Return the file of results of the engine checks."""
     return user_data_path(APPLICATION, appauthor=False) / "engine_checks.json"
 
 
 def speeds_path() -> Path:
-    """Return where is kept how fast devices, links and layouts are."""
+    """Return the file of measured speeds of devices, links and layouts."""
     return user_cache_path(APPLICATION, appauthor=False) / "speeds.json"
 
 
 def downloads_path() -> Path:
-    """Return where the list of downloads is kept."""
+    """Return the file of the download queue."""
     return user_data_path(APPLICATION, appauthor=False) / "downloads.json"
 
 
 def remote_headers_path() -> Path:
-    """Return the folder with headers of models that are not here."""
+    """Return the cache of GGUF headers of models on the hub."""
     return user_cache_path(APPLICATION, appauthor=False) / "headers"
 
 
 def library_path() -> Path:
-    """Return where is kept what is known of models: their headers, notes, forecasts."""
+    """Return the database of the library: headers, notes and forecasts of models."""
     return user_data_path(APPLICATION, appauthor=False) / "library.sqlite"
 
 
 def chats_path() -> Path:
-    """Return where conversations are kept."""
+    """Return the database of conversations."""
     return user_data_path(APPLICATION, appauthor=False) / "chats.sqlite3"
 
 
 def presets_path() -> Path:
-    """Return where presets are kept, for people to edit."""
+    """Return the file of presets; people may edit it."""
     return user_data_path(APPLICATION, appauthor=False) / "presets.json"
 
 
 def kept_weights_path() -> Path:
-    """Return the folder of weights that workers of this machine keep for their clients."""
+    """Return the folder of weights that RPC workers of this machine cache for their clients."""
     return user_cache_path(APPLICATION, appauthor=False) / "weights"
 
 
 def kept_states_path() -> Path:
-    """Return the folder of what models hold of conversations."""
+    """Return the folder of saved KV states."""
     return user_cache_path(APPLICATION, appauthor=False) / "states"
 
 
@@ -94,12 +94,12 @@ def packs_path() -> Path:
 
 
 def pack_book_path() -> Path:
-    """Return where is kept what checks of engine packs found, and which are switched off."""
+    """Return the file of engine packs: results of their checks, and which are disabled."""
     return user_data_path(APPLICATION, appauthor=False) / "packs.json"
 
 
 def identity_path() -> Path:
-    """Return the file with this computer's key and certificate, for machines that it is paired with."""
+    """Return the file with the key and the certificate of this computer, for the tunnel to paired machines."""
     return user_data_path(APPLICATION, appauthor=False) / "tunnel" / "identity.pem"
 
 
@@ -114,7 +114,7 @@ def settings_path() -> Path:
 
 
 def runs_path() -> Path:
-    """Return the folder with the marks of windows that run."""
+    """Return the folder of run marks, one for each running window."""
     return user_data_path(APPLICATION, appauthor=False) / "running"
 
 
@@ -129,6 +129,7 @@ def command_log_path() -> Path:
 
 
 def instance_name() -> str:
-    """Return the name under which this user's window listens for later starts; another home is another user."""
+    """Return the name of the local socket for later starts. Users with different data folders get different names."""
     home = str(user_data_path(APPLICATION, appauthor=False).absolute())
+    # A hash, since Unix limits the path of a local socket to about 100 bytes.
     return f"{APPLICATION}-{hashlib.sha256(home.encode(errors='surrogateescape')).hexdigest()[:16]}"

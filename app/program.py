@@ -1,4 +1,4 @@
-"""Entry point of the bundle, where window, command line and children are one executable.
+"""Entry point of the bundle: window, command line and child processes are one executable.
 
 - `layerdeck [FILE.gguf]`: the window
 - `layerdeck-cli WORDS`: the command line, the program under another name; `layerdeck --cli WORDS` is the same
@@ -19,10 +19,10 @@ CLI_NAME = "layerdeck-cli"
 
 
 def give_libraries_back(environ: MutableMapping[str, str]) -> None:
-    """Have programs of the system that we start, as a browser, find the system's libraries again and not the bundle's.
+    """Restore LD_LIBRARY_PATH, so that system programs that we start, such as a browser, use the system's libraries.
 
-    PyInstaller's loader says by LD_LIBRARY_PATH where ours are, which this process has read; what stood there before it
-    keeps. Told to begin anew it does the same for each of our children.
+    PyInstaller's loader sets it to the bundle's libraries and keeps the old value in LD_LIBRARY_PATH_ORIG. This process
+    has already read it. PYINSTALLER_RESET_ENVIRONMENT makes the loader set it anew in each of our children.
     """
     environ["PYINSTALLER_RESET_ENVIRONMENT"] = "1"
     before = environ.pop("LD_LIBRARY_PATH_ORIG", None)
@@ -33,13 +33,15 @@ def give_libraries_back(environ: MutableMapping[str, str]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Be what the first argument, or the name of the program, says; return the exit code."""
+    """Run as window, command line or child, by the first argument or the name of the program; return the exit code."""
     program, *words = sys.argv if arguments is None else arguments
+    # Set by PyInstaller.
     if getattr(sys, "frozen", False):
         give_libraries_back(os.environ)
     match words:
         case [option, *of_child] if option.startswith("--") and (child := CHILDREN.get(option[2:])):
             sys.argv = [program, *of_child]
+            # As `python -m` does; the bundle has no Python of its own to start.
             runpy.run_module(child, run_name="__main__", alter_sys=True)
             return 0
         case ["--cli", *of_command]:

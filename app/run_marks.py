@@ -1,7 +1,8 @@
-"""Marks of windows that run, with what was open in each: one whose process is gone ended without closing.
+"""Run marks: one file for each running window, with the models that it has open.
 
-A mark is a file named after the process, in the folder of the program's data; beside it lies what Python wrote of a
-crash. Both go when the window closes. Nothing of conversations is in them.
+A mark whose process is gone means that the window crashed or was killed; its models are then offered again. Python's
+faulthandler writes a crash into a second file with the same name. Both are deleted when the window closes. They contain
+no text of conversations.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ _MARK, _FAULTS = ".json", ".faults"
 
 
 class OpenedModel(msgspec.Struct, frozen=True):
-    """A model that is open: its first file, and its layout as the text of a layout file; empty: as it was proposed."""
+    """An open model: path of its first file, and its layout as a layout file; empty if it is still the proposed one."""
 
     path: str
     layout: str = ""
 
 
 class RunMark(msgspec.Struct, frozen=True):
-    """A window that runs in `process`. `models`: the one that is shown comes last.
+    """A running window. `process`: its name and start time. `models`: the visible one is last.
 
-    `restored`: it had opened what an earlier one had left.
+    `restored`: this window has itself restored models of a crashed one.
     """
 
     version: int
@@ -48,7 +49,7 @@ class RunMark(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class EndedRun:
-    """A window that ended without closing: when at the latest it was seen, and what Python wrote of its crash."""
+    """A window that crashed or was killed: last modification of its mark, and the output of the faulthandler."""
 
     mark: RunMark
     seen_s: float
@@ -56,7 +57,7 @@ class EndedRun:
 
     @property
     def report(self) -> str:
-        """What happened, for people to read and to send: without paths of the home, names of models, and words."""
+        """A report to read and to send. It has no home folder, no names of models and no text of conversations."""
         seen = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.seen_s))
         count = len(self.mark.models)
         open_text = f"{count} {'model' if count == 1 else 'models'}"
@@ -71,10 +72,11 @@ class EndedRun:
 
 
 class RunMarks:
-    """The mark of this process, and those of others in `folder`. Every call touches the disk."""
+    """The run mark of this process, and those of other windows, in `folder`. Every call accesses the disk."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        # Process ids are used again: the mark itself has the start time of the process, too.
         self._path = folder / f"{os.getpid()}{_MARK}"
         self._lock = threading.Lock()
         self._mark = RunMark(VERSION, our_name())
@@ -82,25 +84,27 @@ class RunMarks:
         self._has_ended = False
 
     def begin(self) -> None:
-        """Mark this process as running, and have Python write down a crash of it.
+        """Write the mark of this process, and send the faulthandler's output to a file next to it.
 
         Raises:
-            OSError: where nothing can be written.
+            OSError: the folder cannot be written.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
+        # Kept open: at a crash faulthandler can only write to a descriptor that it has.
         self._fault_file = self._path.with_suffix(_FAULTS).open("w", encoding="utf-8")
         faulthandler.enable(self._fault_file)
         self._write(self._mark)
 
     def keep(self, models: tuple[OpenedModel, ...], *, restored: bool) -> None:
-        """Note what is open now. After the end nothing is noted any more."""
+        """Write the open models into the mark. Does nothing after `end`."""
         self._write(msgspec.structs.replace(self._mark, models=models, restored=restored))
 
     def end(self) -> None:
-        """Take the mark away, where it is still to be had: the window was closed."""
+        """Delete the mark, because the window closes properly."""
         with self._lock:
             self._has_ended = True
             if self._fault_file is not None:
+                # Before the file is closed: its descriptor may belong to another file then.
                 faulthandler.disable()
                 self._fault_file.close()
             for suffix in (_MARK, _FAULTS):
@@ -108,7 +112,7 @@ class RunMarks:
                     self._path.with_suffix(suffix).unlink(missing_ok=True)
 
     def take_ended(self) -> tuple[EndedRun, ...]:
-        """Return the windows that ended without closing, the last one first; they are told once."""
+        """Return the windows that crashed or were killed, newest first, and delete their marks."""
         ended = []
         for path in self._folder.glob(f"*{_MARK}"):
             mark = read_kept(path, RunMark, MAX_FILE_BYTES)
@@ -122,6 +126,7 @@ class RunMarks:
         return tuple(sorted(ended, key=lambda run: -run.seen_s))
 
     def _write(self, mark: RunMark) -> None:
+        # `keep` is called in a worker's thread, and may come after `end`.
         with self._lock:
             if not self._has_ended:
                 self._mark = mark

@@ -1,4 +1,4 @@
-"""What is kept between runs: window state, theme, recent models, warnings already given."""
+"""Preferences and state that are kept between runs, in one INI file: theme, window state, recent models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from PySide6.QtCore import QByteArray, QSettings
 
 from app.language import KEY, LANGUAGE_NAMES, SYSTEM
 from app.paths import make_folder, settings_path
-from app.theme import THEME_NAMES
+from app.theme import DEFAULT_ZOOM, THEME_NAMES, ZOOM_STEPS
 from engine.base.json_file import UNREADABLE
 from engine.base.language import tr
 from engine.base.texts import show
@@ -21,6 +21,7 @@ from widgets.library.load_question import LoadAnswer
 from widgets.library.recent_models import RecentModel
 
 MAX_RECENT = 12
+# So many digits and more may exceed 64 bits.
 MAX_DIGITS = 19
 _Kept = TypeVar("_Kept", bound=msgspec.Struct)
 _Value = TypeVar("_Value")
@@ -28,17 +29,17 @@ _Name = TypeVar("_Name", bound=str)
 
 
 def find_fault(file: Path) -> str:
-    """Return why settings cannot be kept in `file`, empty where they can; the folder is made where it is missing."""
-    remedy = tr("settings are kept until the window closes. Give this program a folder that it can write to.")
+    """Return why settings cannot be stored in `file`, or an empty text. A missing folder is made."""
+    remedy = tr("settings last until the window closes. Give Layerdeck a folder that it can write to.")
     try:
         str(file).encode()
     except UnicodeEncodeError:
-        # Qt would take another file for it.
-        return tr("The name of {file} is no text; {remedy}", file=show(str(file)), remedy=remedy)
+        # QSettings would silently use another file name.
+        return tr("The name of {file} is not valid text; {remedy}", file=show(str(file)), remedy=remedy)
     try:
         make_folder(file.parent)
         if file.exists() and not (file.is_file() and os.access(file, os.R_OK | os.W_OK)):
-            return tr("{file} is no file that can be written; {remedy}", file=show(str(file)), remedy=remedy)
+            return tr("{file} cannot be written; {remedy}", file=show(str(file)), remedy=remedy)
     except OSError as error:
         return tr(
             "The folder {parent} cannot be used ({reason}); {remedy}",
@@ -56,14 +57,17 @@ class _StoredModel(msgspec.Struct, frozen=True):
 
 
 class KeptAdapter(msgspec.Struct, frozen=True):
-    """A LoRA adapter that was loaded beside a model."""
+    """A LoRA adapter of a model."""
 
     path: str
     scale: float
 
 
 class KeptSideFiles(msgspec.Struct, frozen=True):
-    """What was loaded beside a model; an empty `projector` is none."""
+    """The projector and the LoRA adapters of a model.
+
+    `projector`: its path, empty for none. `device`: the device of the projector, None for automatic.
+    """
 
     projector: str = ""
     device: str | None = None
@@ -71,7 +75,7 @@ class KeptSideFiles(msgspec.Struct, frozen=True):
 
 
 class _Store(Protocol):
-    """What keeps values by key; `QSettings` is one."""
+    """Interface of a key-value store; `QSettings` has it."""
 
     def value(self, key: str, default: object = None, /) -> object: ...
 
@@ -80,8 +84,8 @@ class _Store(Protocol):
     def sync(self) -> None: ...
 
 
-class _Memory:
-    """Keeps values until the program ends."""
+class _MemoryStore:
+    """A store without a file, for a run that cannot write its settings."""
 
     def __init__(self) -> None:
         self._values: dict[str, object] = {}
@@ -93,13 +97,13 @@ class _Memory:
         self._values[key] = value
 
     def sync(self) -> None:
-        """There is no place to write to."""
+        """Do nothing."""
 
 
 class Preference(Generic[_Value]):
-    """One value of the settings, as an attribute of `Settings`.
+    """A descriptor: one value of the settings, as an attribute of `Settings`.
 
-    `read` makes the value of what the file has under `key`, which is None if it has nothing; `write` makes its text.
+    `read` converts the stored value, None if there is none. `write` converts the value to text.
     """
 
     def __init__(self, key: str, read: Callable[[object], _Value], write: Callable[[_Value], str] = str) -> None:
@@ -114,7 +118,10 @@ class Preference(Generic[_Value]):
 
 def _switch(key: str, *, default: bool = False) -> Preference[bool]:
     return Preference(
-        key, lambda kept: default if kept is None else kept == "true", lambda value: "true" if value else "false"
+        # An INI file has only texts: QSettings returns "true" and not True.
+        key,
+        lambda kept: default if kept is None else kept == "true",
+        lambda value: "true" if value else "false",
     )
 
 
@@ -135,10 +142,15 @@ def _size_bytes(kept: object) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() and len(text) < MAX_DIGITS else None
 
 
-class Settings:
-    """Typed access to one INI file. A value that cannot be read is as if it had never been written.
+def _zoom_percent(kept: object) -> int:
+    text = str(kept)
+    return int(text) if text in map(str, ZOOM_STEPS) else DEFAULT_ZOOM
 
-    `fault` says why nothing is kept beyond this run, for people; empty where it is. Nothing else depends on that.
+
+class Settings:
+    """Typed access to the INI file. A stored value that cannot be read counts as absent.
+
+    `fault`: why settings last for this run only, for people; empty if they are stored.
     """
 
     theme = _choice("theme", THEME_NAMES, "system")
@@ -146,34 +158,42 @@ class Settings:
     """The language of the window from the next start on."""
     remote_warning_given = _switch("remote_warning_given")
     reload_lost = _switch("reload_lost")
-    """Whether a model that was lost is loaded again without being asked."""
+    """Whether a model whose child died is loaded again without a question."""
     steps_back = _switch("steps_back")
-    """Whether a load that does not fit may try other layouts."""
+    """Whether a load that runs out of memory tries other layouts."""
     without_room = Preference("without_room", _load_answer, lambda answer: "" if answer is None else answer.value)
-    """What to do if a model does not fit beside those that are loaded; None: ask."""
+    """The remembered answer if a model does not fit beside the loaded ones. None: ask."""
     arrangement = _text("window/arrangement")
-    """How the window was arranged last; empty: never."""
+    """The last arrangement of the panels; empty before the first."""
+    shows_load_details = _switch("window/load_details")
+    """Whether the settings bar shows cache types and flash attention."""
+    shows_report_details = _switch("window/report_details")
+    """Whether the load report shows its table."""
+    loads_last_model = _switch("load_last_model")
+    """Whether the model that was opened last is opened and loaded at the start."""
+    zoom_percent = Preference("window/zoom", _zoom_percent)
+    """Zoom of the interface in per cent."""
     drops_oldest_turns = _switch("chat/drop_oldest", default=True)
-    """Whether a full context drops the oldest turns, rather than to refuse the question."""
+    """Whether the oldest messages are dropped from a full context. Else the question is refused."""
     asks_when_full = _switch("chat/ask_when_full")
-    """Whether people are asked before a full context drops the oldest turns."""
+    """Whether to ask before the oldest messages are dropped."""
     kept_states_bytes = Preference(
         "chat/kept_states_bytes", _size_bytes, lambda quota_bytes: "" if quota_bytes is None else str(quota_bytes)
     )
-    """How much of the disk saved KV states may take; None: nobody said."""
+    """Limit of all saved KV states on disk, in bytes. None: the default."""
     last_chat = _text("chat/last")
-    """The conversation that was shown last."""
+    """Id of the conversation that was shown last."""
     shows_chat_list = _switch("chat/list")
-    """Whether the list of conversations is shown beside a chat that is not alone."""
+    """Whether the list of conversations is shown while layers and chat are both visible."""
 
     def __init__(self, path: Path | None = None) -> None:
         file = path or settings_path()
         self.fault = find_fault(file)
-        self.store: _Store = _Memory() if self.fault else QSettings(str(file), QSettings.Format.IniFormat)
+        self.store: _Store = _MemoryStore() if self.fault else QSettings(str(file), QSettings.Format.IniFormat)
 
     @property
     def recent_models(self) -> tuple[RecentModel, ...]:
-        """The models opened last, the latest first; their files are not touched."""
+        """The models opened last, newest first. No file is read."""
         try:
             stored = msgspec.json.decode(str(self.store.value("recent_models", "[]")), type=list[_StoredModel])
         except UNREADABLE:
@@ -186,7 +206,7 @@ class Settings:
         self._keep_recent(kept)
 
     def forget_recent_model(self, path: Path) -> None:
-        """Take the model at `path` off the list."""
+        """Remove the model at `path` from the list."""
         self._keep_recent([other for other in self.recent_models if other.path != path])
 
     def forget_recent_models(self) -> None:
@@ -198,12 +218,13 @@ class Settings:
         self._write("recent_models", stored)
 
     def side_files(self, model: Path) -> KeptSideFiles:
-        """Return what was loaded beside the model at `model`; the files are not touched."""
+        """Return the projector and adapters that were last chosen for the model at `model`. No file is read."""
         return self._all_side_files().get(str(model), KeptSideFiles())
 
     def keep_side_files(self, model: Path, files: KeptSideFiles) -> None:
-        """Keep what is loaded beside the model at `model`."""
+        """Store the projector and adapters of the model at `model`."""
         kept = {path: each for path, each in self._all_side_files().items() if path != str(model)}
+        # Models without side files need no entry.
         if files != KeptSideFiles():
             kept[str(model)] = files
         self._write("side_files", kept)
@@ -215,24 +236,25 @@ class Settings:
             return {}
 
     def kept(self, key: str, kind: type[_Kept]) -> _Kept | None:
-        """Return the document kept under `key`, None where there is none that can be read."""
+        """Return the document stored under `key`, or None if there is none that can be read."""
         try:
             return msgspec.json.decode(str(self.store.value(key, "")), type=kind)
         except UNREADABLE:
             return None
 
     def keep(self, key: str, document: msgspec.Struct) -> None:
-        """Keep a document under `key`."""
+        """Store a document under `key`."""
         self._write(key, document)
 
     def _write(self, key: str, document: object) -> None:
-        """Keep what msgspec can write under `key`. A path that is not UTF-8 cannot be written: the old value stays."""
+        """Store `document` as JSON under `key`. If a path in it is not UTF-8, the old value stays."""
         with suppress(UnicodeEncodeError):
             self.store.setValue(key, msgspec.json.encode(document).decode())
 
     def window_state(self) -> tuple[QByteArray, QByteArray] | None:
-        """Return geometry and dock state as last saved."""
+        """Return the stored geometry and dock state of the window, or None."""
         geometry, state = self.store.value("window/geometry"), self.store.value("window/state")
+        # In a damaged file the values have other types.
         if isinstance(geometry, QByteArray) and isinstance(state, QByteArray):
             return geometry, state
         return None

@@ -1,4 +1,4 @@
-"""One window for each user: a second start, or the system, hands its files to the first."""
+"""One window for each user: a later start passes its files to the window that is open, and exits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from PySide6.QtNetwork import QLocalServer, QLocalSocket
 
 CONNECT_MS = 1000
 ANSWER_MS = 10_000
-"""How long a second start waits for a first one that is there and just busy, before it opens a window of its own."""
+"""Time that a later start waits for a busy window, before it opens one of its own."""
 MAX_MESSAGE_BYTES = 1024 * 1024
 TAKEN = b"taken\n"
 
@@ -20,11 +20,13 @@ _decoder = msgspec.json.Decoder(list[str])
 
 
 def hand_over(name: str, files: Sequence[Path]) -> bool:
-    """Give `files` to the instance that listens under `name`; return whether one took them."""
+    """Send `files` to the instance that listens under `name`. Return whether it accepted them."""
     socket = QLocalSocket()
     socket.connectToServer(name)
     if not socket.waitForConnected(CONNECT_MS):
         return False
+    # Absolute paths: the other process has its own current folder. A message is one line, since a socket may deliver it
+    # in pieces.
     socket.write(msgspec.json.encode([str(path.absolute()) for path in files]) + b"\n")
     taken = socket.waitForReadyRead(ANSWER_MS) and bytes(socket.readAll().data()) == TAKEN
     socket.disconnectFromServer()
@@ -32,18 +34,18 @@ def hand_over(name: str, files: Sequence[Path]) -> bool:
 
 
 class FirstInstance(QObject):
-    """Listens for later starts of the same user."""
+    """The listening socket of the first window of a user."""
 
-    asked = Signal(list)  # list[Path]: the files of a later start; none: it wants to be seen
+    asked = Signal(list)  # list[Path]: the files of a later start; empty: raise the window
 
     def __init__(self, name: str, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._server = QLocalServer(self)
-        # The socket lies in a folder of all users.
+        # The socket is in a folder that all users share.
         self._server.setSocketOptions(QLocalServer.SocketOption.UserAccessOption)
         self._server.newConnection.connect(self._on_connection)
         if not self._server.listen(name):
-            # What a killed instance left behind; nobody answered there, or we would not be the first.
+            # A socket file of a killed instance. Nobody listens: `hand_over` was tried before.
             QLocalServer.removeServer(name)
             self._server.listen(name)
 
@@ -57,7 +59,9 @@ class FirstInstance(QObject):
     def _on_connection(self) -> None:
         while (socket := self._server.nextPendingConnection()) is not None:
             socket.readyRead.connect(self._on_ready)
+            # The server, the socket's parent, would keep it until the window closes.
             socket.disconnected.connect(socket.deleteLater)
+            # The line may have arrived before `readyRead` was connected.
             if socket.canReadLine():
                 self._read(socket)
 
@@ -67,6 +71,7 @@ class FirstInstance(QObject):
             self._read(socket)
 
     def _read(self, socket: QLocalSocket) -> None:
+        # A line without an end would fill the memory.
         if socket.bytesAvailable() > MAX_MESSAGE_BYTES:
             socket.abort()
             return
@@ -82,7 +87,7 @@ class FirstInstance(QObject):
 
 
 class OpenEvents(QObject):
-    """macOS hands files over by itself: the program that runs gets an event for each of them."""
+    """Files opened in the Finder: macOS sends an event for each one to the running application."""
 
     asked = Signal(list)  # list[Path]
 
@@ -91,7 +96,7 @@ class OpenEvents(QObject):
         application.installEventFilter(self)
 
     def eventFilter(self, _watched: QObject, event: QEvent) -> bool:
-        """Take the events that open a file; all others go on."""
+        """Handle events that open a file, and pass on all others."""
         if not isinstance(event, QFileOpenEvent) or not event.file():
             return False
         self.asked.emit([Path(event.file())])
@@ -99,9 +104,10 @@ class OpenEvents(QObject):
 
 
 def _files(line: bytes) -> list[Path] | None:
-    """Return the files of a message, None where it is none."""
+    """Return the files of a message, or None if the message is malformed."""
     try:
         words = _decoder.decode(line)
     except ValueError:
         return None
+    # With a NUL in a path, every system call raises ValueError.
     return None if any("\0" in word for word in words) else [Path(word) for word in words]

@@ -1,7 +1,7 @@
-"""What the environment says of places: a home that is none, and folders that are no possible ones, are left aside.
+"""Repair of environment variables that name folders: HOME and the XDG folders.
 
-Libraries take each its own way with these: one makes a folder named `~` where we were started, another raises, and so
-does Python for each look at a path that is too long.
+Libraries react differently to a bad value: one makes a folder named `~` in the current folder, another raises, and
+Python raises at each access to a path that is too long. So bad values are replaced or removed at the start.
 """
 
 from __future__ import annotations
@@ -13,15 +13,19 @@ from pathlib import Path
 from engine.base.language import tr
 
 _FOLDERS = ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR")
-"""Relative ones are to be ignored (XDG Base Directory Specification); an empty one is as if it were not there."""
+"""The XDG Base Directory Specification says: ignore relative paths, and treat an empty value as unset."""
 _MOST_BYTES, _MOST_OF_A_NAME = 3000, 255
-"""Of a folder, so that our files in it have names that the system takes."""
+"""Limits for a folder, in bytes, so that paths of our files below it stay within the limits of the system."""
 _NO_HOME = "/"
-"""For a user whom the system does not know, as in a container: nothing can be written there, which is said."""
+"""The home of a user without an entry in passwd, as in a container. Writing there fails, with a message."""
 
 
 def settle_places(environment: MutableMapping[str, str]) -> str:
-    """Leave nothing in `environment` that is no place, for us and our children; return a sentence where that was so."""
+    """Replace a bad HOME and remove bad XDG folders, for us and our children.
+
+    Returns:
+        A message about them, empty if there was none.
+    """
     if os.name != "posix":
         return ""
     wrong = []
@@ -37,16 +41,17 @@ def settle_places(environment: MutableMapping[str, str]) -> str:
             if folder:
                 wrong.append(f"{name}={_quoted(folder)}")
     names = ", ".join(wrong)
-    return tr("Left aside, as no absolute path, or too long: {names}.", names=names) if wrong else ""
+    return tr("Ignored, because not an absolute path or too long: {names}.", names=names) if wrong else ""
 
 
 def _quoted(folder: str) -> str:
-    from engine.model.gguf.quoting import quote  # every command comes by here, and hardly one has something to quote
+    from engine.model.gguf.quoting import quote  # late: every command runs this, and few quote
 
     return quote(folder)
 
 
 def _home_of_user() -> str:
+    # Only POSIX systems have this module.
     import pwd
 
     try:

@@ -1,7 +1,8 @@
-"""Applying the palette: Qt's palette, one stylesheet, and `light`, `dark` or the system's choice."""
+"""The theme of the application: light, dark or as the system, applied as Qt palette and one stylesheet."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from string import Template
 from typing import Literal
@@ -12,18 +13,32 @@ from PySide6.QtWidgets import QApplication
 
 from resources.loader import folder, read_text
 from widgets.common.palette import DARK, LIGHT, Palette
+from widgets.common.text import set_zoom
 
 ThemeName = Literal["light", "dark", "system"]
 THEME_NAMES: tuple[ThemeName, ...] = ("light", "dark", "system")
+ZOOM_STEPS = (80, 90, 100, 110, 125, 150, 175, 200)
+"""Sizes of the interface in per cent."""
+DEFAULT_ZOOM = 100
 
 
-def style_sheet(palette: Palette) -> str:
-    """Return the application's stylesheet in the colours of `palette`."""
-    return Template(read_text("style.qss")).substitute(asdict(palette))
+_LENGTH = re.compile(r"\b(\d+)px")
+_MOST_BORDER_PX = 2
+"""Lines and borders keep their width at any zoom."""
+
+
+def style_sheet(palette: Palette, zoom: float = 1.0) -> str:
+    """Return the application's stylesheet in the colours of `palette`, with its lengths and fonts zoomed."""
+
+    def scaled(length: re.Match[str]) -> str:
+        pixels = int(length[1])
+        return length[0] if pixels <= _MOST_BORDER_PX else f"{round(pixels * zoom)}px"
+
+    return _LENGTH.sub(scaled, Template(read_text("style.qss")).substitute(asdict(palette)))
 
 
 def qt_palette(palette: Palette) -> QPalette:
-    """Return Qt's palette, for what the stylesheet does not reach (native dialogs, disabled text, links)."""
+    """Return a Qt palette, for parts that the stylesheet does not reach: native dialogs, disabled text, links."""
     result = QPalette()
     role = QPalette.ColorRole
     for color_role, color in (
@@ -48,16 +63,22 @@ def qt_palette(palette: Palette) -> QPalette:
 
 
 class Theme(QObject):
-    """The application's theme. `palette_changed` tells painted widgets which colours to use."""
+    """The application's colours and the zoom of its interface.
+
+    `palette_changed` comes after either has changed: painted widgets take their colours and fonts anew.
+    """
 
     palette_changed = Signal(Palette)
 
-    def __init__(self, application: QApplication, name: ThemeName) -> None:
+    def __init__(self, application: QApplication, name: ThemeName, zoom_percent: int = DEFAULT_ZOOM) -> None:
         super().__init__(application)
         self._application = application
         self._name: ThemeName = name
+        self._zoom_percent = zoom_percent
         self._palette = self._choose()
+        # The stylesheet names its pictures by this prefix.
         QDir.setSearchPaths("resources", [str(folder())])
+        # Native styles draw some parts without the stylesheet.
         application.setStyle("Fusion")
         application.styleHints().colorSchemeChanged.connect(self._on_system_scheme_changed)
         self._apply()
@@ -71,9 +92,24 @@ class Theme(QObject):
         return self._palette
 
     def set_name(self, name: ThemeName) -> None:
-        """Switch to `name`, at once and everywhere."""
+        """Switch the whole application to theme `name`."""
         self._name = name
         self._apply()
+
+    @property
+    def zoom_percent(self) -> int:
+        return self._zoom_percent
+
+    def set_zoom(self, percent: int) -> None:
+        """Zoom the interface, at once and everywhere."""
+        if percent != self._zoom_percent:
+            self._zoom_percent = percent
+            self._apply()
+
+    def next_zoom(self, step: int) -> int:
+        """Return the next larger (`step` 1) or smaller (-1) zoom in per cent; the last one has none after it."""
+        index = ZOOM_STEPS.index(self._zoom_percent) + step
+        return ZOOM_STEPS[min(max(index, 0), len(ZOOM_STEPS) - 1)]
 
     def _choose(self) -> Palette:
         if self._name == "system":
@@ -84,7 +120,10 @@ class Theme(QObject):
     def _apply(self) -> None:
         self._palette = self._choose()
         self._application.setPalette(qt_palette(self._palette))
-        self._application.setStyleSheet(style_sheet(self._palette))
+        zoom = self._zoom_percent / DEFAULT_ZOOM
+        # Before the stylesheet and the signal: widgets measure themselves anew when these arrive.
+        set_zoom(zoom)
+        self._application.setStyleSheet(style_sheet(self._palette, zoom))
         self.palette_changed.emit(self._palette)
 
     def _on_system_scheme_changed(self) -> None:

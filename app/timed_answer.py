@@ -1,4 +1,4 @@
-"""What of the end of an answer says something of speed."""
+"""Speed of an answer, from its last event."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from engine.runtime.session.events import Done
 
 
 def timed_answer(done: Done) -> TimedAnswer:
-    """Return the tokens of an answer and of its prompt, and how fast both were."""
+    """Return tokens and tokens per second of an answer and of the part of its prompt that was not cached."""
     return TimedAnswer(
         done.prompt_tokens,
         done.generated_tokens,

@@ -26,7 +26,7 @@ def measure(application: Any, theme: Any, count: int) -> dict[str, float]:
     window.main.resize(*SIZE)
     window.main.show()
     _turns(application, 1.0)
-    archive, shelf = window.desk.archive, window.desk.shelf
+    archive, controller = window.desk.archive, window.desk.chat_controller
     found: dict[str, float] = {}
 
     found["archive"] = _longest(application, archive.start, lambda: len(archive.chats) == count)
@@ -35,7 +35,7 @@ def measure(application: Any, theme: Any, count: int) -> dict[str, float]:
     _measure_changes(application, window, found, "shown", count // 3)
     middle = f"c{count // 4}"
     conversation = window.desk.models.current.conversation
-    found["open"] = _longest(application, lambda: shelf.open(middle), lambda: conversation.chat.id == middle)
+    found["open"] = _longest(application, lambda: controller.open(middle), lambda: conversation.chat.id == middle)
     window.main.close()
     _turns(application, 0.5)
     assert chats_path().exists()
@@ -46,7 +46,7 @@ def _measure_changes(application: Any, window: Any, found: dict[str, float], whe
     from engine.chat.message import Message
     from engine.chat.tree import MessageTree, add
 
-    archive, shelf, chat = window.desk.archive, window.desk.shelf, f"c{number}"
+    archive, controller, chat = window.desk.archive, window.desk.chat_controller, f"c{number}"
     question = Message(id=f"question in {chat}", role="user", content="And then?")
     found[f"question_{where}"] = _longest(
         application,
@@ -54,7 +54,9 @@ def _measure_changes(application: Any, window: Any, found: dict[str, float], whe
         lambda: archive.chats[0].id == chat,
     )
     found[f"rename_{where}"] = _longest(
-        application, lambda: shelf.rename(chat, "Another title"), lambda: archive.chat(chat).title == "Another title"
+        application,
+        lambda: controller.rename(chat, "Another title"),
+        lambda: archive.chat(chat).title == "Another title",
     )
 
 

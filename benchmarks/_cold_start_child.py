@@ -65,11 +65,11 @@ def main() -> None:
         bare.show()
         first.seen.connect(partial(end, bare))
     else:
-        from app.opening import Opening, Wishes
+        from app.opening import Opening, StartOptions
         from app.settings import Settings
         from app.theme import Theme
 
-        opening = Opening(Settings(), Theme(application, "dark"), Wishes())
+        opening = Opening(Settings(), Theme(application, "dark"), StartOptions())
         opening.opened.connect(lambda window: end(window.main))
         opening.show()
     application.exec()

@@ -22,8 +22,8 @@ from engine.base.cancellation import CancelToken
 from engine.library.facts import Facts
 from engine.library.grouping import group
 from engine.library.index import LibraryIndex
-from engine.library.listed import Listed, Wanted, arrange, listed
-from engine.library.looking import current_facts, list_models, look, read_facts_of, unread
+from engine.library.listed import Listed, ListFilter, arrange, listed
+from engine.library.refresh import current_facts, list_models, read_facts_of, rescan, unread
 from engine.library.stores import Store
 from engine.model.demo.llama_writer import LlamaShape, byte_vocabulary, write_llama
 
@@ -63,13 +63,13 @@ def measure_first(folder: Path, data: Path) -> dict[str, float]:
     store = Store("folder", folder)
     with closing(LibraryIndex(data)) as index:
         start = perf_counter()
-        census, _ = look(index, [store])
+        census, _ = rescan(index, [store])
         group(census.files, {})
         looked_s = perf_counter() - start
         facts: dict[Path, Facts] = {}
         read = read_facts_of(census, unread(census, {}), facts.__setitem__, CancelToken())
         headers_s = perf_counter() - start - looked_s
-        index.keep_facts(read)
+        index.save_facts(read)
         list_models(census.files, facts, index.notes(), {})
         whole_s = perf_counter() - start
 
@@ -157,7 +157,9 @@ def measure_window(folder: Path, data: Path) -> dict[str, float]:
 
 def measure_arranging(models: list[Listed]) -> float:
     """Return the milliseconds of one search over all of them."""
-    return round(min(_seconds(lambda: arrange(models, Wanted(text="m-0", order="size"))) for _ in range(3)) * 1e3, 1)
+    return round(
+        min(_seconds(lambda: arrange(models, ListFilter(text="m-0", order="size"))) for _ in range(3)) * 1e3, 1
+    )
 
 
 def main() -> None:

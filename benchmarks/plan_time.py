@@ -18,7 +18,7 @@ from pathlib import Path
 from engine.base.units import GIB
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.model.gguf.model_file import MetadataValue, ModelFile, TensorInfo, group_blocks
-from engine.planning.fit.strategies.fewest import initial_layout
+from engine.planning.fit.strategies.fastest import initial_layout
 from engine.planning.layout.layout import Layout, Override, Run
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan

@@ -234,7 +234,7 @@ class Soak:
         conversation = self._desk.models.current.conversation
         chat = conversation.chat.id
         conversation.clear()
-        self._desk.shelf.delete(chat)
+        self._desk.chat_controller.delete(chat)
 
     def _kill_worker(self) -> None:
         """Kill a worker of the lab and begin a new lab."""
@@ -315,7 +315,7 @@ def run(options: Options) -> int:
             os.environ[f"XDG_{name}_HOME"] = f"{home}/{name.lower()}"
         from PySide6.QtWidgets import QApplication
 
-        from app.allocator import keep_little, spare_what_stays
+        from app.allocator import freeze_window_objects, limit_malloc
         from app.logs import start_logging
         from app.paths import log_path
         from app.settings import Settings
@@ -323,13 +323,13 @@ def run(options: Options) -> int:
         from app.wiring import make_window
         from engine.model.demo.writer import write_demo_model
 
-        keep_little()
+        limit_malloc()
         start_logging(log_path())
         application = QApplication(sys.argv[:1])
         window = make_window(Settings(), Theme(application, "light"))
         window.main.show()
         window.start(files=[], rig=None)
-        spare_what_stays()
+        freeze_window_objects()
         model = Path(home) / "demo.gguf"
         write_demo_model(model)
         soak = Soak(application, window, model, log_path(), options.seed)

@@ -18,7 +18,7 @@ from engine.base.units import GIB
 from engine.devices.device import Device, Rig, make_host
 from engine.planning.fit.strategies.catalogue import STRATEGIES, find_strategy
 from engine.planning.fit.strategies.constraints import Constraints, Watch
-from engine.planning.fit.strategies.fewest import initial_layout
+from engine.planning.fit.strategies.fastest import initial_layout
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.settings.context_settings import ContextSettings
 from tests.support.truth import truth_model

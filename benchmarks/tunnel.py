@@ -20,7 +20,7 @@ from engine.machines.tunnel.calling import pair_with
 from engine.machines.tunnel.identity import read_identity
 from engine.machines.tunnel.listener import Listener
 from engine.machines.tunnel.pairing import OpenCode
-from engine.machines.tunnel.pairings import PairingBook
+from engine.machines.tunnel.pairings import PairingStore
 from engine.machines.tunnel.tunnels import Tunnels
 
 SENT_BYTES = 1024 * MIB
@@ -60,12 +60,12 @@ def worker() -> Iterator[tuple[str, int]]:
 def tunnel(address: tuple[str, int], folder: Path) -> Iterator[tuple[str, int]]:
     """Yield where a tunnel to `address` begins; its serving end is in this process, the other one in a child."""
     here, there = read_identity(folder / "here.pem"), read_identity(folder / "there.pem")
-    book, code = PairingBook(folder / "here.json"), OpenCode()
+    book, code = PairingStore(folder / "here.json"), OpenCode()
     with Listener(
         "127.0.0.1",
         0,
         identity=there,
-        book=PairingBook(folder / "there.json"),
+        book=PairingStore(folder / "there.json"),
         code=code,
         name="there",
         reach_worker=lambda: socket.create_connection(address),

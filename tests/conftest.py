@@ -150,7 +150,12 @@ def log_stays_calm(request: pytest.FixtureRequest) -> Iterator[None]:
 
     collector = Collector(logging.WARNING)
     logging.getLogger().addHandler(collector)
+    # Commands silence our log, which must not outlast the test: another one waits for an entry.
+    ours = logging.getLogger("layerdeck")
+    before = ours.level, ours.propagate
     yield
+    ours.setLevel(before[0])
+    ours.propagate = before[1]
     logging.getLogger().removeHandler(collector)
     if "caplog" not in request.fixturenames:
         _fail_on(seen, "Logged during this test")

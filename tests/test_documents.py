@@ -19,8 +19,7 @@ PAGES = sorted(
 )
 """Pages beside packages."""
 CHECKED = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), *PAGES]
-LONG_LINED = ("contract.md", "settings.md")
-"""Documents of an older form, or generated: their lines of prose are longer."""
+
 
 LINK = re.compile(r"\]\(([^)\s#]+)(?:#[^)]*)?\)")
 CODE = re.compile(r"`([^`\n]+)`")
@@ -115,7 +114,46 @@ def test_commands_of_make_that_are_named_exist(document: Path) -> None:
     assert set(COMMAND.findall(document.read_text(encoding="utf-8"))) <= _commands()
 
 
-@pytest.mark.parametrize("document", [path for path in CHECKED if path.name not in LONG_LINED], ids=_id)
+@pytest.mark.parametrize("document", CHECKED, ids=_id)
 def test_prose_is_wrapped(document: Path) -> None:
     lines = _prose(document.read_text(encoding="utf-8"))
     assert [number for number, line in lines if len(line) > MAX_LINE] == []
+
+
+def _parsed(*patterns: str) -> Iterator[ast.AST]:
+    """Yield every syntax node of the modules that match."""
+    for pattern in patterns:
+        for path in sorted(ROOT.glob(pattern)):
+            yield from ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+
+
+def _menu_commands() -> set[str]:
+    """Return the names in `app/window/menus.py`; of an f-string the part before the first brace."""
+    calls = [node for node in _parsed("app/window/menus.py") if isinstance(node, ast.Call) and node.args]
+    names = [call.args[0] for call in calls if ast.unparse(call.func) in ("Command", "Switch")]
+    return {ast.literal_eval(name.values[0] if isinstance(name, ast.JoinedStr) else name) for name in names}
+
+
+def _cli_commands() -> set[str]:
+    """Return the keys of `_COMMANDS` in `app/cli/arguments.py`."""
+    for node in _parsed("app/cli/arguments.py"):
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "_COMMANDS":
+            assert isinstance(node.value, ast.Dict)
+            return {ast.literal_eval(key) for key in node.value.keys if key is not None}
+    raise AssertionError("app/cli/arguments.py has no _COMMANDS")
+
+
+def _dialogs() -> set[str]:
+    """Return the classes of dialogs, without those that exist to be derived from."""
+    classes = [node for node in _parsed("app/**/*.py", "widgets/**/*.py") if isinstance(node, ast.ClassDef)]
+    bases = {node.name: {ast.unparse(base) for base in node.bases} for node in classes}
+    named = {name for name, its in bases.items() if name.endswith("Dialog") and any(b.endswith("Dialog") for b in its)}
+    return {name for name in named if not name.startswith("_") and not any(name in its for its in bases.values())}
+
+
+def test_the_index_names_every_command_and_dialog() -> None:
+    text = (ROOT / "docs" / "where.md").read_text(encoding="utf-8")
+    words = {word for code in CODE.findall(text) for word in re.split(r"[\s/:.]+", code)}
+    assert len(_menu_commands()) > 50
+    assert len(_dialogs()) > 8
+    assert sorted((_menu_commands() | _cli_commands() | _dialogs()) - words) == []

@@ -1,1 +1,1 @@
-"""Conversations: where they are kept, which ones there are, and how they are shown."""
+"""Conversations in the window: the archive, attachments, saved KV states, export and import."""

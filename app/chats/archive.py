@@ -1,4 +1,4 @@
-"""The kept conversations, as the window sees them: nothing waits, and what happened arrives as signals."""
+"""The conversation database for the GUI thread: calls do not wait, and results arrive as signals or callbacks."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from engine.chat.store import ChatStore
 from engine.chat.tree import MessageTree
 
 KEPT_DELETED_MS = 30 * 24 * 3600 * 1000
-"""What was deleted can be brought back for so long, by whoever opens the database."""
+"""Deleted conversations stay in the database for 30 days."""
 
 _T = TypeVar("_T")
 _Write = Callable[[ChatStore], "Future[None]"]
 
 
 def _nothing() -> None:
-    """What follows a change that nobody waits for."""
+    """Do nothing after a change."""
 
 
 class ChatArchive(QObject, ChatStorage):
-    """Stores conversations. Where nothing can be kept it says so once, goes on, and says when it is kept."""
+    """Stores conversations. If writing fails, it shows one error, and a notice when writing works again."""
 
     changed = Signal()
-    """Other conversations are there, or one has another title, folder or pin."""
+    """The list has other conversations, or one has another title, folder or pin."""
     is_open_now = Signal()
     deleted = Signal(str)
-    """The id of a conversation that is in no list any more."""
+    """The id of a conversation that was deleted."""
     brought_back = Signal(str)
-    """The id of one that is there again."""
+    """The id of a conversation whose deletion was undone."""
 
     _done = Signal(object)
     _copy_failed = Signal(object)
@@ -57,21 +57,22 @@ class ChatArchive(QObject, ChatStorage):
         self._store: ChatStore | None = None
         self._lock = threading.Lock()
         self._opened: ChatStore | None = None
-        """The store from the moment on in which it is open; a window may close before it hears of that."""
+        """The open store, set in the thread that opens it: the window may close before `_on_opened` is called."""
         self._is_closed = False
         self._waiting: list[tuple[_Write, Then]] | None = []
-        """What is to be written once the store is open; None where there will be none."""
+        """Changes to be written when the store is open; None if it cannot be opened."""
         self._chats: dict[str, Chat] = {}
         self._has_warned = False
         self._is_behind = False
-        """Whether something of what was said waits for room on the disk."""
+        """Whether changes wait for room on the disk."""
         self._done.connect(self._on_done, Qt.ConnectionType.QueuedConnection)
+        # Emitted by the thread that makes copies.
         self._copy_failed.connect(notices.tell, Qt.ConnectionType.QueuedConnection)
 
     # ------------------------------------------------------------------ opening
 
     def start(self) -> None:
-        """Open the store, beside the GUI thread."""
+        """Open the store in the background."""
         self._background.run(
             "Opening the conversations",
             self._open,
@@ -81,7 +82,7 @@ class ChatArchive(QObject, ChatStorage):
         )
 
     def close(self) -> None:
-        """Keep what is still waiting."""
+        """Write waiting changes and close the store."""
         self._store, self._waiting = None, None
         with self._lock:
             self._is_closed = True
@@ -105,11 +106,13 @@ class ChatArchive(QObject, ChatStorage):
         self._store, chats = opened
         if self._store.notice:
             self._notices.say(self._store.notice, bad=True)
+        # Conversations may have been begun before the database was open.
         began = self._chats
         self._chats = {chat.id: chat for chat in chats} | began
         waiting, self._waiting = self._waiting or [], []
         for write, then in waiting:
             self._do(write, then)
+        # After the waiting changes, which may restore a deleted conversation.
         self._store.purge(now_ms() - KEPT_DELETED_MS)
         self.changed.emit()
         self.is_open_now.emit()
@@ -126,14 +129,15 @@ class ChatArchive(QObject, ChatStorage):
     def chats(self) -> tuple[Chat, ...]:
         """All conversations, pinned ones first, then those that changed last."""
         newest_first = sorted(self._chats.values(), key=attrgetter("updated_ms"), reverse=True)
+        # Sorting is stable, so the order by time stays within both groups.
         return tuple(sorted(newest_first, key=attrgetter("pinned"), reverse=True))
 
     def chat(self, chat: str) -> Chat | None:
-        """Return a conversation as it is now."""
+        """Return a conversation; None if it is not stored or was deleted."""
         return self._chats.get(chat)
 
     def read(self, chat: str, on_read: Callable[[Chat, MessageTree], None]) -> None:
-        """Read a conversation, with all that was written so far."""
+        """Read a conversation with all earlier changes, and call `on_read` with it."""
         store = self._store
         if store is None:
             return
@@ -142,7 +146,7 @@ class ChatArchive(QObject, ChatStorage):
             store.settled().result()
             kept = store.conversation(chat)
             if kept is None:
-                raise ChatError(tr("This conversation is not there any more."))
+                raise ChatError(tr("This conversation no longer exists."))
             return kept, store.tree(chat)
 
         def deliver(found: tuple[Chat, MessageTree]) -> None:
@@ -151,7 +155,7 @@ class ChatArchive(QObject, ChatStorage):
         self._background.run("Reading a conversation", work, deliver, self._notices.tell, quiet=True)
 
     def search(self, text: str, on_found: Callable[[tuple[Hit, ...]], None]) -> None:
-        """Look for `text` in titles and all messages."""
+        """Search titles and all messages for `text`, and call `on_found` with the matches."""
         store = self._store
         if store is not None:
             self._background.run(
@@ -159,10 +163,10 @@ class ChatArchive(QObject, ChatStorage):
             )
 
     def work(self, what: str, work: Callable[[ChatStore], _T], then: Callable[[_T], None]) -> None:
-        """Do something with the store beside the GUI thread, with all that was written so far; `what` is for people."""
+        """Use the store in the background, after all earlier changes. `what`: the task's name for people."""
         store = self._store
         if store is None:
-            self._notices.tell(ChatError(tr("The conversations cannot be read, so there is nothing to work on.")))
+            self._notices.tell(ChatError(tr("The conversations cannot be read.")))
             return
 
         def settled_work() -> _T:
@@ -172,12 +176,12 @@ class ChatArchive(QObject, ChatStorage):
         self._background.run(what, settled_work, then, self._notices.tell)
 
     def take_in(self, chats: Sequence[Chat]) -> None:
-        """List conversations that the store has taken in."""
+        """Add imported conversations to the list."""
         self._chats |= {chat.id: chat for chat in chats}
         self.changed.emit()
 
     def look_again(self) -> None:
-        """List what another program, the command line, wrote to the store meanwhile."""
+        """Add conversations to the list that another program, such as the command line, has written."""
         store, before = self._store, dict(self._chats)
         if store is None:
             return
@@ -186,38 +190,39 @@ class ChatArchive(QObject, ChatStorage):
             return store.conversations() if store.written_by_others() else ()
 
         def deliver(found: tuple[Chat, ...]) -> None:
-            # what was changed or deleted here since then is newer
+            # A conversation that was changed or deleted here since then is newer.
             news = {chat.id: chat for chat in found if self._chats.get(chat.id) is before.get(chat.id) != chat}
             if news:
                 self._chats |= news
                 self.changed.emit()
 
         def fail(_error: EngineError) -> None:
-            """It is told where something is to be read or kept."""
+            """Ignore it: reading or storing will report the same error."""
 
         self._background.run("Looking for other conversations", work, deliver, fail, quiet=True)
 
     # ------------------------------------------------------------------ keeping
 
     def save(self, chat: Chat, before: Chat | None) -> None:
-        """Keep a conversation, new or changed."""
+        """Store a new or changed conversation."""
         shown = self._chats.get(chat.id)
         self._chats[chat.id] = chat
         self._do(lambda store: store.save(chat, before), _nothing)
+        # Drafts are saved with every pause in typing; the list does not show them.
         if shown is None or _listed(shown) != _listed(chat):
             self.changed.emit()
 
     def apply(self, chat: str, before: MessageTree, after: MessageTree) -> None:
-        """Keep what became of messages."""
+        """Store the changes of messages."""
         self._touch(chat)
         self._do(lambda store: store.apply(chat, before, after), _nothing)
 
     def keep_file(self, data: bytes) -> None:
-        """Keep the bytes of an attachment."""
+        """Store the bytes of an attachment."""
         self._do(lambda store: store.keep_file(data)[1], _nothing)
 
     def read_files(self, names: Sequence[str], then: Callable[[Mapping[str, bytes]], None]) -> None:
-        """Read attachments by their SHA-256."""
+        """Read attachments by their SHA-256, and call `then` with the bytes of those that are stored."""
         store = self._store
         if store is None:
             then({})
@@ -234,22 +239,22 @@ class ChatArchive(QObject, ChatStorage):
         self._background.run("Reading attachments", work, then, fail, quiet=True)
 
     def append(self, message: str, content: str, reasoning: str, then: Then) -> None:
-        """Keep more of an answer."""
+        """Store more text of an answer."""
         self._do(lambda store: store.append(message, content, reasoning), then)
 
     def finish(self, chat: str, message: Message, then: Then) -> None:
-        """Keep an answer that is done."""
+        """Store a complete answer."""
         self._do(lambda store: store.finish(chat, message), then)
 
     def delete(self, chat: str) -> None:
-        """Take a conversation out of the list, until `restore`."""
+        """Delete a conversation; `restore` undoes it."""
         if self._chats.pop(chat, None) is not None:
             self._do(lambda store: store.delete(chat), _nothing)
             self.deleted.emit(chat)
             self.changed.emit()
 
     def restore(self, chat: Chat) -> None:
-        """Bring back what was deleted."""
+        """Undo the deletion of a conversation."""
         self._chats[chat.id] = chat
         self._do(lambda store: store.restore(chat.id), _nothing)
         self.brought_back.emit(chat.id)
@@ -261,6 +266,7 @@ class ChatArchive(QObject, ChatStorage):
         known = self._chats.get(chat)
         if known is not None:
             self._chats[chat] = msgspec.structs.replace(known, updated_ms=now_ms())
+            # A conversation that is the first already stays in place, so that streaming does not refresh the list.
             was_first = all(
                 each.updated_ms < known.updated_ms
                 for each in self._chats.values()
@@ -284,6 +290,7 @@ class ChatArchive(QObject, ChatStorage):
             except RuntimeError:
                 return  # The window closed in the meantime.
 
+        # The callback runs in the thread of the store; the signal leads into the GUI thread.
         write(store).add_done_callback(tell)
 
     def _on_done(self, done: tuple[Future[None], Then]) -> None:
@@ -292,18 +299,19 @@ class ChatArchive(QObject, ChatStorage):
         if isinstance(error, EngineError):
             self._is_behind = self._is_behind or (self._store is not None and self._store.is_behind)
             self._warn(error)
+        # Not an error of the disk but a bug; it is reported as one.
         elif error is not None:
             raise error
         elif self._is_behind:
-            # The store writes in order: what had no room before is on the disk too.
+            # The store writes in order, so changes that had no room before are on the disk as well.
             self._is_behind = self._has_warned = False
-            self._notices.say(tr("The conversations are kept again, with all that was said meanwhile."))
+            self._notices.say(tr("Conversations are being saved again, including the messages since the failure."))
         then()
 
     def _warn(self, error: EngineError) -> None:
         if not self._has_warned:
             self._has_warned = True
-            self._notices.say(tr("{error} What is said now is shown, but not kept.", error=error.summary()), bad=True)
+            self._notices.say(tr("{error} New messages are shown, but not stored.", error=error.summary()), bad=True)
 
 
 def _listed(chat: Chat) -> tuple[object, ...]:

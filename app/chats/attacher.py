@@ -1,6 +1,4 @@
-"""Files that go with the next question of a conversation: read in the background, counted by the loaded model, and
-shown with their size and a small picture.
-"""
+"""Attachments of the next question: read in the background, counted by the loaded model, and shown with a thumbnail."""
 
 from __future__ import annotations
 
@@ -10,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import msgspec
 from PySide6.QtCore import QObject, Signal
 
 from app.background import Background
@@ -24,7 +21,7 @@ from engine.base.units import format_bytes
 from engine.chat.asking import attachment_text, media_file
 from engine.chat.attachments import ReadFile, as_attachment, read_attachment
 from engine.chat.message import Attachment, new_id
-from engine.runtime.media.images.pictures import Looked, Picture, look_at
+from engine.runtime.media.images.pictures import ImageFacts, Picture, inspect_image
 from engine.runtime.protocol.messages import Counted, CountTokens
 from engine.runtime.session.events import Answered
 from engine.runtime.session.status import Phase
@@ -34,12 +31,12 @@ MAX_FILES = 16
 MAX_NAME_CHARACTERS = 80
 PASTED = tr("Pasted image")
 BLIND = tr(
-    "{name} is not taken: the loaded model reads no images. Choose its projector (mmproj "
-    "file) beside the model in the settings, and load again."
+    "{name} cannot be attached, because the loaded model has no projector for images. Choose its mmproj file in the "
+    "load settings, and load again."
 )
 DEAF = tr(
-    "{name} is not taken: the loaded model hears no sound. Choose a projector for sound (mmproj "
-    "file) beside the model in the settings, and load again."
+    "{name} cannot be attached, because the loaded model has no projector for sound. Choose its mmproj file in the "
+    "load settings, and load again."
 )
 
 _log = logging.getLogger("layerdeck.images")
@@ -47,8 +44,12 @@ _log = logging.getLogger("layerdeck.images")
 
 @dataclass(slots=True)
 class Attached:
-    """A file. `attachment` None: it is being read; `data` None: its bytes are kept already; `tokens` None: nobody
-    counted them."""
+    """A file of the next question.
+
+    `attachment`: None while the file is being read.
+    `data`: its bytes; None if they are stored already.
+    `tokens`: its length in the prompt; None if it was not counted.
+    """
 
     id: str
     name: str
@@ -58,13 +59,13 @@ class Attached:
 
 
 class Attacher(QObject):
-    """One model's. Each conversation has files of its own while the window is open."""
+    """The attachments of one model's chat. While the window is open, each conversation has its own."""
 
     changed = Signal()
     refused = Signal(str)
-    """Why a file was not taken."""
+    """Why a file cannot be attached; empty: no error."""
     pictured = Signal(str, Picture)
-    """The small picture of an image, by its SHA-256."""
+    """The SHA-256 of an image, and its thumbnail."""
 
     def __init__(self, model: OpenModel, background: Background, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -78,21 +79,21 @@ class Attacher(QObject):
 
     @property
     def files(self) -> tuple[Attached, ...]:
-        """Those of the conversation that is shown."""
+        """The attachments of the shown conversation."""
         return tuple(self._files.get(self._conversation.chat.id, ()))
 
     @property
     def is_reading(self) -> bool:
-        """Whether one of them is not there yet."""
+        """Whether an attachment of the shown conversation is still being read."""
         return any(each.attachment is None for each in self.files)
 
     @property
     def tokens(self) -> int:
-        """What those that were counted take."""
+        """Tokens of the attachments that were counted."""
         return sum(each.tokens or 0 for each in self.files)
 
     def add(self, paths: Sequence[Path]) -> None:
-        """Read files, to go with the next question."""
+        """Read files and attach them to the next question."""
         self.refused.emit("")
         for path in paths:
             if len(self.files) >= MAX_FILES:
@@ -102,38 +103,31 @@ class Attacher(QObject):
         self.changed.emit()
 
     def add_image(self, data: bytes) -> None:
-        """Take an image that has no file, to go with the next question."""
+        """Attach an image without a file, such as a pasted one, to the next question."""
         self.refused.emit("")
+        # A pasted image counts as a file.
         if len(self.files) >= MAX_FILES:
             self.refused.emit(_too_many())
             return
+        # Pasted images have no file name, so they are numbered.
         number = 1 + sum(1 for each in self.files if each.name.startswith(PASTED))
         name = f"{PASTED} {number}"
         self._read(name, partial(as_attachment, data, name))
         self.changed.emit()
 
     def remove(self, file: str) -> None:
-        """Leave a file out."""
+        """Remove a file."""
         files = self._files.get(self._conversation.chat.id, [])
         files[:] = [each for each in files if each.id != file]
         self.refused.emit("")
         self.changed.emit()
 
     def take(self) -> tuple[tuple[Attachment, bytes | None], ...]:
-        """Return the files, which go now."""
+        """Return the files, to be sent now, and remove them here."""
         files = self._files.pop(self._conversation.chat.id, [])
         self.refused.emit("")
         self.changed.emit()
         return tuple((each.attachment, each.data) for each in files if each.attachment is not None)
-
-    def give_back(self, attachments: Sequence[Attachment]) -> None:
-        """Take files again that went with a question which was not answered."""
-        if attachments and not self.files:
-            back = [Attached(new_id(), each.name, msgspec.structs.replace(each, id=new_id())) for each in attachments]
-            self._files[self._conversation.chat.id] = back
-            for each in back:
-                self._count(each)
-            self.changed.emit()
 
     def _read(self, name: str, read: Callable[[], ReadFile]) -> None:
         files = self._files.setdefault(self._conversation.chat.id, [])
@@ -141,6 +135,7 @@ class Attacher(QObject):
         files.append(file)
 
         def take(found: ReadFile) -> None:
+            # Told before the question is sent: the model would refuse it only then.
             if lacks := self._lacks(found.attachment):
                 refuse(ChatError(lacks.format(name=file.name)))
                 return
@@ -159,7 +154,7 @@ class Attacher(QObject):
         self._background.run(tr("Reading {name}", name=file.name), read, take, refuse)
 
     def _lacks(self, attachment: Attachment) -> str:
-        """Return the sentence where what is loaded cannot read this; empty where it can, or nothing is loaded."""
+        """Return an error if the loaded model cannot read this file; empty if it can, or if no model is loaded."""
         info = self._loading.snapshot.loaded
         if info is None:
             return ""
@@ -176,7 +171,7 @@ class Attacher(QObject):
         try:
             number = self._loading.ask(_count_request(file.attachment))
         except EngineError:
-            return  # Lost a moment ago; counted when a model is loaded again.
+            return  # The model was lost a moment ago. The file is counted when one is loaded again.
         self._counting[number] = file
 
     def _on_answered(self, event: Answered) -> None:
@@ -186,6 +181,7 @@ class Attacher(QObject):
             self.changed.emit()
 
     def _on_loaded_changed(self) -> None:
+        # Another model has another vocabulary.
         self._counting.clear()
         for files in self._files.values():
             for file in files:
@@ -195,7 +191,10 @@ class Attacher(QObject):
 
 
 def _too_many() -> str:
-    return tr("{max_files} files go with one question; leave one out, or ask in two steps.", max_files=MAX_FILES)
+    return tr(
+        "At most {max_files} files can be attached to a question. Remove one, or send two questions.",
+        max_files=MAX_FILES,
+    )
 
 
 def _count_request(attachment: Attachment) -> CountTokens:
@@ -204,7 +203,7 @@ def _count_request(attachment: Attachment) -> CountTokens:
 
 
 class Thumbnails(QObject):
-    """Gives a gallery what it asks for. One that cannot be read stays a box, and is in the log without its name."""
+    """Provides the thumbnails that a gallery requests. An unreadable image stays a box; the log has no file names."""
 
     def __init__(
         self, gallery: Gallery, storage: ChatStorage, background: Background, parent: QObject | None = None
@@ -214,14 +213,14 @@ class Thumbnails(QObject):
         gallery.wanted.connect(self._on_wanted)
 
     def put(self, sha256: str, picture: Picture) -> None:
-        """Take a picture that is here already."""
+        """Add a thumbnail that was made before."""
         self._gallery.put(sha256, picture.width_px, picture.height_px, picture.pixels)
 
     def _on_wanted(self, sha256: str) -> None:
         def look(files: Mapping[str, bytes]) -> None:
             self._background.run("Reading an image", lambda: _thumbnail(files.get(sha256)), take, refuse, quiet=True)
 
-        def take(looked: Looked) -> None:
+        def take(looked: ImageFacts) -> None:
             self.put(sha256, looked.thumbnail)
 
         def refuse(error: EngineError) -> None:
@@ -230,14 +229,14 @@ class Thumbnails(QObject):
         self._storage.read_files((sha256,), look)
 
 
-def _thumbnail(data: bytes | None) -> Looked:
+def _thumbnail(data: bytes | None) -> ImageFacts:
     if data is None:
-        raise ChatError(tr("An image is not kept any more."))
-    return look_at(data, tr("An image"))
+        raise ChatError(tr("An image is not stored any more."))
+    return inspect_image(data, tr("An image"))
 
 
 def attachment_size(attachment: Attachment) -> str:
-    """Return the sides of an image, the length of a sound, the bytes of any other file."""
+    """Return the size of an attachment: pixels of an image, length of a sound, bytes of other files."""
     match attachment.kind:
         case "image":
             return f"{attachment.width_px} × {attachment.height_px}"
@@ -247,6 +246,6 @@ def attachment_size(attachment: Attachment) -> str:
 
 
 def length_words(length_ms: int) -> str:
-    """Return a length of sound as "minutes:seconds", at least one second."""
+    """Return the length of a sound as "minutes:seconds", at least one second."""
     minutes, seconds = divmod(max(1, round(length_ms / 1000)), 60)
     return f"{minutes}:{seconds:02}"

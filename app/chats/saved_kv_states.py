@@ -1,9 +1,9 @@
-"""Saved KV states of conversations in the window: after a restart or with another layout nothing is read again.
+"""Saved KV states of conversations in the window, so that a model need not read them again after a restart.
 
-`KvStateRepository` is the folder of all of them, used in the background. `ModelKvStates` decides for one model when the
-KV cache of a conversation is saved and restored: it is written in a pause after an answer, and before the model is
-unloaded. It is restored when a model has been loaded under a conversation, and before a conversation goes on that the
-model does not hold any more.
+`KvStateRepository` is the folder of all states, used in the background. `ModelKvStates` decides for one model when the
+KV cache of a conversation is saved and restored. It is saved in a pause after an answer, and before the model is
+unloaded. It is restored when a model was loaded while a conversation is shown, and before a conversation continues that
+is not in the KV cache any more.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from engine.runtime.protocol.messages import RestoreSequence, SaveSequence, Sequ
 from engine.runtime.session.events import Answered
 
 PAUSE_MS = 2000
-"""After an answer, before its state is written: a question that follows at once goes first."""
+"""Pause after an answer before its state is saved, so that a question that follows at once need not wait."""
 
 _log = logging.getLogger("layerdeck.states")
 
 
 @dataclass(frozen=True, slots=True)
 class SavedKvUse:
-    """The size of all saved KV states, of how many conversations they are, and the limit for them."""
+    """Size of all saved KV states, number of their conversations, and the limit for the size."""
 
     size_bytes: int
     n_conversations: int
@@ -53,7 +53,7 @@ class SavedKvUse:
 
 
 class KvStateRepository(QObject):
-    """Does what `SavedKvStates` does in background threads; the first failure is shown, later ones are logged."""
+    """Runs the methods of `SavedKvStates` in background threads. The first failure is shown, later ones are logged."""
 
     def __init__(
         self,
@@ -70,11 +70,11 @@ class KvStateRepository(QObject):
         self._background = background
         self._notices = notices
         self._deleted: set[str] = set()
-        """Deleted conversations: a state of one that is still being written is removed."""
+        """Ids of deleted conversations. A state that is still being written for one of them is removed afterwards."""
         self._has_warned = False
 
     def start(self) -> None:
-        """Make the folder, and remove what was never finished."""
+        """Create the folder, and remove unfinished files."""
         self._do(tr("Looking for saved KV states"), self._states.make_folder)
 
     def key_of(self, plan: Plan, then: Callable[[KvStateKey | None], None]) -> None:
@@ -102,11 +102,13 @@ class KvStateRepository(QObject):
 
     def place(self, conversation: str, key: KvStateKey) -> Path | None:
         """Return the file for a state to be written, or None if it is not to be saved."""
+        # A quota of 0 turns saving off.
         is_wanted = conversation not in self._deleted and self._states.quota_bytes > 0
         return self._states.place(conversation, key) if is_wanted else None
 
     def keep(self, conversation: str, path: Path) -> None:
         """Add a state that the child has written; the states used longest ago make room for it."""
+        # The conversation was deleted while the child wrote its state.
         if conversation in self._deleted:
             self.forget(conversation)
             return
@@ -116,6 +118,12 @@ class KvStateRepository(QObject):
                 self.warn(tr("The KV state of this conversation is larger than the limit for saved KV states."))
 
         self._background.run("Adding a saved KV state", lambda: self._states.keep(path), tell, self._fail, quiet=True)
+
+    def remove(self, path: Path) -> None:
+        """Remove a state that cannot be restored, so that it is not tried again and takes no room."""
+        self._background.run(
+            "Removing a saved KV state", lambda: self._states.forget(path), lambda _: None, self._fail, quiet=True
+        )
 
     def forget(self, conversation: str) -> None:
         """Remove the states of a deleted conversation."""
@@ -150,7 +158,7 @@ class KvStateRepository(QObject):
     def set_quota(self, quota_bytes: int, then: Callable[[], None]) -> None:
         """Set the limit for all saved states."""
         self._settings.kept_states_bytes = quota_bytes
-        self._do(tr("Making room"), lambda: self._states.set_quota(quota_bytes), then)
+        self._do(tr("Removing old KV states"), lambda: self._states.set_quota(quota_bytes), then)
 
     def empty(self, then: Callable[[], None]) -> None:
         """Remove all saved states."""
@@ -165,7 +173,7 @@ class KvStateRepository(QObject):
 
 @dataclass(frozen=True, slots=True)
 class _Unsaved:
-    """A state that the model has after an answer and the disk has not. `tokens` is None if they were not counted."""
+    """A state in the KV cache that is not saved yet. `tokens`: its length; None if it was not counted."""
 
     chat: str
     request: int
@@ -174,9 +182,15 @@ class _Unsaved:
 
 @dataclass(slots=True)
 class _Restoring:
-    """A state being restored. `chat` is empty after a load, until its conversation is known. `then`: waiting calls."""
+    """A state being restored.
+
+    `chat`: the conversation; empty after a load, until it is known.
+    `path`: the file that the model reads; None until it is found.
+    `then`: calls that wait for the end.
+    """
 
     chat: str
+    path: Path | None = None
     then: list[Callable[[], None]] = field(default_factory=list)
     request: int | None = None
 
@@ -192,7 +206,7 @@ class ModelKvStates(QObject, StateStorage):
         self._key: KvStateKey | None = None
         """The key of the loaded model's states; None while it is not known."""
         self._held: list[str] = []
-        """Conversations in the KV cache, the one asked last at the end."""
+        """Ids of the conversations in the KV cache, the most recently used one at the end."""
         self._running: _Unsaved | None = None
         self._unsaved: _Unsaved | None = None
         self._saving: dict[int, tuple[str, Path]] = {}
@@ -215,7 +229,7 @@ class ModelKvStates(QObject, StateStorage):
     # ------------------------------------------------------------------ calls of the conversation
 
     def before_answer(self, chat: str, then: Callable[[], None], *, goes_on: bool) -> None:
-        """Call `then` when the conversation's state is restored, if there is one that the model does not hold."""
+        """Restore the conversation's saved state unless the model holds it, then call `then`."""
         self._timer.stop()
         if self._unsaved is not None and self._unsaved.chat != chat:
             self.save_now()  # another conversation may take its place
@@ -229,6 +243,7 @@ class ModelKvStates(QObject, StateStorage):
     def asked(self, chat: str, request: int) -> None:
         """An answer has begun: an earlier state is not worth saving any more."""
         self._timer.stop()
+        # The new answer extends the sequence, so the earlier state would be replaced in a moment.
         self._unsaved, self._running = None, _Unsaved(chat, request, None)
         self._hold(chat)
 
@@ -240,9 +255,10 @@ class ModelKvStates(QObject, StateStorage):
     # ------------------------------------------------------------------ saving
 
     def save_now(self) -> None:
-        """Have the model write the state that is not on disk yet."""
+        """Let the model write the unsaved state."""
         self._timer.stop()
         unsaved, self._unsaved = self._unsaved, None
+        # Short states are not worth a file; see `MIN_TOKENS`.
         if unsaved is None or (unsaved.tokens is not None and unsaved.tokens < MIN_TOKENS) or self._key is None:
             return
         path = self._repository.place(unsaved.chat, self._key)
@@ -251,7 +267,7 @@ class ModelKvStates(QObject, StateStorage):
         try:
             number = self._loading.ask(SaveSequence(path=str(path), of=unsaved.request))
         except EngineError:
-            return  # It was lost a moment ago.
+            return  # The model was lost a moment ago, and the state with it.
         self._saving[number] = unsaved.chat, path
 
     def _on_leaving(self) -> None:
@@ -264,6 +280,7 @@ class ModelKvStates(QObject, StateStorage):
     # ------------------------------------------------------------------ restoring
 
     def _on_loaded_changed(self, loaded: LoadedLayout | None) -> None:
+        # All of it belonged to the model that was loaded before.
         self._key, self._unsaved, self._running = None, None, None
         self._held.clear()
         self._timer.stop()
@@ -274,6 +291,7 @@ class ModelKvStates(QObject, StateStorage):
         restoring = self._restoring = _Restoring("")
 
         def take(key: KvStateKey | None) -> None:
+            # Another load began while the key was computed.
             if restoring is not self._restoring:
                 return
             self._key = key
@@ -286,7 +304,7 @@ class ModelKvStates(QObject, StateStorage):
         self._repository.key_of(info.order.plan, take)
 
     def _restore(self, chat: str, then: Callable[[], None]) -> None:
-        restoring = self._restoring = _Restoring(chat, [then])
+        restoring = self._restoring = _Restoring(chat, then=[then])
         self._find(restoring, chat)
 
     def _find(self, restoring: _Restoring, chat: str) -> None:
@@ -299,7 +317,7 @@ class ModelKvStates(QObject, StateStorage):
                 self._end_restoring()
                 return
             try:
-                restoring.request = self._loading.ask(RestoreSequence(path=str(path)))
+                restoring.path, restoring.request = path, self._loading.ask(RestoreSequence(path=str(path)))
             except EngineError:
                 self._end_restoring()
 
@@ -310,7 +328,7 @@ class ModelKvStates(QObject, StateStorage):
         restoring, self._restoring = self._restoring, None
         if restoring is not None:
             if restoring.chat:
-                # Also without a state: the model reads the conversation now, and a second look would find nothing.
+                # Even if there was no state: the model reads the conversation now, so it need not be searched again.
                 self._hold(restoring.chat)
             for then in restoring.then:
                 then()
@@ -318,6 +336,7 @@ class ModelKvStates(QObject, StateStorage):
     def _hold(self, chat: str) -> None:
         info = self._loading.snapshot.loaded
         slots = 1 if info is None else max(info.slots, 1)
+        # A slot holds one conversation; the one used longest ago gives its slot away.
         self._held[:] = [*(each for each in self._held if each != chat), chat][-slots:]
 
     # ------------------------------------------------------------------ answers of the model
@@ -340,5 +359,7 @@ class ModelKvStates(QObject, StateStorage):
             _log.info("a state was not saved: %s", lost.sentence)
         elif self._restoring is not None and lost.request == self._restoring.request:
             _log.info("a state was not restored: %s", lost.sentence)
+            if lost.kind == "model_file" and self._restoring.path is not None:
+                self._repository.remove(self._restoring.path)
             self._conversation.tell_restored(self._restoring.chat, Restored(0, lost.sentence))
             self._end_restoring()

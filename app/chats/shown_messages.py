@@ -1,29 +1,40 @@
-"""Messages of a tree as the chat shows them, with words for what an answer took and how it ended."""
+"""Turns messages of a tree into the values that the chat shows, with the line of speed and ending below an answer."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from app.chats.attacher import attachment_size
-from engine.base.language import tr
+from engine.base.language import tr, tr_count
 from engine.chat.message import Message, Timings
 from engine.chat.tree import MessageTree
 from widgets.chat.shown import Role, ShownImage, ShownMessage
 from widgets.common.counts import format_count
 
 ENDINGS = {
-    "stopped": tr("Stopped; what came is kept."),
-    "length": tr("The longest answer that was allowed ended here; Continue goes on."),
-    "context_full": tr("The context was full; what came is kept."),
+    "stopped": tr("Stopped. The partial answer was kept."),
+    "length": tr("The answer reached the length limit. Continue goes on."),
+    "context_full": tr("Stopped because the context is full."),
 }
-INTERRUPTED = tr("The program ended in the middle of this answer; what had come is kept.")
+INTERRUPTED = tr("Layerdeck ended during this answer. The part that arrived was kept.")
+NEVER_BEGUN = tr("Layerdeck ended before an answer came.")
 
 
-def shown_messages(tree: MessageTree, open_message: str | None) -> tuple[ShownMessage, ...]:
-    """Return the path that is shown."""
-    return tuple(shown_message(tree, message, open_message) for message in tree.path if message.role != "system")
+def shown_messages(
+    tree: MessageTree, open_message: str | None, left_out: Collection[str] = ()
+) -> tuple[ShownMessage, ...]:
+    """Return the messages on the shown path of a tree.
+
+    `open_message`: the id of the answer that is being written. `left_out`: ids of messages that the prompt leaves out.
+    """
+    said = (message for message in tree.path if message.role != "system")
+    return tuple(shown_message(tree, message, open_message, left_out) for message in said)
 
 
-def shown_message(tree: MessageTree, message: Message, open_message: str | None) -> ShownMessage:
-    """Return a message with what there is to say of it."""
+def shown_message(
+    tree: MessageTree, message: Message, open_message: str | None, left_out: Collection[str] = ()
+) -> ShownMessage:
+    """Return one message of a tree; arguments as of `shown_messages`."""
     versions = tree.versions(message.id)
     role: Role = "user" if message.role == "user" else "assistant"
     is_open = message.id == open_message
@@ -35,6 +46,7 @@ def shown_message(tree: MessageTree, message: Message, open_message: str | None)
         thinking=message.reasoning,
         thinking_note=thinking_note(message, is_open=is_open),
         note="" if is_open else answer_note(message),
+        details="" if is_open else answer_details(message),
         is_error=not is_open and bool(message.note) and message.state in ("failed", "interrupted"),
         version=versions.index(message.id) + 1,
         versions=len(versions),
@@ -49,45 +61,55 @@ def shown_message(tree: MessageTree, message: Message, open_message: str | None)
         ),
         is_pinned=message.pinned,
         has_choices=bool(message.choices),
+        # An answer that ended by itself has nothing to continue.
         can_continue=role == "assistant"
         and message.stop_reason != "end_of_text"
         and bool(message.content or message.reasoning),
+        is_left_out=message.id in left_out,
     )
 
 
 def answer_note(message: Message) -> str:
-    """Return what is said below an answer: what went wrong, or what it took."""
-    if message.role != "assistant":
+    """Return the line below an answer: an error or how it ended, with speed and tokens. Of a question, its note."""
+    if message.role != "assistant" or message.state == "failed":
         return message.note
-    if message.state == "failed":
-        return message.note
-    parts = timing_words(message.timings) if message.timings is not None else []
-    if message.layout:
-        parts.append(message.layout)
+    parts = [] if message.timings is None else speed_words(message.timings)
     if message.state in ("interrupted", "writing"):
-        return " · ".join([message.note or INTERRUPTED, *parts])
-    if message.stop_reason == "stopped":
-        parts.append(tr("stopped, what came is kept"))
-    elif message.stop_reason in ENDINGS:
-        parts.append(ENDINGS[message.stop_reason])
-    return " · ".join([*parts, *([message.note] if message.note else [])])
+        # A message that is still "writing" in the database was left so by a window that was killed.
+        has_text = bool(message.content or message.reasoning)
+        return " · ".join([message.note or (INTERRUPTED if has_text else NEVER_BEGUN), *parts])
+    ending = ENDINGS.get(message.stop_reason, "")
+    return " · ".join(part for part in (*parts, ending, message.note) if part)
 
 
-def timing_words(timings: Timings) -> list[str]:
-    """Return tokens, speeds and the time to the first token."""
+def answer_details(message: Message) -> str:
+    """Return the rest of the line below an answer: speed of the prompt, first token, cache and layout."""
+    if message.role != "assistant" or message.state == "failed":
+        return ""
+    parts = [] if message.timings is None else prompt_words(message.timings)
+    return " · ".join([*parts, *([message.layout] if message.layout else [])])
+
+
+def speed_words(timings: Timings) -> list[str]:
+    """Return the speed of an answer and the number of its tokens."""
+    speed = timings.generation_tokens_per_second
+    words = [] if speed is None else [tr("{speed:.1f} tokens/s", speed=speed)]
+    number = format_count(timings.generated_tokens)
+    return [*words, tr_count("{number} token", "{number} tokens", timings.generated_tokens, number=number)]
+
+
+def prompt_words(timings: Timings) -> list[str]:
+    """Return the speed of reading the prompt, the time to the first token, and the tokens found in the cache."""
     words: list[str] = []
-    generation, prompt = timings.generation_tokens_per_second, timings.prompt_tokens_per_second
-    if generation is not None:
-        words.append(tr("{generation:.1f} tok/s", generation=generation))
-    if prompt is not None:
-        words.append(tr("prompt {prompt:.0f} tok/s", prompt=prompt))
-    words.append(tr("{generated_tokens} tokens", generated_tokens=format_count(timings.generated_tokens)))
+    speed = timings.prompt_tokens_per_second
+    if speed is not None:
+        words.append(tr("prompt: {speed:.0f} tokens/s", speed=speed))
     if timings.first_token_seconds is not None:
-        words.append(tr("first after {duration}", duration=_duration(timings.first_token_seconds)))
+        words.append(tr("first token after {duration}", duration=_duration(timings.first_token_seconds)))
     if timings.cached_tokens:
         words.append(
             tr(
-                "{cached_tokens} of {prompt_tokens} read from cache",
+                "{cached_tokens} of {prompt_tokens} prompt tokens from the cache",
                 cached_tokens=format_count(timings.cached_tokens),
                 prompt_tokens=format_count(timings.prompt_tokens),
             )
@@ -96,13 +118,14 @@ def timing_words(timings: Timings) -> list[str]:
 
 
 def thinking_note(message: Message, *, is_open: bool) -> str:
-    """Return how long was thought and how much, once that is known."""
+    """Return how long the model thought and how much; empty while it thinks, or if it did not."""
     timings = message.timings
     if not message.reasoning or (is_open and not message.content):
         return ""
     length = tr("{count} characters", count=format_count(len(message.reasoning)))
     if timings is None:
         return tr("Thoughts · {length}", length=length)
+    # Characters are known at once; tokens only if the child has counted them.
     if timings.thinking_tokens:
         length = tr("{thinking_tokens} tokens", thinking_tokens=format_count(timings.thinking_tokens))
     seconds = timings.thinking_seconds
@@ -119,5 +142,5 @@ def _duration(seconds: float) -> str:
     return (
         f"{seconds:.1f} s"
         if seconds < 60
-        else tr("{seconds} min {seconds2} s", seconds=int(seconds) // 60, seconds2=int(seconds) % 60)
+        else tr("{minutes} min {seconds} s", minutes=int(seconds) // 60, seconds=int(seconds) % 60)
     )

@@ -1,4 +1,4 @@
-"""Conversations as files of other forms, and back: written and read beside the GUI thread."""
+"""Export and import of conversations, in the background."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from engine.base.errors import ChatError
 from engine.base.files import write_whole
 from engine.base.language import tr, tr_count
 from engine.chat.conversation import Conversation as Chat
-from engine.chat.exports import as_html, as_json, as_markdown
+from engine.chat.exports import as_html, as_json
 from engine.chat.importer import import_file
 from engine.chat.llama_ui import as_jsonl
+from engine.chat.markdown_file import as_markdown
 from engine.chat.message import Message
 from engine.chat.store import ChatStore
 from engine.chat.tree import MessageTree
@@ -24,7 +25,7 @@ from engine.chat.tree import MessageTree
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A form of file. `holds_many`: several conversations, each with all its branches, fit into one."""
+    """A file format. `holds_many`: a file can have several conversations with all branches."""
 
     words: str
     ending: str
@@ -32,21 +33,21 @@ class Form:
 
     @property
     def filter(self) -> str:
-        """What a file dialog calls it."""
+        """The format as a name filter of a file dialog."""
         return f"{self.words} (*{self.ending})"
 
 
 FORMS = (
-    Form(tr("Markdown, what is shown"), ".md"),
-    Form(tr("Web page, what is shown"), ".html"),
-    Form(tr("Layerdeck JSON, all branches and files"), ".json", holds_many=True),
+    Form(tr("Markdown, shown branch"), ".md"),
+    Form(tr("Web page, shown branch"), ".html"),
+    Form(tr("Layerdeck JSON, all branches and attachments"), ".json", holds_many=True),
     Form(tr("llama.cpp JSON lines, all branches"), ".jsonl", holds_many=True),
 )
-READABLE = tr("Exported conversations (*.json *.jsonl);;All files (*)")
+READABLE = tr("Exported conversations (*.md *.json *.jsonl);;All files (*)")
 
 
 class ChatTransfer(QObject):
-    """Says what it has done."""
+    """Exports and imports conversations, and reports the results on the status line."""
 
     def __init__(self, archive: ChatArchive, notices: Notices, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -59,7 +60,7 @@ class ChatTransfer(QObject):
         def work(store: ChatStore) -> int:
             found = [(chat, store.tree(chat.id)) for each in chats if (chat := store.conversation(each)) is not None]
             if not found:
-                raise ChatError(tr("This conversation is not kept: nothing was said in it."))
+                raise ChatError(tr("This conversation has no messages to export."))
             try:
                 write_whole(path, encoded(found, form, store))
             except (OSError, ValueError) as error:
@@ -72,8 +73,8 @@ class ChatTransfer(QObject):
         def tell(count: int) -> None:
             self._notices.say(
                 tr_count(
-                    "The conversation is exported to {name}",
-                    "{count} conversations are exported to {name}",
+                    "Conversation exported to {name}",
+                    "{count} conversations exported to {name}",
                     count,
                     name=path.name,
                 )
@@ -82,7 +83,7 @@ class ChatTransfer(QObject):
         self._archive.work(tr("Exporting {name}", name=path.name), work, tell)
 
     def import_file(self, path: Path) -> None:
-        """Take the conversations of a file in, beside those that are there."""
+        """Add the conversations of a file to the database."""
 
         def work(store: ChatStore) -> tuple[Chat, ...]:
             return import_file(store.path, path)
@@ -91,8 +92,8 @@ class ChatTransfer(QObject):
             self._archive.take_in(chats)
             self._notices.say(
                 tr_count(
-                    "The conversation is imported from {name}",
-                    "{count} conversations are imported from {name}",
+                    "Conversation imported from {name}",
+                    "{count} conversations imported from {name}",
                     len(chats),
                     name=path.name,
                 )
@@ -102,7 +103,7 @@ class ChatTransfer(QObject):
 
 
 def encoded(found: Sequence[tuple[Chat, MessageTree]], form: Form, store: ChatStore) -> bytes:
-    """Return conversations in this form; of those that hold one it is the first.
+    """Return conversations in a file format. A format for one conversation gets the first.
 
     Raises:
         ChatError: the bytes of an attachment cannot be read.
@@ -117,6 +118,7 @@ def encoded(found: Sequence[tuple[Chat, MessageTree]], form: Form, store: ChatSt
             return as_jsonl(found, _files(_messages(found), store))
         case _:
             return as_json(found, _files(_messages(found), store))
+    # Models may generate lone surrogates, which UTF-8 cannot encode.
     return text.encode("utf-8", "replace")
 
 
@@ -125,13 +127,13 @@ def _messages(found: Sequence[tuple[Chat, MessageTree]]) -> list[Message]:
 
 
 def _files(messages: Sequence[Message], store: ChatStore) -> dict[str, bytes]:
-    """Return the bytes of what is attached to messages."""
+    """Return the bytes of all attachments of messages by their SHA-256."""
     names = {each.sha256 for message in messages for each in message.attachments if each.sha256}
     return {name: data for name in sorted(names) if (data := store.file(name)) is not None}
 
 
 def form_of(path: Path, chosen: str, forms: Sequence[Form] = FORMS) -> tuple[Path, Form]:
-    """Return where to write and in which form: the name's ending says so, else the filter that was chosen."""
+    """Return path and format: by the ending of the name, else by the chosen filter, whose ending is then added."""
     by_name = next((form for form in forms if form.ending == path.suffix.lower()), None)
     if by_name is not None:
         return path, by_name

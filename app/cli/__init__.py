@@ -1,4 +1,4 @@
-"""`layerdeck-cli`: the headless twin of the window."""
+"""`layerdeck-cli`: the command line, with the same engine as the window."""
 
 from app.cli.entry import main
 

@@ -1,4 +1,4 @@
-"""The command line's grammar."""
+"""Parsers of the command line."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ SEARCH_ORDERS = ("trending", "downloads", "likes", "updated", "created")
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that raises `ArgumentError` instead of leaving the program, and takes options as written."""
+    """An argument parser that raises `ArgumentError` instead of exiting, and accepts no abbreviated options."""
 
     def __init__(self, **options: Any) -> None:
+        # argparse takes unique beginnings of options: a script would break when an option is added.
         super().__init__(**{"allow_abbrev": False, **options})
 
     def error(self, message: str) -> NoReturn:
-        raise ArgumentError(f"{message[:1].upper()}{message[1:]}. Run `{self.prog} --help` for what it takes.")
+        # argparse would print its usage and exit; with --json the error has to be a document.
+        raise ArgumentError(f"{message[:1].upper()}{message[1:]}. Run `{self.prog} --help` for its options.")
 
 
 def _size(text: str) -> int:
@@ -34,7 +36,7 @@ def _size(text: str) -> int:
 
 
 def _quota(text: str) -> int:
-    """Return a size that may be 0."""
+    """Parse a size, or 0."""
     return 0 if text.strip() == "0" else _size(text)
 
 
@@ -43,6 +45,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 def _port(text: str) -> int:
+    # `isdigit` is true of superscripts and digits of other scripts, too.
     if not text.isascii() or not text.isdigit() or not 0 < int(text) < 1 << 16:
         raise argparse.ArgumentTypeError(f'"{text}" is not a port; use a number from 1 to 65535')
     return int(text)
@@ -61,7 +64,8 @@ def _temperature(text: str) -> float:
 def make_parser(words: Sequence[str]) -> Parser:
     """Return the parser of `layerdeck-cli` for `words`.
 
-    It knows all commands, but only the arguments of the one that `words` name: some are made from tables of the engine.
+    It knows all commands, but only the options of the command in `words`: some are generated from tables of the engine,
+    whose import takes time.
     """
     parser = Parser(
         prog="layerdeck-cli", description="Place the layers of a GGUF model on your devices and load exactly that."
@@ -98,7 +102,7 @@ def _add_peer_argument(command: argparse.ArgumentParser) -> None:
 
 def _add_plan_arguments(command: argparse.ArgumentParser) -> None:
     _add_layout_arguments(command)
-    command.add_argument("--probe", action="store_true", help="ask the engine itself (a load without allocation)")
+    command.add_argument("--probe", action="store_true", help="ask the engine with a load that allocates no memory")
 
 
 def _add_load_arguments(command: argparse.ArgumentParser) -> None:
@@ -111,7 +115,12 @@ def _add_load_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("-n", dest="max_tokens", type=positive, metavar="N", help="generate at most N tokens")
     command.add_argument("--seed", type=int, metavar="S")
     command.add_argument(
-        "--temp", type=_temperature, default=0.8, metavar="T", help="temperature; 0 takes the likeliest token"
+        # The default of llama.cpp (`common_params_sampling::temp`).
+        "--temp",
+        type=_temperature,
+        default=0.8,
+        metavar="T",
+        help="temperature; 0 always takes the most likely token",
     )
 
 
@@ -129,6 +138,14 @@ def _add_chat_arguments(command: argparse.ArgumentParser) -> None:
     add_chat_arguments(command)
 
 
+def _add_serve_arguments(command: argparse.ArgumentParser) -> None:
+    from app.cli.serve_options import add_serve_arguments
+
+    _add_layout_arguments(command, several_files=True)
+    _add_retry_argument(command)
+    add_serve_arguments(command)
+
+
 def _add_retry_argument(command: argparse.ArgumentParser) -> None:
     from app.cli.settings_options import positive
     from engine.runtime.session.load_order import DEFAULT_RETRIES
@@ -140,17 +157,24 @@ def _add_retry_argument(command: argparse.ArgumentParser) -> None:
         const=DEFAULT_RETRIES,
         default=0,
         metavar="N",
-        help=f"when it does not fit, step back to at most N other layouts (default {DEFAULT_RETRIES})",
+        help=f"if it does not fit, try up to N other layouts (default {DEFAULT_RETRIES})",
     )
 
 
-def _add_layout_arguments(command: argparse.ArgumentParser, *, file_needed: bool = True) -> None:
+def _add_layout_arguments(
+    command: argparse.ArgumentParser, *, file_needed: bool = True, several_files: bool = False
+) -> None:
     from app.cli.auto_options import add_auto_arguments
     from app.cli.settings_options import add_settings_arguments
 
-    command.add_argument("file", type=Path, metavar="FILE", nargs=None if file_needed else "?")
-    command.add_argument("--rig", type=Path, metavar="R", help="rig file; without it, this machine")
-    command.add_argument("--layout", type=Path, metavar="L", help="layout file; without it, the initial layout")
+    if several_files:
+        command.add_argument(
+            "names", metavar="FILE|NAME", nargs="*", help="file of a model, or its name in the library"
+        )
+    else:
+        command.add_argument("file", type=Path, metavar="FILE", nargs=None if file_needed else "?")
+    command.add_argument("--rig", type=Path, metavar="R", help="rig file (default: this computer)")
+    command.add_argument("--layout", type=Path, metavar="L", help="layout file (default: the initial layout)")
     add_auto_arguments(command)
     add_settings_arguments(command)
 
@@ -158,11 +182,13 @@ def _add_layout_arguments(command: argparse.ArgumentParser, *, file_needed: bool
 def _add_search_arguments(command: argparse.ArgumentParser) -> None:
     from app.cli.settings_options import positive
 
-    command.add_argument("text", nargs="*", metavar="TEXT", help="words to look for; none: what is trending")
-    command.add_argument("--sort", choices=SEARCH_ORDERS, default=SEARCH_ORDERS[0], help="what comes first")
+    command.add_argument("text", nargs="*", metavar="TEXT", help="words to search for; without any, trending models")
+    command.add_argument("--sort", choices=SEARCH_ORDERS, default=SEARCH_ORDERS[0], help="sort order")
     command.add_argument("--limit", type=positive, default=20, metavar="N", help="show at most N (default 20)")
-    command.add_argument("--author", metavar="NAME", help="of this owner only")
-    command.add_argument("--tag", action="append", default=[], metavar="TAG", help="with this tag; may repeat")
+    command.add_argument("--author", metavar="NAME", help="only repositories of this owner")
+    command.add_argument(
+        "--tag", action="append", default=[], metavar="TAG", help="only repositories with this tag; may repeat"
+    )
 
 
 def _add_fit_arguments(command: argparse.ArgumentParser) -> None:
@@ -170,7 +196,7 @@ def _add_fit_arguments(command: argparse.ArgumentParser) -> None:
     from app.cli.settings_options import add_context_arguments
 
     command.add_argument("repo", metavar="REPO[:QUANT]", help="such as owner/name, or a page of the hub")
-    command.add_argument("--rig", type=Path, metavar="R", help="rig file; without it, this machine")
+    command.add_argument("--rig", type=Path, metavar="R", help="rig file (default: this computer)")
     add_auto_arguments(command)
     add_context_arguments(command)
 
@@ -179,29 +205,42 @@ def _add_download_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "address", metavar="REPO[:QUANT]", help="such as owner/name:Q4_K_M, a page of the hub, or a file's address"
     )
-    command.add_argument("--to", type=Path, metavar="DIR", help="folder for it; without it, the Hugging Face cache")
-    command.add_argument("--restart", action="store_true", help="begin anew what has changed since its download began")
-    command.add_argument("--reserve", type=_size, metavar="SIZE", help="leave so much of the disk free (default 1GiB)")
+    command.add_argument("--to", type=Path, metavar="DIR", help="target folder (default: the Hugging Face cache)")
+    command.add_argument(
+        "--restart", action="store_true", help="restart files that have changed since their download began"
+    )
+    command.add_argument(
+        "--reserve", type=_size, metavar="SIZE", help="leave this much of the disk free (default 1GiB)"
+    )
 
 
 def _add_library_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--folder", type=Path, action="append", default=[], metavar="DIR", help="also look here; may repeat"
+        "--folder",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="also list models in this folder; may repeat",
     )
-    command.add_argument("--fit", action="store_true", help="also forecast what each would do on this machine")
-    command.add_argument("--rig", type=Path, metavar="R", help="with --fit: on the devices of this rig file")
+    command.add_argument("--fit", action="store_true", help="also forecast how each model fits on this computer")
+    command.add_argument("--rig", type=Path, metavar="R", help="with --fit: forecast for the devices of this rig file")
 
 
 def _add_rig_arguments(rig: argparse.ArgumentParser) -> None:
     names = "lab|serve|pair|peers|kept"
     commands = rig.add_subparsers(dest="rig_command", required=True, metavar=names, parser_class=Parser)
-    lab = commands.add_parser("lab", help="run capped RPC workers on this machine until interrupted")
+    lab = commands.add_parser("lab", help="simulate devices: run RPC workers with a memory limit until interrupted")
     lab.add_argument(
-        "--workers", type=_sizes, required=True, metavar="SIZE[,SIZE...]", help="one cap per worker: 512MiB,1GiB"
+        "--workers",
+        type=_sizes,
+        required=True,
+        metavar="SIZE[,SIZE...]",
+        help="memory limit of each worker, such as 512M,1G",
     )
     lab.add_argument("--out", type=Path, metavar="FILE", help="also write the rig file here")
     lab.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
-    serve = commands.add_parser("serve", help="be an RPC worker for other machines")
+    serve = commands.add_parser("serve", help="run an RPC worker for other computers")
     serve.add_argument("--port", type=_port, required=True, metavar="P")
     serve.add_argument(
         "--host", default="127.0.0.1", metavar="ADDRESS", help="numeric address to listen on (default 127.0.0.1)"
@@ -212,25 +251,25 @@ def _add_rig_arguments(rig: argparse.ArgumentParser) -> None:
         "--keep",
         type=_quota,
         metavar="SIZE",
-        help="keep weights that clients send, so that they are sent once, up to this much (default 20GiB; 0: none)",
+        help="cache this much of the weights that clients send (default 20GiB; 0 for none)",
     )
-    serve.add_argument(
-        "--secure", action="store_true", help="only to paired computers, through an encrypted and authenticated tunnel"
-    )
+    serve.add_argument("--secure", action="store_true", help="serve paired computers only, through an encrypted tunnel")
     serve.add_argument("--pair", action="store_true", help="with --secure: show a pairing code")
-    serve.add_argument("--announce", action="store_true", help="with --secure: be found in the local network")
-    serve.add_argument("--name", metavar="NAME", help="with --secure: what others call this computer")
+    serve.add_argument(
+        "--announce", action="store_true", help="with --secure: announce this worker in the local network"
+    )
+    serve.add_argument("--name", metavar="NAME", help="with --secure: name of this computer for others")
     serve.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
     pair = commands.add_parser("pair", help="pair with a computer that shows a pairing code")
     pair.add_argument("endpoint", metavar="HOST:PORT")
     pair.add_argument("code", metavar="CODE", help="such as K7QM-3XHD-9RWP-T2FV")
-    pair.add_argument("--name", metavar="NAME", help="what the other computer calls this one")
+    pair.add_argument("--name", metavar="NAME", help="name of this computer for the other one")
     pair.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
-    peers = commands.add_parser("peers", help="which computers this one is paired with")
-    peers.add_argument("--forget", metavar="NAME", help="end the pairing with this one, on this side")
+    peers = commands.add_parser("peers", help="list the paired computers")
+    peers.add_argument("--forget", metavar="NAME", help="end the pairing with this computer, on this side")
     peers.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
-    kept = commands.add_parser("kept", help="how much of weights workers of this machine keep")
-    kept.add_argument("--empty", action="store_true", help="remove them; they are sent anew")
+    kept = commands.add_parser("kept", help="show the size of the weights that workers of this computer cache")
+    kept.add_argument("--empty", action="store_true", help="delete the cache; weights are sent again")
     kept.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
 
 
@@ -248,6 +287,7 @@ def _add_packs_arguments(packs: argparse.ArgumentParser) -> None:
     }
     for name, text in texts.items():
         command = commands.add_parser(name, help=text, description=text)
+        # SUPPRESS, or the default of this parser would overwrite the value of `packs --json`.
         command.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         if name == "install":
             command.add_argument("file", type=Path, metavar="FILE")
@@ -258,7 +298,7 @@ def _add_packs_arguments(packs: argparse.ArgumentParser) -> None:
 def _add_demo_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("path", type=Path, metavar="PATH")
     command.add_argument(
-        "--generated", action="store_true", help="the made-up model, also where the one that answers was fetched"
+        "--generated", action="store_true", help="write the made-up model even if the one that answers is installed"
     )
 
 
@@ -268,22 +308,23 @@ def _add_doctor_arguments(command: argparse.ArgumentParser) -> None:
     )
     _add_peer_argument(command)
     command.add_argument("--out", type=Path, metavar="FILE", help="also write the JSON document here")
-    command.add_argument("--engine", action="store_true", help="only the engine's check of itself")
+    command.add_argument("--engine", action="store_true", help="run the engine's self-test only")
 
 
 _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
-    "inspect": ("show what a model is made of", _add_inspect_arguments),
-    "devices": ("print this machine's rig file", _add_devices_arguments),
-    "plan": ("forecast what each device would hold", _add_plan_arguments),
+    "inspect": ("show architecture, layers and sizes of a model", _add_inspect_arguments),
+    "devices": ("print the rig file of this computer", _add_devices_arguments),
+    "plan": ("forecast the memory of each device", _add_plan_arguments),
     "load": ("load a layout and, with --prompt, generate", _add_load_arguments),
-    "chat": ("talk with a model; conversations are kept", _add_chat_arguments),
+    "chat": ("chat with a model; conversations are saved", _add_chat_arguments),
     "embed": ("load an embedding model and print a vector for each text", _add_embed_arguments),
-    "search": ("look for models on the hub", _add_search_arguments),
-    "fit": ("forecast how a model of the hub would fit, before it is downloaded", _add_fit_arguments),
-    "download": ("download a model; the same call goes on where it ended", _add_download_arguments),
-    "library": ("list the models that this computer has", _add_library_arguments),
+    "serve": ("serve models to other programs by the OpenAI and Anthropic APIs", _add_serve_arguments),
+    "search": ("search for models on the hub", _add_search_arguments),
+    "fit": ("forecast how a model of the hub fits, before it is downloaded", _add_fit_arguments),
+    "download": ("download a model; run it again to resume", _add_download_arguments),
+    "library": ("list the models on this computer", _add_library_arguments),
     "rig": ("run RPC workers", _add_rig_arguments),
-    "packs": ("engine packs: what makes a backend (Vulkan, CUDA) of the bundle's engine", _add_packs_arguments),
+    "packs": ("manage engine packs, which add a backend (Vulkan, CUDA) to the bundle", _add_packs_arguments),
     "demo": ("write a demo model", _add_demo_arguments),
-    "doctor": ("examine this machine: devices, engine, forecasts, speeds", _add_doctor_arguments),
+    "doctor": ("examine this computer: devices, engine, forecasts, speeds", _add_doctor_arguments),
 }

@@ -1,4 +1,4 @@
-"""What `plan --auto` and `load --auto` let people ask for, from their words to constraints."""
+"""Options of automatic layouts, and their conversion to `Constraints`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from engine.planning.fit.strategies.constraints import Constraints, Pin, check_c
 from engine.planning.settings.context_settings import KV_TYPES, KvType
 
 STRATEGIES = ("fewest", "priority", "balanced", "proportional", "experts", "context", "fastest")
+# At most six digits: no model has more layers, and `int` refuses very long numbers.
 _PIN = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?|output", re.ASCII)
+# The output layer in a parsed pin.
 _OUTPUT = -1
-"""Stands for the output layer among parsed pins."""
 
 
 def add_auto_arguments(command: argparse.ArgumentParser) -> None:
-    """Add --auto and what goes with it."""
+    """Add --auto and the options that need it."""
     command.add_argument("--auto", metavar="STRATEGY", help="find a layout: " + ", ".join(STRATEGIES))
     command.add_argument(
         "--off", type=_ids, action="append", default=[], metavar="ID[,ID...]", help="with --auto: do not use these"
@@ -29,24 +30,24 @@ def add_auto_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--order", type=_ids, metavar="ID[,ID...]", help="with --auto priority: fill in this order")
     command.add_argument(
         "--pin", type=_pin, action="append", default=[], metavar="LAYERS=ID",
-        help="with --auto: keep these layers there, such as 0-3=CUDA0 or output=CPU; may repeat",
+        help="with --auto: pin layers to a device, such as 0-3=CUDA0 or output=CPU; may repeat",
     )  # fmt: skip
     command.add_argument("--split", action="store_true", help="with --auto: use several devices even if one is enough")
     command.add_argument(
         "--kv-types", type=_kv_types, metavar="T[,T...]",
-        help="with --auto context: cache types that may be used, the preferred first",
+        help="with --auto context: allowed KV cache types, in order of preference",
     )  # fmt: skip
     command.add_argument(
         "--margin", type=_margin, action="append", default=[], metavar="ID=SIZE",
-        help="leave so much free on a device; may repeat",
+        help="leave this much memory of a device free; may repeat",
     )  # fmt: skip
 
 
 def constraints_of(options: Namespace, rig: Rig, n_layers: int) -> Constraints:
-    """Return what `options` ask of an automatic layout.
+    """Return the constraints of an automatic layout.
 
     Raises:
-        ArgumentError: for what makes no sense on this rig or for this model.
+        ArgumentError: if they are impossible on this rig or for this model.
     """
     pins = tuple(pin for pin in options.pin if pin.first != _OUTPUT)
     outputs = list(dict.fromkeys(pin.device for pin in options.pin if pin.first == _OUTPUT))
@@ -70,36 +71,35 @@ def check_auto_options(options: Namespace) -> None:
     """Refuse options that would have no effect.
 
     Raises:
-        ArgumentError: naming the option and where it belongs.
+        ArgumentError: naming the option and what it needs.
     """
     if options.auto is None:
         given = {"--off": options.off, "--order": options.order, "--pin": options.pin, "--split": options.split,
                  "--kv-types": options.kv_types}  # fmt: skip
         for name, value in given.items():
             if value:
-                raise ArgumentError(f"{name} is about automatic layouts; add --auto STRATEGY, or leave it out.")
+                raise ArgumentError(f"{name} needs an automatic layout; add --auto STRATEGY, or remove the option.")
     if options.order and options.auto != "priority":
-        raise ArgumentError("--order is the order of strategy priority; use --auto priority, or leave it out.")
+        raise ArgumentError("--order needs --auto priority; use that, or remove the option.")
     if options.kv_types and options.auto != "context":
-        raise ArgumentError(
-            "--kv-types is for strategy context, which may choose among them; use --auto context, or leave it out."
-        )
+        raise ArgumentError("--kv-types needs --auto context; use that, or remove the option.")
     if options.kv_types and (options.type_k or options.type_v):
-        raise ArgumentError("--type-k and --type-v choose what --kv-types leaves open; leave one or the other out.")
+        raise ArgumentError("--type-k and --type-v contradict --kv-types; remove one or the other.")
 
 
 def with_margins(rig: Rig, margins: list[tuple[str, int]]) -> Rig:
-    """Return `rig` with the margins that were asked for.
+    """Return `rig` with the margins of the options.
 
     Raises:
-        ArgumentError: for a device that the rig does not have, or that is named twice.
+        ArgumentError: if the rig lacks a device, or a device has two margins.
     """
     sizes = dict(margins)
     for device_id, count in Counter(device_id for device_id, _ in margins).items():
         if count > 1:
-            raise ArgumentError(f"{device_id[:60]} is given {count} margins; give it one.")
+            raise ArgumentError(f"{device_id[:60]} has {count} margins; give one.")
         if rig.device(device_id) is None:
             raise ArgumentError(f'There is no device "{device_id[:60]}" here; there are {", ".join(rig.ids)}.')
+    # The host has a margin like any device.
     first, *others = (
         replace(device, margin_bytes=sizes.get(device.id, device.margin_bytes)) for device in (rig.host, *rig.devices)
     )
@@ -109,7 +109,7 @@ def with_margins(rig: Rig, margins: list[tuple[str, int]]) -> Rig:
 def _ids(text: str) -> tuple[str, ...]:
     ids = tuple(part.strip() for part in text.split(","))
     if not all(ids):
-        raise argparse.ArgumentTypeError(f'"{text}" is no list of device ids; write them like CUDA0,CUDA1')
+        raise argparse.ArgumentTypeError(f'"{text}" is not a list of device ids; write CUDA0,CUDA1')
     return ids
 
 
@@ -117,12 +117,12 @@ def _pin(text: str) -> Pin:
     layers, _, device_id = text.partition("=")
     match = _PIN.fullmatch(layers.strip())
     if match is None or not device_id.strip():
-        raise argparse.ArgumentTypeError(f'"{text}" pins nothing; write LAYERS=ID such as 0-3=CUDA0 or output=CPU')
+        raise argparse.ArgumentTypeError(f'"{text}" is not a pin; write LAYERS=ID such as 0-3=CUDA0 or output=CPU')
     if match[1] is None:
         return Pin(device_id.strip(), _OUTPUT, _OUTPUT)
     first, last = int(match[1]), int(match[2] or match[1])
     if first > last:
-        raise argparse.ArgumentTypeError(f'"{text}" runs backwards; write the lower layer first: {last}-{first}')
+        raise argparse.ArgumentTypeError(f'"{text}" is in reverse order; write the lower layer first: {last}-{first}')
     return Pin(device_id.strip(), first, last)
 
 
@@ -131,7 +131,7 @@ def _kv_types(text: str) -> tuple[KvType, ...]:
     for part in text.split(","):
         known = next((name for name in KV_TYPES if name == part.strip()), None)
         if known is None:
-            raise argparse.ArgumentTypeError(f'"{part.strip()}" is no cache type; use {", ".join(KV_TYPES)}')
+            raise argparse.ArgumentTypeError(f'"{part.strip()}" is not a KV cache type; use {", ".join(KV_TYPES)}')
         found.append(known)
     return tuple(found)
 
@@ -141,4 +141,4 @@ def _margin(text: str) -> tuple[str, int]:
     try:
         return device_id.strip(), parse_size(size)
     except ValueError:
-        raise argparse.ArgumentTypeError(f'"{text}" is no margin; write ID=SIZE such as CUDA0=1GiB') from None
+        raise argparse.ArgumentTypeError(f'"{text}" is not a margin; write ID=SIZE such as CUDA0=1GiB') from None

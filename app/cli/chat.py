@@ -1,4 +1,4 @@
-"""`chat`: a conversation in a terminal, kept in the same database as those of the window."""
+"""The `chat` command: a conversation in a terminal, in the same database as those of the window."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ from engine.runtime.session.events import Cancelled
 
 
 def run_chat(options: Namespace) -> int:
-    """List or search what is kept, or load a model and talk."""
+    """List or search conversations, or load a model and chat."""
     if options.file is None and not options.list and options.search is None:
-        raise ArgumentError("`chat` needs the FILE.gguf to talk with, or --list or --search.")
+        raise ArgumentError("`chat` needs a FILE.gguf, --list or --search.")
+    # Arguments that are not UTF-8 arrive as lone surrogates, which the database cannot store.
     for text, what in ((options.prompt, "The prompt"), (options.system, "The system prompt")):
         if text is not None:
             check_text(text, what)
@@ -49,15 +50,17 @@ def _talk(store: ChatStore, options: Namespace) -> int:
     try:
         order = order_of(options, printer.load.explain)
     except KeyboardInterrupt:
+        # No session handles interrupts yet: the signal raises (`entry.raise_on_interrupt`).
         printer.load.show(Cancelled(stage="header"))
         return exit_codes.INTERRUPTED
     attached = tuple(map(read_attachment, options.attach))
     projector = order.plan.edit.side_files.projector
     kinds = {file.attachment.kind for file in attached}
     if "image" in kinds and (projector is None or not projector.sees):
-        raise ArgumentError("--attach: this model reads no images alone; name its projector with --mmproj.")
+        raise ArgumentError("--attach: this model needs a projector for images; add --mmproj FILE.")
     if "audio" in kinds and (projector is None or not projector.hears):
-        raise ArgumentError("--attach: this model hears no sound alone; name a projector for sound with --mmproj.")
+        raise ArgumentError("--attach: this model needs a projector for sound; add --mmproj FILE.")
+    # Stored only now: options that are refused change nothing.
     if known is not None:
         store.save(conversation, known).result()
     states = SavedKvStates(kept_states_path())
@@ -72,8 +75,10 @@ def _talk(store: ChatStore, options: Namespace) -> int:
 
 
 def _conversation(store: ChatStore, options: Namespace) -> tuple[Conversation | None, Conversation]:
-    """Return the one to go on with as it is kept and as the options have it; or None and a new one, which is not kept
-    yet."""
+    """Return the stored conversation to continue, and it with the changes of the options.
+
+    For a new one the first is None; it is not stored yet.
+    """
     if options.conversation is None:
         time_ms = now_ms()
         return None, Conversation(
@@ -84,6 +89,7 @@ def _conversation(store: ChatStore, options: Namespace) -> tuple[Conversation | 
             updated_ms=time_ms,
         )
     named = [each for each in store.conversations() if each.id.startswith(options.conversation)]
+    # Every id begins with an empty text.
     if not options.conversation or len(named) != 1:
         found = "no conversation" if not named else f"{len(named)} conversations"
         raise ArgumentError(f'--conversation: {found} of this id: "{options.conversation}". See chat --list.')
@@ -99,7 +105,9 @@ def _preset(name: str) -> Preset | None:
     found = next((preset for preset in presets if preset.name == name), None)
     if found is None:
         known = ", ".join(f'"{preset.name}"' for preset in presets) or "none"
-        raise ArgumentError(f'--preset: there is no preset "{name}"; known are {known}. They are in {presets_path()}.')
+        raise ArgumentError(
+            f'--preset: there is no preset "{name}"; available are {known}. They are in {presets_path()}.'
+        )
     return found
 
 

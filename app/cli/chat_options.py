@@ -1,4 +1,4 @@
-"""Options of `chat`: which conversation, how it is sampled, what happens when the context is full."""
+"""Options of `chat`: conversation, samplers, and what happens if the context is full."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ OVERFLOWS = ("drop", "stop", "ask")
 
 
 def add_chat_arguments(command: argparse.ArgumentParser) -> None:
-    """Add them, those of samplers from the table."""
-    command.add_argument("--list", action="store_true", help="list the kept conversations and end")
-    command.add_argument("--search", metavar="TEXT", help="list where TEXT stands in conversations and end")
+    """Add the options; those of samplers are generated from the table."""
+    command.add_argument("--list", action="store_true", help="list the saved conversations and exit")
+    command.add_argument("--search", metavar="TEXT", help="search all conversations for TEXT and exit")
     command.add_argument(
-        "--conversation", metavar="ID", help="go on with this one: its id as --list shows it, or the beginning of that"
+        "--conversation", metavar="ID", help="continue the conversation with this id, or its beginning; see --list"
     )
-    command.add_argument("--system", metavar="TEXT", help="the system prompt, from now on")
-    command.add_argument("--preset", metavar="NAME", help="a preset of this name, from now on")
-    command.add_argument("--prompt", metavar="TEXT", help="ask this and end; without it, lines are read")
+    command.add_argument("--system", metavar="TEXT", help="system prompt from now on")
+    command.add_argument("--preset", metavar="NAME", help="preset from now on")
+    command.add_argument(
+        "--prompt", metavar="TEXT", help="ask this and exit; without it, read questions from standard input"
+    )
     command.add_argument(
         "--attach",
         type=Path,
@@ -32,21 +34,26 @@ def add_chat_arguments(command: argparse.ArgumentParser) -> None:
         help="text, code, a PDF, an image or sound; may repeat",
     )
     command.add_argument(
-        "--overflow", choices=OVERFLOWS, default="drop", help="when the context is full (default drop: oldest turns)"
+        "--overflow",
+        choices=OVERFLOWS,
+        default="drop",
+        help="if the context is full (default: drop the oldest messages)",
     )
     samplers = command.add_argument_group("samplers")
     for setting in SAMPLING:
         samplers.add_argument(
             setting.flag,
             type=_typed(setting),
+            # Absent if not given: no value of a setting means "not chosen".
             default=argparse.SUPPRESS,
             metavar="V",
+            # argparse formats help texts with `%`.
             help=setting.help.replace("%", "%%"),
         )
 
 
 def chosen_settings(options: Namespace) -> dict[str, object]:
-    """Return what of the samplers was set."""
+    """Return the sampler settings that were given."""
     given = vars(options)
     return {setting.key: given[setting.key] for setting in SAMPLING if setting.key in given}
 

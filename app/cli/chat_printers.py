@@ -1,4 +1,4 @@
-"""How `chat` shows what is said: JSON lines for programs, or text for people."""
+"""Output of `chat`: JSON lines for programs, or text for people."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from engine.runtime.session.events import Done, Event
 
 
 class Talking(Event, frozen=True, kw_only=True, tag="conversation"):
-    """Which conversation it is, before its first answer."""
+    """Start of the chat: the conversation."""
 
     id: str
     title: str
 
 
 class Thinking(Event, frozen=True, kw_only=True, tag="thinking"):
-    """What a model thinks before its answer."""
+    """Reasoning before an answer."""
 
     text: str
 
 
 class Spoken(Event, frozen=True, kw_only=True, tag="token"):
-    """More of an answer."""
+    """A piece of an answer."""
 
     text: str
 
 
 class Notice(Event, frozen=True, kw_only=True, tag="notice"):
-    """Something that a person is told, which ends nothing."""
+    """A message for the user."""
 
     message: str
 
 
 class Answered(Event, frozen=True, kw_only=True, tag="done"):
-    """The end of an answer; `message` is its id. `replaced`: why the chat template was not used, where it was not."""
+    """End of an answer. `message`: its id. `replaced`: why the chat template was not used, empty if it was."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -52,7 +52,7 @@ class Answered(Event, frozen=True, kw_only=True, tag="done"):
 
 
 class JsonChat:
-    """One event a line."""
+    """Prints one event per line."""
 
     def __init__(self) -> None:
         self.load = JsonPrinter()
@@ -61,7 +61,7 @@ class JsonChat:
         print_event(Talking(id=conversation, title=title))
 
     def prompt(self) -> None:
-        """Programs need none."""
+        """Print nothing: programs need no prompt."""
 
     def said(self, reasoning: str, content: str) -> None:
         if reasoning:
@@ -74,20 +74,22 @@ class JsonChat:
 
     def done(self, done: Done, message: Message) -> None:
         values = {name: getattr(done, name) for name in Answered.__struct_fields__ if name != "message"}
+        # msgspec leaves fields out that are UNSET.
         values["replaced"] = done.replaced or msgspec.UNSET
         print_line(msgspec.json.encode(Answered(message=message.id, **values)).decode())
 
 
 class TextChat:
-    """Answers on standard output, all else on standard error; thoughts there too, on a terminal only."""
+    """Prints answers on standard output, all else on standard error. Reasoning is printed on a terminal only."""
 
     def __init__(self) -> None:
         self.load = TextPrinter()
+        # Reasoning goes to standard error and the answer to standard output: readable together on a terminal only.
         self._on_terminal = sys.stdout.isatty() and sys.stderr.isatty()
         self._asks = sys.stdin.isatty()
         self._thinks = False
+        # Messages about templates that were printed: they are the same after each answer.
         self._replaced: set[str] = set()
-        """What was said of templates: it is the same after each answer."""
 
     def begin(self, conversation: str, title: str) -> None:
         say(f"conversation {conversation}{f': {title}' if title else ''}")
@@ -104,6 +106,7 @@ class TextChat:
             if self._thinks:
                 say("")
             self._thinks = False
+            # Control characters in an answer could steer a terminal. A file or a pipe gets the text unchanged.
             print_text(escape(content, keep_lines=True) if self._on_terminal else content)
 
     def notice(self, sentence: str) -> None:

@@ -15,7 +15,7 @@ from engine.model.demo.speaking import SAMPLE_QUESTIONS
 
 
 def run_demo(options: Namespace) -> int:
-    """Write a demo model: the one that answers where it was fetched, else the made-up one."""
+    """Write a demo model: the one that answers if it is installed, else the made-up one."""
     fetched = None if options.generated else fetched_demo()
     prompt = _write(options.path, fetched)
     if options.json:
@@ -26,8 +26,9 @@ def run_demo(options: Namespace) -> int:
 
 
 def _write(path: Path, fetched: Path | None) -> str:
-    """Write the model and return what to ask it."""
+    """Write the model, and return a prompt for it."""
     if fetched is not None:
+        # An interrupted copy leaves no incomplete model at `path`.
         with placing(path) as unfinished:
             shutil.copyfile(fetched, unfinished)
         return SAMPLE_QUESTIONS[0]

@@ -1,4 +1,4 @@
-"""The commands `devices` and `packs`, and the devices of this machine for every command that needs them."""
+"""The commands `devices` and `packs`, and the devices of this computer for all other commands."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from app.cli import exit_codes
 from app.cli.output import print_document, print_line, print_text, say
-from app.packs import find_all_devices, pack_keeper
+from app.packs import find_all_devices, pack_installer
 from app.paths import engine_checks_path, self_test_path, speeds_path
 from engine.base.engine_build import engine_version
 from engine.base.errors import EngineError
@@ -16,30 +16,36 @@ from engine.devices.device import Rig
 from engine.devices.packs.store import NO_PACKS, PACKS_VARIABLE, ListedPack
 from engine.devices.rig_file import encode_rig
 from engine.machines.rigs.discovery import Peer
-from engine.machines.rigs.pack_keeper import PackKeeper
+from engine.machines.rigs.pack_installer import PackInstaller
 from engine.machines.rigs.speeds import measured_book, speed_lines
 from engine.planning.fit.speed_book import read_speed_book, write_speed_book
 
 
 def find_machine(rpc_endpoints: Sequence[str] = (), peers: Sequence[Peer] = ()) -> Rig:
-    """Return this machine's devices, those of the endpoints and of paired machines; packs are checked where they are
-    new. Blocks, and raises as `find_all_devices`."""
+    """Return the devices of this computer, of the endpoints and of paired computers.
+
+    New engine packs are checked first. Waits for the network; raises as `find_all_devices`.
+    """
     _check_new_packs()
     return find_all_devices(self_test_path(), rpc_endpoints, checks=engine_checks_path(), peers=peers)
 
 
 def _check_new_packs() -> None:
-    """Check packs that nobody has checked with this engine, which else no child would load; the window does it too."""
+    """Check packs that were not checked with this engine: children load checked packs only.
+
+    The window does the same.
+    """
     if os.environ.get(PACKS_VARIABLE) == NO_PACKS:
         return
-    keeper = pack_keeper()
+    keeper = pack_installer()
     names = [pack.name for pack in keeper.listed() if pack.state == "unchecked"]
     if not names:
         return
-    say(f"Checking engine packs that are new to this engine: {', '.join(names)}")
+    say(f"Checking new engine packs: {', '.join(names)}")
     try:
         verdicts = keeper.check_new()
     except EngineError as error:
+        # Not fatal: devices without packs are found all the same.
         say(error.summary())
         return
     for verdict in verdicts:
@@ -51,8 +57,8 @@ DOCUMENT_VERSION = 1
 
 
 def run_packs(options: Namespace) -> int:
-    """Do what is asked and print what there is then; a pack that its check found not to work is exit code 5."""
-    keeper = pack_keeper()
+    """Carry out the subcommand, and print the packs. Exit code 5 if a checked pack does not work."""
+    keeper = pack_installer()
     checked = _change(keeper, options)
     listed = keeper.listed()
     if options.json:
@@ -64,11 +70,11 @@ def run_packs(options: Namespace) -> int:
     return exit_codes.exit_code("crashed") if broken else exit_codes.OK
 
 
-def _change(keeper: PackKeeper, options: Namespace) -> set[str]:
-    """Do it; return the names of packs that were checked."""
+def _change(keeper: PackInstaller, options: Namespace) -> set[str]:
+    """Carry out the subcommand, and return the names of checked packs."""
     match options.packs_command:
         case "install":
-            say(f"Installing {options.file.name} and checking it")
+            say(f"Installing and checking {options.file.name}")
             return {keeper.install(options.file).name}
         case "remove":
             keeper.remove(options.name)
@@ -91,7 +97,7 @@ def _print(listed: Iterable[ListedPack]) -> None:
 
 
 def run_devices(options: Namespace) -> int:
-    """Print this machine's rig file (always JSON: it is meant to be kept)."""
+    """Print the rig file of this computer. It is always JSON, because it is meant to be saved."""
     peers = options.tunnels.peers(options.peer)
     rig = find_machine(options.rpc, peers)
     if options.measure:

@@ -1,6 +1,6 @@
-"""From the words of a command line to a command, and from what it raises to an error document and an exit code.
+"""Runs a command: parses the words, imports its module, and turns errors into error documents and exit codes.
 
-Only the command that runs is imported: some need next to nothing, others most of the engine.
+Only the module of the command is imported: some need next to nothing, others most of the engine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class CommandTunnels:
-    """Used as a context. What it needs is imported when it is needed: most commands reach nobody."""
+    """Tunnels to paired computers, as a context manager. Imports happen on first use: most commands need none."""
 
     def __init__(self) -> None:
         self._tunnels: Tunnels | None = None
@@ -39,24 +39,24 @@ class CommandTunnels:
             self._tunnels.close()
 
     def reach(self, rig: Rig) -> Rig:
-        """Return `rig` with tunnels to the paired machines in it. Raises as `Tunnels.reach`."""
+        """Return `rig` with tunnels to its paired computers. Raises as `Tunnels.reach`."""
         if all(device.fingerprint is None for device in rig.devices):
             return rig
         return self._made().reach(rig)
 
     def peers(self, names: Sequence[str]) -> tuple[Peer, ...]:
-        """Return the paired machines that people call so, each with a tunnel.
+        """Return the paired computers with these names, each with a tunnel.
 
         Raises:
-            EngineError: where one is not paired, or no tunnel can begin.
+            EngineError: if one is not paired, or if no tunnel can be opened.
         """
         if not names:
             return ()
         from app.paths import pairings_path
         from engine.machines.rigs.discovery import Peer
-        from engine.machines.tunnel.pairings import PairingBook
+        from engine.machines.tunnel.pairings import PairingStore
 
-        found = {each.fingerprint: each for each in map(PairingBook(pairings_path()).server, names)}
+        found = {each.fingerprint: each for each in map(PairingStore(pairings_path()).server, names)}
         return tuple(
             Peer(each.endpoint, each.fingerprint, each.name, self._made().route(each.endpoint, each.fingerprint))
             for each in found.values()
@@ -65,33 +65,36 @@ class CommandTunnels:
     def known_names(self) -> tuple[str, ...]:
         """Return the names and addresses of all paired machines."""
         from app.paths import pairings_path
-        from engine.machines.tunnel.pairings import PairingBook
+        from engine.machines.tunnel.pairings import PairingStore
 
-        return tuple(text for each in PairingBook(pairings_path()).all("server") for text in (each.name, each.endpoint))
+        return tuple(
+            text for each in PairingStore(pairings_path()).all("server") for text in (each.name, each.endpoint)
+        )
 
     def _made(self) -> Tunnels:
         if self._tunnels is None:
             from app.paths import identity_path, pairings_path
-            from engine.machines.tunnel.pairings import PairingBook
+            from engine.machines.tunnel.pairings import PairingStore
             from engine.machines.tunnel.tunnels import Tunnels
 
-            self._tunnels = Tunnels(identity_path(), PairingBook(pairings_path()))
+            self._tunnels = Tunnels(identity_path(), PairingStore(pairings_path()))
         return self._tunnels
 
 
+# Commands without a child process, which have to start fast.
 WITHOUT_CHILDREN = frozenset({"inspect"})
-"""Commands that start no child of the engine, and are to cost next to nothing."""
 
 
+# Modules with more than one command.
 _FAMILY = {"search": "hub", "download": "hub", "packs": "devices"}
-"""Modules with more than one command."""
-LOGGED = frozenset({"load", "chat", "embed"})
-"""Commands of which the log says how their children ended."""
+# Commands whose log states how their child processes ended.
+LOGGED = frozenset({"load", "chat", "embed", "serve"})
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; an interrupt passes through."""
+    """Run one command, and return its exit code. `KeyboardInterrupt` passes through."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    # Looked up by hand: if the arguments are wrong, there are no parsed options.
     as_json = "--json" in words
     prepare_streams()
     if aside := settle_places(os.environ):
@@ -103,6 +106,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return exit_codes.OK
     except OutputError as error:
         silence_stdout()
+        # A sentence on standard error: standard output cannot be written.
         report_error(error, as_json=False)
         return exit_codes.exit_code(error.kind)
 
@@ -110,6 +114,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 def _run_to_exit_code(words: list[str], *, as_json: bool) -> int:
     try:
         return _run(words)
+    # `OutputError` is an `EngineError`, but must not be reported on the output that failed.
     except (BrokenPipeError, OutputError):
         raise
     except EngineError as error:
@@ -131,7 +136,7 @@ def _run(words: list[str]) -> int:
 
 
 def _quieten_logs() -> None:
-    """Bug reports print a traceback; the engine's own chatter is for the log file of the window."""
+    """Hide the logs of the engine, which are for the log file of the window. Bugs print a traceback."""
     import logging
 
     logging.basicConfig(level=logging.ERROR, format="%(message)s")
@@ -139,14 +144,16 @@ def _quieten_logs() -> None:
 
 
 def _run_command(options: Namespace) -> int:
-    """Run the command that the parser let through: `run_NAME` in the module of its name or its family."""
+    """Run the parsed command: `run_NAME` in its module."""
     name = options.command
     if name not in WITHOUT_CHILDREN:
         from app.packs import use_packs
 
+        # Before any child starts: children inherit the environment variable.
         use_packs()
     module = import_module(f"app.cli.{_FAMILY.get(name, name)}")
     run_command: Callable[[Namespace], int] = getattr(module, f"run_{name}")
+    # The tunnels close first, while the log is still open.
     with _log(name), CommandTunnels() as options.tunnels:
         return run_command(options)
 

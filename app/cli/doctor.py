@@ -1,4 +1,4 @@
-"""The `doctor` command: this machine examined, as a table and as a file to send."""
+"""The `doctor` command: an examination of this computer, as a table and as a file to send."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from app.cli import exit_codes
 from app.cli.devices import find_machine
 from app.cli.output import print_document, print_line, say
 from app.demo import find_demo
-from app.packs import pack_keeper
+from app.packs import pack_installer
 from app.paths import calibration_path, engine_checks_path, self_test_path, speeds_path
 from engine.base.cancellation import CancelToken
 from engine.devices.device import Rig
@@ -26,7 +26,7 @@ _INTERRUPTS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIG
 
 
 def run_doctor(options: Namespace) -> int:
-    """Examine this machine and say what came of it; an interrupt ends it with what was found until then."""
+    """Examine this computer, and print the results. An interrupt ends it with the results so far."""
 
     def find() -> Rig:
         peers = options.tunnels.peers(options.peer)
@@ -36,9 +36,10 @@ def run_doctor(options: Namespace) -> int:
     rig, problem = find_rig(find, *([find_machine] if options.rpc or options.peer else []))
     rig = read_calibration(calibration_path()).apply(rig)
     cancel = CancelToken()
-    packs = pack_keeper().listed()
+    packs = pack_installer().listed()
     with _cancelling(cancel), Machine(rig, examined_files(), cancel, packs=packs, problem=problem) as machine:
         steps = machine.engine_steps() if options.engine else machine.steps()
+        # The report is meant to be sent to others.
         report = without_names(examine(steps, _show, cancel), personal_names(rig, Path.home(), _machines(options)))
     _clear()
     _tell(report, options)
@@ -48,12 +49,12 @@ def run_doctor(options: Namespace) -> int:
 
 
 def _machines(options: Namespace) -> list[str]:
-    """Return what sentences may call other machines: as they were asked for, and as paired ones were named."""
+    """Return the names of other computers that texts may contain: endpoints and paired names."""
     return [*options.rpc, *options.peer, *(options.tunnels.known_names() if options.peer else ())]
 
 
 def examined_files() -> Files:
-    """Return where is kept what an examination finds out."""
+    """Return the paths of files that an examination writes."""
     return Files(find_demo().path, engine_checks_path(), self_test_path(), calibration_path(), speeds_path())
 
 
@@ -82,14 +83,16 @@ def _show(progress: Progress) -> None:
 
 def _clear() -> None:
     if sys.stderr.isatty():
+        # Carriage return, and the ANSI sequence EL: erase to the end of the line.
         say("\r\x1b[K", end="")
 
 
 @contextmanager
 def _cancelling(cancel: CancelToken) -> Iterator[None]:
-    """Have interrupts end the examination in place of the program."""
+    """Context in which interrupts cancel the examination instead of the program."""
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:
+        # Python runs the handler between two bytecodes of the main thread: it only sets the token.
         cancel.cancel()
 
     before = {number: signal.signal(number, on_signal) for number in _INTERRUPTS}

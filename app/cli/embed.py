@@ -1,4 +1,4 @@
-"""`embed`: a load, then one vector for each text."""
+"""The `embed` command: loads a model, and prints a vector for each text."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from engine.runtime.protocol.messages import Embed, Embedded
 from engine.runtime.session.events import Cancelled, Loaded, OutOfMemory
 from engine.runtime.session.load_order import LoadOrder
 
+# Values of a vector in the output for people.
 _SHOWN = 8
-"""Values of a vector that people are shown."""
 
 
 def run_embed(options: Namespace) -> int:
-    """Load a layout and print a vector for each text."""
+    """Load a layout, and print a vector for each text."""
     for text in options.texts:
         check_text(text, "A text")
     printer = None if options.json else TextPrinter()
@@ -31,11 +31,11 @@ def run_embed(options: Namespace) -> int:
 
 
 def _silence(_explanation: str) -> None:
-    """The one document has no place for it; that of `plan` has."""
+    """Discard the explanation: the document has no field for it."""
 
 
 def _vectors(order: LoadOrder, texts: Sequence[str], printer: TextPrinter | None) -> Embedded | BadEnding:
-    """Return the vectors of texts, or what went wrong; people see how the load goes."""
+    """Return the vectors of texts, or the error. Progress is printed for people."""
     follower = Follower()
     with follower.loading(order):
         loaded = follower.load(printer)
@@ -55,7 +55,7 @@ def _vectors(order: LoadOrder, texts: Sequence[str], printer: TextPrinter | None
 
 
 def _end(ending: Embedded | BadEnding, printer: TextPrinter | None) -> int:
-    """Print the vectors or the ending, and return the exit code."""
+    """Print the vectors or the error, and return the exit code."""
     if isinstance(ending, Embedded):
         _print(ending.vectors, printer)
         return exit_codes.OK
@@ -86,7 +86,7 @@ def _kind(ending: BadEnding) -> str:
 
 
 def _error(ending: BadEnding) -> dict[str, object]:
-    """Return what the error document says: there are no events that could."""
+    """Return the error document: `embed` prints no events."""
     if isinstance(ending, Cancelled):
         return {"kind": _kind(ending), "message": "Cancelled before the texts were embedded."}
     fields: dict[str, object] = {"kind": _kind(ending), "message": ending.message}

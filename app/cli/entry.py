@@ -1,6 +1,6 @@
-"""The entry point, and signals that end a command: interrupt, terminate and hang-up, if the system has them.
+"""The entry point, and the signals that end a command: SIGINT, SIGTERM and SIGHUP, if the system has them.
 
-Signals come first, because reading the rest of the program takes a moment in which they may come.
+Handlers are installed first, because the imports of the rest take a moment in which a signal may arrive.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 def raise_on_interrupt() -> None:
-    """From now on these signals raise `KeyboardInterrupt`, so that what owns a child ends it on the way out."""
+    """Make these signals raise `KeyboardInterrupt`, so that owners of child processes end them on the way out."""
     _install(_raise)
 
 
 @contextmanager
 def on_interrupt(call: Callable[[], None]) -> Iterator[None]:
-    """Inside, these signals only `call`; afterwards they do what they did before."""
+    """Context in which these signals only call `call`. Afterwards the former handlers are restored."""
 
     def handle(_number: int, _frame: FrameType | None) -> None:
         call()
@@ -51,7 +51,7 @@ def _numbers() -> list[signal.Signals]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code."""
+    """Run one command, and return its exit code."""
     try:
         raise_on_interrupt()
         from app.cli.dispatch import run

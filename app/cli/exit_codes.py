@@ -9,6 +9,7 @@ DOES_NOT_FIT = 3
 MODEL_FILE = 4
 CRASHED = 5
 UNREACHABLE = 6
+# 128 + SIGINT (2), as shells report it.
 INTERRUPTED = 130
 
 _BY_KIND = {
@@ -28,5 +29,5 @@ _BY_KIND = {
 
 
 def exit_code(kind: str) -> int:
-    """Return the exit code for an error of this `kind`; a kind that we do not know is a bug of ours."""
+    """Return the exit code for an error of this `kind`. An unknown kind is a bug of ours."""
     return _BY_KIND.get(kind, INTERNAL)

@@ -1,4 +1,4 @@
-"""The `fit` command: how every quantisation of a repository would fit, before a byte of weights is fetched."""
+"""The `fit` command: forecasts every quantisation of a repository before it is downloaded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from app.paths import remote_headers_path, speeds_path
 from engine.base.units import format_bytes
 from engine.devices.rig_file import read_rig
 from engine.library.hub.fit import QuantisationFit, RepoFit
-from engine.library.hub.forecast import FitWish, fit_repo
+from engine.library.hub.forecast import FitOptions, fit_repo
 from engine.library.hub.remote_header import HeaderCache
 from engine.machines.rigs.speeds import known_speeds
 from engine.model.gguf.model_file import ModelFile
@@ -23,26 +23,28 @@ from engine.planning.fit.speed_book import read_speed_book
 from engine.planning.fit.strategies.catalogue import find_strategy
 from engine.planning.fit.strategies.constraints import Watch
 from engine.planning.layout.layout_file import LayoutFile, layout_document
+from engine.planning.speed.prediction import rate_text, source_words
 
 DEFAULT_STRATEGY = "fewest"
 
 
 def run_fit(options: Namespace) -> int:
-    """Print a line for each quantisation, and which one is proposed."""
+    """Print a forecast for each quantisation, and the proposed one."""
     options.auto = options.auto or DEFAULT_STRATEGY
     check_auto_options(options)
+    # Before anything is fetched: an unknown strategy is an error of the command line.
     find_strategy(options.auto)
     hub = find_hub()
     address = repo_of(options.repo, hub)
     rig = with_margins(read_rig(options.rig) if options.rig is not None else this_machine(), options.margin)
     speeds = known_speeds(rig, read_speed_book(speeds_path()))
 
-    def wish_of(model: ModelFile) -> FitWish:
+    def options_of(model: ModelFile) -> FitOptions:
         constraints = constraints_of(options, rig, model.n_layers)
         watched = replace(constraints, speeds=speeds, watch=Watch(tell=patience()))
-        return FitWish(rig, options.auto, context_of(options, model, None), watched)
+        return FitOptions(rig, options.auto, context_of(options, model, None), watched)
 
-    found = fit_repo(address, hub.settings, hub.token, HeaderCache(remote_headers_path()), wish_of)
+    found = fit_repo(address, hub.settings, hub.token, HeaderCache(remote_headers_path()), options_of)
     if options.json:
         print_document(_document(found, options.auto))
     else:
@@ -79,6 +81,8 @@ def _row(fit: QuantisationFit, name: str) -> dict[str, object]:
         "n_ctx": fit.n_ctx or None,
         "need_bytes": fit.need_bytes,
         "tokens_per_second": None if speed is None else [round(each, 2) for each in speed],
+        "expected_tokens_per_second": None if speed is None else round(fit.expected_per_second, 2),
+        "speed_source": None if speed is None else fit.speed_source,
         "layout": _layout(fit, name),
         "devices": list(fit.rows),
     }
@@ -94,7 +98,7 @@ def _text(found: RepoFit) -> str:
     lines = [f"{found.listing.repo}: {found.model.architecture}, {found.model.n_layers} layers", ""]
     width = max((len(fit.quantisation.label) for fit in found.fits), default=0)
     for fit in found.fits:
-        speed = "" if fit.tokens_per_second is None or not fit.fits else _speed(fit.tokens_per_second)
+        speed = _speed(fit) if fit.tokens_per_second is not None and fit.fits else ""
         mark = "*" if fit.quantisation.name == found.best else " "
         size = format_bytes(fit.quantisation.size_bytes)
         lines.append(f"{mark} {fit.quantisation.label:<{width}}  {size:>10}  {fit.sentence}{speed}")
@@ -104,6 +108,6 @@ def _text(found: RepoFit) -> str:
     return "\n".join(lines)
 
 
-def _speed(rates: tuple[float, float]) -> str:
-    slow, fast = (f"{rate:.0f}" if rate >= 100 else f"{rate:.2g}" for rate in rates)
-    return f" {slow} to {fast} tokens per second."
+def _speed(fit: QuantisationFit) -> str:
+    sureness = "Roughly" if fit.speed_source == "guess" else "About"
+    return f" {sureness} {rate_text(fit.expected_per_second)} tokens/s ({source_words(fit.speed_source)})."

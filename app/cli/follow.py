@@ -1,4 +1,4 @@
-"""One session of a command: its news are read in the main thread until the command is over. Interrupts stop it."""
+"""The session of a command. The main thread reads its events until the command ends; interrupts stop it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from app.cli.printers import Printer
 from engine.base.errors import ArgumentError
 from engine.devices.telemetry.memory_holders import memory_holders
 from engine.planning.plan.plan import Plan
-from engine.runtime.protocol.messages import AnyModelRequest, LastWord
-from engine.runtime.session.driver import News
+from engine.runtime.protocol.messages import AnyModelRequest, FinalMessage
+from engine.runtime.session.driver import SessionUpdate
 from engine.runtime.session.events import (
     Answered,
     Attempt,
@@ -37,16 +37,17 @@ from engine.runtime.session.session import ModelSession, RequestStream
 from engine.runtime.session.snapshot import Snapshot
 from engine.runtime.session.status import Phase
 
+# Seconds of one wait.
+# Python runs signal handlers in the main thread only, and on Windows an endless wait delays them.
 INTERRUPT_POLL_S = 0.2
-"""Python runs signal handlers in the main thread only: a wait without limit would hold them up on Windows."""
+# Seconds to wait for the reason of a loss, which may need answers of RPC workers.
 _LOSS_S = 30.0
-"""How long to wait for the reason of a loss, which may ask the workers of other machines."""
 
 BadEnding = OutOfMemory | Failed | Crashed | Cancelled
 
 
 class Ended(Exception):
-    """The command is over, with this event as its last one."""
+    """Raised to end the command. It holds the last event."""
 
     def __init__(self, ending: BadEnding) -> None:
         super().__init__(str(ending))
@@ -54,10 +55,10 @@ class Ended(Exception):
 
 
 class Follower:
-    """A session and its news. `sequences`: the folder of saved states, None for none."""
+    """A session and its events. `sequences`: folder of saved KV states, None for none."""
 
     def __init__(self, sequences: Path | None = None) -> None:
-        self._news: queue.SimpleQueue[News] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[SessionUpdate] = queue.SimpleQueue()
         self.session = ModelSession(self._news.put, holders=memory_holders, sequences=sequences)
         self._stage: Stage = "header"
         self._interrupts = 0
@@ -65,7 +66,7 @@ class Follower:
 
     @contextmanager
     def loading(self, order: LoadOrder) -> Iterator[None]:
-        """Load `order` and see to interrupts; no process of ours is left after the block."""
+        """Context with a session that loads `order`. It handles interrupts, and ends all child processes."""
         with on_interrupt(self._interrupt):
             try:
                 self.session.load(order)
@@ -74,32 +75,36 @@ class Follower:
                 self.session.close()
 
     def _interrupt(self) -> None:
+        # Called between two bytecodes of the main thread: the loops below act on the count.
         self._interrupts += 1
 
     @property
     def interrupted(self) -> bool:
-        """Whether somebody wants an end, and has not got one."""
+        """Whether there was an interrupt that has not been handled."""
         return self._interrupts > self._heeded
 
     def heed(self) -> None:
-        """Take the interrupts so far as answered: they were about an answer that has ended."""
+        """Mark the interrupts so far as handled, because their answer has ended."""
         self._heeded = self._interrupts
 
     @property
     def cancelled(self) -> Cancelled:
-        """The ending of a command that was interrupted."""
+        """The last event of an interrupted command."""
         return Cancelled(stage=self._stage)
 
     @property
     def loaded_plan(self) -> Plan | None:
-        """The plan that is loaded, which may have stepped back from the order; None if the model was lost."""
+        """The loaded plan, which may differ from the order after a step back; None if the model was lost."""
         loaded = self.session.snapshot.loaded
         return None if loaded is None else loaded.order.plan
 
     # ------------------------------------------------------------------ news of the session
 
     def load(self, printer: Printer | None) -> LoadEnding:
-        """Show how the load goes; return its ending, which is not shown. After an interrupt that is `Cancelled`."""
+        """Show the progress of the load, and return its last event, which is not shown.
+
+        After an interrupt it is `Cancelled`.
+        """
         for news in self.news():
             if isinstance(news, Progress):
                 self._stage = news.stage
@@ -114,21 +119,22 @@ class Follower:
                 printer.show(news)
         raise AssertionError("news have no end")
 
-    def news(self) -> Iterator[News]:
-        """Wait for news, without end; an interrupt stops what runs."""
+    def news(self) -> Iterator[SessionUpdate]:
+        """Wait for the next event without a time-out. An interrupt stops what runs."""
         stopping = False
         while True:
             if self.interrupted and not stopping:
+                # Once is enough: if the child does not stop in time, the session kills it.
                 stopping = True
                 self.session.stop()
             with suppress(queue.Empty):
                 yield self._news.get(timeout=INTERRUPT_POLL_S)
 
     def check(self) -> None:
-        """Look for the loss of the model while nothing is asked of it.
+        """Check whether the model was lost while no request runs.
 
         Raises:
-            Ended: it was lost, or somebody wants an end.
+            Ended: if it was lost, or after an interrupt.
         """
         if self.interrupted:
             raise Ended(self.cancelled)
@@ -140,14 +146,15 @@ class Follower:
     # ------------------------------------------------------------------ requests
 
     def ask(self, request: AnyModelRequest) -> RequestStream:
-        """Ask the loaded model.
+        """Send a request to the loaded model.
 
         Raises:
-            Ended: the model was lost a moment ago, with the event that says why.
+            Ended: if the model was just lost, with the event that names the reason.
         """
         try:
             return self.session.stream(request)
         except ArgumentError as error:
+            # The child was lost a moment ago. The event with the reason is in the queue, or follows.
             deadline_s = time.monotonic() + _LOSS_S
             while time.monotonic() < deadline_s:
                 with suppress(queue.Empty):
@@ -157,7 +164,7 @@ class Follower:
             raise Ended(Failed(kind=error.kind, message=error.summary())) from None
 
     def events(self, stream: RequestStream, *, stops: bool = True) -> Iterator[RequestEvent]:
-        """Wait for each event of a request; an interrupt stops the request, if it `stops`."""
+        """Yield the events of a request. An interrupt stops the request if `stops` is set."""
         while True:
             if self.interrupted and stops:
                 stops = False
@@ -168,8 +175,8 @@ class Follower:
                 if isinstance(event, RequestEnding):
                     return
 
-    def answer_of(self, request: AnyModelRequest, *, stops: bool = True) -> LastWord | BadEnding:
-        """Return the child's last word on a request that generates nothing, or the ending of one that failed.
+    def answer_of(self, request: AnyModelRequest, *, stops: bool = True) -> FinalMessage | BadEnding:
+        """Return the child's last message on a request that generates nothing, or the event of its failure.
 
         Raises:
             Ended: as `ask`.

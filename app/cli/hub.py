@@ -1,4 +1,4 @@
-"""The commands `search` and `download`, and the hub that these and `fit` ask: its address and its token."""
+"""The commands `search` and `download`, and the hub of the environment."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from engine.runtime.protocol.network import Download, DownloadProgress
 
 
 def run_search(options: Namespace) -> int:
-    """Print the GGUF repositories that a text finds."""
+    """Print the GGUF repositories that match a text."""
     hub = find_hub()
     query = SearchQuery(
         text=" ".join(options.text),
@@ -73,15 +73,18 @@ def _model_line(model: HubModel) -> str:
     return f"{model.repo}\n    {', '.join(facts)}"
 
 
+# Carriage return, and the ANSI sequence EL: erase to the end of the line.
 _CLEAR_LINE = "\r\x1b[K"
 _JOB = "command"
+# Seconds to wait for the child to end after a stop.
 _END_S = 10.0
 
 
 def run_download(options: Namespace) -> int:
-    """Fetch a model with all that belongs to it, and report events."""
+    """Download a model with its projector, and print events."""
     hub = find_hub()
     job = _job_of(options, hub)
+    # The token is for the hub only: no other server gets it.
     token = hub.token if job.endpoint else None
     order = Download(files=job.files, refs=job.refs, token=token, restart=options.restart)
     if options.reserve is not None:
@@ -101,7 +104,7 @@ def _job_of(options: Namespace, hub: Hub) -> Job:
 
 
 class _Command:
-    """One order from start to the last event. An interrupt stops it; what is here stays."""
+    """A download from start to the last event. An interrupt stops it; its bytes stay."""
 
     def __init__(self, order: Download, *, as_json: bool) -> None:
         self._as_json = as_json
@@ -113,7 +116,7 @@ class _Command:
         self._on_terminal = sys.stderr.isatty()
 
     def run(self) -> int:
-        """Return the exit code; no process of ours is left when it does."""
+        """Run the download, and return the exit code. No child process remains."""
         with on_interrupt(self._interrupt):
             self._transfer.start()
             try:
@@ -140,6 +143,7 @@ class _Command:
 
     def _show(self, progress: DownloadProgress) -> None:
         if progress.stage != self._stage:
+            # Fetching and verifying have different speeds.
             self._rate.clear()
             self._stage = progress.stage
         self._rate.add(time.monotonic(), progress.done_bytes)
@@ -167,6 +171,7 @@ class _Command:
     def _show_end(self, end: TransferEnd) -> int:
         if self._on_terminal and not self._as_json:
             say(_CLEAR_LINE, end="")
+        # A download that was complete before the interrupt took effect is a success.
         if self._interrupted and not end.succeeded:
             end = TransferEnd(kind="cancelled", message=end.message)
         if self._as_json:
@@ -210,21 +215,21 @@ def _progress_line(progress: DownloadProgress, rate: float | None, left_s: float
 
 @dataclass(frozen=True, slots=True)
 class Hub:
-    """The hub that the environment names, and the token for it, None where there is none."""
+    """The hub of the environment, and its token, None if there is none."""
 
     settings: HubSettings
     token: str | None
 
 
 def find_hub() -> Hub:
-    """Return the hub to ask; raises `ArgumentError` for an address in the environment that is none."""
+    """Return the hub; raises `ArgumentError` if its address in the environment is not valid."""
     settings = hub_settings()
     return Hub(settings, TokenStore().find(settings))
 
 
 def repo_of(text: str, hub: Hub) -> HubAddress:
-    """Return the repository that `text` names; raises `ArgumentError` for anything else."""
+    """Return the repository that `text` names; raises `ArgumentError` if it is not one."""
     address = parse_address(text, hub.settings.endpoint)
     if not isinstance(address, HubAddress):
-        raise ArgumentError(f"{address} is a file of another server; name a repository as owner/name.")
+        raise ArgumentError(f"{address} is not a repository of the hub; write owner/name.")
     return address

@@ -1,6 +1,6 @@
-"""From the options of `plan`, `load` and `embed` to model, rig, layout and settings, and to what is to be loaded.
+"""Turns the options of `plan`, `load` and `embed` into model, rig, layout, settings and the order of a load.
 
-Speeds that an answer shows are kept for the next command.
+Speeds that an answer shows are saved for the next command.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from engine.base.errors import ArgumentError, EngineError, RuleViolationError
 from engine.devices.device import Rig
 from engine.devices.rig_file import read_rig
 from engine.machines.rigs.speeds import bare_speed, known_speeds, learnt
+from engine.model.gguf.model_file import ModelFile
 from engine.model.gguf.reader import read_model
 from engine.planning.fit.calibration import read_calibration
 from engine.planning.fit.speed_book import read_speed_book, write_speed_book
 from engine.planning.fit.strategies.catalogue import auto_layout, find_strategy
 from engine.planning.fit.strategies.constraints import Watch
-from engine.planning.fit.strategies.fewest import initial_layout
-from engine.planning.layout.layout_file import read_layout
+from engine.planning.fit.strategies.fastest import initial_layout
+from engine.planning.layout.layout_file import LayoutFile, read_layout
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
@@ -37,15 +38,19 @@ from engine.runtime.session.load_order import LoadOrder, RetryPolicy
 
 
 def order_of(options: Namespace, explain: Callable[[str], None]) -> LoadOrder:
-    """Return the load that `options` ask for; `explain` is told why an automatic layout is so.
+    """Return the load for `options`. `explain`: called with the reason of an automatic layout.
 
     Raises:
-        EngineError: for what cannot be read or must not be loaded.
+        EngineError: if a file cannot be read, or the plan must not be loaded.
     """
     asked = read_inputs(options)
     if asked.explanation is not None:
         explain(asked.explanation)
-    plan = asked.plan
+    return load_order(options, asked.plan)
+
+
+def load_order(options: Namespace, plan: Plan) -> LoadOrder:
+    """Return the load of a plan; raises as `order_of` does."""
     if plan.violations:
         raise RuleViolationError(tuple((v.rule, v.message, v.remedy) for v in plan.violations))
     if plan.report.probe_only is not None:
@@ -54,7 +59,10 @@ def order_of(options: Namespace, explain: Callable[[str], None]) -> LoadOrder:
 
 
 def _probed(plan: Plan) -> Plan:
-    """Return a plan that only a probe can forecast with its numbers; as it is where that fails: the load says why."""
+    """Return the plan with numbers of a probe, if only a probe can forecast it.
+
+    If that fails, the load will name the reason.
+    """
     try:
         return probe(plan)
     except EngineError:
@@ -65,7 +73,7 @@ _log = logging.getLogger("layerdeck.speeds")
 
 
 def learn_speed(plan: Plan, done: Done) -> None:
-    """Keep what an answer on `plan` taught. A book that cannot be written loses that, and the command nothing."""
+    """Save the speed of an answer on `plan`. If that fails, nothing else is lost."""
     answer = timed_answer(done)
     book = read_speed_book(speeds_path())
     predicted = bare_speed(plan, book, answer)
@@ -77,37 +85,49 @@ def learn_speed(plan: Plan, done: Done) -> None:
         _log.info("speeds: %s", error.summary())
 
 
+# Seconds between two lines of progress.
 _PATIENCE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a command line asks for; `explanation` is an automatic layout's."""
+    """Inputs of a command. `explanation`: reason of an automatic layout."""
 
     plan: Plan
     explanation: str | None = None
 
 
 def read_inputs(options: Namespace) -> Asked:
-    """Read what `options` name; without a rig file discover this machine, without a layout make the initial one."""
+    """Read the inputs of `options`. Defaults: the devices of this computer, and the initial layout."""
     check_auto_options(options)
     if options.auto is not None:
+        # Before files are read and devices are found, which takes seconds.
         find_strategy(options.auto)
         if options.layout is not None:
-            raise ArgumentError("--auto finds a layout and --layout gives one; leave one of them out.")
+            raise ArgumentError("--auto and --layout exclude each other; remove one.")
     model = read_model(options.file)
     rig = read_rig(options.rig) if options.rig is not None else None
     document = read_layout(options.layout, n_layers=model.n_layers) if options.layout is not None else None
+    return asked_on(
+        # A rig file has the fingerprints of paired computers; `reach` opens tunnels to them.
+        options,
+        model,
+        with_margins(options.tunnels.reach(rig or this_machine()), options.margin),
+        document,
+    )
+
+
+def asked_on(options: Namespace, model: ModelFile, rig: Rig, document: LayoutFile | None) -> Asked:
+    """Return the plan that `options` request of a model on these devices, with the layout of `document` if given."""
     context = context_of(options, model, document.context if document is not None else None)
-    rig = with_margins(options.tunnels.reach(rig or this_machine()), options.margin)
     side_files = side_files_of(options, model, rig)
     memory = ModelMemory(model)
     if document is not None:
         return Asked(Plan(memory, rig, Edit(document.layout, context, side_files)))
-    if options.auto is None:
-        layout = initial_layout(memory, rig, context, side_files)
-        return Asked(Plan(memory, rig, Edit(layout, context, side_files)))
     speeds = known_speeds(rig, read_speed_book(speeds_path()))
+    if options.auto is None:
+        layout = initial_layout(memory, rig, context, side_files, speeds)
+        return Asked(Plan(memory, rig, Edit(layout, context, side_files)))
     constraints = replace(
         constraints_of(options, rig, model.n_layers), side_files=side_files, speeds=speeds, watch=Watch(tell=patience())
     )
@@ -116,7 +136,7 @@ def read_inputs(options: Namespace) -> Asked:
 
 
 def patience() -> Callable[[int], None]:
-    """Return what says every few seconds on standard error how far a search for a layout is, if people read that."""
+    """Return a callback that prints the progress of a layout search every few seconds, on a terminal only."""
     told = time.monotonic()
 
     def tell(n_tried: int) -> None:
@@ -129,5 +149,5 @@ def patience() -> Callable[[int], None]:
 
 
 def this_machine() -> Rig:
-    """Return this machine's devices with what earlier loads and self-tests in the window have shown of them."""
+    """Return the devices of this computer, with the findings of earlier loads and self-tests."""
     return read_calibration(calibration_path()).apply(find_machine())

@@ -11,7 +11,7 @@ from engine.planning.memory.inspect import inspect_document, inspect_text
 
 
 def run_inspect(options: Namespace) -> int:
-    """Print what a model is made of."""
+    """Print architecture, layers and sizes of a model."""
     document = inspect_document(read_model(options.file))
     if options.json:
         print_document(document)

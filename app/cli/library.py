@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from argparse import Namespace
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -18,21 +19,19 @@ from engine.library.facts import Facts
 from engine.library.fit import Fit
 from engine.library.index import LibraryIndex
 from engine.library.listed import Listed
-from engine.library.looking import check_folder, current_facts, list_models, read_facts_of, unread
+from engine.library.refresh import check_folder, current_facts, list_models, read_facts_of, unread
 from engine.library.scan import scan
 from engine.library.stores import folder_stores, known_stores, opened_stores
 
 
 def run_library(options: Namespace) -> int:
-    """Print the models in the folders that were added, in those that are named, and in other programs' stores."""
-    named = [_folder(folder) for folder in options.folder]
+    """Print the models in added and named folders, and in the stores of other programs."""
+    named = [checked_folder(folder) for folder in options.folder]
     with closing(LibraryIndex(library_path())) as index:
         if index.set_aside is not None:
-            say(f"layerdeck-cli: the library's index could not be used and was kept as {index.set_aside}.")
-        folders = dict.fromkeys((*index.folders(), *named))
-        stores = (*folder_stores(folders), *known_stores(os.environ, Path.home()), *opened_stores(index.opened()))
-        census = scan(stores)
-        facts = _facts(index, census)
+            say(f"layerdeck-cli: the library's index could not be used. It was renamed to {index.set_aside}.")
+        census, facts = scan_library(index, named)
+        # The forecasts need a list of models, and the final list shows the forecasts.
         models = list_models(census.files, facts, index.notes(), {})
         if options.fit:
             models = list_models(census.files, facts, index.notes(), _fits(index, models, options))
@@ -45,7 +44,16 @@ def run_library(options: Namespace) -> int:
     return exit_codes.OK
 
 
-def _folder(folder: Path) -> Path:
+def scan_library(index: LibraryIndex, folders: Sequence[Path]) -> tuple[Census, dict[Path, Facts]]:
+    """Return the models of the library and of `folders`, and the facts from their headers."""
+    added = dict.fromkeys((*index.folders(), *folders))
+    stores = (*folder_stores(added), *known_stores(os.environ, Path.home()), *opened_stores(index.opened()))
+    census = scan(stores)
+    return census, _facts(index, census)
+
+
+def checked_folder(folder: Path) -> Path:
+    """Return a folder that was named; raises `ArgumentError` if it cannot be scanned."""
     try:
         return check_folder(folder)
     except LibraryError as error:
@@ -53,15 +61,16 @@ def _folder(folder: Path) -> Path:
 
 
 def _facts(index: LibraryIndex, census: Census) -> dict[Path, Facts]:
-    """Return what headers say: what the index knows is not read again, and what is read is kept."""
+    """Return the facts of all models. Headers that the index does not have are read and saved."""
     facts = current_facts(census, index.facts())
     read = read_facts_of(census, unread(census, facts), facts.__setitem__, CancelToken())
-    index.keep_facts(read)
+    index.save_facts(read)
     return facts
 
 
 def _fits(index: LibraryIndex, models: tuple[Listed, ...], options: Namespace) -> dict[str, Fit]:
-    """Return forecasts on this machine, or on the rig that `options` name."""
+    """Return forecasts on this computer, or on the rig of `options`."""
+    # Imported for --fit only: a plain list needs neither strategies nor devices.
     from app.cli.auto_options import STRATEGIES
     from app.cli.inputs import this_machine
     from app.paths import speeds_path
@@ -79,5 +88,5 @@ def _fits(index: LibraryIndex, models: tuple[Listed, ...], options: Namespace) -
     found: dict[str, Fit] = {}
     wanted = jobs((model.entry for model in models), fits)
     plan_models(wanted, rig, strategy, constraints, found.__setitem__, CancelToken())
-    index.keep_fits(key, found)
+    index.save_fits(key, found)
     return fits | found

@@ -1,4 +1,4 @@
-"""`load`: a real load, its events, and generation when there are prompts."""
+"""The `load` command: loads a layout, prints events, and answers prompts."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from engine.runtime.protocol.messages import ChatMessage, Generate
 from engine.runtime.session.events import Cancelled, Done, Loaded, Token
 from engine.runtime.session.load_order import LoadOrder
 
+# Bounds the memory that a wrong file for --prompts, such as a model, would take.
 _MAX_BYTES = 64 * 1024 * 1024
 
 AnswerEnding = Done | BadEnding
@@ -30,8 +31,9 @@ _E = TypeVar("_E", Token, AnswerEnding)
 
 
 def run_load(options: Namespace) -> int:
-    """Load a layout and report events; with --prompt or --prompts also generate."""
+    """Load a layout, and print events. With --prompt or --prompts also generate."""
     printer: Printer = JsonPrinter() if options.json else TextPrinter()
+    # Before the model is read: a bad file of prompts is an error of the command line.
     requests = tuple(_generate_request(prompt, options) for prompt in prompts_of(options))
     try:
         order = order_of(options, printer.explain)
@@ -51,9 +53,9 @@ def _generate_request(prompt: str, options: Namespace) -> Generate:
 
 
 class LoadCommand:
-    """One load, and the answers to its prompts, from start to the last event. Interrupts cancel it.
+    """A load and the answers to its prompts, from start to the last event. Interrupts cancel it.
 
-    `numbered`: each event of an answer says of which prompt, and a last line ends them all.
+    `numbered`: events of answers have the index of their prompt, and a last line sums up all answers.
     """
 
     def __init__(
@@ -65,7 +67,7 @@ class LoadCommand:
         self._follower = Follower()
 
     def run(self) -> int:
-        """Return the exit code; no process of ours is left when it does."""
+        """Run the command, and return the exit code. No child process remains."""
         with self._follower.loading(self._order):
             ending: Ending = self._follower.load(self._printer)
             plan = self._follower.loaded_plan
@@ -82,7 +84,7 @@ class LoadCommand:
         return exit_code_of(ending)
 
     def _answers(self) -> Ending:
-        """Show the answers to all prompts as they come; return the last event, which is not shown."""
+        """Print the answers to all prompts as they arrive; return the last event, which is not printed."""
         answers, open_requests = Answers(), set[int]()
         try:
             for request in self._requests:
@@ -105,23 +107,24 @@ class LoadCommand:
         raise AssertionError("news have no end")
 
     def _shown(self, event: _E) -> _E:
-        """Return `event` as it is printed: the only prompt needs no number."""
+        """Return `event` without its number if there is one prompt only."""
         return event if self._numbered else msgspec.structs.replace(event, request=None)
 
 
 class Answers:
-    """How the answers to several prompts have ended, and how long they took together since this was made."""
+    """Endings of the answers to several prompts, and their time since this object was made."""
 
     def __init__(self) -> None:
         self._endings: list[AnswerEnding] = []
         self._begun_s = time.perf_counter()
 
     def add(self, ending: AnswerEnding) -> None:
-        """One of them has ended."""
+        """Record the ending of an answer."""
         self._endings.append(ending)
 
     def summary(self) -> Ending:
-        """Return the end of all: the first that is not good, else their sums, with speeds over the whole time."""
+        """Return the ending of all: the first failure, else sums, with speeds over the whole time."""
+        # Never 0: speeds are divided by it, and some clocks move in steps.
         seconds = max(time.perf_counter() - self._begun_s, 1e-9)
         bad = next((each for each in self._endings if not isinstance(each, Done)), None)
         if bad is not None:
@@ -139,14 +142,14 @@ class Answers:
 
 
 def prompts_of(options: Namespace) -> tuple[str, ...]:
-    """Return the prompt, or those of the file, that a command line names.
+    """Return the prompt or prompts of a command line.
 
     Raises:
-        ArgumentError: for both at once, for a file that holds no list of texts, and for what is not UTF-8.
+        ArgumentError: for both options at once, a file that is not a list of texts, or text that is not UTF-8.
     """
     if options.prompts is not None:
         if options.prompt is not None:
-            raise ArgumentError("--prompt gives one text and --prompts a file of them; leave one of them out.")
+            raise ArgumentError("--prompt and --prompts exclude each other; remove one.")
         return _read(options.prompts)
     if options.prompt is None:
         return ()
@@ -164,5 +167,5 @@ def _read(path: Path) -> tuple[str, ...]:
     except UNREADABLE as error:
         raise ArgumentError(f"--prompts: {path} is not a JSON list of texts: {error}.") from None
     if not prompts:
-        raise ArgumentError(f"--prompts: {path} holds no prompt; give a JSON list of texts.")
+        raise ArgumentError(f"--prompts: {path} contains no prompt; it must be a JSON list of texts.")
     return prompts

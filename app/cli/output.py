@@ -1,4 +1,4 @@
-"""Output of the command line (JSON documents, events, text, error documents), and the check of texts it is given."""
+"""Output of the command line: JSON documents, events, text and errors; and the check of text options."""
 
 from __future__ import annotations
 
@@ -19,39 +19,47 @@ _CLEAR_LINE = "\r\x1b[K"
 
 
 class OutputError(ArgumentError):
-    """Standard output cannot be written to (a full disk); nothing more can be said there."""
+    """Standard output cannot be written (such as a full disk), so nothing more can be printed there."""
 
 
 def prepare_streams() -> None:
-    """Make the output UTF-8, whatever the locale says."""
+    """Set the output to UTF-8 in every locale."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
+            # File names may be any bytes: Python has those that are not UTF-8 as lone surrogates.
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
 def silence_stdout() -> None:
-    """Send what is still unwritten nowhere, so that the interpreter does not fail again when it flushes at exit."""
+    """Discard unwritten output, so that the interpreter does not fail again when it flushes at exit."""
+    # The descriptor is replaced, not `sys.stdout`: the interpreter flushes the original stream at its end.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
 
 
 def print_document(document: object) -> None:
-    """Print one JSON document, indented, flushed."""
+    """Print one JSON document, indented, and flush."""
     print_line(_json(document, indent=JSON_INDENT))
 
 
 def print_compact(document: object) -> None:
-    """Print one JSON document on a line: for long lists of numbers, which nobody reads."""
+    """Print one JSON document on one line, for long lists of numbers."""
     print_line(_json(document, separators=(",", ":")))
 
 
 def print_event(event: msgspec.Struct) -> None:
-    """Print one event on a line of its own, flushed; `request` only where it is about one of several, `replaced`,
-    `cached_tokens`, `checkpoint_bytes` and `choices` only where there is something to say."""
+    """Print one event on one line, and flush.
+
+    `request` is left out if there is one request only; `replaced`, `cached_tokens`, `checkpoint_bytes` and `choices` if
+    they are empty.
+    """
     document = _builtins(event)
+    # Both are for the window; the contract does not have them.
     document.pop("replaced_for_log", None)
+    document.pop("context_used", None)
     for key in ("replaced", "cached_tokens", "checkpoint_bytes", "choices"):
+        # The default stands for "not empty": an absent field cannot be deleted.
         if not document.get(key, "-"):
             del document[key]
     if document.get("request", 0) is None:
@@ -60,6 +68,7 @@ def print_event(event: msgspec.Struct) -> None:
 
 
 def _builtins(thing: object) -> Any:
+    # Imported late: help and most errors need no package.
     import msgspec
 
     return msgspec.to_builtins(thing)
@@ -72,20 +81,21 @@ def _json(thing: object, **style: Any) -> str:
 
 
 def print_line(text: str) -> None:
-    """Print lines of ours and a newline, flushed; names in them steer no terminal."""
+    """Print text and a newline, and flush. Control characters in names are escaped."""
     print_text(escape(text, keep_lines=True) + "\n")
 
 
 def print_text(text: str) -> None:
-    """Print text as it is, flushed.
+    """Print text unchanged, and flush.
 
     Raises:
-        BrokenPipeError: when the reader has gone.
-        OutputError: when it cannot be written for another reason.
+        BrokenPipeError: if the reader has gone.
+        OutputError: if it cannot be written for another reason.
     """
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
+    # A subclass of `OSError`, but no failure: `| head` ends a command in this way.
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -93,22 +103,23 @@ def print_text(text: str) -> None:
 
 
 def say(sentence: str, *, end: str = "\n", over: bool = False) -> None:
-    """Write to standard error, for people: `over` the line that is there. Nobody reads it? No reason to stop."""
+    """Print to standard error. `over`: replace the current line. Errors of writing are ignored."""
+    # If standard error is closed, nobody can be told.
     with suppress(OSError):
         sys.stderr.write((_CLEAR_LINE if over else "") + escape(sentence, keep_lines=True) + end)
         sys.stderr.flush()
 
 
 def check_text(text: str, what: str) -> None:
-    """Refuse what a command line has that is no text.
+    """Refuse text of the command line that is not valid.
 
     Raises:
-        ArgumentError: for what is not UTF-8.
+        ArgumentError: if it is not UTF-8.
     """
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ArgumentError(f"{what} is not UTF-8 text; give it in UTF-8.") from None
+        raise ArgumentError(f"{what} is not valid UTF-8.") from None
 
 
 def error_document(error: EngineError) -> dict[str, object]:
@@ -122,7 +133,7 @@ def error_document(error: EngineError) -> dict[str, object]:
 
 
 def report_error(error: EngineError, *, as_json: bool) -> None:
-    """Print `error`: as the one document on standard output, or as a sentence on standard error."""
+    """Print `error`: as the only document on standard output, or as a sentence on standard error."""
     if as_json:
         print_document(error_document(error))
     else:

@@ -38,12 +38,13 @@ def run_plan(options: Namespace) -> int:
 
 
 def _probed_or_known(plan: Plan) -> Plan:
-    """Return what the engine says; where the devices of a rig file are not here, or held by a load, what is known."""
+    """Return the plan with numbers of the engine. If its devices are missing or in use, return it as it is known."""
     try:
         return probe(plan)
     except BusyError:
         return plan
     except UnreachableError as error:
+        # Without an endpoint, a local device is missing here: its forecast is still of use.
         if error.endpoint is not None:
             raise
         return plan

@@ -1,4 +1,4 @@
-"""How `load` shows its events: JSON lines for programs, or text for people."""
+"""Output of `load`: JSON lines for programs, or text for people."""
 
 from __future__ import annotations
 
@@ -24,26 +24,27 @@ from engine.runtime.session.events import (
 
 
 class JsonPrinter:
-    """One event a line; a failure before the child has started is the one error document instead."""
+    """Prints one event per line. A failure before the child starts is printed as the error document instead."""
 
     def __init__(self) -> None:
         self._held: list[Progress | Attempt] = []
         self._child_started = False
 
     def child_started(self) -> None:
-        """From now on failures are events. What was held back until it was clear is printed."""
+        """Print failures as events from now on, and the events held back until now."""
         self._child_started = True
         for event in self._held:
             print_event(event)
         self._held.clear()
 
     def explain(self, explanation: str) -> None:
-        """The contract's events have no place for it; `plan` has."""
+        """Print nothing: only the document of `plan` has a field for it."""
 
     def show(self, event: AnyEvent) -> None:
         if isinstance(event, Failed) and not self._child_started:
             print_document({"error": {"kind": event.kind, "message": event.message}})
         elif isinstance(event, Progress | Attempt) and not self._child_started:
+            # If the load fails before its child starts, the error document has to be the only output.
             self._held.append(event)
         else:
             self.child_started()
@@ -51,21 +52,21 @@ class JsonPrinter:
 
 
 class TextPrinter:
-    """Progress and reports on standard error, generated text alone on standard output."""
+    """Prints progress and reports on standard error, and generated text on standard output."""
 
     def __init__(self) -> None:
         self._on_terminal = sys.stderr.isatty()
         self._text_on_terminal = sys.stdout.isatty()
         self._shown = ""
         self._in_text = False
+        # Texts of parallel answers. Each is printed when it has ended, because mixed lines would be unreadable.
         self._texts: dict[int, str] = {}
-        """Of several answers at a time, each until it has ended: line by line they would be one muddle."""
 
     def child_started(self) -> None:
-        """People are told the same either way."""
+        """Do nothing: the text is the same before and after."""
 
     def explain(self, explanation: str) -> None:
-        """Say why the automatic layout is so."""
+        """Print the reason of the automatic layout."""
         self._say(explanation)
 
     def show(self, event: AnyEvent) -> None:
@@ -83,6 +84,7 @@ class TextPrinter:
             case Progress():
                 self._show_progress(event)
             case Attempt():
+                # Each attempt goes through all stages again.
                 self._shown = ""
                 self._say(f"attempt {event.number}: {event.layout}")
                 self._say(f"  {event.reason}")
@@ -110,7 +112,7 @@ class TextPrinter:
                 self._say("layerdeck-cli: cancelled")
 
     def _show_progress(self, event: Progress) -> None:
-        """Keep one line up to date on a terminal; elsewhere write a line for each new stage."""
+        """Update one line on a terminal; else print a line for each new stage."""
         stage = event.stage.replace("_", " ")
         if not self._on_terminal:
             if stage != self._shown:
@@ -138,7 +140,7 @@ Printer = JsonPrinter | TextPrinter
 
 
 def _remedy_lines(event: OutOfMemory) -> list[str]:
-    """Return who holds the memory and what to change."""
+    """Return lines with the processes that hold the memory, and with proposals that should fit."""
     lines = [f"Memory of {event.device} is held by:"] if event.holders else []
     lines += [f"  {holder_words(each)}" for each in event.holders]
     lines += ["What should fit:"] if event.proposals else []
@@ -146,6 +148,7 @@ def _remedy_lines(event: OutOfMemory) -> list[str]:
 
 
 def _row_lines(measured: tuple[DeviceRow, ...], forecast: tuple[DeviceRow, ...]) -> list[str]:
+    # The engine's numbers do not include the overhead of drivers.
     expected = {row.id: row.without_overhead().need_bytes for row in forecast}
     lines = []
     for row in measured:

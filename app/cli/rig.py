@@ -1,4 +1,4 @@
-"""`rig lab` and `rig serve`: RPC workers on this machine, until interrupted."""
+"""The commands `rig lab` and `rig serve`: RPC workers on this computer, until interrupted."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from engine.devices.rig_file import encode_rig, write_rig
 from engine.machines.rigs.lab import CAPS_NOT_ENFORCED, LabRig, serve
 from engine.runtime.protocol.messages import Serving
 
+# Seconds of one wait.
+# Python runs signal handlers in the main thread only, and on Windows an endless wait delays them.
 _POLL_S = 0.5
-"""Python runs signal handlers in the main thread only: a wait without limit would hold them up on Windows."""
 OPEN_TO_ALL = "RPC has no authentication and no encryption: whoever reaches this port can use the device."
 
 
@@ -28,10 +29,12 @@ def run_rig(options: Namespace) -> int:
     if options.rig_command == "kept":
         return _run_kept(options)
     if options.rig_command in ("pair", "peers"):
+        # Imported late: the tunnel takes a while to import.
         from app.cli.secure import run_pair, run_peers
 
         return run_pair(options) if options.rig_command == "pair" else run_peers(options)
     ended = threading.Event()
+    # Here an interrupt is the regular end: the event lets workers be closed in order.
     with on_interrupt(ended.set):
         if options.rig_command == "serve" and options.secure:
             from app.cli.secure import run_secure
@@ -57,7 +60,7 @@ def _run_lab(options: Namespace, ended: threading.Event) -> None:
 
 def _serve(options: Namespace, ended: threading.Event) -> None:
     if options.pair or options.announce or options.name:
-        raise ArgumentError("--pair, --announce and --name belong to --secure; add it.")
+        raise ArgumentError("--pair, --announce and --name need --secure; add it.")
 
     def report(serving: Serving) -> None:
         tell(f"{options.device} is served on {options.host}:{serving.port}. End it with Ctrl+C.")
@@ -77,7 +80,7 @@ def _serve(options: Namespace, ended: threading.Event) -> None:
 
 
 def _run_kept(options: Namespace) -> int:
-    """Print how much workers keep, and remove it first where that is asked for."""
+    """Print the size of the cached weights; with --empty, delete them first."""
     folder = kept_weights_path()
     freed_bytes = empty(folder) if options.empty else 0
     files = kept_files(folder)

@@ -1,4 +1,4 @@
-"""What plain and secure serving say alike, and what both are asked for."""
+"""Messages and options that plain and secure serving have in common."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from engine.runtime.protocol.messages import Serving
 
 
 def kept_weights(options: Namespace) -> KeptWeights | None:
-    """Return where the worker keeps weights, and how much; None where it shall keep none."""
+    """Return folder and size of the cache of weights; None for no cache."""
     quota_bytes = DEFAULT_QUOTA_BYTES if options.keep is None else options.keep
     return KeptWeights(kept_weights_path(), quota_bytes) if quota_bytes else None
 
 
 def tell_serving(options: Namespace, serving: Serving) -> None:
-    """Say of a worker that serves what people should know."""
+    """Print whether the memory cap of a running worker is enforced, and the size of its cache of weights."""
     if options.cap is not None and not serving.caps_enforced:
         tell(CAPS_NOT_ENFORCED)
     kept = kept_weights(options)
     if kept is not None:
         words = f"up to {format_bytes(kept.quota_bytes)} of weights in {kept.folder}"
-        tell(f"It keeps {words}, so that they are sent once; `rig kept --empty` removes them.")
+        tell(f"It caches {words}; `rig kept --empty` deletes them.")
 
 
 def tell(sentence: str) -> None:
-    """Say a sentence on standard error."""
+    """Print a sentence to standard error."""
     say(f"layerdeck-cli: {sentence}")

@@ -1,4 +1,4 @@
-"""Options of `plan` and `load` for context settings and for files that are loaded beside the model."""
+"""Options for context settings, projectors and LoRA adapters."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from engine.base.errors import ArgumentError
+from engine.base.units import parse_count
 from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.settings.kinds import Kind, Value, WholeNumber
 from engine.planning.settings.table import MAX_SEQUENCES, SETTINGS, Setting
@@ -21,40 +22,43 @@ if TYPE_CHECKING:
     from engine.planning.memory.side_files import SideFiles
 
 _MOST_SCALE = 1000.0
+# Marks a number as left open by the user, whatever the layout file has.
 _LEFT_OPEN = object()
-"""Somebody says that a number is to be decided, whatever the layout file says."""
 
 
 class LoraOption(NamedTuple):
-    """`FILE[=SCALE]` as it was typed: a file of the whole name comes first, for names may have a = in them."""
+    """A parsed `FILE[=SCALE]`. If a file has the whole text as its name, that is meant: names may contain =."""
 
     path: Path
     scale: float
 
 
 def positive(text: str) -> int:
-    """Return a whole number above 0."""
+    """Return a whole number above 0, such as "512" or "8k"."""
     try:
-        number = int(text)
+        number = parse_count(text)
     except ValueError:
         number = 0
+    # llama.cpp has these numbers in 32 bits.
     if not 0 < number < 1 << 31:
         raise argparse.ArgumentTypeError(f'"{text}" is not a whole number above 0')
     return number
 
 
 def add_settings_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the options to a command."""
+    """Add all options of this module to a command."""
     add_context_arguments(command)
     command.add_argument("--mmproj", type=Path, metavar="FILE", help="projector for images or sound")
-    command.add_argument("--mmproj-device", metavar="D", help="where it runs; without it, the first card with room")
+    command.add_argument(
+        "--mmproj-device", metavar="D", help="device of the projector (default: the first GPU with room)"
+    )
     command.add_argument(
         "--lora", type=_lora, action="append", default=[], metavar="FILE[=SCALE]", help="LoRA adapter; may repeat"
     )
 
 
 def add_context_arguments(command: argparse.ArgumentParser) -> None:
-    """Add those of the options that need no file."""
+    """Add the options that need no file."""
     for setting in SETTINGS:
         command.add_argument(
             setting.flag,
@@ -63,12 +67,12 @@ def add_context_arguments(command: argparse.ArgumentParser) -> None:
             help=_help(setting),
         )
     command.add_argument(
-        "--parallel", type=positive, metavar="N", help="answer N prompts at a time, with a context of --ctx for each"
+        "--parallel", type=positive, metavar="N", help="answer N prompts at a time, each with a context of --ctx"
     )
 
 
 def context_of(options: Namespace, model: ModelFile, given: ContextSettings | None) -> ContextSettings:
-    """Return the settings of a layout file, or our defaults for the model, with what the options say."""
+    """Return the settings of a layout file, or our defaults for the model, with the changes of the options."""
     context = _without_layout(model, options.ctx) if given is None else given
     named = {setting.key: getattr(options, option_name(setting)) for setting in SETTINGS}
     chosen = {key: None if value is _LEFT_OPEN else value for key, value in named.items() if value is not None}
@@ -78,28 +82,27 @@ def context_of(options: Namespace, model: ModelFile, given: ContextSettings | No
 
 
 def _parallel(count: int, context: ContextSettings, chosen: Mapping[str, Value | None]) -> ContextSettings:
-    """Return the settings with which each of `count` prompts at a time has the context that was asked for.
+    """Return settings in which each of `count` parallel prompts has the requested context.
 
-    Without one on the command line it has what each has by the layout file, or by our defaults.
+    Without --ctx it is the context of the layout file, or of our defaults.
     """
     if "n_seq_max" in chosen:
-        raise ArgumentError(
-            "--parallel and --sequences both say how many prompts run at a time; leave one of them out."
-        )
+        raise ArgumentError("--parallel and --sequences exclude each other; remove one.")
     if count > MAX_SEQUENCES:
-        raise ArgumentError(f"--parallel: {count} prompts at a time are too many; at most {MAX_SEQUENCES}.")
+        raise ArgumentError(f"--parallel: {count} prompts at a time are too many; the limit is {MAX_SEQUENCES}.")
     each = chosen.get("n_ctx", context.n_ctx_each)
     assert isinstance(each, int)
     return msgspec.structs.replace(context, **{**chosen, "n_seq_max": count}).with_each(each)
 
 
 def option_name(setting: Setting) -> str:
-    """Return under which name the parsed options hold `setting`; None there: nobody said anything."""
+    """Return the attribute of `setting` in the parsed options; its value is None if the option was not given."""
     return setting.flag.removeprefix("--").replace("-", "_")
 
 
 def _without_layout(model: ModelFile, n_ctx: int | None) -> ContextSettings:
-    """Return what a layout file would leave at its defaults; for a model that reads whole texts what serves those."""
+    """Return the settings of a model without a layout file: defaults, or those for a model that reads whole texts."""
+    # Imported late: help needs only the table of settings.
     from engine.planning.plan.decisions.context_length import default_context, reads_whole_texts
 
     if n_ctx is None and not reads_whole_texts(model):
@@ -108,17 +111,17 @@ def _without_layout(model: ModelFile, n_ctx: int | None) -> ContextSettings:
 
 
 def side_files_of(options: Namespace, model: ModelFile, rig: Rig) -> SideFiles:
-    """Read the headers of the files that the options name.
+    """Read the headers of the projector and the LoRA adapters.
 
     Raises:
-        ModelFileError: for a file that is not of its kind, or not for this model.
-        ArgumentError: for a device that the rig does not have.
+        ModelFileError: if a file is of another kind, or does not match the model.
+        ArgumentError: if the rig lacks the device.
     """
     from engine.planning.memory.side_files import SideFiles, read_adapter, read_projector
 
     device = options.mmproj_device
     if device is not None and options.mmproj is None:
-        raise ArgumentError("--mmproj-device says where a projector runs; name its file with --mmproj.")
+        raise ArgumentError("--mmproj-device needs a projector; name its file with --mmproj.")
     if device is not None and rig.device(device) is None:
         raise ArgumentError(f"--mmproj-device: {device} is not among the devices ({', '.join(rig.ids)}).")
     return SideFiles(
@@ -128,7 +131,7 @@ def side_files_of(options: Namespace, model: ModelFile, rig: Rig) -> SideFiles:
 
 
 def _reader(kind: Kind) -> Callable[[str], Value | object]:
-    """Return the reader of an option, whose None argparse could not tell from an option that is not there."""
+    """Return the parser of an option. It replaces None, which argparse uses for a missing option."""
 
     def read(text: str) -> Value | object:
         try:
@@ -152,6 +155,7 @@ def _lora(text: str) -> LoraOption:
     try:
         scale = float(scale_text)
     except ValueError:
+        # NaN fails every comparison, so the text is refused below.
         scale = float("nan")
     if not -_MOST_SCALE <= scale <= _MOST_SCALE:
         raise argparse.ArgumentTypeError(f'"{scale_text}" is not a scale; use a number such as 0.5')

@@ -1,4 +1,4 @@
-"""`chat` at work: load, go on where the conversation was, answer line after line, store everything."""
+"""Runs `chat`: loads the model, restores the conversation, answers line after line, and stores everything."""
 
 from __future__ import annotations
 
@@ -26,7 +26,14 @@ from engine.chat.presets import Preset, chat_sampling, system_prompt
 from engine.chat.saved_kv_states import MIN_TOKENS, KvStateKey, SavedKvStates, key_of, model_identity
 from engine.chat.store import ChatStore
 from engine.chat.tree import MessageTree, add
-from engine.runtime.protocol.messages import Counted, Generate, LastWord, RestoreSequence, SaveSequence, SequenceSaved
+from engine.runtime.protocol.messages import (
+    Counted,
+    FinalMessage,
+    Generate,
+    RestoreSequence,
+    SaveSequence,
+    SequenceSaved,
+)
 from engine.runtime.session.events import Done, Failed, Loaded, RequestEnding, Token
 from engine.runtime.session.load_order import LoadOrder
 
@@ -36,9 +43,9 @@ _READ_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class TalkOptions:
-    """What the command line sets. `settings`: of the samplers; `attached`: files with the first question.
+    """Options of a chat. `settings`: samplers. `attached`: files for the first question.
 
-    `prompt`: the only question, None if lines are read.
+    `prompt`: the only question, None to read lines.
     """
 
     preset: Preset | None = None
@@ -49,7 +56,7 @@ class TalkOptions:
 
 
 class LineReader:
-    """Reads lines of standard input in a thread of its own, which the end of the program does not wait for."""
+    """Reads lines of standard input in a daemon thread. A pending read does not delay the end of the program."""
 
     def __init__(self, descriptor: int = 0) -> None:
         self._descriptor = descriptor
@@ -61,7 +68,7 @@ class LineReader:
         """Return the next line without its end, None at the end of the input.
 
         Raises:
-            queue.Empty: there is none yet.
+            queue.Empty: if there is none yet.
         """
         return self._lines.get(timeout=timeout_s)
 
@@ -69,6 +76,7 @@ class LineReader:
         held = b""
         with suppress(OSError):
             while data := os.read(self._descriptor, _READ_BYTES):
+                # A read may end in the middle of a line, and of a character in UTF-8: only whole lines are decoded.
                 *lines, held = (held + data).split(b"\n")
                 for line in lines:
                     self._lines.put(_text(line))
@@ -78,9 +86,9 @@ class LineReader:
 
 
 class Talk:
-    """From start to the last event; no process of ours is left when `run` returns.
+    """A chat from start to the last event. No child process remains after `run`.
 
-    The driver of `engine.chat.answer` on the command line: it has one thread, and waits for each effect.
+    It drives `engine.chat.answer` on the command line: a single thread, which waits for each effect.
     """
 
     def __init__(
@@ -109,16 +117,16 @@ class Talk:
         self._attached = options.attached
         self._keeps_states = self._make_folder()
         self._follower = Follower(states.folder if self._keeps_states else None)
+        # Whether the user was told that the current answer is not stored.
         self._has_warned = False
-        """Whether a person knows that the current answer is not stored."""
+        # Last event of the request for the current answer.
         self._ending: RequestEnding | None = None
-        """The ending of the request for the current answer."""
         self._finish: Finish | None = None
+        # Number of the request for the current answer.
         self._request = 0
-        """The number of the request for the current answer."""
 
     def run(self) -> int:
-        """Return the exit code."""
+        """Run the chat, and return the exit code."""
         with self._follower.loading(self._order):
             try:
                 self._load()
@@ -156,12 +164,12 @@ class Talk:
         return key_of(self._model, self._plan.settings, self._plan.edit.side_files.adapters)
 
     def _restore(self) -> None:
-        """Have the model hold the saved state of the conversation; a state that it refuses is removed."""
+        """Restore the saved KV state of the conversation. If the model refuses it, it is deleted."""
         path = self._states.find(self._conversation.id, self._key) if self._tree.messages else None
         if path is None:
             return
         answer = self._follower.answer_of(RestoreSequence(path=str(path)), stops=False)
-        if not isinstance(answer, LastWord):
+        if not isinstance(answer, FinalMessage):
             self._states.forget(path)
 
     def _save_state(self, request: int, tokens: int) -> None:
@@ -188,7 +196,7 @@ class Talk:
                 yield line
 
     def _line(self, reader: LineReader) -> str | None:
-        """Return the next line; a model that is lost meanwhile ends the talk, and so does an interrupt."""
+        """Return the next line. A lost model or an interrupt ends the chat."""
         while True:
             with suppress(queue.Empty):
                 return reader.next(INTERRUPT_POLL_S)
@@ -215,12 +223,13 @@ class Talk:
         if not self._tree.messages:
             title = self._conversation.title or title_of_message(question)
             self._conversation = msgspec.structs.replace(self._conversation, title=title)
+            # Before its messages, which refer to it in the database.
             if self._store.conversation(self._conversation.id) is None:
                 self._store.save(self._conversation)
         self._answer(add(self._tree, question))
 
     def _answer(self, tree: MessageTree) -> None:
-        """Answer the last message of a tree."""
+        """Answer the last message of a conversation tree."""
         run = new_answer(self._conversation.id, tree, self._answer_options)
         self._store.apply(self._conversation.id, self._tree, run.tree)
         self._tree = run.tree
@@ -236,6 +245,7 @@ class Talk:
         elif isinstance(self._ending, BadEnding):
             raise Ended(self._ending)
         elif self._options.prompt is not None:
+            # With --prompt nobody can ask again.
             raise Ended(Failed(kind="argument", message=finish.failure))
         else:
             self._printer.notice(finish.failure)
@@ -255,12 +265,14 @@ class Talk:
                 case core.Notice():
                     self._printer.notice(effect.sentence)
                 case core.ReadFiles():
+                    # Files of this question may still wait to be written.
                     self._store.settled().result()
                     files = {name: data for name in effect.names if (data := self._store.file(name)) is not None}
                     self._do(run, run.files_read(files))
                 case core.Ask():
                     self._follow(run, effect.request)
                 case Append():
+                    # Printed only when it is stored: a crash loses no text that people have seen.
                     self._write(self._store.append(effect.message, effect.content, effect.reasoning))
                     run.written(effect)
                     self._printer.said(effect.reasoning, effect.content)
@@ -272,16 +284,17 @@ class Talk:
         answer = self._follower.answer_of(effect.request)
         if isinstance(answer, Counted):
             self._do(run, run.counted(answer))
-        elif not isinstance(answer, LastWord):
+        elif not isinstance(answer, FinalMessage):
             self._ending = answer
             self._do(run, run.fail(loss_words(answer)))
 
     def _follow(self, run: AnswerRun, request: Generate) -> None:
-        """Write an answer up to its ending; pieces that come while one is written go to the disk together."""
+        """Store an answer up to its end. Pieces that arrive during a write are written together."""
         stream = self._follower.ask(request)
         for event in self._follower.events(stream):
             if isinstance(event, Token):
                 run.token(event.text, event.choices)
+                # Each flush waits for a write to the database, so tokens that are there already go with it.
                 if stream.is_empty:
                     self._do(run, run.flush())
             elif isinstance(event, RequestEnding):
@@ -292,7 +305,7 @@ class Talk:
                 self._request = stream.number
 
     def _write(self, written: Future[None]) -> None:
-        """Wait for the disk; an answer that cannot be stored is shown all the same, and a person is told once."""
+        """Wait for a write to the database. If it fails, the answer goes on, and the user is told once."""
         try:
             written.result()
         except EngineError as error:

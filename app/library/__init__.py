@@ -1,1 +1,1 @@
-"""The library in the window: looked at, remembered and forecast beside the GUI thread."""
+"""The library in the window: scans, forecasts, the hub and downloads, in background threads."""

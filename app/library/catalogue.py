@@ -1,4 +1,4 @@
-"""The models found on this computer, and the steps that find out more about them. No Qt: each step is for a thread."""
+"""The models found on this computer, and the steps of a scan. No Qt: each step is for a background thread."""
 
 from __future__ import annotations
 
@@ -22,27 +22,29 @@ from engine.library.facts import Facts, fingerprint
 from engine.library.fit import Fit
 from engine.library.index import LibraryIndex
 from engine.library.listed import Listed
-from engine.library.looking import current_facts, list_models, look, read_facts_of, unread
-from engine.library.notes import NO_NOTES, KeptDocument, Notes
+from engine.library.notes import NO_NOTES, Notes, SavedDocument
 from engine.library.planning import jobs, rig_key
+from engine.library.refresh import current_facts, list_models, read_facts_of, rescan, unread
 from engine.library.scan import is_stale
 from engine.library.stores import Store, folder_stores, known_stores, opened_stores
 from engine.library.walking import is_text
 from engine.planning.fit.strategies.constraints import Constraints
 
+# Least seconds between two lists: headers and forecasts arrive by the hundred.
 REPORT_EVERY_S = 0.5
-"""Headers and forecasts arrive by the hundred: the list is made again this often at most."""
+# Number of files whose list takes so long to make that it is made less often.
 _LARGE = 2000
 _REPORT_LARGE_EVERY_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class LibraryContents:
-    """The library at one moment.
+    """A snapshot of the library.
 
     `problems`: a sentence for each folder that could not be read.
-    `aside`: the path of an index that was set aside because it could not be used; empty if there is none.
-    `is_scanned`: the stores have been scanned since the window was opened.
+    `n_files`: number of model files.
+    `aside`: new path of an unusable index, empty if there is none.
+    `is_scanned`: whether the stores have been scanned since the window was opened.
     """
 
     models: tuple[Listed, ...] = ()
@@ -61,7 +63,7 @@ class ProgressLimit:
         self._last_s = time.monotonic()
 
     def is_due(self) -> bool:
-        """Return whether progress is to be reported now; if so, it is not again for a while."""
+        """Return whether to report progress now. If so, the next report waits again."""
         now_s = time.monotonic()
         if now_s - self._last_s < self._every_s:
             return False
@@ -70,7 +72,10 @@ class ProgressLimit:
 
 
 class LibraryCatalogue:
-    """One for a window. Steps may run at the same time; a lock protects what they find out."""
+    """Holds the results of scans, headers and forecasts.
+
+    Steps may run at the same time; a lock protects the results.
+    """
 
     def __init__(self, path: Path, stores: Callable[[], Sequence[Store]] | None = None) -> None:
         self._path = path
@@ -93,10 +98,11 @@ class LibraryCatalogue:
 
     @property
     def index(self) -> LibraryIndex:
-        """The index, opened when it is first asked for."""
+        """The index, opened on first use."""
         with self._lock:
             if self._closed:
                 raise LibraryError(tr("The library is closed."))
+            # Under the lock: two steps may be the first ones at the same time.
             if self._index is None:
                 self._index = LibraryIndex(self._path)
             return self._index
@@ -116,6 +122,7 @@ class LibraryCatalogue:
         """Return the library as it is known now."""
         index = self.index
         with self._lock:
+            # Copies: another step may change the dictionaries while the list is made.
             census, facts, fits = self._census, dict(self._facts), dict(self._fits)
         return LibraryContents(
             list_models(census.files, facts, index.notes(), fits),
@@ -129,7 +136,7 @@ class LibraryCatalogue:
     def scan(self) -> Changes:
         """Scan all stores, and return the differences to the last scan."""
         index = self.index
-        census, changes = look(index, self._places(index))
+        census, changes = rescan(index, self._places(index))
         facts = current_facts(census, index.facts())
         with self._lock:
             self._census, self._facts, self._is_scanned = census, facts, True
@@ -142,12 +149,16 @@ class LibraryCatalogue:
             census = self._census
         return set(self._places(index)) != set(census.stores) or is_stale(census)
 
+    def other_stores(self) -> tuple[Store, ...]:
+        """Return the stores of other programs, which need not exist."""
+        return tuple(self._stores())
+
     def _places(self, index: LibraryIndex) -> tuple[Store, ...]:
         # Opened files come last: a file that is in another store as well belongs to that one.
-        return (*folder_stores(index.folders()), *self._stores(), *opened_stores(index.opened()))
+        return (*folder_stores(index.folders()), *self.other_stores(), *opened_stores(index.opened()))
 
     def read_headers(self, report: Callable[[int, int], None], token: CancelToken) -> None:
-        """Read and index the headers that are not known; `report` gets the number done and the number of all."""
+        """Read and index the headers that are not known; `report` gets the numbers of read and of all headers."""
         index = self.index
         with self._lock:
             census = self._census
@@ -165,12 +176,12 @@ class LibraryCatalogue:
 
         if wanted:
             report(0, len(wanted))
-            index.keep_facts(read_facts_of(census, wanted, take, token))
+            index.save_facts(read_facts_of(census, wanted, take, token))
 
     def plan(
         self, rig: Rig, strategy: str, constraints: Constraints, report: Callable[[int, int], None], token: CancelToken
     ) -> None:
-        """Make and index the forecasts that are missing for `rig`; `report` gets the number done and of all."""
+        """Make and index the missing forecasts for `rig`; `report` gets the numbers of finished and of all ones."""
         index = self.index
         key = rig_key(rig, constraints, strategy)
         kept = index.fits(key)
@@ -187,35 +198,38 @@ class LibraryCatalogue:
             n_planned += 1
             fresh[mark] = fit
             with self._lock:
+                # Forecasts for an earlier rig are saved, but not shown.
                 if self._rig_key == key:
                     self._fits[mark] = fit
             if limit.is_due():
-                index.keep_fits(key, fresh)
+                # Saved in between: a cancelled step saves nothing at its end.
+                index.save_fits(key, fresh)
                 fresh.clear()
                 report(n_planned, len(wanted))
 
         report(0, len(wanted))
         plan_models(wanted, rig, strategy, constraints, take, token)
         if not token.cancelled:
-            index.keep_fits(key, fresh)
+            index.save_fits(key, fresh)
 
     # ------------------------------------------------------------------ changes
 
     def set_folders(self, folders: Iterable[Path]) -> None:
         """Set the folders that are scanned besides the known stores."""
-        self.index.keep_folders(folders)
+        self.index.save_folders(folders)
 
     def note(self, marks: Iterable[str], change: Mapping[str, object]) -> None:
         """Change fields of the notes of files, by their fingerprints."""
         index, marks = self.index, tuple(marks)
         known = index.notes()
         for mark in marks:
-            index.keep_notes((mark,), msgspec.structs.replace(known.get(mark, NO_NOTES), **change))
+            index.save_notes((mark,), msgspec.structs.replace(known.get(mark, NO_NOTES), **change))
 
     def note_opened(self, path: Path, at_s: float) -> Notes:
-        """Note when the model at `path`, its first part, was opened, in seconds since 1970; return its notes."""
+        """Save when the model at `path` (its first part) was opened, in seconds since 1970; return its notes."""
+        # File names may be any bytes; SQLite stores text as UTF-8.
         if is_text(str(path)):
-            self.index.keep_opened(path, at_s)
+            self.index.save_opened(path, at_s)
         self.note_use(path, {"last_used": at_s})
         return self.index.notes().get(fingerprint(path), NO_NOTES)
 
@@ -232,22 +246,22 @@ class LibraryCatalogue:
             files = tuple(file for file in self._census.files if file.path not in gone)
             self._census = replace(self._census, files=files)
             census = self._census
-        self.index.keep_census(census)
+        self.index.save_census(census)
         self.index.forget_opened(gone)
 
-    def documents(self, marks: Iterable[str]) -> tuple[KeptDocument, ...]:
+    def documents(self, marks: Iterable[str]) -> tuple[SavedDocument, ...]:
         """Return the named layouts and presets of a model."""
         found = {(each.kind, each.name): each for mark in marks for each in self.index.documents(mark)}
         return tuple(found.values())
 
-    def save_document(self, path: Path, document: KeptDocument) -> None:
+    def save_document(self, path: Path, document: SavedDocument) -> None:
         """Save a layout or a preset under the fingerprint of the model at `path`."""
         mark = fingerprint(path)
         if not mark:
             raise LibraryError(
-                tr("{name} cannot be read any more; {name2} was not kept.", name=path.name, name2=document.name)
+                tr("{name} cannot be read any more; {document} was not saved.", name=path.name, document=document.name)
             )
-        self.index.keep_document(mark, document)
+        self.index.save_document(mark, document)
 
     def forget_document(self, marks: Iterable[str], kind: str, name: str) -> None:
         """Remove a saved layout or preset."""
@@ -279,10 +293,12 @@ class LibraryCatalogue:
         for file in unknown:
             try:
                 sha256 = sha256_of(file.path, token, count)
+            # The file has gone since the scan, or cannot be read.
             except OSError:
                 continue
             if sha256 is None:
                 break
             hashes[file.path] = sha256
-            index.keep_hash(file.path, file.state, sha256)
+            # One by one, so that a cancelled comparison need not read these files again.
+            index.save_hash(file.path, file.state, sha256)
         return find_duplicates(files, hashes)

@@ -1,4 +1,4 @@
-"""The queue of downloads in the window: opened when there is something in it, told in words."""
+"""The download queue in the window. It is opened when there is a download."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from app.notices import Notices
 from app.paths import downloads_path
 from engine.base.errors import ArgumentError
 from engine.base.language import tr
-from widgets.library.find_values import DownloadWish
+from widgets.library.find_values import DownloadChoice
 
 if TYPE_CHECKING:
     from engine.library.downloads.job import Job, JobView
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from engine.library.hub.listing import RepoListing
 
 
-class DownloadKeeper(QObject):
-    """Nothing here waits: the queue has a thread of its own."""
+class DownloadController(QObject):
+    """Connects the window to the `DownloadQueue`. Calls return at once: the queue has its own thread."""
 
     jobs_changed = Signal(object)  # tuple[JobRow, ...]
     downloaded = Signal()
@@ -33,48 +33,49 @@ class DownloadKeeper(QObject):
         self._access, self._notices = access, notices
         self._done: frozenset[str] | None = None
         self._queue: DownloadQueue | None = None
+        # Emitted in the thread of the queue.
         self._told.connect(self._on_told, Qt.ConnectionType.QueuedConnection)
 
     def close(self) -> None:
-        """End what runs; it goes on the next time."""
+        """Stop the running download, to be resumed in the next run."""
         if self._queue is not None:
             self._queue.close()
 
     def go_on(self) -> None:
-        """Go on with downloads that an earlier run has left."""
+        """Resume the downloads of an earlier run."""
         if downloads_path().is_file():
             self._open_queue()
 
-    def download(self, wish: DownloadWish, listing: RepoListing) -> None:
+    def download(self, choice: DownloadChoice, listing: RepoListing) -> None:
         """Put a quantisation of `listing` at the end of the queue."""
         from engine.library.downloads.job import hub_job
 
         try:
-            quantisation = next(each for each in listing.quantisations if each.name == wish.name)
-            self.add(hub_job(secrets.token_hex(8), listing, quantisation, self._access.settings, wish.folder))
+            quantisation = next(each for each in listing.quantisations if each.name == choice.name)
+            self.add(hub_job(secrets.token_hex(8), listing, quantisation, self._access.settings, choice.folder))
         except ArgumentError as error:
             self._notices.tell(error)
 
     def pause(self, job_id: str) -> None:
-        """Stop a download; what is here stays."""
+        """Pause a download. Its bytes stay."""
         self._open_queue().pause(job_id)
 
     def resume(self, job_id: str) -> None:
-        """Let a download go on."""
+        """Resume a download."""
         self._open_queue().resume(job_id)
 
     def restart(self, job_id: str) -> None:
-        """Begin a download anew whose file has changed."""
+        """Restart a download whose file has changed."""
         self._open_queue().resume(job_id, restart=True)
 
     def remove(self, job_id: str) -> None:
-        """Take a download off the list, with what is here of unfinished files."""
+        """Remove a download, and the bytes of unfinished files."""
         self._open_queue().remove(job_id, discard=True)
 
     def add(self, job: Job) -> None:
-        """Put a job at the end of the queue."""
+        """Append a job to the queue."""
         self._open_queue().add(job)
-        self._notices.say(tr("{title} is in the queue.", title=job.title))
+        self._notices.say(tr("{title} was added to the download queue.", title=job.title))
 
     def _open_queue(self) -> DownloadQueue:
         if self._queue is None:
@@ -89,9 +90,10 @@ class DownloadKeeper(QObject):
         rows = tuple(map(job_row, jobs))
         self.jobs_changed.emit(rows)
         done = frozenset(row.id for row in rows if row.is_done)
+        # The first report lists downloads that an earlier run has finished.
         if self._done is not None and done - self._done:
             for job in jobs:
                 if job.id in done - self._done:
-                    self._notices.say(tr("{title} is here.", title=job.title))
+                    self._notices.say(tr("{title} has been downloaded.", title=job.title))
             self.downloaded.emit()
         self._done = done

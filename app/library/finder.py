@@ -1,7 +1,7 @@
-"""The hub in the window: searches, and how what is offered would fit this rig.
+"""The hub in the window: searches, and forecasts of repositories on this rig.
 
-The hub's client takes half a second to import and every question a round trip: both happen beside the GUI thread, and
-nothing of it is imported by a window that asks no hub.
+The hub's client takes half a second to import, and each request a round trip. Both happen in background threads, and a
+window that never uses the hub imports nothing of it.
 """
 
 from __future__ import annotations
@@ -14,23 +14,22 @@ from typing import TYPE_CHECKING, TypeVar
 
 from PySide6.QtCore import QObject, Signal
 
-from app.background import Background
-from app.library.downloads import DownloadKeeper
+from app.background import Background, Task
+from app.library.downloads import DownloadController
 from app.library.hub_access import HubAccess
 from app.models.auto_layouts import AutoLayouts
 from app.models.open_models import OpenModels
-from app.models.speeds import SpeedKeeper
+from app.models.speeds import SpeedRepository
 from app.notices import Notices
 from app.paths import downloads_path, remote_headers_path
 from app.rig.live_rig import LiveRig
-from engine.base.cancellation import CancelToken
 from engine.base.errors import EngineError
 from engine.base.language import tr
 from engine.library.hub.settings import HubError
 from engine.library.planning import settled_rig
 from engine.planning.fit.strategies.constraints import Constraints, Watch
 from engine.planning.plan.decisions.context_length import default_context
-from widgets.library.find_values import DownloadWish, FoundRepo, SearchWish, ShownCard, ShownRepo
+from widgets.library.find_values import DownloadChoice, FoundRepo, SearchRequest, ShownCard, ShownRepo
 
 if TYPE_CHECKING:
     from engine.library.downloads.job import Job
@@ -41,14 +40,14 @@ _T = TypeVar("_T")
 
 
 class HubFinder(QObject):
-    """Of several questions asked in quick succession the last one counts."""
+    """Sends searches and requests to the hub. A newer request replaces the running one."""
 
     found = Signal(object)  # tuple[FoundRepo, ...]
     repo_shown = Signal(ShownRepo)
     message = Signal(str)
     card_read = Signal(ShownCard)
+    # The hub needs an access token; the text is its reason.
     token_wanted = Signal(str)
-    """The hub gives this only to somebody it knows; the text says so."""
 
     def __init__(
         self,
@@ -56,9 +55,9 @@ class HubFinder(QObject):
         live: LiveRig,
         models: OpenModels,
         auto_layouts: AutoLayouts,
-        speeds: SpeedKeeper,
+        speeds: SpeedRepository,
         access: HubAccess,
-        downloads: DownloadKeeper,
+        downloads: DownloadController,
         background: Background,
         notices: Notices,
         parent: QObject | None = None,
@@ -67,24 +66,22 @@ class HubFinder(QObject):
         self._live, self._models, self._auto_layouts, self._speeds = live, models, auto_layouts, speeds
         self.access, self.downloads = access, downloads
         self._background, self._notices = background, notices
-        self._token = CancelToken()
-        """Of the question under way."""
-        self._card_token = CancelToken()
+        self._asking, self._reading_card = background.latest(), background.latest()
         self._listing: RepoListing | None = None
         self._asked = ""
 
     def close(self) -> None:
-        """End the question under way; a download goes on the next time."""
-        self._token.cancel()
-        self._card_token.cancel()
+        """Cancel the requests. Downloads are resumed in the next run."""
+        self._asking.cancel()
+        self._reading_card.cancel()
         self.downloads.close()
 
     def set_token(self, token: str) -> None:
-        """Keep an access token, in the system's keyring where there is one, and ask again."""
+        """Save an access token, in the keyring if possible, and repeat the last request."""
 
         def kept(home: str) -> None:
             where = tr("in the keyring") if home == "keyring" else tr("for this session")
-            self._notices.say(tr("The token is kept {where}.", where=where))
+            self._notices.say(tr("Access token saved {where}.", where=where))
             if self._asked:
                 self.show_repo(self._asked)
 
@@ -93,41 +90,42 @@ class HubFinder(QObject):
 
     # ------------------------------------------------------------------ questions
 
-    def search(self, wish: SearchWish) -> None:
-        """Find repositories; where an address is given, show what it names."""
-        if "/" in wish.text:
-            self.show_repo(wish.text)
+    def search(self, request: SearchRequest) -> None:
+        """Search for repositories. If the text is an address, show its repository."""
+        # Names of repositories and addresses have a slash.
+        if "/" in request.text:
+            self.show_repo(request.text)
             return
 
-        def ask() -> tuple[FoundRepo, ...]:
+        def ask(_task: Task[None]) -> tuple[FoundRepo, ...]:
             from app.library.hub_words import found_repo
             from engine.library.hub.client import search_models
             from engine.library.hub.listing import SEARCH_ORDERS, SearchQuery
 
             hub = self.access.settings
-            order = next(each for each in SEARCH_ORDERS if each == wish.order)
-            models = search_models(SearchQuery(wish.text, order=order), hub, self.access.token(hub))
+            order = next(each for each in SEARCH_ORDERS if each == request.order)
+            models = search_models(SearchQuery(request.text, order=order), hub, self.access.token(hub))
             return tuple(map(found_repo, models))
 
         def show(found: tuple[FoundRepo, ...]) -> None:
             self.found.emit(found)
-            self.message.emit("" if found else tr("Nothing was found; try fewer words."))
+            self.message.emit("" if found else tr("No results. Try fewer words."))
 
         self._ask(tr("Searching"), ask, show)
 
     def show_repo(self, text: str) -> None:
-        """Show what `text` names and how it would fit; a file of another server is downloaded."""
+        """Show the repository at an address with its forecasts. A file of another server is downloaded."""
         self._asked = text
+        # As if no model were loaded: a downloaded model may take the place of the loaded ones.
         rig = settled_rig(self._live.rig_without(self._models.held))
         wishes, speeds_of = self._auto_layouts.wishes, self._speeds.known_speeds
-        token = self._token = self._renewed()
 
-        def ask() -> tuple[RepoListing | None, ShownRepo | Job]:
+        def ask(task: Task[None]) -> tuple[RepoListing | None, ShownRepo | Job]:
             from app.library.hub_words import shown_repo
             from engine.library.downloads.job import web_job
             from engine.library.hub.addresses import WebAddress, parse_address
             from engine.library.hub.client import list_repo
-            from engine.library.hub.forecast import FitWish, fit_listing
+            from engine.library.hub.forecast import FitOptions, fit_listing
             from engine.library.hub.remote_header import HeaderCache
 
             hub = self.access.settings
@@ -137,14 +135,15 @@ class HubFinder(QObject):
                 return None, web_job(secrets.token_hex(8), address, self._web_folder)
             access = self.access.token(hub)
             listing = list_repo(address.repo, hub, access, revision=address.revision)
-            constraints = Constraints(speeds=speeds_of(rig), watch=Watch(token))
+            constraints = Constraints(speeds=speeds_of(rig), watch=Watch(task.token))
 
-            def wish_of(model: ModelFile) -> FitWish:
-                return FitWish(rig, wishes.strategy, default_context(model), constraints)
+            def options_of(model: ModelFile) -> FitOptions:
+                return FitOptions(rig, wishes.strategy, default_context(model), constraints)
 
             try:
-                fit = fit_listing(listing, address, hub, access, HeaderCache(remote_headers_path()), wish_of)
+                fit = fit_listing(listing, address, hub, access, HeaderCache(remote_headers_path()), options_of)
             except HubError as error:
+                # A token may help here. After other errors the list of files is still of use.
                 if error.fault in ("gated", "token"):
                     raise
                 return listing, shown_repo(listing, None, address, error.summary())
@@ -158,62 +157,42 @@ class HubFinder(QObject):
                 self.downloads.add(answer[1])
             self.message.emit("")
 
-        self._ask(tr("Reading {text}", text=text), ask, show, token)
+        self._ask(tr("Reading {text}", text=text), ask, show)
 
     def read_card(self) -> None:
-        """Fetch the card of the repository that is shown, at the commit that its files are listed at."""
+        """Fetch the model card of the shown repository, at the commit of its listing."""
         listing = self._listing
         if listing is None:
             return
-        self._card_token.cancel()
-        token = self._card_token = CancelToken()
         hub = self.access.settings
 
-        def ask() -> ShownCard:
+        def ask(_task: Task[None]) -> ShownCard:
             from app.library.hub_words import shown_card
             from engine.library.hub.card import fetch_card
 
             card = fetch_card(listing.repo, hub, self.access.token(hub), revision=listing.commit)
             return shown_card(listing.repo, card, hub.endpoint)
 
-        def show(card: ShownCard) -> None:
-            if not token.cancelled:
-                self.card_read.emit(card)
-
         def failed(error: EngineError) -> None:
-            show(ShownCard(listing.repo, (), "", error.summary()))
+            self.card_read.emit(ShownCard(listing.repo, (), "", error.summary()))
 
-        self._background.run("Reading a model card", ask, show, failed, quiet=True)
+        self._reading_card.run("Reading a model card", ask, self.card_read.emit, failed, quiet=True)
 
     @property
     def _web_folder(self) -> Path:
-        """Where files of other servers go: beside what is downloaded otherwise."""
+        """Folder of files from other servers."""
         return downloads_path().parent / "models"
 
-    def _renewed(self) -> CancelToken:
-        self._token.cancel()
-        return CancelToken()
-
-    def _ask(
-        self, what: str, ask: Callable[[], _T], show: Callable[[_T], None], token: CancelToken | None = None
-    ) -> None:
-        mine = self._token = token or self._renewed()
-
-        def answer(found: _T) -> None:
-            if not mine.cancelled:
-                show(found)
-
+    def _ask(self, what: str, ask: Callable[[Task[None]], _T], show: Callable[[_T], None]) -> None:
         def failed(error: EngineError) -> None:
-            if mine.cancelled:
-                return
             self.message.emit(error.summary())
             if isinstance(error, HubError) and error.fault in ("gated", "token"):
                 self.token_wanted.emit(error.summary())
 
         self.message.emit(f"{what}…")
-        self._background.run(what, ask, answer, failed, quiet=True)
+        self._asking.run(what, ask, show, failed, quiet=True)
 
-    def download(self, wish: DownloadWish) -> None:
-        """Fetch a quantisation of the repository that is shown."""
-        if self._listing is not None and self._listing.repo == wish.repo:
-            self.downloads.download(wish, self._listing)
+    def download(self, choice: DownloadChoice) -> None:
+        """Download a quantisation of the shown repository."""
+        if self._listing is not None and self._listing.repo == choice.repo:
+            self.downloads.download(choice, self._listing)

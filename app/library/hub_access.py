@@ -1,4 +1,4 @@
-"""Which hub is asked, whether any is, and with whose token: kept between two runs."""
+"""Address, offline mode and access tokens of the hub, saved between runs."""
 
 from __future__ import annotations
 
@@ -8,59 +8,61 @@ from app.notices import Notices
 from app.settings import Settings
 from engine.base.errors import ArgumentError
 from engine.library.hub.settings import HubSettings, hub_settings
-from engine.library.hub.tokens import TokenHome, TokenStore
+from engine.library.hub.tokens import TokenLocation, TokenStore
 
 
-class KeptHub(msgspec.Struct, frozen=True):
-    """Which hub is asked, and whether any is."""
+class SavedHub(msgspec.Struct, frozen=True):
+    """Settings of the hub. `mirror`: address used instead of the public one, empty for that one."""
 
     mirror: str = ""
     offline: bool = False
 
 
 class HubAccess:
-    """`settings` and the tokens may be asked in any thread; a keyring may take its time."""
+    """Settings and tokens of the hub, readable in any thread. Tokens may wait for the keyring."""
 
     def __init__(self, kept_in: Settings, notices: Notices) -> None:
         self._settings, self._notices = kept_in, notices
-        self.kept = kept_in.kept("hub", KeptHub) or KeptHub()
+        self.kept = kept_in.kept("hub", SavedHub) or SavedHub()
         self._tokens = TokenStore()
 
     @property
     def settings(self) -> HubSettings:
-        """The hub to ask."""
+        """The hub to use."""
         return hub_settings(self.kept.mirror, offline=self.kept.offline)
 
     def token(self, hub: HubSettings) -> str | None:
-        """Return the access token for `hub`, None without one. Beside the GUI thread."""
+        """Return the access token for `hub`, None if there is none. Not for the GUI thread."""
         return self._tokens.find(hub)
 
     def token_of(self, endpoint: str) -> str | None:
-        """Return the token of the hub at `endpoint`, where that is still the one to ask. Beside the GUI thread."""
+        """Return the token for the hub at `endpoint` if it is still the current one. Not for the GUI thread."""
         hub = self.settings
         return self.token(hub) if hub.endpoint == endpoint else None
 
-    def keep_token(self, token: str) -> TokenHome:
-        """Keep an access token, in the system's keyring where there is one. Beside the GUI thread.
+    def keep_token(self, token: str) -> TokenLocation:
+        """Save an access token, in the keyring if possible. Not for the GUI thread.
 
         Raises:
-            ArgumentError: for what cannot be a token.
+            ArgumentError: if it is not a valid token.
         """
         return self._tokens.keep(self.settings, token)
 
     def set_offline(self, offline: bool) -> None:
-        """Keep whether nothing is asked of any hub."""
+        """Save whether all requests to hubs are refused."""
         self._keep(msgspec.structs.replace(self.kept, offline=offline))
 
     def set_mirror(self, mirror: str) -> None:
-        """Keep which hub is asked instead of the public one; empty: that one."""
+        """Save the address used instead of the public hub, empty for that one."""
         try:
+            # Only checked here: an invalid address raises.
             hub_settings(mirror)
         except ArgumentError as error:
             self._notices.tell(error)
             return
         self._keep(msgspec.structs.replace(self.kept, mirror=mirror.strip()))
 
-    def _keep(self, kept: KeptHub) -> None:
+    def _keep(self, kept: SavedHub) -> None:
+        # Replaced as a whole: other threads see the old or the new settings.
         self.kept = kept
         self._settings.keep("hub", kept)

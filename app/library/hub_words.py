@@ -1,4 +1,4 @@
-"""What the Find tab says of repositories, quantisations and downloads, from the hub's values to words."""
+"""Texts of the Find tab for repositories, quantisations and downloads."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from engine.library.hub.addresses import HubAddress
 from engine.library.hub.card import ModelCard
 from engine.library.hub.fit import FitVerdict, QuantisationFit, RepoFit
 from engine.library.hub.listing import HubModel, Quantisation, RepoListing
+from engine.planning.speed.prediction import rate_text
 from widgets.common.counts import format_count
 from widgets.library.entry_words import parameter_words
 from widgets.library.find_values import FoundRepo, JobRow, OfferedRow, ShownCard, ShownRepo
@@ -18,16 +19,16 @@ _VERDICTS = {
     FitVerdict.PARTLY: (tr("partly on the CPU"), "experts"),
     FitVerdict.CPU: (tr("fits in memory"), "good"),
     FitVerdict.NOT: (tr("does not fit"), "bad"),
-    FitVerdict.UNKNOWN: (tr("cannot be told"), "dim"),
+    FitVerdict.UNKNOWN: (tr("unknown"), "dim"),
 }
 
 
 def found_repo(model: HubModel) -> FoundRepo:
-    """Return a row of what a search found."""
+    """Return the row of a search result."""
     said = (
         model.architecture,
         model.licence,
-        tr("asks who you are") if model.gated else "",
+        tr("gated") if model.gated else "",
         tr("{likes} likes", likes=format_count(model.likes)),
     )
     return FoundRepo(
@@ -40,7 +41,7 @@ def found_repo(model: HubModel) -> FoundRepo:
 
 
 def shown_repo(listing: RepoListing, fit: RepoFit | None, address: HubAddress, why: str) -> ShownRepo:
-    """Return what a repository offers; the one that an address names is proposed before ours."""
+    """Return the rows of a repository. A quantisation that the address names is proposed instead of ours."""
     fits = {} if fit is None else {each.quantisation.name: each for each in fit.fits}
     best = None if fit is None else fit.best
     if address.quantisation is not None or address.path is not None:
@@ -50,12 +51,14 @@ def shown_repo(listing: RepoListing, fit: RepoFit | None, address: HubAddress, w
 
 
 def shown_card(repo: str, card: ModelCard | None, endpoint: str) -> ShownCard:
-    """Return a repository's card, or that it has none."""
+    """Return the model card of a repository, or a note that it has none."""
     page = f"{endpoint}/{repo}"
     if card is None:
-        return ShownCard(repo, (), "", tr("This repository has no card."))
-    note = tr("The card is longer than what is shown here; all of it is on {page}.", page=page) if card.is_cut else ""
-    return ShownCard(repo, card.facts, card.text, note or ("" if card.text.strip() else tr("The card has no text.")))
+        return ShownCard(repo, (), "", tr("This repository has no model card."))
+    note = tr("The model card is truncated here. Read all of it at {page}.", page=page) if card.is_cut else ""
+    return ShownCard(
+        repo, card.facts, card.text, note or ("" if card.text.strip() else tr("The model card has no text."))
+    )
 
 
 def _row(each: Quantisation, fit: QuantisationFit | None, *, is_best: bool) -> OfferedRow:
@@ -66,10 +69,17 @@ def _row(each: Quantisation, fit: QuantisationFit | None, *, is_best: bool) -> O
             n_layers_on_cpu=fit.n_layers_on_cpu,
             n_layers=fit.n_layers,
         )
-    rates = None if fit is None or not fit.fits else fit.tokens_per_second
-    speed = "" if rates is None else "–".join(f"{rate:.0f}" if rate >= 10 else f"{rate:.1f}" for rate in rates)
+    speed = "" if fit is None or not fit.fits else _speed(fit)
     sentence = "" if fit is None else fit.sentence
     return OfferedRow(each.name, each.label, format_bytes(each.size_bytes), words, colour, speed, sentence, is_best)
+
+
+def _speed(fit: QuantisationFit) -> str:
+    """Return tokens per second, in the words of the library's column."""
+    if not fit.expected_per_second:
+        return ""
+    rate = rate_text(fit.expected_per_second)
+    return tr("roughly {rate}", rate=rate) if fit.speed_source == "guess" else tr("about {rate}", rate=rate)
 
 
 def job_row(job: JobView) -> JobRow:
@@ -80,6 +90,7 @@ def job_row(job: JobView) -> JobRow:
         job.id,
         job.title,
         _job_words(job),
+        # None is shown as a moving bar, which only a running download may have.
         fraction if fraction is not None or is_running else 0.0,
         is_bad=bool(job.reason) and job.retry_s is None,
         may_pause=job.state in (JobState.WAITING, JobState.RUNNING) or job.retry_s is not None,
@@ -94,9 +105,9 @@ def _job_words(job: JobView) -> str:
     amount = f"{format_bytes(job.done_bytes)}{of}"
     match job.state:
         case JobState.DONE:
-            return tr("{done}, checked and in its place", done=format_bytes(job.done_bytes))
+            return tr("{done}, checked and saved", done=format_bytes(job.done_bytes))
         case JobState.WAITING:
-            return tr("{amount}, waiting for its turn", amount=amount)
+            return tr("{amount}, queued", amount=amount)
         case JobState.RUNNING:
             return _running_words(job, amount)
     if job.retry_s is not None:

@@ -9,15 +9,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-from PySide6.QtCore import QObject, Qt, QTimer, Signal
+from PySide6.QtCore import QObject, QTimer, Signal
 
-from app.background import Background
+from app.background import Background, Task
 from app.library.catalogue import LibraryCatalogue, LibraryContents
 from app.models.open_model import OpenModel
 from app.notices import Notices
@@ -26,35 +24,29 @@ from engine.base.errors import EngineError
 from engine.base.language import tr, tr_count
 from engine.library.census import Changes
 from engine.library.entry import Copy, Entry, Quantisation
-from engine.library.looking import check_folder
-from engine.library.notes import KeptDocument, Notes
+from engine.library.fit import layout_key
+from engine.library.notes import Notes, SavedDocument
+from engine.library.refresh import check_folder
 from engine.library.removal import Removal, plan_removal, to_trash
+from engine.library.stores import models_folder
 from engine.model.gguf.model_file import ModelFile
 from engine.runtime.session.events import Done
 
 WATCH_EVERY_MS = 10_000
+# Tokens. Speeds of shorter answers are not saved.
 LEAST_TOKENS = 16
-"""The speed of a shorter answer is not worth saving."""
 
 Report = Callable[[int, int], None]
 _T = TypeVar("_T")
 _log = logging.getLogger("layerdeck.library")
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """The progress of a task; `token` identifies the task."""
-
-    token: CancelToken
-    text: str
-
-
 class LibraryTask:
-    """Background work of one kind, of which only the latest call counts: a new one cancels the one that runs."""
+    """A `Latest` line of work whose progress and errors the library shows."""
 
-    def __init__(self, library: Library) -> None:
+    def __init__(self, library: Library, background: Background) -> None:
         self._library = library
-        self._token = CancelToken()
+        self._latest = background.latest()
 
     def run(
         self,
@@ -66,46 +58,58 @@ class LibraryTask:
         *,
         quiet: bool = True,
     ) -> None:
-        """Run `work` and then `done`, unless it was cancelled meanwhile.
+        """Run `work` and then `done`, unless another call or `cancel` comes before.
 
         `progress`: the text of a report, which may have the fields `done` and `whole`.
         """
-        self.cancel()
-        token = self._token = CancelToken()
+
+        def step(task: Task[str]) -> _T:
+            def report(n_done: int, n_all: int) -> None:
+                if n_all:
+                    task.tell(progress.format(done=n_done, whole=n_all))
+
+            return work(report, task.token)
 
         def finish(result: _T) -> None:
-            if not token.cancelled:
-                self._library.progress.emit("")
-                done(result)
-
-        def report(n_done: int, n_all: int) -> None:
-            if n_all and not token.cancelled:
-                self._library.stepped.emit(_Step(token, progress.format(done=n_done, whole=n_all)))
+            self._library.progress.emit("")
+            done(result)
 
         def fail(error: EngineError) -> None:
-            if not token.cancelled:
-                self._library.progress.emit("")
-                self._library.tell(error, failed)
+            self._library.progress.emit("")
+            self._library.tell(error, failed)
 
-        self._library.run(what, partial(work, report, token), finish, fail, quiet=quiet)
+        self._latest.run(what, step, finish, fail, self._show_step, quiet=quiet)
 
     def cancel(self) -> None:
-        """Cancel the work that runs."""
-        self._token.cancel()
+        """Cancel the running work."""
+        self._latest.cancel()
+
+    def _show_step(self, text: str) -> None:
+        """Show the progress, and the models as they are known now."""
+        self._library.progress.emit(text)
+
+        def show(contents: LibraryContents) -> None:
+            # The end of the work shows newer contents.
+            if self._latest.is_running:
+                self._library.show(contents)
+
+        self._library.run(tr("Listing models"), self._library.catalogue.contents, show)
 
 
 class Library(QObject):
-    """Calls return at once; results arrive as signals. `progress` is empty if nothing runs."""
+    """The library for the widgets.
+
+    Calls return at once, results arrive as signals. `progress` is empty if nothing runs.
+    """
 
     contents_changed = Signal(LibraryContents)
     progress = Signal(str)
     scan_begun = Signal()
+    # The headers of all files are read.
     scan_finished = Signal()
-    """The headers of all files are read."""
     removal_planned = Signal(Removal)
-    documents_found = Signal(object)  # tuple[KeptDocument, ...]
+    documents_found = Signal(object)  # tuple[SavedDocument, ...]
     duplicates_found = Signal(object)  # tuple[Duplicates, ...]
-    stepped = Signal(_Step)
     closed = Signal()
 
     def __init__(
@@ -119,23 +123,27 @@ class Library(QObject):
         super().__init__(parent)
         self.catalogue = catalogue
         self.contents = LibraryContents()
+        # Whether the library was opened: before that nothing is scanned, read or planned.
         self.is_awake = False
-        """Whether the library was opened: before that nothing is scanned, read or planned."""
         self.is_scanning = False
         self._current_model, self._background, self._notices = current_model, background, notices
-        self._scan, self._comparison = LibraryTask(self), LibraryTask(self)
+        self._scan, self._comparison = self.task(), self.task()
         self._watch = QTimer(self)
         self._watch.setInterval(WATCH_EVERY_MS)
         self._watch.timeout.connect(self._check)
-        self.stepped.connect(self._on_stepped, Qt.ConnectionType.QueuedConnection)
 
     def close(self) -> None:
-        """Cancel what runs and close the index; called once."""
+        """Cancel running work, and close the index. Called once."""
         self._watch.stop()
         self._scan.cancel()
         self._comparison.cancel()
+        # Before the index is closed: the planner cancels its work.
         self.closed.emit()
         self.catalogue.close()
+
+    def task(self) -> LibraryTask:
+        """Return a line of work of which only the latest call counts."""
+        return LibraryTask(self, self._background)
 
     def run(
         self,
@@ -174,21 +182,9 @@ class Library(QObject):
         self.run(what, changed, show, failed)
 
     def show(self, contents: LibraryContents) -> None:
-        """Show other contents."""
+        """Set the contents, and emit them."""
         self.contents = contents
         self.contents_changed.emit(contents)
-
-    def _on_stepped(self, step: _Step) -> None:
-        """Show the progress of a task, and what it has found out."""
-        if step.token.cancelled:
-            return
-        self.progress.emit(step.text)
-
-        def show(contents: LibraryContents) -> None:
-            if not step.token.cancelled:
-                self.show(contents)
-
-        self.run(tr("Listing models"), self.catalogue.contents, show)
 
     # ------------------------------------------------------------------ scanning
 
@@ -202,7 +198,7 @@ class Library(QObject):
 
         def show(contents: LibraryContents) -> None:
             if contents.aside:
-                sentence = tr("The library's index could not be used; it was kept as {aside}.", aside=contents.aside)
+                sentence = tr("The library's index could not be used. It was renamed to {aside}.", aside=contents.aside)
                 self._notices.say(sentence, bad=True)
             self.show(contents)
             self.scan()
@@ -266,6 +262,10 @@ class Library(QObject):
 
         self.run(tr("Adding a folder"), add, lambda _none: self.scan())
 
+    def models_folder(self, opened: Iterable[Path]) -> Path | None:
+        """Return the folder in which a file dialog for models begins. `opened`: the latest models, the last first."""
+        return models_folder(opened, self.contents.folders, self.catalogue.other_stores())
+
     def remove_folder(self, folder: Path) -> None:
         """Scan `folder` no longer; its files stay where they are."""
 
@@ -275,8 +275,8 @@ class Library(QObject):
         self.run(tr("Removing a folder"), remove, lambda _none: self.scan())
 
     def note(self, marks: Iterable[str], **change: object) -> None:
-        """Change notes of a model, by the fingerprints of its files."""
-        self.change(tr("Keeping notes"), lambda: self.catalogue.note(marks, change))
+        """Change the notes of a model, by the fingerprints of its files."""
+        self.change(tr("Saving notes"), lambda: self.catalogue.note(marks, change))
 
     def plan_removal(self, entry: Entry, quantisation: Quantisation, copy: Copy) -> None:
         """Find out which files belong to a copy, for the question before they are moved to the trash."""
@@ -299,7 +299,7 @@ class Library(QObject):
 
         def done(_none: None) -> None:
             n_files = len(removal.paths)
-            self._notices.say(tr_count("It is in the trash.", "{count} files are in the trash.", n_files))
+            self._notices.say(tr_count("The file is in the trash.", "{count} files are in the trash.", n_files))
             self.scan()
 
         def failed(error: EngineError) -> None:
@@ -311,29 +311,30 @@ class Library(QObject):
     def forget(self, paths: Iterable[Path]) -> None:
         """Take files that do not exist any more out of the list."""
         gone = tuple(paths)
-        self.change(tr("Forgetting a model"), lambda: self.catalogue.forget_missing(gone))
+        self.change(tr("Removing a model from the list"), lambda: self.catalogue.forget_missing(gone))
 
     def find_documents(self, marks: Iterable[str]) -> None:
         """Find the saved layouts and presets of a model."""
         self.run(tr("Finding layouts"), lambda: self.catalogue.documents(marks), self.documents_found.emit)
 
-    def save_document(self, path: Path, document: KeptDocument, marks: Iterable[str]) -> None:
+    def save_document(self, path: Path, document: SavedDocument, marks: Iterable[str]) -> None:
         """Save a layout or a preset of the model at `path`, then find those of `marks` again."""
 
         def done(_none: None) -> None:
-            self._notices.say(tr("Kept {name}.", name=document.name))
+            self._notices.say(tr('Layout "{name}" saved.', name=document.name))
             self.find_documents(marks)
 
-        self.run(tr("Keeping a layout"), lambda: self.catalogue.save_document(path, document), done)
+        self.run(tr("Saving a layout"), lambda: self.catalogue.save_document(path, document), done)
 
-    def remove_document(self, marks: Iterable[str], document: KeptDocument) -> None:
+    def remove_document(self, marks: Iterable[str], document: SavedDocument) -> None:
         """Remove a saved layout or preset."""
+        # Read twice, which an iterator does not allow.
         known = tuple(marks)
 
         def remove() -> None:
             self.catalogue.forget_document(known, document.kind, document.name)
 
-        self.run(tr("Forgetting a layout"), remove, lambda _none: self.find_documents(known))
+        self.run(tr("Removing a layout"), remove, lambda _none: self.find_documents(known))
 
     def find_duplicates(self) -> None:
         """Find files with the same contents; files of the same size are read."""
@@ -343,20 +344,26 @@ class Library(QObject):
     # ------------------------------------------------------------------ notes that use of a model makes
 
     def note_opened(self, file: ModelFile | None) -> None:
-        """Note that the current model was opened just now; a new conversation begins with its preset."""
+        """Save that the current model was opened now. A new conversation begins with the model's preset."""
         if file is None:
             return
         model, path, now = self._current_model(), file.paths[0].absolute(), time.time()
+        # Filled in the background; `begin` reads it afterwards in the GUI thread.
         noted: list[Notes] = []
 
         def begin() -> None:
             if noted and model.file is file:
                 _begin_with(model, noted[0].preset)
 
-        self.change(tr("Noting a use"), lambda: noted.append(self.catalogue.note_opened(path, now)), _log_error, begin)
+        self.change(
+            tr("Saving when the model was used"),
+            lambda: noted.append(self.catalogue.note_opened(path, now)),
+            _log_error,
+            begin,
+        )
 
     def follow(self, model: OpenModel) -> None:
-        """Note the speed of the answers of `model`."""
+        """Save the speed of the answers of `model`."""
         model.conversation.answer_finished.connect(lambda event: self._on_answer(model, event))
 
     def _on_answer(self, model: OpenModel, event: Done) -> None:
@@ -365,11 +372,12 @@ class Library(QObject):
             return
         change: dict[str, object] = {
             "measured": event.generation_tokens_per_second,
-            "measured_on": ", ".join(dict.fromkeys(loaded.edit.layout.devices)),
+            "measured_on": ", ".join(loaded.edit.layout.devices),
+            "measured_layout": layout_key(loaded.edit.layout),
             "last_used": time.time(),
         }
         path = file.paths[0]
-        self.change(tr("Noting a speed"), lambda: self.catalogue.note_use(path, change), _log_error)
+        self.change(tr("Saving the measured speed"), lambda: self.catalogue.note_use(path, change), _log_error)
 
 
 def _begin_with(model: OpenModel, preset: str) -> None:

@@ -1,4 +1,4 @@
-"""Forecasts for all models of the library, on the rig without loaded models and with the preferred strategy."""
+"""Forecasts all models of the library with the preferred strategy, as if no model were loaded."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import replace
 from PySide6.QtCore import QObject, QTimer
 
 from app.library.catalogue import LibraryContents
-from app.library.library import Library, LibraryTask, Report
+from app.library.library import Library, Report
 from app.models.auto_layouts import AutoLayouts
 from app.models.open_models import OpenModels
-from app.models.speeds import SpeedKeeper
+from app.models.speeds import SpeedRepository
 from app.rig.live_rig import LiveRig
 from engine.base.cancellation import CancelToken
 from engine.base.language import tr
@@ -19,12 +19,12 @@ from engine.library.planning import settled_rig, settled_speeds
 from engine.planning.fit.strategies.constraints import Constraints
 from engine.planning.speed.speeds import Speeds
 
+# Milliseconds without changes of the rig before it is planned for.
 RIG_SETTLES_MS = 1_500
-"""Time without changes after which a changed rig is planned for."""
 
 
 class ForecastPlanner(QObject):
-    """Plans after each scan, and again when the rig, the speeds or the wishes have changed."""
+    """Starts forecasts after each scan, and when the rig, the speeds or the settings of automatic layouts change."""
 
     def __init__(
         self,
@@ -33,12 +33,12 @@ class ForecastPlanner(QObject):
         models: OpenModels,
         live: LiveRig,
         auto_layouts: AutoLayouts,
-        speeds: SpeedKeeper,
+        speeds: SpeedRepository,
     ) -> None:
         super().__init__(library)
         self._library = library
         self._models, self._live, self._auto_layouts, self._speeds = models, live, auto_layouts, speeds
-        self._task = LibraryTask(library)
+        self._task = library.task()
         self._rig: Rig | None = None
         self._planned_speeds: Speeds | None = None
         self._settling = QTimer(self)
@@ -81,6 +81,7 @@ class ForecastPlanner(QObject):
         rig = self._rig = self._settled()
         wishes = self._auto_layouts.wishes
         asked = Constraints(
+            # The options may name devices of another rig.
             order=tuple(device for device in wishes.order if device in rig.ids),
             off=wishes.off & set(rig.ids),
             split=wishes.split,
@@ -94,5 +95,5 @@ class ForecastPlanner(QObject):
             catalogue.plan(rig, wishes.strategy, constraints, report, token)
             return catalogue.contents()
 
-        words = tr("Planning for this rig: {done} of {whole}")
+        words = tr("Checking which models fit: {done} of {whole}")
         self._task.run(tr("Planning the library"), words, plan, self._library.show)

@@ -1,1 +1,1 @@
-"""Loads among several models: what has to go first, what is waited for, and what is probed before."""
+"""Loads next to other models: models to unload first, the wait for their memory, and probes before a load."""

@@ -1,7 +1,7 @@
 """Loads the current model: alone, beside others, or in the place of one that has to be unloaded.
 
-People are asked before another model is unloaded, and before what is loaded of a model is replaced by a layout that is
-forecast not to fit. A model that was lost is loaded again by itself, if people chose that.
+The user is asked before another model is unloaded, and before a layout is loaded that is forecast not to fit. With the
+setting `reload_lost`, a lost model is loaded again without a question.
 """
 
 from __future__ import annotations
@@ -13,18 +13,20 @@ from functools import partial
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.background import Background, Task
+from app.load.load_questions import fit_question, load_question, override_question, with_proposal
 from app.load.memory_return import MemoryReturn
-from app.load.room import Room, find_room, fit_question, load_question, with_proposal
 from app.models.document import LayoutDocument
 from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
 from app.notices import Notice
+from app.rig.lab import Lab
 from app.rig.live_rig import LiveRig
 from app.settings import Settings
 from engine.base.cancellation import CancelToken
 from engine.base.language import tr
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.fit.proposal import ALL_KINDS, Proposal
+from engine.planning.fit.room import Room, find_room
 from engine.planning.fit.strategies.constraints import Constraints
 from engine.planning.layout.engine_parameters import used_devices
 from engine.planning.plan.plan import Plan
@@ -34,7 +36,7 @@ from widgets.library.load_question import LoadAnswer, LoadChoice
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A load that was asked for and has not begun."""
+    """A requested load that has not begun."""
 
     model: OpenModel
     plan: Plan
@@ -42,8 +44,11 @@ class _Wanted:
 
 
 class Loader(QObject):
-    """One load at a time. Calls return at once. `constraints_of` tells what is pinned of a model, and which devices are
-    off: that holds for layouts that are tried or proposed in the place of the one that was asked for."""
+    """Runs one load at a time. Calls return at once.
+
+    `constraints_of`: returns the pins of a model and the devices that are switched off. They apply to layouts that are
+    tried or proposed instead of the requested one.
+    """
 
     question_changed = Signal(object)  # LoadQuestion | None
     notice = Signal(Notice)
@@ -53,6 +58,7 @@ class Loader(QObject):
         models: OpenModels,
         document: LayoutDocument,
         live: LiveRig,
+        lab: Lab,
         settings: Settings,
         background: Background,
         constraints_of: Callable[[ModelFile], Constraints],
@@ -62,15 +68,16 @@ class Loader(QObject):
         self._models = models
         self._document = document
         self._live = live
+        self._lab = lab
         self._settings = settings
         self._constraints_of = constraints_of
         self._proposing = background.latest()
-        """The search for what would fit instead of what is asked about."""
+        """The search for a layout that fits instead of the one in the question."""
         self._reloaded: set[OpenModel] = set()
         """Lost models that were loaded again by themselves and have not answered since."""
         self._asked: _Wanted | None = None
         self._proposal: Proposal | None = None
-        """What would fit instead of what is asked about, where that is known."""
+        """A proposal that fits instead of the layout in the question; None if none is known."""
         self.memory_return = MemoryReturn(models, live, self)
         models.current_changed.connect(self._on_current_changed)
         models.changed.connect(self._on_models_changed)
@@ -86,10 +93,11 @@ class Loader(QObject):
         return self.memory_return.is_waiting
 
     def load(self) -> None:
-        """Load the edited layout of the current model. An answer that it writes is stopped first.
+        """Load the edited layout of the current model. An answer that this model is writing is stopped first.
 
-        Its own old load is replaced, once the layout has been checked; other models stay where there is room.
+        Its loaded layout is replaced once the new one has been checked. Other models stay loaded if there is room.
         """
+        # What to ask is decided by the plan, which may still be that of an earlier edit.
         self._document.when_forecast(self._load)
 
     def _load(self) -> None:
@@ -101,7 +109,7 @@ class Loader(QObject):
             if busy is not current:
                 self._say(
                     tr(
-                        "{name} is being loaded. Load {name2} when that has ended, or cancel it.",
+                        "{name} is being loaded. Wait until it is loaded or cancel that load, then load {name2}.",
                         name=busy.name,
                         name2=plan.model.name,
                     )
@@ -110,6 +118,9 @@ class Loader(QObject):
         loaded = current.loading.loaded
         if loaded is not None and not loaded.differs_from(plan.edit):
             return
+        # Before `_obstacle`, which refuses the same violations.
+        if self._offers_without_overrides(current, plan):
+            return
         obstacle = self._obstacle(plan)
         if obstacle:
             self._say(obstacle)
@@ -117,17 +128,17 @@ class Loader(QObject):
         self._decide(self._wanted(current, plan))
 
     def reload(self, model: OpenModel) -> None:
-        """Load `model` again as it was before it was lost."""
+        """Load `model` again as it was before it was lost. Lab workers that stopped are started again first."""
         busy = self._models.loading
         if busy is None and not self.is_waiting:
-            model.loading.reload()
+            self._lab.when_running(model.loading.reload)
         elif busy is not model:
             self._say(
                 tr("Another load is under way. Reload {name} when that has ended, or cancel it.", name=model.name)
             )
 
     def answer(self, choice: LoadChoice) -> None:
-        """Go on with the load that was asked about."""
+        """Continue the load in the question, according to the answer."""
         wanted, proposal = self._asked, self._proposal
         self._withdraw()
         if choice.remember:
@@ -141,12 +152,12 @@ class Loader(QObject):
             self.load()
 
     def ask_again(self) -> None:
-        """Forget the answer that was to count from then on."""
+        """Forget the remembered answer, so that the question is shown again."""
         self._settings.without_room = None
         self.notice.emit(Notice(tr("You will be asked when a model does not fit beside others"), bad=False))
 
     def cancel(self) -> None:
-        """End the load that waits or runs."""
+        """Cancel the load that waits or runs."""
         self._withdraw()
         if self.is_waiting:
             self.memory_return.cancel()
@@ -154,7 +165,7 @@ class Loader(QObject):
             self._models.current.loading.cancel()
 
     def close(self) -> None:
-        """Look for nothing and begin nothing any more."""
+        """Cancel the waiting load and the search for a proposal."""
         self.memory_return.cancel()
         self._proposing.cancel()
 
@@ -173,27 +184,26 @@ class Loader(QObject):
 
     def _decide(self, wanted: _Wanted) -> None:
         answer = self._settings.without_room if wanted.room.victims else LoadAnswer.BESIDE
-        if self._would_end_for_nothing(wanted):
+        if answer is None or self._would_fail(wanted) or not _may_go_unasked(wanted.room, answer):
             self._ask(wanted)
-        elif answer is not None and _may_go_unasked(wanted.room, answer):
-            self._go_on(wanted, answer)
         else:
-            self._ask(wanted)
+            self._go_on(wanted, answer)
 
     def _wanted(self, model: OpenModel, plan: Plan) -> _Wanted:
-        """Return the load of `plan` with what it asks of the models that are loaded now."""
+        """Return the load of `plan` with the models to unload and the memory that is missing now."""
+        # The own old load ends first, so its memory counts as free.
         replaced = () if model.held is None else (model.held,)
         others = [held for held in self._models.held if held not in replaced]
         room = find_room(plan.forecast, others, lambda leaving: self._live.rig_without((*replaced, *leaving)))
         return _Wanted(model, plan, room)
 
-    def _would_end_for_nothing(self, wanted: _Wanted) -> bool:
-        """Whether what is loaded of the model would go for a layout that then most likely does not load.
+    def _would_fail(self, wanted: _Wanted) -> bool:
+        """Return whether the load is forecast to fail, even after all models in its way have been unloaded.
 
-        A load that may step back keeps it until the engine has a plan that fits.
+        A load that may step back changes the layout by itself, and keeps what is loaded until the engine has a plan
+        that fits.
         """
-        is_loaded = wanted.model.loading.loaded is not None
-        return is_loaded and not wanted.room.victims and bool(wanted.room.short) and not self._settings.steps_back
+        return bool(wanted.room.still_short) and not self._settings.steps_back
 
     def _ask(self, wanted: _Wanted) -> None:
         self._asked, self._proposal = wanted, None
@@ -203,7 +213,8 @@ class Loader(QObject):
             # Its buttons stay where they are: nothing is looked for meanwhile.
             self.question_changed.emit(load_question(wanted.room, name, self._models.now_s()))
             return
-        question = fit_question(wanted.room, name)
+        question = fit_question(wanted.room, name, is_loaded=wanted.model.loading.loaded is not None)
+        # Asked at once; the proposal follows when it is found.
         self.question_changed.emit(question)
 
         def propose(found: Proposal | None) -> None:
@@ -213,18 +224,34 @@ class Loader(QObject):
         constraints = self._constraints_of(wanted.plan.model).kept_by(wanted.plan.edit.layout)
 
         def search(task: Task[None]) -> Proposal | None:
+            # A token of this request: another question cancels the search.
             return _best_proposal(wanted.plan, constraints, task.token)
 
         self._proposing.run("Finding what fits", search, propose, lambda _error: propose(None), quiet=True)
+
+    def _offers_without_overrides(self, model: OpenModel, plan: Plan) -> bool:
+        """Offer to drop overrides that the split mode does not support. Return whether the question is shown."""
+        if not plan.violations:
+            return False
+        from engine.planning.fit.mode_layouts import without_refused_overrides
+
+        found = without_refused_overrides(plan.with_own_tables())
+        if found is None:
+            return False
+        self._asked, self._proposal = _Wanted(model, plan, Room()), found
+        self.question_changed.emit(override_question(plan.violations[0].message, found))
+        return True
 
     def _go_on(self, wanted: _Wanted, answer: LoadAnswer) -> None:
         if answer is LoadAnswer.CANCEL:
             return
         if answer is LoadAnswer.UNLOAD:
             for victim in wanted.room.victims:
+                # Another file may have taken its place since the question was asked.
                 model = self._models.find(victim.key)
                 if model is not None:
                     model.loading.unload()
+        # Drivers return memory some time after the process has ended.
         self.memory_return.then(wanted.model, lambda: self._begin(wanted))
 
     def _begin(self, wanted: _Wanted) -> None:
@@ -237,6 +264,7 @@ class Loader(QObject):
 
     def _retry(self, plan: Plan) -> RetryPolicy:
         constraints = self._constraints_of(plan.model).kept_by(plan.edit.layout)
+        # Pins that the layout breaks are left out: a layer that was moved by hand is not pinned any more.
         return RetryPolicy(DEFAULT_RETRIES if self._settings.steps_back else 0, constraints)
 
     def _obstacle(self, plan: Plan) -> str:
@@ -246,6 +274,12 @@ class Loader(QObject):
             return f"{first.message} {first.remedy}"
         used = used_devices(plan.edit.layout)
         missing = [device for device in self._live.missing_devices if device in used]
+        stopped = [device for device in self._live.stopped_devices if device in used]
+        if stopped:
+            return tr(
+                "{names} stopped. Choose Devices > Restart Lab Workers, or move the layers to other devices.",
+                names=", ".join(stopped),
+            )
         if not missing:
             return ""
         return tr(
@@ -260,18 +294,19 @@ class Loader(QObject):
         self._withdraw()
 
     def _on_models_changed(self) -> None:
-        """Ask anew when a model that is in the way began to answer, or has gone, or nothing is loaded any more."""
+        """Update the question when a loaded model has begun to answer or was unloaded, or withdraw it."""
         asked = self._asked
-        if asked is None:
+        # A question about overrides does not depend on memory.
+        if asked is None or asked.plan.violations:
             return
         wanted = self._wanted(asked.model, asked.plan)
-        if not wanted.room.victims and not self._would_end_for_nothing(wanted):
+        if not wanted.room.victims and not self._would_fail(wanted):
             self._withdraw()
         elif wanted.room != asked.room:
             self._ask(wanted)
 
     def _on_edited(self) -> None:
-        """A question is about one edit; about another one it would be another question."""
+        """Withdraw the question if the edit is not the one that it is about."""
         if self._asked is not None and self._document.edit != self._asked.plan.edit:
             self._withdraw()
 
@@ -286,7 +321,7 @@ class Loader(QObject):
 
 
 def _best_proposal(plan: Plan, constraints: Constraints, token: CancelToken) -> Proposal | None:
-    """Return the proposal for `plan` that keeps most of it; unloading other models is a question of its own."""
+    """Return the proposal that changes `plan` least, or None. Proposals to unload other models are left out."""
     # The searches need much that the window's start can do without.
     from engine.planning.fit.proposals import best_by_forecast
     from engine.planning.fit.strategies.constraints import Watch
@@ -296,7 +331,7 @@ def _best_proposal(plan: Plan, constraints: Constraints, token: CancelToken) -> 
 
 
 def _may_go_unasked(room: Room, answer: LoadAnswer) -> bool:
-    """Whether a remembered answer will do. An answer under way is never ended, a worker never shared, unasked."""
+    """Return whether a remembered answer is enough. Ending an answer or sharing a worker needs a question."""
     if answer is LoadAnswer.UNLOAD:
         return not any(victim.is_busy for victim in room.victims)
     return answer is LoadAnswer.BESIDE and not room.workers

@@ -1,4 +1,4 @@
-"""The time between an unload and the next load: until the child has gone and its devices have their memory back."""
+"""The wait between an unload and the next load, until the child has ended and its devices have their memory back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Leaving:
 
 
 class MemoryReturn(QObject):
-    """Follows every unload; a load that comes meanwhile waits here, a bounded time."""
+    """Follows every unload. A load that is requested meanwhile waits here for a bounded time."""
 
     def __init__(self, models: OpenModels, live: LiveRig, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -36,6 +36,7 @@ class MemoryReturn(QObject):
         self.waiting: OpenModel | None = None
         """The model whose load waits."""
         self._poll = QTimer(self)
+        # Polled: a child may end, a sample arrive, or the limit of `Recovery` pass.
         self._poll.setInterval(POLL_MS)
         self._poll.timeout.connect(self._on_poll)
         models.changed.connect(self._on_models_changed)
@@ -46,7 +47,7 @@ class MemoryReturn(QObject):
         return self._then is not None
 
     def then(self, model: OpenModel, begin: Callable[[], None]) -> None:
-        """Call `begin`, which loads `model`, once all memory is back. Until then its status says what it waits for."""
+        """Call `begin`, which loads `model`, once all memory is back. Until then the model's status shows the wait."""
         self._then, self.waiting = begin, model
         self._on_poll()
         if self.is_waiting:
@@ -62,6 +63,7 @@ class MemoryReturn(QObject):
         held = {model: model.held for model in self._models.all if model.held is not None}
         for model, before in self._held.items():
             if model not in held:
+                # What it held is noted here only: the model itself holds nothing any more.
                 self._leaving.append(_Leaving(model, self._recovery(before)))
         self._held = held
 
@@ -72,6 +74,7 @@ class MemoryReturn(QObject):
     def _on_poll(self) -> None:
         self._leaving = [each for each in self._leaving if not self._is_over(each)]
         if not self._leaving and self._then is not None:
+            # Forgotten before the call: `begin` may make another load wait here.
             begin = self._then
             self._stop()
             begin()
@@ -94,4 +97,4 @@ class MemoryReturn(QObject):
         devices = {device for each in self._leaving if each.recovery is not None for device in each.recovery.devices}
         if devices:
             return tr("Waiting for memory to come back on {names}", names=", ".join(sorted(devices)))
-        return tr("Waiting for {names} to end", names=", ".join(each.model.name for each in self._leaving))
+        return tr("Waiting for {names} to exit", names=", ".join(each.model.name for each in self._leaving))

@@ -1,4 +1,4 @@
-"""Asks the engine about the edited layout when editing pauses, so that forecasts on the screen become probed ones."""
+"""Probes the edited layout when editing pauses, so that probed numbers replace the estimated ones on the screen."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ PAUSE_MS = 500
 
 
 class Prober(QObject):
-    """Probes one layout at a time; a newer one ends what runs. `may_probe` says whether devices may be asked now."""
+    """Probes one layout at a time; a newer probe cancels the running one.
+
+    `may_probe`: returns whether a probe may run now.
+    """
 
     def __init__(
         self,
@@ -50,31 +53,33 @@ class Prober(QObject):
         return self._pause.isActive()
 
     def restart(self) -> None:
-        """Probe what is edited after the next pause. Closed: nothing."""
+        """Probe the edited layout after the next pause; do nothing after `close`."""
         if not self._closed:
             self._pause.start()
 
     def cancel(self) -> None:
-        """End the probe that runs."""
+        """Cancel the running probe."""
         self._probing.cancel()
 
     def close(self) -> None:
-        """Begin nothing any more and end what runs."""
+        """Cancel the running probe, and start no other one."""
         self._closed = True  # Models that are closed after this give memory back, which would ask for a probe.
         self._pause.stop()
         self.cancel()
         self._spare.close()
 
     def _prepare(self) -> None:
-        """Start the child of the next probe while people still edit, in a thread: a start takes some milliseconds."""
+        """Start the child of the next probe during editing, in a thread: the start takes some milliseconds."""
         if self._may_probe():
             self._background.run("probe", self._spare.prepare, _nothing, self._skip, quiet=True)
 
     def _skip(self, error: EngineError) -> None:
+        # Not shown: the estimated numbers stay, and a load meets the same error.
         _log.info("probe: %s", error.summary())
 
     def _start(self) -> None:
         document = self._document
+        # The plan is still that of an earlier edit.
         if document.is_behind:
             self.restart()
             return
@@ -84,6 +89,7 @@ class Prober(QObject):
         run = ProbeRun(plan, document.probes, self._spare)
 
         def probe(task: Task[None]) -> Plan:
+            # The thread waits for the child's answer; a cancelled token ends the child.
             with task.token.waking(run.cancel):
                 return run.run()
 
@@ -91,4 +97,4 @@ class Prober(QObject):
 
 
 def _nothing(_result: None) -> None:
-    """A child waits; nobody need be told."""
+    """Do nothing: a started child is not reported."""

@@ -1,1 +1,1 @@
-"""The models that are open in the window, and what people do with them and their layouts."""
+"""The open models of the window, their layouts and conversations, and the user's actions on them."""

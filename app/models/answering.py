@@ -1,6 +1,6 @@
-"""Writes the answers of one model: carries out the effects of `engine.chat.answer`, with Qt and without waiting.
+"""The driver of `engine.chat.answer` in the window: carries out the effects of one model's answers without waiting.
 
-Which conversation is shown meanwhile does not matter here.
+It does not depend on which conversation is shown.
 """
 
 from __future__ import annotations
@@ -24,17 +24,21 @@ from engine.runtime.protocol.messages import Counted
 from engine.runtime.session.events import Answered, Done, Token
 
 KEEP_INTERVAL_MS = 30
-"""Tokens that come faster are written, and painted, together."""
+"""Tokens within this time are stored and painted together."""
 
 Then = Callable[[], None]
-"""Called in the GUI thread once a change is on disk, or cannot be: what is painted survives the end of the process."""
+"""Called in the GUI thread when a change is on disk, or could not be stored. Text is painted only then, so that a
+crash does not lose text that people have seen."""
 
 
 class ChatStorage:
-    """Interface for storing conversations: takes changes in their order, and does not wait. This one stores nothing."""
+    """Interface for storing conversations. Calls do not wait; changes are stored in their order.
+
+    This base class stores nothing.
+    """
 
     def save(self, chat: Chat, before: Chat | None) -> None:
-        """Store a conversation: new if `before` is None, else what differs from that."""
+        """Store a conversation: a new one if `before` is None, else its differences from `before`."""
 
     def apply(self, chat: str, before: MessageTree, after: MessageTree) -> None:
         """Store the changes of a conversation's messages."""
@@ -43,7 +47,7 @@ class ChatStorage:
         """Store the bytes of an attachment, before the message that has it."""
 
     def read_files(self, names: Sequence[str], then: Callable[[Mapping[str, bytes]], None]) -> None:
-        """Read attachments by their SHA-256; those that are not stored are left out."""
+        """Call `then` with the bytes of attachments by their SHA-256, without those that are not stored."""
         then({})
 
     def append(self, message: str, content: str, reasoning: str, then: Then) -> None:
@@ -56,14 +60,15 @@ class ChatStorage:
 
 
 class StateStorage:
-    """Interface for saving and restoring the KV-cache state of one model's conversations; it does not wait.
+    """Interface for saving and restoring the KV-cache state of one model's conversations. Calls do not wait.
 
-    `chat` is the id of a conversation, `request` the number of an answer. This one saves nothing, so that each
-    conversation is read when it goes on.
+    `chat`: the id of a conversation.
+    `request`: the number of the request for an answer.
+    This base class saves nothing, so that the model reads each conversation again.
     """
 
     def before_answer(self, chat: str, then: Callable[[], None], *, goes_on: bool) -> None:
-        """Call `then` once the saved state of a conversation is in the model, or there is none.
+        """Call `then` when the saved state of a conversation is restored, or if there is none.
 
         `goes_on`: whether the conversation has earlier messages.
         """
@@ -73,11 +78,11 @@ class StateStorage:
         """An answer has begun."""
 
     def answered(self, chat: str, request: int, tokens: int) -> None:
-        """An answer has ended, after which the model holds so many tokens of the conversation."""
+        """An answer has ended. `tokens`: length of the conversation in the KV cache."""
 
 
 class Answering(QObject):
-    """Asks the child of a `Loading` for one answer at a time."""
+    """Asks one model for answers, one at a time."""
 
     begun = Signal()
     changed = Signal(AnswerRun)
@@ -85,10 +90,10 @@ class Answering(QObject):
     written = Signal(AnswerRun, Append)
     """A piece of its text may be painted."""
     overflow_asked = Signal(str)
-    """The context is full: `answer_overflow` says whether turns are left out. Empty: the question is taken back."""
+    """The context is full; a person answers with `answer_overflow`. Empty: the question is withdrawn."""
     finished = Signal(AnswerRun, Finish)
     kept = Signal(str)
-    """The answer of this id is stored as it ended."""
+    """The complete answer with this id is stored."""
 
     def __init__(self, loading: Loading, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -96,13 +101,13 @@ class Answering(QObject):
         self.storage = ChatStorage()
         self.states = StateStorage()
         self.overflow: Overflow = "drop"
-        """What to do when the context is full."""
+        """The action if the context is full."""
         self.answer: AnswerRun | None = None
         """The answer that is being written."""
         self.request: int | None = None
-        """The number of the request for it; None: the model has not been asked yet."""
+        """The number of its request; None: the model has not been asked yet."""
         self._count: int | None = None
-        """The number of the request that counts its prompt."""
+        """The number of the request that counts its prompt; None: none runs."""
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
         self._timer.setInterval(KEEP_INTERVAL_MS)
@@ -116,13 +121,13 @@ class Answering(QObject):
     # ------------------------------------------------------------------ what people do
 
     def begin(self, run: AnswerRun) -> None:
-        """Have an answer written."""
+        """Begin to write an answer."""
         self.answer, self.request, self._count = run, None, None
         self.begun.emit()
         self._do(run, run.begin())
 
     def stop(self) -> None:
-        """End the answer; what came stays."""
+        """Stop the answer. Its text so far is kept."""
         run = self.answer
         if run is None:
             self._loading.stop_answer()
@@ -130,20 +135,21 @@ class Answering(QObject):
         self._do(run, run.stop())
 
     def answer_overflow(self, leave_out: bool) -> None:
-        """Go on without the oldest turns, or do not ask the question that the context has no room for."""
+        """Drop the oldest turns and go on, or do not send the question."""
         if self.answer is not None:
             self._do(self.answer, self.answer.answer_overflow(leave_out))
 
     def answer_now(self) -> None:
-        """End the thought, and have the model answer with what there is."""
+        """Stop the thought, and let the model answer with it as it is."""
         if self.answer is not None:
             self._do(self.answer, self.answer.answer_now())
 
     # ------------------------------------------------------------------ effects
 
     def _do(self, run: AnswerRun, effects: core.Effects) -> None:
-        """Carry out effects; those of an answer that has been replaced are dropped."""
+        """Carry out effects. Effects of an answer that was replaced meanwhile are dropped."""
         for effect in effects:
+            # An effect may end the answer, or a receiver may have begun another one.
             if run is not self.answer:
                 return
             try:
@@ -175,17 +181,19 @@ class Answering(QObject):
                 self._finish(run, effect)
 
     def _on_written(self, run: AnswerRun, piece: Append) -> None:
-        """Show a piece; an answer that has ended is shown whole at once."""
+        """Show a stored piece, unless the answer has ended: then it is shown complete."""
         if run is self.answer and not run.has_ended:
             run.written(piece)
             self.changed.emit(run)
             self.written.emit(run, piece)
 
     def _finish(self, run: AnswerRun, end: Finish) -> None:
+        # Text that waits for the timer is part of the complete message.
         self._timer.stop()
         if end.done is not None and self.request is not None:
             self.states.answered(run.chat, self.request, end.done.prompt_tokens + end.done.generated_tokens)
         self.changed.emit(run)
+        # Set before the signals: a receiver may begin the next answer.
         self.answer = None
         self.storage.finish(run.chat, end.message, lambda: self.kept.emit(end.message.id))
         self.finished.emit(run, end)
@@ -200,12 +208,13 @@ class Answering(QObject):
         if isinstance(event.answer, Counted):
             self._do(run, run.counted(event.answer))
         else:
-            self._do(run, run.fail(tr("The conversation could not be counted; send it again.")))
+            self._do(run, run.fail(tr("The tokens of the prompt could not be counted. Send the question again.")))
 
     def _on_token(self, event: Token) -> None:
         run = self.answer
         if run is not None and self.request is not None and event.request == self.request:
             run.token(event.text, event.choices)
+            # Not restarted: with many tokens a second the timer would never fire.
             if not self._timer.isActive():
                 self._timer.start()
 
@@ -219,8 +228,9 @@ class Answering(QObject):
             self._do(run, run.done(event))
 
     def _on_loaded_changed(self, loaded: LoadedLayout | None) -> None:
-        """End an answer that the model was not asked for yet: no request of it is lost with the model."""
+        """End an answer whose request was not sent yet. A request that was sent ends with an event of its own."""
         run = self.answer
+        # An answer that waits for a restored state or a count of tokens has no event that would end it.
         if loaded is None and run is not None and self.request is None and self._count is None:
             self._do(run, run.fail(tr("The model was unloaded.")))
 

@@ -1,4 +1,4 @@
-"""Automatic layouts of the window: what people ask of them, what stays where it is, and the layout that is found."""
+"""Automatic layouts in the window: their options, pinned layers, and the search."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from PySide6.QtCore import QObject, Signal
 
 from app.background import Background, Task
 from app.models.document import LayoutDocument
-from app.models.speeds import SpeedKeeper
+from app.models.speeds import SpeedRepository
 from app.notices import Notices
 from app.rig.live_rig import LiveRig
 from app.settings import MAX_RECENT, Settings
@@ -33,18 +33,18 @@ STRATEGY_WORDS = (
         uses_order=True,
     ),
     StrategyWords("balanced", tr("&Balanced"), tr("Leave the same memory free on every device")),
-    StrategyWords("proportional", tr("Pr&oportional"), tr("Give each device layers by its free memory")),
+    StrategyWords("proportional", tr("Pr&oportional"), tr("Give each device layers in proportion to its free memory")),
     StrategyWords("experts", tr("E&xperts Last"), tr("Dense parts on devices first, experts where room is left")),
     StrategyWords("context", tr("Longest &Context"), tr("Find the longest context that fits"), uses_kv_types=True),
-    StrategyWords("fastest", tr("Fas&test"), tr("Find the least predicted time per token")),
+    StrategyWords("fastest", tr("Fas&test"), tr("Find the layout with the highest predicted tokens/s")),
 )
-"""What people call each strategy, and what it is for. Titles have the mnemonics of the menu."""
+"""Title and purpose of each strategy. Titles have the mnemonics of the menu."""
 
 _Value = TypeVar("_Value")
 
 
 class KeptWishes(msgspec.Struct, frozen=True):
-    """What was asked of automatic layouts."""
+    """The stored options of automatic layouts."""
 
     strategy: str = "fewest"
     order: tuple[str, ...] = ()
@@ -54,16 +54,16 @@ class KeptWishes(msgspec.Struct, frozen=True):
 
 
 class KeptPins(msgspec.Struct, frozen=True):
-    """What is pinned by path of the model's file: device, first and last layer; and the output layer's device."""
+    """Stored pins by path of the model file: device, first and last layer; and the device of the output layer."""
 
     layers: dict[str, tuple[tuple[str, int, int], ...]] = {}
     outputs: dict[str, str] = {}
 
 
 class AutoLayouts(QObject):
-    """Keeps wishes and pins between runs; finds layouts beside the GUI thread, each one step of undo.
+    """Stores options and pins, and searches layouts in the background. A found layout is one step of undo.
 
-    `searching` tells in words how far a search is, empty when none is under way.
+    `searching`: progress of the search as text; empty when none runs.
     """
 
     wishes_changed = Signal(AutoWishes)
@@ -77,7 +77,7 @@ class AutoLayouts(QObject):
         live: LiveRig,
         background: Background,
         settings: Settings,
-        speeds: SpeedKeeper,
+        speeds: SpeedRepository,
         notices: Notices,
         parent: QObject | None = None,
     ) -> None:
@@ -93,7 +93,7 @@ class AutoLayouts(QObject):
 
     @property
     def pins(self) -> Pins:
-        """What is pinned of the current model."""
+        """The pins of the current model."""
         return self._pins_of(self._path)
 
     def _pins_of(self, path: str) -> Pins:
@@ -106,7 +106,7 @@ class AutoLayouts(QObject):
         return "" if model is None else str(model.paths[0])
 
     def set_wishes(self, wishes: AutoWishes) -> None:
-        """Ask this of automatic layouts from now on."""
+        """Set and store the options."""
         self.wishes = wishes
         kept = KeptWishes(wishes.strategy, wishes.order, tuple(sorted(wishes.off)), wishes.kv_types, wishes.split)
         self._settings.keep("auto_layout", kept)
@@ -115,7 +115,7 @@ class AutoLayouts(QObject):
     # ------------------------------------------------------------------ pins
 
     def toggle_pin(self, toggle: PinToggle) -> None:
-        """Pin layers, or the output layer, to where they are now; let them go where all of them are pinned there."""
+        """Pin layers, or the output layer, to their current devices; release them if all are pinned there already."""
         edit = self._document.edit
         if edit is None:
             return
@@ -127,15 +127,16 @@ class AutoLayouts(QObject):
             self._set_pins(replace(pins, layers=_toggled(pins, layout, *toggle.layers)))
 
     def release_pins(self) -> None:
-        """Let everything of the current model go."""
+        """Release all pins of the current model."""
         self._set_pins(Pins())
 
     def show_pins(self) -> None:
-        """Tell what is pinned of the model that is current now."""
+        """Emit the pins of the current model."""
         self.pins_changed.emit(self.pins)
 
     def _set_pins(self, pins: Pins) -> None:
         path = self._path
+        # Removed and added at the end: `_latest` keeps the last ones.
         layers = {key: value for key, value in self._pins.layers.items() if key != path}
         outputs = {key: value for key, value in self._pins.outputs.items() if key != path}
         if pins.layers:
@@ -149,7 +150,7 @@ class AutoLayouts(QObject):
     # ------------------------------------------------------------------ finding
 
     def use(self, strategy: str) -> None:
-        """Go to the layout that `strategy` finds for the devices as they are now."""
+        """Replace the layout by the one that `strategy` finds for the current devices."""
         model, asked, rig = self._document.model, self._document.edit, self._live.rig
         if model is None or asked is None:
             return
@@ -157,6 +158,7 @@ class AutoLayouts(QObject):
         speeds_of = self._speeds.known_speeds
 
         def find(task: Task[int]) -> AutoLayout:
+            # Imported here: the strategies take time to import, and the window opens without them.
             from engine.planning.fit.strategies.catalogue import auto_layout
 
             check_constraints(constraints, rig, model.n_layers)
@@ -170,7 +172,7 @@ class AutoLayouts(QObject):
                 self._notices.tell(
                     LayoutError(
                         tr(
-                            "The layout that {strategy} found was not taken: {obstacle}",
+                            "The layout found by {strategy} was not used: {obstacle}",
                             strategy=strategy,
                             obstacle=obstacle,
                         )
@@ -192,24 +194,25 @@ class AutoLayouts(QObject):
         self._finding.run("Finding a layout", find, apply, refuse, show_progress, quiet=True)
 
     def cancel(self) -> None:
-        """End the search that is under way, if one is: the layout stays as it is."""
+        """Cancel a running search. The layout stays as it is."""
         if self._finding.is_running:
             self._finding.cancel()
             self.searching.emit("")
 
     def _obstacle(self, model: ModelFile, asked: Edit) -> str:
-        """Return why what was found for `asked` is of no use now; empty where it is. Layers may have been moved."""
+        """Return why a result for `asked` cannot be used any more; empty if it can. Moved layers are no obstacle."""
         edit = self._document.edit
         if edit is None or self._document.model is not model:
             return tr(
-                "it is for {name}, and another model is shown. Go back to that one and search again.", name=model.name
+                "it is for {name}, and another model is shown. Go back to that model, and search again.",
+                name=model.name,
             )
         if replace(edit, layout=asked.layout) != asked:
-            return tr("settings were changed while it was searched. Search again.")
+            return tr("settings have changed during the search. Search again.")
         return ""
 
     def constraints(self, model: ModelFile) -> Constraints:
-        """Return what is asked for of `model`, less what is about devices and layers that are not here."""
+        """Return the options and pins for `model`, without devices and layers that do not exist."""
         ids, wishes, pins = set(self._live.rig.ids), self.wishes, self._pins_of(str(model.paths[0]))
         return Constraints(
             order=tuple(device_id for device_id in wishes.order if device_id in ids),
@@ -232,16 +235,17 @@ def _wishes(kept: KeptWishes) -> AutoWishes:
 
 
 def _toggled(pins: Pins, layout: Layout, first: int, last: int) -> tuple[PinnedLayers, ...]:
-    """Return the pinned ranges after layers `first` to `last` were pinned where they are, or let go."""
+    """Return the pins after layers `first` to `last` were pinned to their devices, or released."""
     places = dict(enumerate(layout.assignment()))
     held = {index: device for index in places if (device := pins.device_of(index)) is not None}
     span = range(first, last + 1)
-    # Pinned elsewhere counts as not pinned: the layer has been moved since, and is pinned to where it is now.
+    # A layer that was moved since it was pinned counts as not pinned. It is pinned to its present device.
     if all(held.get(index) == places[index] for index in span):
         held = {index: device for index, device in held.items() if index not in span}
     else:
         held |= {index: places[index] for index in span}
     ranges: list[PinnedLayers] = []
+    # In order, so that neighbours on the same device become one range.
     for index in sorted(held):
         before = ranges[-1] if ranges else None
         if before is not None and before.last == index - 1 and before.device == held[index]:

@@ -1,7 +1,8 @@
 """Counts the tokens of a conversation for the meter: its parts by the model's vocabulary, the whole by its template.
 
 The child counts, one request at a time, and only what it has not counted before: a text, an image or sound, or a whole
-conversation. The tokens of a conversation that was just answered are known already.
+conversation. An answered conversation is counted by its template too, as the raw prompt is. The KV cache has another
+number of tokens: thoughts are not part of the next prompt, and the end of a turn is not always generated.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from engine.runtime.session.events import Answered
 from engine.runtime.session.status import Phase
 
 MOST_CONVERSATIONS = 32
-"""Limit of the cache of whole conversations; counts of texts stay until another model is loaded."""
+"""Size of the cache for whole conversations. Counts of single texts stay until another model is loaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class CountedChat:
-    """The prompt of a conversation. `used`: its tokens, None if they are not known.
+    """The prompt of a conversation and the parts that the meter shows.
 
     `files`: texts of its attachments. `media`: images and sounds, without their bytes.
     """
@@ -33,7 +34,6 @@ class CountedChat:
     system: str
     files: tuple[str, ...]
     media: tuple[MediaFile, ...]
-    used: int | None
     max_tokens: int | None
 
     @property
@@ -55,7 +55,7 @@ class ContextCounter(QObject):
         self._texts: dict[str, int] = {}
         self._media: dict[MediaFile, int] = {}
         self._prompts: dict[tuple[tuple[ChatMessage, ...], str], int] = {}
-        # the receivers of a signal are done before the child is asked
+        # Waits until all receivers of the current signal are done: one of them may count another conversation.
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
         self._timer.timeout.connect(self._go_on)
@@ -74,7 +74,7 @@ class ContextCounter(QObject):
             return
         texts = tuple(text for text in dict.fromkeys(chat.texts) if text not in self._texts)
         media = tuple(file for file in dict.fromkeys(chat.media) if file not in self._media)
-        used = chat.used if chat.used is not None else self._prompts.get((chat.messages, chat.template))
+        used = self._prompts.get((chat.messages, chat.template))
         n_ctx = self._loading.snapshot.context_size
         if texts or media or used is None:
             messages = () if used is not None else chat.messages
@@ -88,7 +88,7 @@ class ContextCounter(QObject):
 
     def _ask(self, chat: CountedChat, request: CountTokens) -> None:
         if self._loading.phase is not Phase.READY:
-            return  # the next answer, or load, asks again
+            return  # The next answer or load counts again.
         try:
             number = self._loading.ask(request)
         except EngineError:
@@ -102,14 +102,15 @@ class ContextCounter(QObject):
         if isinstance(event.answer, Counted):
             self._texts.update(zip(request.texts, event.answer.texts, strict=True))
             self._media.update(zip(request.media, event.answer.media, strict=True))
-            if chat.used is None:
+            if request.messages:
                 self._prompts[chat.messages, chat.template] = event.answer.prompt
+                # A dict keeps its order of insertion, so the first key is the oldest.
                 if len(self._prompts) > MOST_CONVERSATIONS:
                     del self._prompts[next(iter(self._prompts))]
             self._go_on()
 
     def _on_lost(self, lost: AnswerLost) -> None:
-        """Give up: the template cannot be used, or the model is being unloaded."""
+        """Give up: the chat template failed, or the model is being unloaded."""
         if self._asked is not None and lost.request == self._asked[0]:
             self._asked = None
 

@@ -1,6 +1,6 @@
-"""The conversation that an open model shows: its messages, and what people do with them.
+"""The conversation that an open model shows: its message tree, and the actions of people on it.
 
-Another one may be shown at any time. An answer goes on in the conversation that it was asked for, shown or not.
+Another conversation may be shown at any time. A running answer continues in its own conversation, shown or not.
 """
 
 from __future__ import annotations
@@ -23,7 +23,18 @@ from engine.chat.conversation import title_of_message
 from engine.chat.message import Attachment, Message, new_id, now_ms
 from engine.chat.presets import Preset, chat_sampling, system_prompt
 from engine.chat.thinking import TEMPLATE_KEY, Marks, begun_answer, marks_of
-from engine.chat.tree import MessageTree, add, branched, changed, edited, select, step_version, without_turn
+from engine.chat.tree import (
+    MessageTree,
+    add,
+    branched,
+    changed,
+    edited,
+    is_empty_failure,
+    select,
+    step_version,
+    without_leaf,
+    without_turn,
+)
 from engine.planning.plan.preview import LoadedLayout
 from engine.planning.settings.sampling_sources import Sampling
 from engine.runtime.protocol.messages import ChatMessage
@@ -41,7 +52,7 @@ class ContextFill:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """`tokens`: of the saved state that is in the model again. If 0, `refusal` says why the state was not used."""
+    """Result of restoring a saved KV state. `tokens`: its length; 0 if it was not used, for the reason `refusal`."""
 
     tokens: int
     refusal: str = ""
@@ -54,22 +65,22 @@ def new_chat() -> Chat:
 
 
 class Conversation(QObject):
-    """Questions and answers over the child of a `Loading`; both live as long as the window."""
+    """The shown conversation of one model. It asks the model through `Answering`, and stores changes in a
+    `ChatStorage`. It lives as long as the window."""
 
     answer_finished = Signal(Done)
     context_use_changed = Signal(ContextFill)
     overflow_asked = Signal(str)
-    """The context is full: `answer_overflow` says whether turns are left out. Empty: nobody asks any more."""
+    """The context is full, and a person has to choose: see `Answering.answer_overflow`. Empty: the question is
+    withdrawn."""
     restored = Signal(Restored)
-    """The saved state of the shown conversation is in the model again, or could not be used."""
+    """The saved KV state of the shown conversation was restored, or could not be used."""
     shown_changed = Signal()
-    """Other messages are shown than before."""
+    """The shown path has other messages."""
     message_changed = Signal(str)
     """The message with this id has changed."""
     piece_kept = Signal(Append)
-    """More text of the shown answer is stored and may be painted."""
-    question_returned = Signal(object)  # Message
-    """A question whose answer failed goes back to where it was typed."""
+    """More text of the shown answer is on disk and may be painted."""
     chat_changed = Signal()
     """Another conversation is shown, or its title, prompt or settings changed."""
 
@@ -83,8 +94,6 @@ class Conversation(QObject):
         self.presets: Mapping[str, Preset] = {}
         """All presets, by name."""
         self._is_kept = False
-        self._returned: str | None = None
-        """The question whose answer failed: the next question takes its place."""
         self.answering.begun.connect(self.shown_changed)
         self.answering.changed.connect(self._on_answer_changed)
         self.answering.written.connect(self._on_written)
@@ -94,7 +103,7 @@ class Conversation(QObject):
         loading.loaded_changed.connect(self._on_loaded_changed)
 
     def keep_in(self, storage: ChatStorage) -> None:
-        """Store conversations there from now on."""
+        """Use `storage` from now on."""
         self._storage = self.answering.storage = storage
 
     # ------------------------------------------------------------------ what is shown
@@ -116,7 +125,7 @@ class Conversation(QObject):
 
     @property
     def sampling(self) -> Sampling:
-        """How tokens are chosen, and the source of each value."""
+        """The sampling settings, with the source of each value."""
         return chat_sampling(self._loading.model, self.preset, self.chat.settings)
 
     @property
@@ -126,7 +135,7 @@ class Conversation(QObject):
 
     @property
     def open_message(self) -> str | None:
-        """The id of the shown answer that is being written, None if none is."""
+        """The id of the answer that is being written in this conversation; None if there is none."""
         answer = self.answering.answer
         return answer.message.id if answer is not None and answer.chat == self.chat.id else None
 
@@ -153,8 +162,8 @@ class Conversation(QObject):
         """The number of the request for the answer that is being written; None if the model has not been asked yet."""
         return None if self.answering.answer is None else self.answering.request
 
-    def counted_chat(self, used: int | None) -> CountedChat:
-        """Return what is to be counted. `used`: tokens of the whole prompt, None if they are not known."""
+    def counted_chat(self) -> CountedChat:
+        """Return the prompt of the conversation with its parts, to be counted for the meter."""
         path = self.prompt_path
         return CountedChat(
             messages=chat_messages(self.system, path),
@@ -162,7 +171,6 @@ class Conversation(QObject):
             system=self.system,
             files=tuple(text for message in path for text in texts_of(message)),
             media=tuple(file for message in path for file in media_of(message)),
-            used=used,
             max_tokens=self.sampling.settings.max_tokens,
         )
 
@@ -170,12 +178,10 @@ class Conversation(QObject):
         """Show whether the saved state of a conversation could be restored."""
         if chat == self.chat.id:
             self.restored.emit(restored)
-            if restored.tokens:
-                self.context_use_changed.emit(ContextFill(restored.tokens, self._context_size))
 
     def open(self, chat: Chat, tree: MessageTree) -> None:
         """Show a stored conversation."""
-        self.chat, self._is_kept, self._returned = chat, True, None
+        self.chat, self._is_kept = chat, True
         answer = self.answering.answer
         if answer is not None and answer.chat == chat.id:
             tree = changed(answer.tree, answer.message)  # It is newer than what was read.
@@ -183,14 +189,14 @@ class Conversation(QObject):
         self._show()
 
     def begin(self, chat: Chat | None = None) -> None:
-        """Show a new conversation; the one before stays stored."""
+        """Show a new conversation. The one before stays stored."""
         shown = self.chat
         self.chat, self.tree = chat or _like(shown), MessageTree()
-        self._is_kept, self._returned = False, None
+        self._is_kept = False
         self._show()
 
     def clear(self) -> None:
-        """Begin a new conversation; a running answer ends first."""
+        """Begin a new conversation. A running answer of this one is stopped first."""
         if self.open_message is not None:
             self.answering.stop()
         self.begin()
@@ -198,6 +204,7 @@ class Conversation(QObject):
     def change_chat(self, chat: Chat) -> None:
         """Change title, draft, prompt or settings of the conversation."""
         before, self.chat = self.chat, chat
+        # An untouched new conversation is not stored.
         if self._is_kept:
             self._storage.save(chat, before)
         elif chat.draft or chat.title:
@@ -212,28 +219,32 @@ class Conversation(QObject):
     # ------------------------------------------------------------------ what people do
 
     def send(self, text: str, files: Sequence[tuple[Attachment, bytes | None]] = ()) -> None:
-        """Ask a question. `files`: its attachments, with the bytes of those that are not stored yet."""
+        """Ask a question. `files`: its attachments, each with its bytes unless they are stored already."""
         if not self.can_ask:
             return
         for _attachment, data in files:
             if data is not None:
                 self._storage.keep_file(data)
         attachments = tuple(attachment for attachment, _data in files)
-        self._ask(add(self.tree, new_question(text, self._parent_of_next(), attachments)))
+        self._ask(add(self.tree, new_question(text, self.tree.leaf, attachments)))
 
     def regenerate(self, message: str) -> None:
-        """Write another version of an answer."""
+        """Write another version of an answer. One that failed without any text is replaced."""
         question = self.tree.messages[message].parent
-        if question is not None and self.can_ask:
-            self._ask(replace(self.tree, leaf=question))
+        if question is None or not self.can_ask:
+            return
+        tree = self.tree
+        if is_empty_failure(tree, message):
+            tree = without_leaf(tree, message)
+        self._ask(replace(tree, leaf=question))
 
     def edit(self, message: str, text: str) -> None:
-        """Ask a question with other words, as a branch."""
+        """Ask a changed question, as another version of it."""
         if self.can_ask:
             self._ask(edited(self.tree, message, text, created_ms=now_ms()))
 
     def go_on(self, message: str) -> None:
-        """Have the model continue an answer that is not complete."""
+        """Let the model continue an incomplete answer."""
         known = self.tree.messages[message]
         if known.role == "assistant" and self.can_ask:
             thinking = bool(known.reasoning) and not known.content
@@ -241,24 +252,24 @@ class Conversation(QObject):
             self._continue(select(self.tree, message), known, begun)
 
     def _marks(self) -> Marks | None:
-        """Return the marks around thoughts in the chat template that is used."""
+        """Return the thinking tags of the chat template in use."""
         model = self._loading.model
         template = self.chat.template or ("" if model is None else model.metadata.get(TEMPLATE_KEY))
         return marks_of(template) if isinstance(template, str) else None
 
     def toggle_pin(self, message: str) -> None:
-        """Pin a message, so that its turn stays in a full context, or unpin it."""
+        """Pin a message, so that its turn stays in the prompt when the context is full, or unpin it."""
         known = self.tree.messages.get(message)
         if known is not None and self.open_message is None:
             self._apply(changed(self.tree, msgspec.structs.replace(known, pinned=not known.pinned)))
 
     def step_version(self, message: str, step: int) -> None:
-        """Show the version of a message before or after this one."""
+        """Show an earlier or later version of a message."""
         if not self.is_answering:
             self._apply(step_version(self.tree, message, step))
 
     def delete_turn(self, message: str) -> MessageTree | None:
-        """Delete a question with its answers; return the messages before, for `restore`."""
+        """Delete a question with its answers. Return the old tree for `restore`; None while an answer is written."""
         if self.open_message is not None:
             return None
         before = self.tree
@@ -271,7 +282,7 @@ class Conversation(QObject):
             self._apply(tree)
 
     def branch(self, message: str) -> None:
-        """Go on from a message in a new conversation."""
+        """Show a new conversation with a copy of the messages up to this one."""
         if self.open_message is not None:
             return
         tree = branched(self.tree, message)
@@ -287,7 +298,8 @@ class Conversation(QObject):
             created_ms=now,
             updated_ms=now,
         )
-        self.chat, self.tree, self._returned = chat, MessageTree(), None
+        # Conversation first, then its messages: they refer to it in the database.
+        self.chat, self.tree = chat, MessageTree()
         self._is_kept = False
         self._keep_chat()
         self._apply(tree)
@@ -298,14 +310,9 @@ class Conversation(QObject):
     @property
     def can_ask(self) -> bool:
         """Whether the model can be asked now."""
+        # One answer at a time for each model's chat.
         loading = self._loading
         return loading.phase is Phase.READY and loading.model is not None and not self.is_answering
-
-    def _parent_of_next(self) -> str | None:
-        returned = self.tree.messages.get(self._returned or "")
-        if returned is not None and any(shown.id == returned.id for shown in self.tree.path):
-            return returned.parent
-        return self.tree.leaf
 
     @property
     def _options(self) -> AnswerOptions:
@@ -322,7 +329,7 @@ class Conversation(QObject):
         )
 
     def _ask(self, tree: MessageTree) -> None:
-        self._returned = None
+        # A conversation gets its title from the first question; before that it is a draft.
         if not self.chat.title:
             self.change_chat(msgspec.structs.replace(self.chat, title=title_of_message(tree.path[-1])))
         elif not self._is_kept:
@@ -330,7 +337,7 @@ class Conversation(QObject):
         self._begin(new_answer(self.chat.id, tree, self._options))
 
     def _continue(self, tree: MessageTree, message: Message, begun: str) -> None:
-        """Have a message that is there go on from `begun`."""
+        """Let the model continue an existing message from `begun`."""
         self._begin(continued_answer(self.chat.id, tree, message, self._options, begun))
 
     def _begin(self, run: AnswerRun) -> None:
@@ -350,10 +357,10 @@ class Conversation(QObject):
 
     def _on_finished(self, run: AnswerRun, end: Finish) -> None:
         if end.done is None:
-            self._give_back(run)
-            return
+            return  # the failed answer stays below its question, and Retry asks again
         begun = run.continuation
         if begun is not None and run.chat == self.chat.id:
+            # Later, when all receivers of the ended answer have run.
             QTimer.singleShot(0, self, lambda: self._answer_now(run.message.id, begun))
         self.answer_finished.emit(end.done)
         self.context_use_changed.emit(ContextFill(self._loading.snapshot.context_used or 0, self._context_size))
@@ -361,13 +368,6 @@ class Conversation(QObject):
     def _answer_now(self, thought: str, begun: str) -> None:
         if thought in self.tree.messages and self.can_ask:
             self._continue(self.tree, self.tree.messages[thought], begun)
-
-    def _give_back(self, run: AnswerRun) -> None:
-        """Return the question of an answer that failed to where it was typed."""
-        question = run.question
-        if question is not None and run.chat == self.chat.id:
-            self._returned = question.id
-            self.question_returned.emit(question)
 
     # ------------------------------------------------------------------ inside
 

@@ -1,12 +1,12 @@
 """The layout being edited: model, rig, layout and context with undo, and the preview that all bars read.
 
-Each open model has its sheet: edit and undo stack. One sheet is current; the others are put aside.
+Each open model has its edit state: the edit with its undo stack. One is current; the others are put aside.
 
 The document owns the drag: the first `move` starts it, each move is previewed, and `finish_move` or `cancel_move` ends
 it. Undo, another edit or other devices end it too; `drag_ended` tells the editor.
 
 Forecasts that take long are computed in the background (`forecaster`). Until they arrive, `plan` and `preview` are the
-previous ones and `is_behind` is true; a layout that was changed in one step is drawn at once, without its numbers.
+previous ones and `is_behind` is true. A layout that was changed in one step is drawn at once, without its numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 from PySide6.QtGui import QUndoCommand, QUndoGroup, QUndoStack
 
 from app.background import Background
-from app.models.forecaster import Answer, Forecaster, Pace, Question
+from app.models.forecaster import Forecast, Forecaster, ForecastRequest, Pace
 from engine.base.language import tr
 from engine.devices.device import Rig
 from engine.model.gguf.model_file import ModelFile
@@ -34,14 +34,12 @@ from engine.planning.speed.speeds import NO_MEASUREMENTS, Speeds
 from engine.runtime.probing.probe import ProbeCache
 
 FRAME_MS = 16
-"""At most one preview per frame, however fast the mouse reports."""
-
-
+"""At most one preview per frame (60 Hz), however fast the mouse reports."""
 UNDO_STEPS = 200
-"""Each step keeps the edit before and after it."""
+"""Largest number of undo steps. Each keeps the edit before and after it."""
 
 
-class Sheet:
+class EditState:
     """One model's edit, its undo stack, and the tables that its previews share."""
 
     def __init__(self, tables: PreviewTables, edit: Edit, undo_stack: QUndoStack, pace: Pace) -> None:
@@ -50,13 +48,16 @@ class Sheet:
         self.edit = edit
         self.undo_stack = undo_stack
         self.pace = pace
-        self.answer: Answer | None = None
-        """The plan and preview of it that were drawn last."""
+        self.forecast: Forecast | None = None
+        """The last forecast that was drawn."""
 
 
 class LayoutDocument(QObject):
-    """Owns the current sheet, its drag and its plan. No process is involved: a plan is arithmetic, and probed numbers
-    from `probes` replace estimated ones. Without `background` everything is computed at once."""
+    """Owns the current edit state, its drag and its plan.
+
+    No process is involved: a plan is arithmetic, and probed numbers from `probes` replace estimated ones. Without
+    `background` everything is computed at once.
+    """
 
     preview_changed = Signal(object)  # Preview | None
     drag_ended = Signal()  # finished, cancelled, or overtaken by undo, a change of the edit or other devices
@@ -65,8 +66,8 @@ class LayoutDocument(QObject):
     def __init__(self, background: Background | None = None, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.undo_group = QUndoGroup(self)
-        """Undo and redo of the current sheet."""
-        self._sheet: Sheet | None = None
+        """Undo and redo of the current edit state."""
+        self._state: EditState | None = None
         self._rig: Rig | None = None
         self._speeds = NO_MEASUREMENTS
         self._answered: Mapping[tuple[Path, Edit], float] = {}
@@ -77,7 +78,7 @@ class LayoutDocument(QObject):
         """The plan of the edit on the devices as they are now; the previous one while `is_behind`."""
         self.preview: Preview | None = None
         """The plan as drawn."""
-        self._forecaster = Forecaster(self.probes, self._on_answer, background)
+        self._forecaster = Forecaster(self.probes, self._on_forecast, background)
         self._then: list[Callable[[], None]] = []
         self._frame = QTimer(self)
         self._frame.setSingleShot(True)
@@ -86,16 +87,16 @@ class LayoutDocument(QObject):
 
     @property
     def model(self) -> ModelFile | None:
-        return None if self._sheet is None else self._sheet.model
+        return None if self._state is None else self._state.model
 
     @property
     def edit(self) -> Edit | None:
-        return None if self._sheet is None else self._sheet.edit
+        return None if self._state is None else self._state.edit
 
     @property
     def is_untouched(self) -> bool:
         """Whether nothing was edited since the model was opened."""
-        return self._sheet is None or self._sheet.undo_stack.count() == 0
+        return self._state is None or self._state.undo_stack.count() == 0
 
     @property
     def is_dragging(self) -> bool:
@@ -114,37 +115,40 @@ class LayoutDocument(QObject):
             do()
 
     def open(self, model: ModelFile | PreviewTables, rig: Rig, edit: Edit, pace: Pace | None = None) -> None:
-        """Replace the current sheet by a new one with `edit` of a model; undo starts empty.
+        """Replace the current edit state by a new one with `edit` of a model and an empty undo stack.
 
-        Tables that have computed the first preview save this thread its longest computation; `pace`: the time it took.
+        `model`: may be tables that have computed the first preview, which is the longest computation.
+        `pace`: the time that took.
         """
         old = self.put_aside()
         if old is not None:
             self.undo_group.removeStack(old.undo_stack)
+            # A group does not own its stacks, and the document, the parent, would keep this one.
             old.undo_stack.deleteLater()
         stack = QUndoStack(self)
         stack.setUndoLimit(UNDO_STEPS)
         self.undo_group.addStack(stack)
         tables = model if isinstance(model, PreviewTables) else PreviewTables(model)
-        self.show(Sheet(tables, edit, stack, pace or Pace()), rig)
+        self.show(EditState(tables, edit, stack, pace or Pace()), rig)
 
     def restart(self, rig: Rig, edit: Edit) -> None:
         """Start again with `edit` of the current model; undo starts empty."""
-        if self._sheet is not None:
-            self.open(self._sheet.tables, rig, edit, self._sheet.pace)
+        if self._state is not None:
+            self.open(self._state.tables, rig, edit, self._state.pace)
 
-    def put_aside(self) -> Sheet | None:
-        """Return the current sheet for a later `show`, None if there is none; then none is current. Cancels a drag."""
+    def put_aside(self) -> EditState | None:
+        """Cancel a drag, and return the current edit state for a later `show`; None if there is none."""
+        # Calls that wait for a forecast of this edit would get one of another model.
         self.cancel_move()
         self._then.clear()
-        sheet, self._sheet = self._sheet, None
-        return sheet
+        state, self._state = self._state, None
+        return state
 
-    def show(self, sheet: Sheet, rig: Rig) -> None:
-        """Make a sheet current that was put aside; the sheet that was current is lost."""
-        self._sheet, self._rig = sheet, rig
+    def show(self, state: EditState, rig: Rig) -> None:
+        """Make an edit state current that was put aside. The current one is lost."""
+        self._state, self._rig = state, rig
         self._end_drag()
-        self.undo_group.setActiveStack(sheet.undo_stack)
+        self.undo_group.setActiveStack(state.undo_stack)
         self._recompute()
         self.edit_settled.emit()
 
@@ -152,19 +156,25 @@ class LayoutDocument(QObject):
         """Forecast against `rig` from now on."""
         if rig == self._rig:
             return
+        # Most updates change free memory only, and must not end a drag.
         devices_changed = self._rig is None or rig.ids != self._rig.ids
         self._rig = rig
         if devices_changed:
             self.cancel_move()
-        if self._sheet is not None:
+        if self._state is not None:
             self._recompute()
             if devices_changed:
                 self.edit_settled.emit()
 
+    @property
+    def speeds(self) -> Speeds:
+        """The speeds that forecasts use."""
+        return self._speeds
+
     def set_speeds(self, speeds: Speeds, answered: Mapping[tuple[Path, Edit], float]) -> None:
         """Predict with `speeds` from now on; `answered`: tokens per second of the last answers, by model and edit."""
         self._speeds, self._answered = speeds, answered
-        if self._sheet is not None:
+        if self._state is not None:
             self._recompute()
 
     def show_probed(self) -> None:
@@ -176,35 +186,38 @@ class LayoutDocument(QObject):
 
     def move(self, move: Move) -> None:
         """Preview `move`, applied to the layout at the start of the drag. The first move starts the drag."""
-        if self._sheet is None:
+        if self._state is None:
             return
-        start = self._drag_start or self._sheet.edit
-        self._sheet.edit = replace(start, layout=move.apply(start.layout))
+        # All moves refer to the start of the drag, so that moving back restores it exactly.
+        start = self._drag_start or self._state.edit
+        self._state.edit = replace(start, layout=move.apply(start.layout))
         self._drag_start = start
+        # Moves between two frames need no preview of their own.
         if not self._frame.isActive():
             self._frame.start()
 
     def finish_move(self) -> None:
         """End the drag and make it one step of undo. Without a drag, or if it changed nothing, there is no step."""
         start = self._end_drag()
-        if start is None or self._sheet is None:
+        if start is None or self._state is None:
             return
-        if start == self._sheet.edit:
+        # The drag ended where it began: the last preview may be of a move in between.
+        if start == self._state.edit:
             self._recompute()
             return
-        self._push(self._sheet, start, self._sheet.edit, tr("move layers"))
+        self._push(self._state, start, self._state.edit, tr("move layers"))
 
     def cancel_move(self) -> None:
         """End the drag and restore the edit from its start."""
         start = self._end_drag()
-        if start is not None and self._sheet is not None:
-            self._sheet.edit = start
+        if start is not None and self._state is not None:
+            self._state.edit = start
             self._recompute()
 
     def _end_drag(self) -> Edit | None:
-        """Forget the drag and return the edit at its start, None if there was no drag."""
+        """End the drag and return the edit at its start; None if there was no drag."""
         start, self._drag_start = self._drag_start, None
-        # Also for a drag that has moved nothing yet, of which only the editor knows.
+        # Emitted in any case: the editor may have begun a drag that has not moved anything yet.
         self.drag_ended.emit()
         return start
 
@@ -231,18 +244,19 @@ class LayoutDocument(QObject):
     def replace(self, edit: Edit, text: str) -> None:
         """Replace the edit as one step of undo named `text`."""
         self.cancel_move()
-        if self._sheet is not None and edit != self._sheet.edit:
-            self._push(self._sheet, self._sheet.edit, edit, text)
+        if self._state is not None and edit != self._state.edit:
+            self._push(self._state, self._state.edit, edit, text)
 
-    def _push(self, sheet: Sheet, before: Edit, after: Edit, text: str) -> None:
+    def _push(self, state: EditState, before: Edit, after: Edit, text: str) -> None:
         def restore(edit: Edit) -> None:
-            # Only the current sheet is undone. A drag would continue from a layout that no longer exists.
+            # Only the current state is undone. A drag would continue from a layout that no longer exists.
             self._end_drag()
-            sheet.edit = edit
+            state.edit = edit
             self._recompute()
             self.edit_settled.emit()
 
-        sheet.undo_stack.push(_EditCommand(restore, before, after, text))
+        # `push` calls `redo`, which applies the edit.
+        state.undo_stack.push(_EditCommand(restore, before, after, text))
 
     # ------------------------------------------------------------------ preview
 
@@ -250,42 +264,45 @@ class LayoutDocument(QObject):
         self._recompute()
 
     def _recompute(self) -> None:
+        # The preview that is requested here is newer than the one for which the timer waits.
         self._frame.stop()
-        sheet = self._sheet
-        if sheet is None or self._rig is None:
+        state = self._state
+        if state is None or self._rig is None:
             self._forecaster.forget()
             self._then.clear()
             self._draw(None, None)
             return
-        answered = self._answered.get((sheet.model.paths[0], sheet.edit)) if self._answered else None
-        self._forecaster.ask(Question(sheet, sheet.tables, sheet.pace, self._rig, sheet.edit, self._speeds, answered))
+        answered = self._answered.get((state.model.paths[0], state.edit)) if self._answered else None
+        self._forecaster.request(
+            ForecastRequest(state, state.tables, state.pace, self._rig, state.edit, self._speeds, answered)
+        )
         if self.is_behind:
-            self._draw_meanwhile(sheet)
+            self._draw_meanwhile(state)
 
-    def _draw_meanwhile(self, sheet: Sheet) -> None:
-        """Draw what can be drawn before the numbers arrive."""
+    def _draw_meanwhile(self, state: EditState) -> None:
+        """Draw the edited layout, or the model's last preview, until the forecast arrives."""
         drawn = self.preview
-        if sheet.answer is not None and (self.plan is None or self.plan.memory is not sheet.tables.memory):
-            # Another model was shown before: draw the last preview of this one, not of that one.
-            self._draw(sheet.answer.plan, sheet.answer.preview)
+        if state.forecast is not None and (self.plan is None or self.plan.memory is not state.tables.memory):
+            # Another model was shown before, so the last preview of this model is drawn.
+            self._draw(state.forecast.plan, state.forecast.preview)
         elif (
             drawn is not None
             and self._rig is not None
             and drawn.rig.ids == self._rig.ids
             and not self.is_dragging
-            and _differ_in_cuts(drawn.edit, sheet.edit)
+            and _differ_in_cuts(drawn.edit, state.edit)
         ):
-            # The next key starts from the layout as drawn.
-            self._draw(self.plan, replace(drawn, edit=sheet.edit, answered_per_second=None))
+            # The next arrow key moves a boundary of the drawn layout, so it must be the edited one.
+            self._draw(self.plan, replace(drawn, edit=state.edit, answered_per_second=None))
 
-    def _on_answer(self, answer: Answer) -> None:
-        sheet = self._sheet
-        if sheet is None or answer.question.owner is not sheet:
+    def _on_forecast(self, forecast: Forecast) -> None:
+        state = self._state
+        if state is None or forecast.request.owner is not state:
             return
         if self.is_behind and not self.is_dragging:
-            return  # What is drawn is newer.
-        sheet.answer = answer
-        self._draw(answer.plan, answer.preview)
+            return  # The drawn layout is newer than this forecast.
+        state.forecast = forecast
+        self._draw(forecast.plan, forecast.preview)
         if not self.is_behind:
             waiting, self._then = self._then, []
             for do in waiting:
@@ -297,7 +314,7 @@ class LayoutDocument(QObject):
 
 
 def _differ_in_cuts(drawn: Edit, edit: Edit) -> bool:
-    """Return whether `edit` differs from `drawn` only in where layers are, so that only numbers are missing."""
+    """Return whether `edit` differs from `drawn` only in the places of layers, so that only numbers are missing."""
     if drawn == edit or drawn.layout.split_mode != edit.layout.split_mode:
         return False
     return replace(drawn, layout=edit.layout) == edit

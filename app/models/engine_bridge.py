@@ -1,4 +1,4 @@
-"""A session's news as typed Qt signals in the GUI thread."""
+"""Events of a session as typed Qt signals in the GUI thread."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from PySide6.QtCore import QObject, Qt, Signal
 from app.paths import kept_states_path
 from engine.devices.telemetry.memory_holders import memory_holders
 from engine.runtime.protocol.messages import DeviceMemoryReadings
-from engine.runtime.session.driver import News
+from engine.runtime.session.driver import SessionUpdate
 from engine.runtime.session.events import (
     Answered,
     Attempt,
@@ -26,7 +26,7 @@ from engine.runtime.session.snapshot import Snapshot
 
 
 class EngineBridge(QObject):
-    """Owns the session of one model. Its news come from the session's thread and arrive here queued, in their order."""
+    """Owns the session of one model. Its events come from the session's thread, and arrive queued and in order."""
 
     snapshot = Signal(Snapshot)
     progress = Signal(Progress)
@@ -46,6 +46,7 @@ class EngineBridge(QObject):
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
+        # Queued explicitly: the session's thread emits this signal, and receivers must run in the GUI thread.
         self._arrived.connect(self._on_arrived, Qt.ConnectionType.QueuedConnection)
         self.session = ModelSession(self._arrived.emit, holders=memory_holders, sequences=kept_states_path())
         self._signals = {
@@ -64,10 +65,10 @@ class EngineBridge(QObject):
         }
 
     def close(self) -> None:
-        """End the child, waiting a bounded time."""
+        """End the child within a bounded time."""
         self.session.close()
 
-    def _on_arrived(self, news: News) -> None:
+    def _on_arrived(self, news: SessionUpdate) -> None:
         if isinstance(news, DeviceMemoryReadings):
             self.device_memory.emit(news.readings)
         else:

@@ -1,7 +1,7 @@
-"""Computes plans as they are drawn: at once, or beside the GUI thread where that took long of late.
+"""Computes plans for drawing: in the GUI thread if that was quick recently, else in the background.
 
-A model's tables are for one thread at a time. While they are used beside, what is asked of them waits, and of several
-that wait the newest counts.
+A model's tables are for one thread at a time. While the background uses them, a new request waits; a newer one takes
+its place.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from time import thread_time
 from app.background import Background
 from engine.base.errors import EngineError
 from engine.devices.device import Rig
-from engine.planning.memory.effort import limited
+from engine.planning.memory.work_limit import limited
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.preview import Preview, PreviewTables, make_preview
@@ -23,19 +23,19 @@ from engine.planning.speed.speeds import Speeds
 from engine.runtime.probing.probe import ProbeCache
 
 DIRECT_S = 0.005
-"""Of the processor: what took no longer of late is computed in the GUI thread, which then shows it at once."""
+"""Processor time up to which computations stay in the GUI thread, which then shows the result at once."""
 PREVIEW_SECONDS = 0.5
-"""Of the processor for the arithmetic of one preview; what takes longer is left to the engine, which a probe asks."""
+"""Processor time for one preview. Numbers that need more are left to a probe."""
 
 
 REMEMBERED = 8
-"""Of so many of a kind the slowest counts: steps of a drag take long again and again, wherever a part is new."""
+"""Durations kept of each kind. The slowest counts, since some steps of a drag compute new parts and others do not."""
 
 
 class Pace:
-    """How long the last computations of each kind took for one model; `first_s`: its first one, made elsewhere.
+    """Durations of the last computations for one model, by kind. `first_s`: that of the first one, made elsewhere.
 
-    For the GUI thread alone.
+    For the GUI thread only.
     """
 
     def __init__(self, first_s: float = 0.0) -> None:
@@ -43,7 +43,7 @@ class Pace:
         self._last: tuple[Rig, Edit] | None = None
 
     def kind(self, rig: Rig, edit: Edit) -> str:
-        """Return what has changed since the last computation, of all that did what takes longest."""
+        """Return the kind of change since the last computation; of several, the slowest one."""
         if self._last is None:
             return "first"
         before_rig, before = self._last
@@ -54,9 +54,9 @@ class Pace:
         return "layout" if edit.layout != before.layout else "memory"
 
     def is_quick(self, rig: Rig, edit: Edit) -> bool:
-        """Say whether such computations took little of late; one that was never done is judged by all others.
+        """Return whether computations of this kind were quick; a new kind is judged by all others.
 
-        The first is taken for quick: it is of tables that have seen it.
+        The first one counts as quick, since the tables have computed it already.
         """
         if self._last is None:
             return True
@@ -64,14 +64,14 @@ class Pace:
         return max(known) <= DIRECT_S
 
     def note(self, rig: Rig, edit: Edit, seconds: float) -> None:
-        """Remember how long a computation took."""
+        """Add the duration of a computation."""
         self._seconds.setdefault(self.kind(rig, edit), deque(maxlen=REMEMBERED)).append(seconds)
         self._last = (rig, edit)
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """What is to be drawn. `owner` is who asks: answers for another one are of no use to it."""
+class ForecastRequest:
+    """A plan to be computed. `owner`: the caller's edit state, by which it recognises its forecasts."""
 
     owner: object
     tables: PreviewTables
@@ -83,58 +83,58 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """A plan, with what was probed of it, and as it is drawn. `seconds`: what that took of the processor."""
+class Forecast:
+    """A plan with its probed numbers, and its preview. `seconds`: processor time that it took."""
 
-    question: Question
+    request: ForecastRequest
     plan: Plan
     preview: Preview
     seconds: float
 
 
 class Forecaster:
-    """Answers the newest question; `show` is called in the GUI thread, for older ones too: see `is_behind`.
+    """Computes the newest request. `show` is called in the GUI thread, for older ones as well: see `is_behind`.
 
     Without `background` everything is computed at once.
     """
 
-    def __init__(self, probes: ProbeCache, show: Callable[[Answer], None], background: Background | None) -> None:
+    def __init__(self, probes: ProbeCache, show: Callable[[Forecast], None], background: Background | None) -> None:
         self._probes = probes
         self._show = show
         self._background = background
-        self._running: Question | None = None
-        self._waiting: Question | None = None
+        self._running: ForecastRequest | None = None
+        self._waiting: ForecastRequest | None = None
 
     @property
     def is_behind(self) -> bool:
-        """Whether what was asked last has no answer yet."""
+        """Whether the newest request has no forecast yet."""
         return self._waiting is not None
 
-    def ask(self, question: Question) -> None:
-        """Answer `question`, now or as soon as that can be."""
-        self._waiting = question
+    def request(self, request: ForecastRequest) -> None:
+        """Compute `request`, now or as soon as the tables are free."""
+        self._waiting = request
         self._go_on()
 
     def forget(self) -> None:
-        """Answer nothing of what was asked."""
+        """Drop the waiting request."""
         self._waiting = None
 
     def _go_on(self) -> None:
-        question = self._waiting
-        if question is None:
+        request = self._waiting
+        if request is None:
             return
-        if self._running is not None and (self._running is question or self._running.tables is question.tables):
+        if self._running is not None and (self._running is request or self._running.tables is request.tables):
             return
-        if self._background is None or question.pace.is_quick(question.rig, question.edit):
+        if self._background is None or request.pace.is_quick(request.rig, request.edit):
             self._waiting = None
-            self._take(self._answer(question))
+            self._take(self._compute(request))
         elif self._running is None:
-            self._running = question
-            self._background.run("Forecasting", lambda: self._try(question), self._on_done, _unexpected, quiet=True)
+            self._running = request
+            self._background.run("Forecasting", lambda: self._try(request), self._on_done, _unexpected, quiet=True)
 
-    def _on_done(self, found: Answer | Exception) -> None:
-        question, self._running = self._running, None
-        if self._waiting is question:
+    def _on_done(self, found: Forecast | Exception) -> None:
+        request, self._running = self._running, None
+        if self._waiting is request:
             self._waiting = None
         try:
             if isinstance(found, Exception):
@@ -143,25 +143,27 @@ class Forecaster:
         finally:
             self._go_on()
 
-    def _take(self, answer: Answer) -> None:
-        question = answer.question
-        question.pace.note(question.rig, question.edit, answer.seconds)
-        self._show(answer)
+    def _take(self, forecast: Forecast) -> None:
+        request = forecast.request
+        request.pace.note(request.rig, request.edit, forecast.seconds)
+        self._show(forecast)
 
-    def _try(self, question: Question) -> Answer | Exception:
+    def _try(self, request: ForecastRequest) -> Forecast | Exception:
         try:
-            return self._answer(question)
-        except Exception as error:  # A bug: raised in the GUI thread, after which the next question is answered.
+            return self._compute(request)
+        except Exception as error:  # A bug: it is raised in the GUI thread, and the next request is computed.
             return error
 
-    def _answer(self, question: Question) -> Answer:
+    def _compute(self, request: ForecastRequest) -> Forecast:
+        # Processor time of this thread: other programs must not make a quick computation look slow.
         begun_s = thread_time()
         with limited(PREVIEW_SECONDS):
-            plan = self._probes.over(Plan(question.tables.memory, question.rig, question.edit))
-            preview = make_preview(question.tables, plan, question.speeds, question.answered_per_second)
-        return Answer(question, plan, preview, thread_time() - begun_s)
+            # Probed numbers replace estimated ones before the preview is made.
+            plan = self._probes.over(Plan(request.tables.memory, request.rig, request.edit))
+            preview = make_preview(request.tables, plan, request.speeds, request.answered_per_second)
+        return Forecast(request, plan, preview, thread_time() - begun_s)
 
 
 def _unexpected(error: EngineError) -> None:
-    """`_try` gives every error back as its result."""
+    """Never called: `_try` returns errors as results."""
     raise error

@@ -1,4 +1,4 @@
-"""What the open models hold of the devices: the rig and the watchman are told, and the children asked for readings."""
+"""Memory of devices that the open models hold: for the live rig, the headroom monitor and the children's readings."""
 
 from __future__ import annotations
 
@@ -8,31 +8,37 @@ from app.models.document import LayoutDocument
 from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
 from app.rig.live_rig import LiveRig
-from app.rig.sampling import Watchman
+from app.rig.sampling import HeadroomMonitor
 from engine.planning.layout.engine_parameters import used_devices
 from engine.runtime.session.status import Phase
 
 
 class HeldMemory(QObject):
-    """Made before others who follow the models: they ask what is free on devices that know of them."""
+    """Passes held memory from the models to the live rig.
 
-    def __init__(self, models: OpenModels, live: LiveRig, watchman: Watchman, parent: QObject | None = None) -> None:
+    It must be made before other receivers of the models' signals: they read free memory from the updated rig.
+    """
+
+    def __init__(
+        self, models: OpenModels, live: LiveRig, headroom_monitor: HeadroomMonitor, parent: QObject | None = None
+    ) -> None:
         super().__init__(parent)
         self._models = models
         self._live = live
-        self._watchman = watchman
+        self._headroom_monitor = headroom_monitor
         models.changed.connect(self._on_models_changed)
         models.current_changed.connect(self._on_models_changed)
         live.samples_arrived.connect(self._on_samples)
 
     def follow(self, model: OpenModel) -> None:
-        """Take what the child of `model` reads of devices that nobody else can read."""
+        """Take memory readings of the child of `model`, for devices that only the child can read."""
         model.loading.bridge.device_memory.connect(self._live.take_engine_readings)
 
     def may_probe(self, document: LayoutDocument) -> bool:
-        """Whether the engine may be asked about what is edited now.
+        """Return whether the current edit may be probed.
 
-        What is loaded of the model holds its memory, others hold their workers, and a rig file cannot be asked.
+        A loaded model holds its own memory, other models hold their RPC workers, and devices of a rig file do not
+        exist here.
         """
         plan, edit = document.plan, document.edit
         if (
@@ -42,15 +48,19 @@ class HeldMemory(QObject):
             or not self._live.is_real
         ):
             return False
+        # A worker serves one client at a time, so a probe of a held worker would wait.
         used = used_devices(edit.layout)
         return not any(each.is_rpc and each.holdings for each in plan.rig.devices if each.id in used)
 
     def _on_models_changed(self) -> None:
         held = self._models.held
         self._live.set_models(held, self._models.current.held)
-        self._watchman.watch([device for each in held for device, size_bytes in each.held_bytes.items() if size_bytes])
+        self._headroom_monitor.watch(
+            [device for each in held for device, size_bytes in each.held_bytes.items() if size_bytes]
+        )
 
     def _on_samples(self) -> None:
         for model in self._models.all:
+            # Asked with each sample; the answers arrive as `device_memory`.
             if model.loading.phase is Phase.READY and model.holds_remote:
                 model.loading.bridge.session.query_device_memory()

@@ -1,4 +1,4 @@
-"""Layouts of the edited model: from a file, to a file, and the one that is proposed for the devices there are."""
+"""Reads, saves and proposes layouts for the edited model."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from PySide6.QtCore import QObject
 from app.background import Background, Task
 from app.models.document import LayoutDocument
 from app.models.open_models import OpenModels
+from app.models.speeds import SpeedRepository
 from app.notices import Notices
 from app.rig.live_rig import LiveRig
 from engine.base.errors import LayoutError
 from engine.base.language import tr
 from engine.devices.device import Rig
-from engine.planning.fit.strategies.fewest import initial_layout
+from engine.planning.fit.strategies.fastest import initial_layout
 from engine.planning.layout.layout import Layout, split_evenly
 from engine.planning.layout.layout_file import LayoutFile, encode_layout, parse_layout, read_layout, write_layout
 from engine.planning.plan.plan import Plan
 
 
 class Layouts(QObject):
-    """Every change is one step of undo. An untouched proposal follows the devices."""
+    """Every change is one step of undo. An unedited proposal is made anew when the devices change."""
 
     def __init__(
         self,
@@ -32,9 +33,11 @@ class Layouts(QObject):
         live: LiveRig,
         background: Background,
         notices: Notices,
+        speeds: SpeedRepository,
         parent: QObject | None = None,
     ) -> None:
         super().__init__(parent)
+        self._speeds = speeds
         self._document = document
         self._models = models
         self._live = live
@@ -47,15 +50,18 @@ class Layouts(QObject):
         """Replace the edited layout by the one in `path`."""
         model = self._document.model
         if model is None:
-            self._notices.tell(LayoutError(tr("Open the model first; a layout file only says where its layers go.")))
+            self._notices.tell(LayoutError(tr("Open the model first. A layout file has only the layers' devices.")))
             return
 
         def apply(document: LayoutFile) -> None:
+            # The file was read in the background: another model may be current by now.
             if self._document.model is not model:
-                shown = tr(
-                    "{name} was opened for {name2}, and another model is shown", name=path.name, name2=model.name
+                reason = tr(
+                    "{file} was opened for {model}, and another model is shown", file=path.name, model=model.name
                 )
-                self._notices.tell(LayoutError(tr("{shown}. Go back to that one and open it again.", shown=shown)))
+                self._notices.tell(
+                    LayoutError(tr("{reason}. Switch to that model and open the file again.", reason=reason))
+                )
                 return
             self._document.set_edit(document.layout, document.context, tr("open {name}", name=path.name))
 
@@ -67,7 +73,7 @@ class Layouts(QObject):
         )
 
     def use(self, name: str, text: str) -> None:
-        """Replace the edited layout by one that was kept as the text of a layout file under `name`."""
+        """Replace the edited layout by the text of a layout file. `name`: its name for undo and errors."""
         model = self._document.model
         if model is None:
             return
@@ -79,7 +85,7 @@ class Layouts(QObject):
         self._document.set_edit(document.layout, document.context, tr("open {name}", name=name))
 
     def text(self) -> str | None:
-        """Return the edited layout as the text of a layout file, None where no model is open."""
+        """Return the edited layout as the text of a layout file; None if no model is open."""
         model, edit = self._document.model, self._document.edit
         if model is None or edit is None:
             return None
@@ -99,7 +105,8 @@ class Layouts(QObject):
         )
 
     def propose(self) -> None:
-        """Go to the layout that is proposed for the devices as they are now."""
+        """Replace the layout by a proposal for the current devices and their free memory."""
+        # A proposal needs the plan of the present edit.
         self._document.when_forecast(self._propose)
 
     def _propose(self) -> None:
@@ -110,18 +117,17 @@ class Layouts(QObject):
         def apply(layout: Layout) -> None:
             obstacle = self._obstacle(plan)
             if obstacle:
-                self._notices.tell(
-                    LayoutError(tr("The layout that was proposed was not taken: {obstacle}", obstacle=obstacle))
-                )
+                self._notices.tell(LayoutError(tr("The proposed layout was not used: {obstacle}", obstacle=obstacle)))
             else:
                 self._document.set_layout(layout, tr("propose layout"))
 
         self._find(plan, apply)
 
     def split_evenly(self) -> None:
-        """Give every device the same number of layers; all to the host where there is no other."""
+        """Give every device the same number of layers; without devices, all to the host."""
         edit, rig = self._document.edit, self._live.rig
         if edit is not None:
+            # No more devices than layers: each run needs a layer.
             devices = [device.id for device in rig.devices][: edit.layout.n_layers] or [rig.host.id]
             self._document.set_layout(split_evenly(edit.layout.n_layers, devices), tr("split evenly"))
 
@@ -133,37 +139,40 @@ class Layouts(QObject):
 
     @property
     def _is_untouched(self) -> bool:
-        """Whether what is edited is still what was proposed, and nothing of it is loaded."""
+        """Whether the edit is still the proposal, and the model is not loaded."""
         document = self._document
         return document.is_untouched and not document.is_dragging and self._models.current.held is None
 
     def _follow(self, plan: Plan) -> None:
-        """Propose again what nobody has touched: it was proposed for other devices."""
+        """Replace an unedited proposal, which was made for other devices."""
 
         def apply(layout: Layout) -> None:
-            # What was touched meanwhile stays. Where devices came or went again, a proposal for those is on its way.
+            # A layout edited meanwhile stays. If devices have changed again, another proposal is on its way.
             if self._is_untouched and not self._obstacle(plan):
                 self._document.restart(self._live.rig, replace(plan.edit, layout=layout))
 
         self._find(plan, apply)
 
     def _find(self, plan: Plan, apply: Callable[[Layout], None]) -> None:
-        """Find the layout that is proposed for what `plan` asks for, beside the GUI thread."""
+        """Find a layout for the settings of `plan` in the background."""
+
+        speeds_of = self._speeds.known_speeds
 
         def find(_task: Task[None]) -> Layout:
-            return initial_layout(plan.model, plan.rig, plan.edit.context, plan.edit.side_files)
+            edit = plan.edit
+            return initial_layout(plan.model, plan.rig, edit.context, edit.side_files, speeds_of(plan.rig))
 
         self._proposing.run(tr("Proposing a layout"), find, apply, self._notices.tell)
 
     def _obstacle(self, asked: Plan) -> str:
-        """Return why what was proposed for `asked` is of no use now; empty where it is. Free memory may have moved."""
+        """Return why a proposal for `asked` cannot be used any more; empty if it can. Free memory may have changed."""
         if self._document.model is not asked.model:
             return tr(
-                "it is for {name}, and another model is shown. Go back to that one and propose again.",
+                "it is for {name}, and another model is shown. Go back to that model, and propose again.",
                 name=asked.model.name,
             )
         if self._document.edit != asked.edit or self._document.is_dragging:
-            return tr("layers or settings were changed meanwhile. Propose again.")
+            return tr("layers or settings have changed meanwhile. Propose again.")
         if self._live.rig.ids != asked.rig.ids:
-            return tr("devices came or went meanwhile. Propose again.")
+            return tr("the devices have changed meanwhile. Propose again.")
         return ""

@@ -1,4 +1,4 @@
-"""One model's child, as the window sees it: its loads, its state, and what it holds."""
+"""The session of one model as Qt object: its loads, its phase, and the loaded layout."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from engine.runtime.session.snapshot import Snapshot
 from engine.runtime.session.state import LoadedInfo
 from engine.runtime.session.status import Fault, Phase
 
-ENGINE_ENDED = tr("The engine ended in the middle of this answer: Last load says how.")
-"""The report has all of it; beside an answer it would push the words away."""
+ENGINE_ENDED = tr("The engine ended during this answer. Details are under Last load.")
+"""Shown below the answer; the load report has the whole message."""
 
-_BESIDE = (CountTokens, RenderTemplate, RestoreSequence, SaveSequence, Tokenise)
-"""Requests of ours that take a moment, and beside which a model may be asked."""
+_SHORT_REQUESTS = (CountTokens, RenderTemplate, RestoreSequence, SaveSequence, Tokenise)
+"""Requests of the window that take a moment. While they run, the model counts as ready."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepBack:
-    """What was asked for, and what was loaded instead because it did not fit."""
+    """The layout of the load request, and the one that was loaded instead because the first did not fit."""
 
     asked: Edit
     loaded: Edit
@@ -46,53 +46,54 @@ class StepBack:
 
 @dataclass(frozen=True, slots=True)
 class AnswerLost:
-    """The answer to a request has no good end; the sentence says why."""
+    """A request that failed, and why, as a sentence. `kind`: kind of the failure, as in `Failed`; else empty."""
 
     request: int
     sentence: str
+    kind: str = ""
 
 
 class Loading(QObject):
-    """Shows the session of one model. Calls return at once; what becomes of them arrives as signals.
+    """The session of one model for the GUI thread. Calls return at once; results arrive as signals.
 
-    Phase and what is loaded follow the session's snapshots, and are up to date when a call returns.
+    `phase` and `loaded` follow the session's snapshots, and are up to date when a call returns.
     """
 
     phase_changed = Signal(Phase)
     loaded_changed = Signal(object)  # LoadedLayout | None
     ended = Signal(object)  # OutOfMemory | Failed | Crashed | Cancelled: a load, or the child that was loaded
     held_changed = Signal()
-    """It takes another amount of memory than before."""
+    """The model takes another amount of memory."""
     answered = Signal(Done)
     answer_lost = Signal(AnswerLost)
     stepped_back = Signal(StepBack)
     released = Signal()
-    """The child holds nothing any more."""
+    """The child has freed all memory."""
     leaving = Signal()
-    """What is loaded goes next: the last moment to ask it something."""
+    """The loaded model is about to be replaced or unloaded. It can still be asked."""
     lost_changed = Signal(bool)
-    """Whether a model was lost that nobody unloaded, and which `reload` brings back."""
+    """Whether a model was lost without an unload, so that `reload` can load it again."""
 
     def __init__(self, calibrator: Calibrator, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.bridge = EngineBridge(self)
         self.snapshot = Snapshot()
-        """The latest that is shown."""
+        """The newest snapshot of the session."""
         self.phase = Phase.STOPPED
         """As `ModelStatus.phase`."""
         self.loaded: LoadedLayout | None = None
         self.model: ModelFile | None = None
         """The model that is loaded."""
         self.checkpoint_bytes = 0
-        """What the child keeps of conversations whose memory cannot be cut back, beside what was measured."""
+        """Memory of the child's checkpoints, which the measured rows do not include."""
         self.proposals: tuple[Proposal, ...] = ()
-        """What to change after the load that ran out of memory, if that is what became of the last one."""
+        """Proposals after the last load, if it ran out of memory."""
         self.proposals_model: ModelFile | None = None
         self._calibrator = calibrator
         self._asked: LoadOrder | None = None
-        """What the load that has not ended was asked to load."""
+        """The order of the running load."""
         self._held: LoadOrder | None = None
-        """What was loaded last, for as long as nobody has replaced or unloaded it."""
+        """The order of the last load, until it is replaced or unloaded."""
         self._lost: LoadOrder | None = None
         self._has_crashed = False
         """Whether the last load, or the child that was loaded, ended by a crash of the engine."""
@@ -107,11 +108,11 @@ class Loading(QObject):
         bridge.done.connect(self._on_done)
 
     def prepare_close(self) -> None:
-        """Say that what is loaded goes, in the GUI thread; then `close`."""
+        """Announce that the model goes. Call it in the GUI thread before `close`."""
         self._leave()
 
     def close(self) -> None:
-        """End the child, waiting a bounded time; for any thread."""
+        """End the child within a bounded time. For any thread."""
         self.bridge.close()
 
     # ------------------------------------------------------------------ what is asked for
@@ -123,45 +124,47 @@ class Loading(QObject):
 
     @property
     def fault(self) -> Fault:
-        """Why the model is gone that `reload` brings back; empty if there is none."""
+        """Why the model was lost that `reload` loads again; empty if none was lost."""
         if self._lost is None:
             return ""
         return "crashed" if self._has_crashed else "lost"
 
     @property
     def endpoints(self) -> frozenset[str]:
-        """Workers that the child holds, or is about to."""
+        """RPC workers that the child uses, or that the running load may use."""
         loaded, pending = self.snapshot.loaded, self.snapshot.pending
         held = frozenset() if loaded is None else frozenset(loaded.order.plan.used_endpoints)
         return held if pending is None else held | pending.order.possible_endpoints()
 
     @property
     def has_child(self) -> bool:
-        """Whether there is a process, be it one that is ending."""
+        """Whether there is a child process, running or ending."""
         return self.bridge.session.snapshot.holds_child
 
     def load(self, order: LoadOrder, *, forecast_is_whole: bool = True) -> None:
-        """Load `order`; what is loaded is replaced once the layout has been checked. An answer is stopped first.
+        """Load `order`. A running answer is stopped; the loaded model is replaced after the layout was checked.
 
-        `forecast_is_whole`: whether the arithmetic knows all of it, so that a load tells what it left out.
+        `forecast_is_whole`: whether the forecast covers all memory, so that the load can calibrate it.
         """
         if self.is_busy:
             return
+        # Loading anything else means that the lost model is not wanted back.
         if order is not self._lost:
             self._set_lost(None)
         self._leave()
+        # Kept until the load ends, to compare it with what was loaded.
         self._asked = order
         self._calibrator.begin(nothing_loaded=self.loaded is None, forecast_is_whole=forecast_is_whole)
         self.bridge.session.load(order)
         self._show_now()
 
     def reload(self) -> None:
-        """Load what was lost as it was; nothing where nothing was lost."""
+        """Load the lost model again with the same order, if one was lost."""
         if self._lost is not None:
             self.load(self._lost, forecast_is_whole=False)
 
     def cancel(self) -> None:
-        """End the load that runs or waits."""
+        """Cancel the load that runs or waits."""
         if self.phase is Phase.LOADING:
             self.bridge.session.stop()
             self._show_now()
@@ -174,13 +177,14 @@ class Loading(QObject):
         requests = self.snapshot.requests
         self._held = None
         self.bridge.session.unload()
-        for run in (each for each in requests if not isinstance(each.request, _BESIDE)):
+        # Reported at once: the session's own events of these requests arrive later.
+        for run in (each for each in requests if not isinstance(each.request, _SHORT_REQUESTS)):
             self.answer_lost.emit(AnswerLost(run.id, tr("The model was unloaded.")))
         self._show_now()
         return True
 
     def ask(self, request: AnyModelRequest) -> int:
-        """Ask something and return its number; the bridge tells what is answered. Raises as `generate` does."""
+        """Send a request and return its number. The answer is a signal of the bridge. Raises as `generate` does."""
         number = self.bridge.session.ask(request)
         self._show_now()
         return number
@@ -189,12 +193,12 @@ class Loading(QObject):
         """Begin an answer and return its number: tokens come from the bridge, then `answered` or `answer_lost`.
 
         Raises:
-            ArgumentError: when the child was lost a moment ago; the event that says so is on its way.
+            ArgumentError: no model can be asked, for example because the child was lost a moment ago.
         """
         return self.ask(request)
 
     def stop_answer(self) -> None:
-        """End the answers that are being written; what is there stays."""
+        """Stop all answers that are being written. Their text so far is kept."""
         if self.phase is Phase.ANSWERING:
             self.bridge.session.stop()
 
@@ -205,14 +209,15 @@ class Loading(QObject):
             self.leaving.emit()
 
     def _show_now(self) -> None:
-        """Show how the session stands now; snapshots that are still on their way tell nothing new then."""
+        """Take the session's newest snapshot at once. Older ones that arrive later are ignored."""
         self._show(self.bridge.session.snapshot)
 
     def _show(self, snapshot: Snapshot) -> None:
+        # Snapshots are queued; `_show_now` may have shown a newer one already.
         if snapshot.number < self.snapshot.number:
             return
         before, self.snapshot = self.snapshot, snapshot
-        # Changed before any signal: no slot may see a model that is ready and holds nothing.
+        # Both attributes change before any signal: no slot may see a ready model without a loaded layout.
         phase_before, self.phase = self.phase, _phase_of(snapshot)
         if _loaded_of(snapshot) is not _loaded_of(before):
             self._show_loaded(_loaded_of(snapshot))
@@ -245,7 +250,7 @@ class Loading(QObject):
         asked, self._asked = self._asked, None
         info = self.snapshot.loaded
         if asked is None or info is None:
-            return  # Lost again, which is told next.
+            return  # It was lost again; that event comes next.
         self._set_lost(None)
         self._held = info.order
         plan = info.order.plan
@@ -254,13 +259,13 @@ class Loading(QObject):
             self.stepped_back.emit(StepBack(asked.plan.edit, plan.edit))
 
     def _on_ended(self, event: OutOfMemory | Failed | Crashed | Cancelled) -> None:
-        """A load or an answer ended badly, or the child was lost. What was loaded before may still be there."""
+        """Handle a failed load or answer, or a lost child. A model loaded before may still be there."""
         if event.request is not None:
-            self.answer_lost.emit(
-                AnswerLost(event.request, ENGINE_ENDED if isinstance(event, Crashed) else loss_words(event))
-            )
+            sentence = ENGINE_ENDED if isinstance(event, Crashed) else loss_words(event)
+            kind = event.kind if isinstance(event, Failed) else ""
+            self.answer_lost.emit(AnswerLost(event.request, sentence, kind))
             if self.snapshot.loaded is not None or self.snapshot.is_unloading or isinstance(event, Cancelled):
-                return  # It is about a request only, and was told there.
+                return  # Only the request failed; the model stays loaded.
         self._tell_end(event)
 
     def _tell_end(self, event: OutOfMemory | Failed | Crashed | Cancelled) -> None:
@@ -276,7 +281,7 @@ class Loading(QObject):
             self._set_lost(self._lost if asked is not None or self._asked is not None else held or self._lost)
 
     def forget_lost(self) -> None:
-        """Forget the model that was lost: another file takes its place."""
+        """Forget the lost model: another file takes its place."""
         self._held, self._has_crashed = None, False
         self._set_lost(None)
 
@@ -286,15 +291,17 @@ class Loading(QObject):
 
 
 def _loaded_of(snapshot: Snapshot) -> LoadedInfo | None:
-    """What is loaded and stays: what is being unloaded is no reason not to load it again."""
+    """Return the loaded model; None while it is being unloaded, so that it can be loaded again."""
     return None if snapshot.is_unloading else snapshot.loaded
 
 
 def _phase_of(snapshot: Snapshot) -> Phase:
     if snapshot.pending is not None:
         return Phase.STOPPING if snapshot.pending.cancelled else Phase.LOADING
+    # Shown as stopped at once: the process may take seconds to end.
     if snapshot.is_unloading:
         return Phase.STOPPED
-    if not all(isinstance(run.request, _BESIDE) for run in snapshot.requests):
+    # A short request must not flicker between ready and answering.
+    if not all(isinstance(run.request, _SHORT_REQUESTS) for run in snapshot.requests):
         return Phase.ANSWERING
     return Phase.READY if snapshot.loaded is not None else Phase.STOPPED

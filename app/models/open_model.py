@@ -1,4 +1,4 @@
-"""A model that is open: its file, its edit, its child and its conversation, and since when it has been idle."""
+"""An open model: its file, its edit, its session, its conversation and its idle time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from PySide6.QtCore import QObject, Signal
 
 from app.models.conversation import Conversation
-from app.models.document import Sheet
+from app.models.document import EditState
 from app.models.loading import Loading
 from app.rig.calibrator import Calibrator
 from engine.devices.telemetry.processes import is_local
@@ -18,13 +18,13 @@ from engine.runtime.session.status import ModelStatus, Phase
 
 
 class OpenModel(QObject):
-    """One of several; before the first is opened there is one without a file.
+    """One of the open models. Before the first file is opened there is one without a file.
 
-    `status` sums up what is shown of it. `status_changed` comes whenever that value is another one.
+    `status` is the summary for the window; `status_changed` is emitted when it changes.
     """
 
     changed = Signal()
-    """What `held` tells is not what it was."""
+    """`held` has changed."""
     status_changed = Signal(ModelStatus)
 
     def __init__(
@@ -32,21 +32,21 @@ class OpenModel(QObject):
     ) -> None:
         super().__init__(parent)
         self.number = number
-        """Tells it from others for as long as the window is open."""
+        """An id that is unique while the window is open."""
         self.file: ModelFile | None = None
         self.key: FileIdentity | None = None
-        self.sheet: Sheet | None = None
-        """Its edit, while another model is current."""
+        self.edit_state: EditState | None = None
+        """Its edit state, while another model is current."""
         self.loading = Loading(calibrator, self)
         self.conversation = Conversation(self.loading, self)
         self.held: HeldModel | None = None
-        """What it holds of the devices; None where it is neither loaded nor being loaded."""
+        """Memory of devices that it holds; None if it is neither loaded nor being loaded."""
         self._keep_alive_s = UNTIL_UNLOADED_S
         self._clock = clock
         self._phase = Phase.STOPPED
         self.status = ModelStatus()
         self._edit: Edit | None = None
-        """What is edited of it, or was when another model became current."""
+        """Its current edit, or the last one before another model became current."""
         self._waits = ""
         self.loading.phase_changed.connect(self._on_changed)
         self.loading.loaded_changed.connect(self._on_changed)
@@ -59,33 +59,33 @@ class OpenModel(QObject):
 
     @property
     def is_blank(self) -> bool:
-        """Whether another model may take its place: nothing is loaded, nothing was said to it, no load left a proposal.
+        """Whether another model may take its place: it is not loaded, and has no messages and no proposals.
 
-        What is shown before the first model is opened goes on with that one.
+        A conversation that was begun before the first file was opened goes on with that file.
         """
         loading = self.loading
         nothing_said = self.file is None or self.conversation.is_empty
         return loading.phase is Phase.STOPPED and nothing_said and not loading.proposals
 
     def begin(self, file: ModelFile, key: FileIdentity) -> None:
-        """Be the model of `file` from now on, with nothing edited yet."""
-        self.file, self.key, self.sheet, self._edit = file, key, None, None
+        """Become the model of `file`, without an edit."""
+        self.file, self.key, self.edit_state, self._edit = file, key, None, None
         self.loading.forget_lost()
         self._refresh_status()
 
     def show_edit(self, edit: Edit | None) -> None:
-        """Note what is edited of this model."""
+        """Set the current edit, for the status."""
         self._edit = edit
         self._refresh_status()
 
     def show_wait(self, waits: str) -> None:
-        """Note what its load waits for, as a sentence; empty: it does not wait."""
+        """Set what its load waits for, as a sentence; empty: it does not wait."""
         self._waits = waits
         self._refresh_status()
 
     @property
     def holds_remote(self) -> bool:
-        """Whether it holds a worker on another machine, whose memory only its child can read."""
+        """Whether it uses an RPC worker on another computer, whose memory only its child can read."""
         return self.held is not None and any(not is_local(endpoint) for endpoint in self.held.endpoints)
 
     @property
@@ -93,7 +93,7 @@ class OpenModel(QObject):
         return self._keep_alive_s
 
     def keep_alive(self, keep_alive_s: float) -> None:
-        """Unload it once it has been idle for so long, counted from now; see `HeldModel`."""
+        """Set the idle time after which it is unloaded, counted from now; see `HeldModel`."""
         self._keep_alive_s = keep_alive_s
         if self.held is not None:
             self._set_held(self.held.kept_alive(keep_alive_s, self._clock()))
@@ -122,6 +122,7 @@ class OpenModel(QObject):
         phase_before, self._phase = self._phase, loading.phase
         if loading.phase is not Phase.READY:
             return held.busy()
+        # The idle time began when the model became ready, not at this change.
         if phase_before is Phase.READY:
             return held
         return held.idle(self._clock(), answered=phase_before is Phase.ANSWERING)

@@ -1,4 +1,4 @@
-"""The models that are open: which one is current, and which one's keep-alive is over."""
+"""The open models, the current one among them, and their unloading after an idle time."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from engine.planning.fit.loaded_models import HeldModel, expired, next_expiry_s
 from engine.runtime.session.status import Phase
 
 _LONGEST_WAIT_MS = 3_600_000
-"""A timer's milliseconds are 32 bits; a later expiry is looked at again."""
+"""Qt's timers have 32 bits of milliseconds. A later expiry is checked again after this time."""
 
 
 class OpenModels(QObject):
-    """Owns them. There is always a current one, at first without a file."""
+    """Owns all open models. There is always a current one, at first without a file."""
 
     added = Signal(object)  # OpenModel
     current_changed = Signal(object)  # OpenModel
     changed = Signal()
-    """One was loaded, unloaded, asked or answered."""
-    expired = Signal(object)  # OpenModel: it was unloaded, because nobody asked it anything for long enough
+    """A model was loaded, unloaded or asked, or has answered."""
+    expired = Signal(object)  # OpenModel: it was unloaded after its idle time
 
     def __init__(
         self, calibrator: Calibrator, *, clock: Callable[[], float] = time.monotonic, parent: QObject | None = None
@@ -42,35 +42,35 @@ class OpenModels(QObject):
 
     @property
     def all(self) -> tuple[OpenModel, ...]:
-        """All of them, in the order in which they were opened."""
+        """All open models, in the order of opening."""
         return tuple(self._all)
 
     @property
     def held(self) -> tuple[HeldModel, ...]:
-        """What is loaded or being loaded, as values."""
+        """The memory that loaded models hold, or models being loaded."""
         return tuple(model.held for model in self._all if model.held is not None)
 
     @property
     def loading(self) -> OpenModel | None:
-        """The one that is being loaded, or whose load is being cancelled."""
+        """The model whose load runs or is being cancelled."""
         return next((model for model in self._all if model.loading.is_busy), None)
 
     def now_s(self) -> float:
-        """Return the time that idle times are compared with."""
+        """Return the time of the clock that measures idle times, in seconds."""
         return self._clock()
 
     def find(self, key: FileIdentity) -> OpenModel | None:
-        """Return the open model of this file."""
+        """Return the open model of a file; None if it is not open."""
         return next((model for model in self._all if model.key == key), None)
 
     def copies(self, path: Path) -> int:
-        """Return how often a file is open."""
+        """Return how many open models have this file."""
         return sum(model.file is not None and model.file.paths[0] == path for model in self._all)
 
     def place(self, file: ModelFile, key: FileIdentity, *, beside: bool = False) -> OpenModel:
-        """Return the open model for a file that is not open yet: the current one where it is blank, else a new one.
+        """Return a model for a file that is not open yet: the current one if it is blank, else a new one.
 
-        `beside`: whatever is open stays open.
+        `beside`: keep the current model open even if it is blank.
         """
         is_free = self.current.file is None if beside else self.current.is_blank
         model = self.current if is_free else self._add()
@@ -78,25 +78,28 @@ class OpenModels(QObject):
         return model
 
     def make_current(self, model: OpenModel) -> None:
-        """Show `model` from now on."""
+        """Make `model` the current one."""
         if model is not self.current:
             self.current = model
             self.current_changed.emit(model)
 
     def unload_expired(self) -> None:
-        """Unload what has been idle for longer than its keep-alive."""
+        """Unload models that were idle for longer than their keep-alive time."""
         over = {held.key for held in expired(self.held, self._clock())}
         for model in self._all:
+            # A model that answers is not idle, whatever the clock says.
             if model.key in over and model.loading.phase is Phase.READY:
                 model.loading.unload()
                 self.expired.emit(model)
         self._wait_for_next()
 
     def close(self) -> None:
-        """End every child, all at once, waiting a bounded time."""
+        """End all children at the same time, within a bounded time."""
         self._timer.stop()
+        # First, in the GUI thread: models may still save KV states before their children end.
         for model in self._all:
             model.loading.prepare_close()
+        # In parallel, since each child may take seconds to end.
         closing = [threading.Thread(target=model.loading.close, name="close a model") for model in self._all]
         for thread in closing:
             thread.start()

@@ -1,4 +1,4 @@
-"""Opening models: read beside the GUI thread, shown with an initial layout, or as they were left."""
+"""Opens model files: reads them in the background, and shows them with an initial layout or as they were left."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from app.models.forecaster import Pace
 from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
 from app.models.side_files import OpenedFile, open_file
+from app.models.speeds import SpeedRepository
 from app.notices import Notices
 from app.rig.lab import Lab
 from app.rig.live_rig import LiveRig
@@ -26,16 +27,17 @@ from engine.base.language import tr
 from engine.base.units import format_bytes
 from engine.devices.device import Rig
 from engine.model.gguf.model_file import file_type_name
-from engine.planning.fit.strategies.fewest import initial_layout
-from engine.planning.memory.effort import limited
+from engine.planning.fit.strategies.fastest import initial_layout
+from engine.planning.memory.work_limit import limited
 from engine.planning.plan.decisions.context_length import default_context
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.preview import PreviewTables, make_preview
+from engine.planning.speed.speeds import Speeds
 from widgets.library.recent_models import RecentModel
 
 OPENING_SECONDS = 10.0
-"""Of the processor for the first layout of a model; what is not known then is left to the engine."""
+"""Processor time for the first layout of a model. A probe gives the numbers that are unknown then."""
 
 
 def _nothing() -> None:
@@ -46,7 +48,7 @@ def _nothing() -> None:
 class _Request:
     """A file to open.
 
-    `beside`: the models that are open stay open.
+    `beside`: all open models stay open.
     `opened`: called once the model of this file is shown; not called if opening fails.
     `then`: called afterwards, whether opening failed or not.
     Neither is called if another file was requested meanwhile.
@@ -61,7 +63,7 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class _FirstPlan:
-    """What a model begins with; `pace` knows how long it took to find."""
+    """The initial edit of a model, with its tables. `pace`: the time that it took."""
 
     tables: PreviewTables
     edit: Edit
@@ -69,7 +71,7 @@ class _FirstPlan:
 
 
 class ModelOpener(QObject):
-    """What is loaded stays loaded, whichever model is shown."""
+    """Opens model files and switches between open models. Loaded models stay loaded."""
 
     model_changed = Signal(object)  # ModelFile | None
     recent_changed = Signal()
@@ -83,6 +85,7 @@ class ModelOpener(QObject):
         settings: Settings,
         background: Background,
         notices: Notices,
+        speeds: SpeedRepository,
         parent: QObject | None = None,
     ) -> None:
         super().__init__(parent)
@@ -90,9 +93,10 @@ class ModelOpener(QObject):
         self._document = document
         self._live = live
         self._lab = lab
+        self._speeds = speeds
         self._settings = settings
         self._opening = background.latest()
-        """Of files that are requested in quick succession only the last one is opened."""
+        """Opens only the last one of files that are requested in quick succession."""
         self._notices = notices
 
     def open(
@@ -104,6 +108,7 @@ class ModelOpener(QObject):
         then: Callable[[], None] = _nothing,
     ) -> None:
         """Read `path` and begin with its initial layout, or show its model if it is open. See `_Request`."""
+        # The settings are read now: `read` is called in a background thread.
         read = partial(open_file, path, self._settings.side_files(path))
         self._open(_Request(path, read, beside, opened, then))
 
@@ -126,6 +131,17 @@ class ModelOpener(QObject):
         if file is not None:
             self.open_copy(file.paths[0])
 
+    @property
+    def is_opening(self) -> bool:
+        """Whether a file is being read."""
+        return self._opening.is_running
+
+    def open_last(self, opened: Callable[[], None] = _nothing) -> None:
+        """Open the model that was used last; nothing without one. `opened` is called when it is shown."""
+        recent = self._settings.recent_models
+        if recent:
+            self.open(recent[0].path, opened=opened)
+
     def open_demo(self) -> None:
         """Open the demo model."""
         self._find_demo(lambda demo: self.open(demo.path))
@@ -139,7 +155,7 @@ class ModelOpener(QObject):
         self._find_demo(lambda demo: self._lab.start(demo.caps_bytes, then=lambda: open_it(demo)))
 
     def _find_demo(self, then: Callable[[Demo], None]) -> None:
-        """Look which demo there is beside the GUI thread: the made-up one may have to be written first."""
+        """Find the demo model in the background: the generated one may have to be written first."""
         self._opening.run(tr("Preparing the demo model"), lambda _task: find_demo(), then, self._notices.tell)
 
     def show(self, model: OpenModel) -> None:
@@ -147,20 +163,19 @@ class ModelOpener(QObject):
         if model is self._models.current:
             return
         self._make_current(model)
-        sheet, model.sheet = model.sheet, None
-        if sheet is not None:
-            self._document.show(sheet, self._live.rig)
+        state, model.edit_state = model.edit_state, None
+        if state is not None:
+            self._document.show(state, self._live.rig)
         self.model_changed.emit(model.file)
 
     def _open(self, request: _Request) -> None:
-        """Read a model and find its first layout beside the GUI thread; of several asked for in quick succession the
-        last one counts."""
-        # What is loaded of the model on the table is no room for another one: that stays beside it.
-        rig = self._live.rig_without(())
+        """Read a model and find its initial layout in the background. A newer request replaces this one."""
+        # Memory of the loaded model is not free for this one: both stay loaded.
+        rig, speeds_of = self._live.rig_without(()), self._speeds.known_speeds
 
         def read_and_plan(_task: Task[None]) -> tuple[OpenedFile, _FirstPlan]:
             opened = request.read()
-            return opened, _first_plan(opened, rig)
+            return opened, _first_plan(opened, rig, speeds_of(rig))
 
         def show(found: tuple[OpenedFile, _FirstPlan]) -> None:
             opened, first = found
@@ -169,10 +184,11 @@ class ModelOpener(QObject):
                 request.opened()
                 request.then()
             else:
-                # Devices came or went meanwhile: what is to be planned for are those that are there now.
+                # Devices have changed meanwhile, so the layout is planned again.
                 self._open(replace(request, read=lambda: opened))
 
         def failed(error: EngineError) -> None:
+            # A file that was moved or deleted should not be offered again.
             if not request.path.exists():
                 self._settings.forget_recent_model(request.path)
                 self.recent_changed.emit()
@@ -190,9 +206,11 @@ class ModelOpener(QObject):
                 size=format_bytes(file.size_bytes),
                 n_layers=file.n_layers,
             )
+            # A copy has the path of the first, and would take its name in the list.
             self._settings.add_recent_model(RecentModel(file.paths[0], file.name, detail))
             self.recent_changed.emit()
         known = self._models.find(opened.key)
+        # A file that is open already is shown, not opened twice.
         if known is not None:
             self.show(known)
         else:
@@ -209,12 +227,15 @@ class ModelOpener(QObject):
     def _make_current(self, model: OpenModel) -> None:
         left = self._models.current
         if model is not left:
-            left.sheet = self._document.put_aside()
+            left.edit_state = self._document.put_aside()
             self._models.make_current(model)
 
 
 def _open_copy(path: Path, kept: KeptSideFiles, copy: int) -> OpenedFile:
-    """Read a file that is open so many times already; its name begins with its number, wherever it is cut short."""
+    """Read a file once more. The number comes first in its name, so that a shortened name shows it, too.
+
+    `copy`: how many times the file is open already.
+    """
     opened = open_file(path, kept)
     if not copy:
         return opened
@@ -222,15 +243,16 @@ def _open_copy(path: Path, kept: KeptSideFiles, copy: int) -> OpenedFile:
     return replace(opened, model=model, key=replace(opened.key, copy=copy))
 
 
-def _first_plan(opened: OpenedFile, rig: Rig) -> _FirstPlan:
-    """Return what an opened model begins with on `rig`, and tables that have seen its first preview.
+def _first_plan(opened: OpenedFile, rig: Rig, speeds: Speeds) -> _FirstPlan:
+    """Return the initial edit of a model on `rig`, and tables that have computed its first preview.
 
-    Tables are for one thread at a time: this one hands them over.
+    Tables are for one thread at a time; the caller's thread hands them over.
     """
     tables = PreviewTables(opened.model)
     context, beside = default_context(opened.model), opened.side_files
+    # Large models of unknown architecture may take long to forecast.
     with limited(OPENING_SECONDS):
         begun_s = thread_time()
-        edit = Edit(initial_layout(tables.memory, rig, context, beside), context, beside)
+        edit = Edit(initial_layout(tables.memory, rig, context, beside, speeds), context, beside)
         make_preview(tables, Plan(tables.memory, rig, edit))
     return _FirstPlan(tables, edit, Pace(thread_time() - begun_s))

@@ -1,4 +1,4 @@
-"""Layouts that were not asked for: what is proposed after a load ran out of memory, and what was loaded instead."""
+"""Layouts in place of the requested one: proposals after a load ran out of memory, and layouts of a step back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from engine.planning.memory.estimate import grade_words
 
 
 class OtherLayouts(QObject):
-    """Brings them into the editor, each as one step of undo."""
+    """Puts such layouts into the editor, each as one step of undo."""
 
     def __init__(
         self,
@@ -37,11 +37,11 @@ class OtherLayouts(QObject):
         self._notices = notices
 
     def follow(self, model: OpenModel) -> None:
-        """Go with the loads of `model` that step back."""
+        """Follow the loads of `model` that step back."""
         model.loading.stepped_back.connect(partial(self._on_stepped_back, model))
 
     def apply_proposal(self, index: int) -> None:
-        """Change the edit to a proposal; it is not loaded yet."""
+        """Make a proposal the current edit, without loading it."""
         loading = self._models.current.loading
         if index >= len(loading.proposals):
             return
@@ -50,6 +50,7 @@ class OtherLayouts(QObject):
             name = model.name if model is not None else tr("another model")
             self._notices.say(tr("This proposal is for {name}; open that model first.", name=name), bad=True)
             return
+        # This proposal unloads another model and leaves the layout as it is.
         if proposal.unload is not None:
             self._unloader.unload_other(proposal.unload)
             return
@@ -57,7 +58,7 @@ class OtherLayouts(QObject):
         asked = tr("; the engine is asked now") if self._live.is_real else ""
         self._notices.say(
             tr(
-                "{text}: {grade} to fit{asked}. Load to try it, Undo to go back.",
+                "{text}: fits ({grade}){asked}. Load to try it, Undo to revert.",
                 text=proposal.text,
                 grade=grade_words(proposal.grade),
                 asked=asked,
@@ -65,6 +66,6 @@ class OtherLayouts(QObject):
         )
 
     def _on_stepped_back(self, model: OpenModel, change: StepBack) -> None:
-        """Go to the layout that was loaded instead, unless the edit has gone on meanwhile."""
+        """Show the layout that was loaded instead, unless the edit has changed meanwhile."""
         if model is self._models.current and self._document.edit == change.asked:
             self._document.replace(change.loaded, tr("step back"))

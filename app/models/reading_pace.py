@@ -10,11 +10,11 @@ from engine.library.downloads.job import time_words
 from engine.runtime.session.events import Reading
 
 KNOWN_AFTER_S = 1.0
-"""Before that there may be a single batch, which is not enough for an estimate."""
+"""Before that, there may be a single batch, which is not enough for an estimate."""
 
 
 class ReadingPace:
-    """Follows one request at a time, from its first event: tokens that were cached then took no time."""
+    """Measures one request at a time, from its first event on: tokens cached by then took no time."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -23,8 +23,9 @@ class ReadingPace:
         self._first_tokens = 0
 
     def left_s(self, event: Reading) -> float | None:
-        """Return the seconds that are left; None while they are not known, and at the end."""
+        """Return the remaining seconds; None while they are unknown, and at the end."""
         now_s = self._clock()
+        # The first event may report cached tokens, so time and tokens count from here.
         if event.request != self._request:
             self._request, self._since_s, self._first_tokens = event.request, now_s, event.read_tokens
         took_s, read = now_s - self._since_s, event.read_tokens - self._first_tokens
@@ -33,5 +34,5 @@ class ReadingPace:
 
 
 def left_words(left_s: float | None) -> str:
-    """Return the words that follow the count of tokens."""
+    """Return the remaining time as text that follows the count of tokens; empty if it is unknown."""
     return "" if left_s is None else tr(", {time} left", time=time_words(max(1.0, left_s)))

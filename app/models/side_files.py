@@ -1,4 +1,4 @@
-"""Projectors and adapters in the window: read beside the GUI thread, part of the edit, and kept for each model."""
+"""Projectors and adapters in the window: read in the background, part of the edit, and stored for each model."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from widgets.controls.settings_dialog import AdapterScale
 _Found = TypeVar("_Found", Projector, Adapter)
 
 
-class SideFileKeeper(QObject):
-    """Changes what is loaded beside the model on the table; every change is one step of undo."""
+class SideFileController(QObject):
+    """Changes the side files of the current model; every change is one step of undo."""
 
     def __init__(
         self,
@@ -41,15 +41,15 @@ class SideFileKeeper(QObject):
         document.edit_settled.connect(self._on_edit_settled)
 
     def choose_projector(self, path: Path) -> None:
-        """Load `path` beside the model."""
+        """Use the projector at `path`."""
         self._read(path, partial(read_projector, path), lambda files, found: replace(files, projector=found))
 
     def remove_projector(self) -> None:
-        """Load the model without a projector."""
+        """Use no projector."""
         self._change(tr("remove the projector"), lambda files: replace(files, projector=None))
 
     def place_projector(self, device: str) -> None:
-        """Run the projector on `device`; empty leaves that open."""
+        """Run the projector on `device`; if it is empty, the device is decided at load."""
 
         def place(files: SideFiles) -> SideFiles:
             projector = files.projector
@@ -58,7 +58,7 @@ class SideFileKeeper(QObject):
         self._change(tr("place the projector"), place)
 
     def add_adapter(self, path: Path) -> None:
-        """Load the adapter `path` beside the model."""
+        """Add the LoRA adapter at `path`."""
         model = self._document.model
         if model is not None:
             self._read(
@@ -68,7 +68,7 @@ class SideFileKeeper(QObject):
             )
 
     def remove_adapter(self, index: int) -> None:
-        """Load the model without one of its adapters."""
+        """Remove one of the adapters."""
 
         def remove(files: SideFiles) -> SideFiles:
             return replace(files, adapters=(*files.adapters[:index], *files.adapters[index + 1 :]))
@@ -76,19 +76,20 @@ class SideFileKeeper(QObject):
         self._change(tr("remove an adapter"), remove)
 
     def scale_adapter(self, change: AdapterScale) -> None:
-        """Have an adapter count by another scale."""
+        """Set the scale of an adapter."""
 
         def scale(files: SideFiles) -> SideFiles:
             adapters = list(files.adapters)
             adapters[change.index] = replace(adapters[change.index], scale=change.scale)
             return replace(files, adapters=tuple(adapters))
 
-        self._change(tr("scale an adapter"), scale)
+        self._change(tr("change the scale of an adapter"), scale)
 
     def _read(self, path: Path, read: Callable[[], _Found], put: Callable[[SideFiles, _Found], SideFiles]) -> None:
         model = self._document.model
 
         def apply(found: _Found) -> None:
+            # Another model may have become current while the file was read.
             if self._document.model is model:
                 self._change(tr("load {name} beside the model", name=path.name), lambda files: put(files, found))
 
@@ -101,19 +102,20 @@ class SideFileKeeper(QObject):
             self._document.set_side_files(change(edit.side_files), text)
 
     def _on_edit_settled(self) -> None:
-        """Keep what somebody changed. What a model begins with is not kept again: a disk may only be away for now."""
+        """Store changed side files. Initial ones are not stored: a missing file may be on an unmounted disk."""
         edit, model = self._document.edit, self._document.model
         if edit is None or model is None:
             return
         path = model.paths[0]
         if edit.side_files != self._seen.setdefault(path, edit.side_files):
+            # Undo changes side files as well, and is stored like any other edit.
             self._seen[path] = edit.side_files
             self._settings.keep_side_files(path, _kept(edit.side_files))
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedFile:
-    """A model that was read, with what is loaded beside it; `problems`: what was kept and cannot be read."""
+    """A model with its side files. `problems`: errors of stored side files that cannot be read."""
 
     model: ModelFile
     key: FileIdentity
@@ -122,10 +124,10 @@ class OpenedFile:
 
 
 def open_file(path: Path, kept: KeptSideFiles) -> OpenedFile:
-    """Read the model at `path` and what was kept for it.
+    """Read the model at `path` and its stored side files.
 
     Raises:
-        ModelFileError: for a model that cannot be read.
+        ModelFileError: the model cannot be read.
     """
     model = read_model(path)
     side_files, problems = read_kept(kept, model)
@@ -133,7 +135,7 @@ def open_file(path: Path, kept: KeptSideFiles) -> OpenedFile:
 
 
 def read_kept(kept: KeptSideFiles, model: ModelFile) -> tuple[SideFiles, tuple[EngineError, ...]]:
-    """Return what was kept for `model` and can still be read, and why the rest cannot."""
+    """Return the stored side files of `model` that can be read, and the errors of the others."""
     problems: list[EngineError] = []
     files = SideFiles()
     if kept.projector:
@@ -141,6 +143,7 @@ def read_kept(kept: KeptSideFiles, model: ModelFile) -> tuple[SideFiles, tuple[E
             files = replace(files, projector=read_projector(Path(kept.projector), kept.device))
         except EngineError as error:
             problems.append(error)
+    # One unreadable adapter must not hide the others.
     for each in kept.adapters:
         try:
             found = read_adapter(Path(each.path), model, each.scale)

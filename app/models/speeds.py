@@ -1,4 +1,4 @@
-"""Keeps how fast devices and layouts are: measured on request, and learnt from every answer."""
+"""Speeds of devices and layouts: measured on request, and corrected by the speed of every answer."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ from engine.runtime.session.events import Done
 
 _log = logging.getLogger("layerdeck.speeds")
 _KEPT_ANSWERS = 256
-"""Layouts whose last answer is remembered, for as long as the window is open."""
+"""Layouts whose last measured speed is kept while the window is open."""
 
 
-class SpeedKeeper(QObject):
-    """One book for all models. What is kept is written beside the GUI thread; the document predicts with it."""
+class SpeedRepository(QObject):
+    """Measured speeds for all models. They are written to a file in the background; the document predicts with them."""
 
     known_changed = Signal(object)  # Speeds
-    """Something else is known of the devices shown."""
+    """The known speeds of the rig's devices have changed."""
     compared = Signal()
-    """An answer was set against what was predicted of it."""
+    """The speed of an answer was compared with its prediction."""
 
     def __init__(
         self,
@@ -80,16 +80,16 @@ class SpeedKeeper(QObject):
         model.conversation.answer_finished.connect(lambda event: self._on_answer(model, event))
 
     def known_speeds(self, rig: Rig) -> Speeds:
-        """Return what is known of the devices of `rig`. Asks drivers: not for the GUI thread."""
+        """Return the known speeds of the devices of `rig`. It asks drivers: not for the GUI thread."""
         return known_speeds(rig, self.book)
 
     def measure(self) -> None:
-        """Measure the devices of the rig, and say what they reach."""
+        """Measure the devices of the rig, and show the results on the status line."""
         rig, book = self._live.rig, self.book
         held = [endpoint for model in self._models.held for endpoint in model.endpoints]
 
         def show(measured: tuple[SpeedBook, tuple[str, ...]]) -> None:
-            # Answers may have been learnt from meanwhile.
+            # Answers may have changed the book meanwhile.
             self._keep(self._with_devices_of(measured[0]))
             problems = measured[1]
             book = self.book
@@ -98,7 +98,7 @@ class SpeedKeeper(QObject):
         self._background.run(tr("Measuring speeds"), lambda: measured_book(rig, book, held), show, self._notices.tell)
 
     def learn(self, book: SpeedBook) -> None:
-        """Take what was measured elsewhere; answers may have been learnt from meanwhile."""
+        """Add speeds that were measured elsewhere. Answers may have changed the book meanwhile."""
         self._keep(self._with_devices_of(book))
 
     def _on_answer(self, model: OpenModel, event: Done) -> None:
@@ -106,6 +106,7 @@ class SpeedKeeper(QObject):
         if file is None or loaded is None:
             return
         used = {*loaded.edit.layout.devices, *(override.device for override in loaded.edit.layout.overrides)}
+        # The rig may have changed since the load, so that there is nothing to compare with.
         if not used <= set(rig.ids):
             return  # The devices are not those of the load any more.
 
@@ -123,29 +124,32 @@ class SpeedKeeper(QObject):
                 self._keep(learnt(self.book, plan, predicted, answer))
             self.compared.emit()
 
+        # In the background: the prediction of a large model takes a moment.
         self._background.run("Comparing speeds", predict, learn, _log_error, quiet=True)
 
     def _with_devices_of(self, measured: SpeedBook) -> SpeedBook:
-        """Return the book with what was measured of devices; answers may have been learnt from meanwhile."""
+        """Return the current book with the measured speeds of devices."""
         known = self.book.devices
         changed = {key for key, kept in measured.devices.items() if known.get(key) != kept}
-        # Those of devices that were measured anew taught of another prediction.
+        # Corrections from answers on these devices belong to the old predictions.
         return replace(self.book, devices=measured.devices).without_answers_of(changed)
 
     def _remember(self, what: tuple[Path, Edit], event: Done) -> None:
         if event.generated_tokens >= MIN_TOKENS:
+            # Inserted again at the end: the oldest entries are dropped.
             self._answered.pop(what, None)
             self._answered[what] = event.generation_tokens_per_second
             self._answered = dict(list(self._answered.items())[-_KEPT_ANSWERS:])
             self._show()
 
     def _on_rig_changed(self, rig: Rig) -> None:
-        """Look at devices that are other ones; most changes are of what is free on them."""
+        """Read links of new devices. Most changes of a rig concern free memory only."""
         devices = tuple((device.id, speed_key(device)) for device in rig.all_devices)
         if devices == self._devices:
             return
         self._devices, self._card_links = devices, {}
         self._show()
+        # In the background: drivers and sysfs are asked for the links of cards.
         if any(not device.is_rpc for device in rig.devices):
             self._background.run("Reading links", lambda: card_links(rig), self._take_links, _log_error, quiet=True)
 
@@ -154,14 +158,14 @@ class SpeedKeeper(QObject):
         self._show()
 
     def _show(self) -> None:
-        """Have the document predict with what is known now."""
+        """Pass the known speeds to the document."""
         self._speeds = self.book.speeds(self._live.rig, self._card_links)
         self._document.set_speeds(self._speeds, self._answered)
         self.known_changed.emit(self._speeds)
 
     @property
     def speeds(self) -> Speeds:
-        """What is known of the devices shown."""
+        """The known speeds of the rig's devices."""
         return self._speeds
 
     def _keep(self, book: SpeedBook) -> None:
@@ -178,4 +182,4 @@ def _log_error(error: EngineError) -> None:
 
 
 def _nothing(_result: None) -> None:
-    """The file is written; nobody need be told."""
+    """Nothing follows a written file."""

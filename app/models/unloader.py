@@ -1,4 +1,4 @@
-"""Unloading models: on request, with the lab they are on, and when nothing was asked of them for long enough."""
+"""Unloads models: on request, with the lab rig that they use, and after their idle time."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from engine.base.language import tr
 from engine.model.gguf.model_file import FileIdentity
 
 MAX_WAIT_S = 5.0
-"""For models on the lab's workers to end, before the workers do."""
+"""Longest wait for models on the lab's workers to end, before the workers are stopped."""
 LOOK_MS = 20
 
 
 class Unloader(QObject):
-    """Says what was unloaded."""
+    """Unloads models, and reports it on the status line."""
 
     def __init__(self, models: OpenModels, lab: Lab, notices: Notices, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -30,16 +30,16 @@ class Unloader(QObject):
         models.expired.connect(self._on_expired)
 
     def unload_current(self) -> None:
-        """Free what is loaded of the current model."""
+        """Unload the current model."""
         self.unload(self._models.current)
 
     def unload(self, model: OpenModel) -> None:
-        """Free what is loaded of `model`."""
+        """Unload `model`."""
         if model.loading.unload():
             self._notices.say(tr("Unloaded {name}", name=model.name))
 
     def unload_other(self, key: FileIdentity) -> None:
-        """Free what is loaded of another model than the current one."""
+        """Unload another model than the current one."""
         other = self._models.find(key)
         if other is None or other.held is None or other is self._models.current:
             self._notices.say(tr("That model is not loaded any more. Load to try again."), bad=True)
@@ -47,24 +47,24 @@ class Unloader(QObject):
             self.unload(other)
 
     def stop_lab(self) -> None:
-        """End the lab's workers; models that are on them are unloaded first, and may still save what they hold."""
+        """Stop the lab's workers. Models on them are unloaded first, so that they can save their KV states."""
         going = [
             model
             for model in self._models.all
             if model.held is not None and not self._lab.endpoints.isdisjoint(model.held.endpoints)
         ]
         for model in going:
+            # A load that uses a worker is cancelled; a loaded model is unloaded. The other call does nothing.
             model.loading.cancel()
             self.unload(model)
         self._stop_lab_after(going, time.monotonic() + MAX_WAIT_S)
 
     def _stop_lab_after(self, going: Sequence[OpenModel], end_s: float) -> None:
+        # Polled: the children save KV states and end by themselves.
         if time.monotonic() < end_s and any(model.loading.has_child for model in going):
             QTimer.singleShot(LOOK_MS, self, lambda: self._stop_lab_after(going, end_s))
         else:
             self._lab.stop()
 
     def _on_expired(self, model: OpenModel) -> None:
-        self._notices.say(
-            tr("Unloaded {name}: nothing was asked of it for as long as it was to be kept", name=model.name)
-        )
+        self._notices.say(tr("Unloaded {name} after its idle time", name=model.name))

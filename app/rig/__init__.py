@@ -1,1 +1,1 @@
-"""The devices of the window: where they come from, what is free on them, and what people allow of them."""
+"""The devices of the window: their sources, their free memory, and the limits that the user sets."""

@@ -1,4 +1,4 @@
-"""Learns from every load what devices take besides the forecast, keeps it, and corrects the devices of the rig."""
+"""Learns from every load how much memory devices take beyond the forecast, and corrects the rig's devices by it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _log = logging.getLogger("layerdeck.calibration")
 
 
 class Calibrator(QObject):
-    """Compares the samples before and after a load for local devices, and the engine's own numbers for the others."""
+    """Learns the overhead of local devices from samples before and after a load, and that of workers and the host from
+    the engine's numbers."""
 
     def __init__(
         self, live: LiveRig, background: Background, path: Path | None = None, parent: QObject | None = None
@@ -38,28 +39,29 @@ class Calibrator(QObject):
         live.samples_arrived.connect(self._on_samples)
 
     def begin(self, *, nothing_loaded: bool, forecast_is_whole: bool = True) -> None:
-        """A load begins. Where it replaces a model the growth of a device would not be its own.
+        """Note the used memory before a load.
 
-        Where the forecast is not whole (only a probe could tell) there is nothing to learn.
+        `nothing_loaded`: False if the load replaces a model; the growth of a device is then not the load's alone.
+        `forecast_is_whole`: False if only a probe could tell the memory; then nothing is learned.
         """
         self._before = dict(self._used_bytes) if nothing_loaded else None
         self._learns = forecast_is_whole
         self._ended = None
 
     def finish(self, rig: Rig, event: Loaded) -> None:
-        """A load on `rig` has succeeded; the next samples show what it took."""
+        """Note a finished load on `rig`. The next samples show the memory that it took."""
         self._ended = (rig, event) if self._learns else None
 
     def forget(self) -> None:
-        """Nothing is loaded any more."""
+        """Drop the finished load: nothing is loaded any more."""
         self._ended = None
 
     def learn(self, calibration: Calibration) -> None:
-        """Take what loads elsewhere have shown."""
+        """Use a calibration that was learned outside of the window, such as by an examination."""
         self._keep(calibration)
 
     def reset(self) -> None:
-        """Forget what was learned."""
+        """Delete everything that was learned."""
         self._keep(NO_CALIBRATION)
 
     def _on_samples(self, samples: tuple[Sample, ...]) -> None:
@@ -69,6 +71,7 @@ class Calibrator(QObject):
         (rig, event), self._ended = self._ended, None
         # A local card tells by how much it grew, driver's share included; of workers and host the engine's rows say it.
         local = {device.id for device in rig.devices if not device.is_rpc and device.id != CPU_ID}
+        # Without a reading from before the load (a model was replaced) only workers and host are learned from.
         before = self._before or {}
         grown = {
             device: used - before[device]
@@ -94,4 +97,4 @@ class Calibrator(QObject):
 
 
 def _nothing(_result: None) -> None:
-    """The file is written; nobody need be told."""
+    """The file is written; nothing follows."""

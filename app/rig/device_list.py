@@ -1,24 +1,25 @@
-"""Which devices are shown: this machine's or a rig file's, with the workers that were added, as a value."""
+"""The list of devices in the window as a value: those of this machine or of a rig file, with added workers."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from app.rig.limit_book import LimitBook
+from app.rig.limit_store import LimitStore
 from engine.devices.device import Device, Rig
-from engine.machines.rigs.check_book import CheckBook
+from engine.machines.rigs.check_results import CheckResults
 
 _LocalKey = tuple[str, str | None]
-"""Id and PCI id: a card of the same name in another slot is another card."""
+"""Id and PCI id of a local device: a card with the same id in another slot is another card."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceList:
-    """`rig` has the free memory that the devices report; what is loaded beside is not taken off.
+    """The shown devices.
 
-    `from_file`: a rig file describes them, and nobody reads their memory. `here`: the local devices of this machine,
-    where a search has found some.
+    `rig`: devices with their reported free memory; loaded models are not subtracted.
+    `from_file`: a rig file describes the devices, so their memory is not read.
+    `here`: local devices that a search of this machine found.
     """
 
     rig: Rig
@@ -27,31 +28,56 @@ class DeviceList:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Devices of a rig file that this machine does not have; workers elsewhere are asked when they are needed."""
+        """Local devices of a rig file that this machine does not have. Workers are not checked until they are used."""
         if not self.from_file:
             return ()
         return tuple(
             device.id for device in self.rig.devices if not device.is_rpc and _local_key(device) not in self.here
         )
 
-    def with_search(self, found: Rig, limits: LimitBook, checks: CheckBook) -> DeviceList:
-        """Return the list after a search of this machine: lab and remote workers stay, and so do limits.
+    def with_search(self, found: Rig, limits: LimitStore, checks: CheckResults) -> DeviceList:
+        """Return the list after a search of this machine. Workers and limits stay.
 
-        `found` is judged by the engine's checks already, the workers are by `checks`.
+        `found`: the search result, with check results applied. `checks`: check results for the workers.
         """
         known = {device.id: device for device in self.rig.devices}
+        # Workers are not searched for: a busy one would not answer, and would seem to be gone.
         workers = tuple(checks.judged(device) for device in self.rig.devices if device.is_rpc)
         local = tuple(_with_limits(device, known.get(device.id), limits) for device in found.devices)
         rig = Rig((*local, *workers), _with_limits(found.host, self.rig.host, limits))
         return DeviceList(rig, here=_local_keys(found))
 
+    def with_findings(self, found: Rig, limits: LimitStore, checks: CheckResults) -> DeviceList:
+        """Return the list with new check results. The devices of a rig file stay.
+
+        `found`: this machine as a search finds it, with check results applied. Without a rig file this is
+        `with_search`.
+        """
+        if not self.from_file:
+            return self.with_search(found, limits, checks)
+        here = {_local_key(device): device for device in found.devices if not device.is_rpc}
+
+        def judged(device: Device) -> Device:
+            if device.is_rpc:
+                return checks.judged(device)
+            same = found.host if device.is_host else here.get(_local_key(device))
+            if same is None:
+                return device
+            # Faults that the file states hold until a check of the device says otherwise.
+            findings = same.findings if same.findings.is_checked else device.findings
+            return replace(device, findings=findings, capabilities=same.capabilities)
+
+        rig = Rig(tuple(map(judged, self.rig.devices)), judged(self.rig.host))
+        return replace(self, rig=rig, here=_local_keys(found))
+
     def with_devices(self, devices: Sequence[Device]) -> DeviceList:
-        """Return the list with more devices, under other ids where theirs are taken."""
+        """Return the list with added devices; an id that is taken is replaced by a free one."""
         taken = set(self.rig.ids)
         added = []
         for device in devices:
             device_id = device.id
             number = 0
+            # Ids are the lanes' names in layouts, so an added device gets another id and the present ones keep theirs.
             while device_id in taken:
                 device_id = f"RPC{number}" if device.is_rpc else f"{device.id}-{number}"
                 number += 1
@@ -68,7 +94,7 @@ class DeviceList:
         return self._with(device for device in self.rig.devices if device.endpoint not in endpoints)
 
     def with_limits(self, device_id: str, cap_bytes: int | None, margin_bytes: int) -> DeviceList:
-        """Return the list with another cap and margin of one device, which may be the host."""
+        """Return the list with another cap and margin of one device or of the host."""
 
         def limited(device: Device) -> Device:
             return replace(device, cap_bytes=cap_bytes, margin_bytes=margin_bytes) if device.id == device_id else device
@@ -76,7 +102,7 @@ class DeviceList:
         return replace(self, rig=Rig(tuple(map(limited, self.rig.devices)), limited(self.rig.host)))
 
     def has_other_devices(self, before: DeviceList) -> bool:
-        """Whether there are other devices than `before`: not only other limits or other free memory."""
+        """Whether devices were added, removed or replaced; limits and free memory do not count."""
         return _identity(self.rig) != _identity(before.rig)
 
     def _with(self, devices: Iterable[Device]) -> DeviceList:
@@ -84,12 +110,12 @@ class DeviceList:
 
 
 def list_of_file(rig: Rig, found: Rig) -> DeviceList:
-    """Return the devices of a rig file, on a machine on which `found` was found."""
+    """Return the list for a rig file, on a machine on which a search found `found`."""
     return DeviceList(rig, from_file=True, here=_local_keys(found))
 
 
-def _with_limits(device: Device, known: Device | None, limits: LimitBook) -> Device:
-    """Return a device that was found, with the limits that people gave it, lately or in an earlier run."""
+def _with_limits(device: Device, known: Device | None, limits: LimitStore) -> Device:
+    """Return a found device with the user's limits: those stored for it, else those shown until now."""
     kept = limits.apply(device)
     if known is None or kept is not device:
         return kept

@@ -1,7 +1,8 @@
-"""Which devices the rig has: found by a search, described by a rig file, or tested for use more than once."""
+"""Changes the devices of the window: by a search, from a rig file, and after a test of repeated devices."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from app.packs import find_all_devices
 from app.paths import engine_checks_path, self_test_path
 from app.rig.device_list import DeviceList, list_of_file
 from app.rig.lab import Lab
-from app.rig.limit_book import LimitBook
+from app.rig.limit_store import LimitStore
 from app.rig.live_rig import LiveRig
 from app.rig.peers import Peers
 from engine.base.errors import RigError
@@ -22,18 +23,18 @@ from engine.base.language import tr
 from engine.devices.device import Device, Rig
 from engine.devices.endpoint import parse_endpoint
 from engine.devices.rig_file import read_rig, write_rig
-from engine.machines.rigs.check_book import CheckBook, read_check_book
+from engine.machines.rigs.check_results import CheckResults, read_check_results
 from engine.machines.rigs.discovery import discover, find_workers
 from engine.machines.rigs.self_test import keep_verdict, try_repeated
 
 
 class DeviceSearch(QObject):
-    """Shows what it finds with the limits that people gave those devices."""
+    """Searches for devices and shows them with the user's limits."""
 
     def __init__(
         self,
         live: LiveRig,
-        limits: LimitBook,
+        limits: LimitStore,
         background: Background,
         notices: Notices,
         verdicts: Path | None = None,
@@ -47,25 +48,41 @@ class DeviceSearch(QObject):
         self._verdicts = verdicts or self_test_path()
 
     def refresh(self) -> None:
-        """Look for this machine's devices again; lab and remote workers stay."""
+        """Search for this machine's devices. They replace those of a rig file; lab and remote workers stay."""
+        self._search(DeviceList.with_search)
 
-        def show(found: tuple[Rig, CheckBook]) -> None:
-            self._live.set_devices(self._live.devices.with_search(found[0], self._limits, found[1]))
+    def judge_again(self) -> None:
+        """Search again and apply the results of checks. An opened rig file stays open."""
+        self._search(DeviceList.with_findings)
 
-        verdicts, checks = self._verdicts, engine_checks_path()
+    def find(self) -> Rig:
+        """Return this machine's devices with check results applied. Blocks; thread-safe.
 
-        def look() -> tuple[Rig, CheckBook]:
-            return find_all_devices(verdicts, checks=checks), read_check_book(checks)
+        Raises:
+            EngineError: if the engine cannot list its devices.
+        """
+        return find_all_devices(self._verdicts, checks=engine_checks_path())
 
-        self._background.run(tr("Looking for devices"), look, show, self._notices.tell)
+    def _search(self, merge: Callable[[DeviceList, Rig, LimitStore, CheckResults], DeviceList]) -> None:
+        """Search in the background; `merge` combines the list that is shown by then with the result."""
+
+        def show(found: tuple[Rig, CheckResults]) -> None:
+            # The list of now, not of the start of the search: a rig file may have been opened meanwhile.
+            self._live.set_devices(merge(self._live.devices, found[0], self._limits, found[1]))
+
+        def search() -> tuple[Rig, CheckResults]:
+            return self.find(), read_check_results(engine_checks_path())
+
+        self._background.run(tr("Looking for devices"), search, show, self._notices.tell)
 
     def add_remote(self, text: str) -> None:
-        """Ask the RPC worker at an endpoint (host:port) for its devices and add them."""
+        """Add the devices of the RPC worker at an endpoint (host:port)."""
         try:
             host, port = parse_endpoint(text)
         except ValueError as error:
             self._notices.tell(RigError(f"{error}."))
             return
+        # Compared in the normal form, so that blanks make no second endpoint.
         endpoint = f"{host}:{port}"
         if endpoint in {device.endpoint for device in self._live.devices.rig.devices}:
             self._notices.tell(RigError(tr("{endpoint} is already among the devices.", endpoint=endpoint)))
@@ -76,19 +93,19 @@ class DeviceSearch(QObject):
             self._notices.say(tr("Added {endpoint}", endpoint=endpoint))
 
         self._background.run(
-            tr("Asking {endpoint}", endpoint=endpoint),
+            tr("Connecting to {endpoint}", endpoint=endpoint),
             lambda: find_workers(endpoint, engine_checks_path()),
             show,
             self._notices.tell,
         )
 
     def remove(self, device_id: str) -> None:
-        """Take a device out of the rig; it is not touched."""
+        """Remove a device from the list. The device itself is not affected."""
         self._live.set_devices(self._live.devices.without(device_id))
 
 
 class RigFiles(QObject):
-    """Files are read and written beside the GUI thread."""
+    """Opens and saves rig files in the background."""
 
     def __init__(
         self,
@@ -107,23 +124,24 @@ class RigFiles(QObject):
         self._notices = notices
 
     def open(self, path: Path) -> None:
-        """Use the devices that the rig file `path` describes."""
+        """Replace the devices by those of the rig file `path`."""
 
         def read() -> DeviceList:
             rig = self._peers.reach(read_rig(path))
             # This machine's are found anew, to know which of the file's devices are here.
+            # A search starts a child; a rig of workers alone needs none.
             found = discover() if any(not device.is_rpc for device in rig.devices) else Rig((), rig.host)
             return list_of_file(rig, found)
 
         def show(devices: DeviceList) -> None:
             self._lab.leave_unless_in(devices.rig)
             self._live.set_devices(devices)
-            self._notices.say(tr("The devices are those of {name}", name=path.name))
+            self._notices.say(tr("Using the devices in {name}", name=path.name))
 
         self._background.run(tr("Reading {name}", name=path.name), read, show, self._notices.tell)
 
     def save(self, path: Path) -> None:
-        """Write the rig file of the devices shown."""
+        """Write the shown devices to a rig file."""
         rig = self._live.devices.rig
 
         def show(_result: None) -> None:
@@ -135,7 +153,7 @@ class RigFiles(QObject):
 
 
 class RepeatTest(QObject):
-    """Tests one device of each backend: the verdict is the backend's."""
+    """Tests whether devices may be repeated in a layout: one device of each backend, for all of that backend."""
 
     def __init__(
         self,
@@ -154,12 +172,14 @@ class RepeatTest(QObject):
         self._verdicts = verdicts or self_test_path()
 
     def run(self) -> None:
-        """Test, keep and say the verdicts, and look for devices again, which are judged by them."""
+        """Run the test, store and show the verdicts, and search again so that they are applied."""
         rig, path = self._live.devices.rig, self._verdicts
         # The last of each backend stands for all of them.
         tested = {device.backend: device for device in rig.devices if not device.is_rpc}
         if not tested:
-            self._notices.say(tr("There is no local GPU to test; CPU and remote devices may always come twice."))
+            self._notices.say(
+                tr("There is no local GPU to test. CPU and remote devices may always be repeated in a layout.")
+            )
             return
 
         def test() -> str:
@@ -169,15 +189,15 @@ class RepeatTest(QObject):
                 result = try_repeated(rig, device.id, model)
                 keep_verdict(path, device, result)
                 verdict = (
-                    tr("{backend} devices may come twice in a layout.", backend=device.backend)
+                    tr("{backend} devices may be repeated in a layout.", backend=device.backend)
                     if result.passed
-                    else tr("{backend} devices cannot come twice in a layout.", backend=device.backend)
+                    else tr("{backend} devices cannot be repeated in a layout.", backend=device.backend)
                 )
                 sentences.append(verdict)
             return " ".join(sentences)
 
         def show(sentence: str) -> None:
             self._notices.say(sentence)
-            self._search.refresh()
+            self._search.judge_again()
 
         self._background.run(tr("Testing devices"), test, show, self._notices.tell)

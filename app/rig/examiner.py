@@ -1,4 +1,4 @@
-"""An examination of this machine beside the GUI thread: one at a time, with its progress as a signal."""
+"""Runs an examination of this machine in the background: one at a time, with progress as a signal."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from PySide6.QtCore import QObject, Qt, Signal
 from app.background import Background
 from app.demo import find_demo
 from app.notices import Notices
-from app.packs import pack_keeper
+from app.packs import pack_installer
 from app.paths import calibration_path, engine_checks_path, self_test_path, speeds_path
+from app.rig.device_list import DeviceList
 from app.rig.device_search import DeviceSearch
 from app.rig.live_rig import LiveRig
 from engine.base.cancellation import CancelToken
@@ -25,19 +26,21 @@ from engine.machines.doctor.report import Progress, Report, examine, without_nam
 from engine.planning.fit.calibration import Calibration, read_calibration
 from engine.planning.fit.speed_book import SpeedBook, read_speed_book
 
+# Seconds that closing the window waits for the children.
 _END_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Learnt:
-    """What an examination has kept of overheads and speeds."""
+    """Overheads and speeds that an examination has measured."""
 
     calibration: Calibration
     speeds: SpeedBook
 
 
 class Examiner(QObject):
-    """`held` tells the endpoints that loaded models use: those are left alone."""
+    """Starts, cancels and reports the examination. `held`: returns the endpoints of loaded models, which are not
+    touched."""
 
     progressed = Signal(Progress)
     finished = Signal(Report)
@@ -70,32 +73,34 @@ class Examiner(QObject):
         return self._cancel is not None
 
     def start(self) -> None:
-        """Begin, where none is under way; `progressed`, then `finished` or `failed` follow."""
+        """Start, unless an examination runs. `progressed` and then `finished` or `failed` follow."""
         if self._cancel is not None:
             return
         cancel = self._cancel = CancelToken()
         self._ended.clear()
-        shown, missing, held = self._live.devices.rig, self._live.missing_devices, frozenset(self._held())
-        rig = Rig(tuple(device for device in shown.devices if device.id not in missing), shown.host)
+        # Taken in the GUI thread; the examination runs in another one while the list may change.
+        devices, held = self._live.devices, frozenset(self._held())
 
         def work() -> tuple[Report, Learnt]:
             try:
+                rig = self._rig_to_check(devices)
                 files = Files(
                     find_demo().path, engine_checks_path(), self_test_path(), calibration_path(), speeds_path()
                 )
-                with Machine(rig, files, cancel, packs=pack_keeper().listed(), held=held) as machine:
+                with Machine(rig, files, cancel, packs=pack_installer().listed(), held=held) as machine:
                     report = examine(machine.steps(), self._told.emit, cancel)
                 learnt = Learnt(read_calibration(files.calibration), read_speed_book(files.speeds))
+                # The report is meant to be sent to others.
                 return without_names(report, personal_names(rig, Path.home())), learnt
             finally:
+                # After the `with` block, so the children have ended when `close` goes on.
                 self._ended.set()
 
         def show(found: tuple[Report, Learnt]) -> None:
             self._cancel = None
             self.learnt.emit(found[1])
             self.finished.emit(found[0])
-            # The devices are judged by what was found out.
-            self._search.refresh()
+            self._search.judge_again()
 
         def fail(error: EngineError) -> None:
             self._cancel = None
@@ -103,13 +108,24 @@ class Examiner(QObject):
 
         self._background.run(tr("Checking this machine"), work, show, fail)
 
+    def _rig_to_check(self, devices: DeviceList) -> Rig:
+        """Return this machine's devices with the workers that are shown; for a background thread.
+
+        Local devices and host of a rig file are searched for again, since their stated memory need not be that of this
+        machine.
+        """
+        if not devices.from_file:
+            return devices.rig
+        found = self._search.find()
+        return Rig((*found.devices, *(each for each in devices.rig.devices if each.is_rpc)), found.host)
+
     def cancel(self) -> None:
-        """End it with what was found until now."""
+        """Cancel it; the report has the results until then."""
         if self._cancel is not None:
             self._cancel.cancel()
 
     def save(self, path: Path, report: Report) -> None:
-        """Write the report beside the GUI thread."""
+        """Write the report to a file in the background."""
 
         def write() -> None:
             write_report(path, report)
@@ -122,7 +138,7 @@ class Examiner(QObject):
         )
 
     def close(self) -> None:
-        """End what runs and wait for its children, a bounded time."""
+        """Cancel it and wait a bounded time for its children."""
         if self._cancel is not None:
             self._cancel.cancel()
             self._ended.wait(_END_S)

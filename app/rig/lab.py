@@ -1,4 +1,4 @@
-"""The lab of the window: capped RPC workers on this machine, from their start to their end."""
+"""The lab rig of the window: capped RPC workers on this machine, started, restarted and stopped."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ _log = logging.getLogger("layerdeck.rig")
 
 
 class Lab(QObject):
-    """At most one lab at a time; its workers are devices of the rig for as long as it runs."""
+    """Owns at most one lab rig. While it runs, its workers are devices in the list."""
 
     running_changed = Signal(bool)
     worker_lost = Signal(str)
-    """A worker ended by itself: the sentence says which, and how."""
+    """A worker ended by itself: the sentence names it and the reason."""
+    stopped_changed = Signal(tuple)
+    """The device ids of workers that ended by themselves, in the order of the rig; empty when all run again."""
 
     _worker_ended = Signal(str, str)
 
@@ -34,6 +36,8 @@ class Lab(QObject):
         self._background = background
         self._notices = notices
         self._workers: LabRig | None = None
+        self._stopped: set[str] = set()
+        """Ids of workers that ended by themselves, in the lab's own numbering."""
         self._is_starting = False
         self._closed = False
         # From threads of the workers' children.
@@ -41,17 +45,19 @@ class Lab(QObject):
 
     @property
     def endpoints(self) -> frozenset[str]:
-        """Where the workers listen; empty without a lab."""
+        """Endpoints (host:port) of the workers; empty without a lab."""
         devices = () if self._workers is None else self._workers.rig.devices
         return frozenset(device.endpoint for device in devices if device.endpoint is not None)
 
     @property
     def processes(self) -> Mapping[str, WorkerProcess]:
-        """The workers' processes by endpoint, as their memory is read from the system."""
+        """Processes of the running workers by endpoint, for reading their memory."""
         lab = self._workers
         if lab is None:
             return {}
-        pids = {device.endpoint: (device.id, lab.pid(device.id)) for device in lab.rig.devices}
+        # The process id of a worker that ended may be another program's by now.
+        running = (device for device in lab.rig.devices if device.id not in self._stopped)
+        pids = {device.endpoint: (device.id, lab.pid(device.id)) for device in running}
         return {
             endpoint: WorkerProcess(pid, lab.baseline_bytes(device_id))
             for endpoint, (device_id, pid) in pids.items()
@@ -59,13 +65,14 @@ class Lab(QObject):
         }
 
     def start(self, caps_bytes: Sequence[int], then: Callable[[], None] | None = None) -> None:
-        """Start workers with these caps and add them as devices, then call `then`; at once where a lab runs."""
+        """Start workers with these caps, add them as devices, then call `then`; at once if a lab runs already."""
         if self._workers is not None:
             if then is not None:
                 then()
             return
         if self._is_starting:
             return
+        # Set in the GUI thread, so that a second request in the same moment starts no second lab.
         self._is_starting = True
 
         def begin() -> LabRig:
@@ -82,42 +89,111 @@ class Lab(QObject):
             # Before the devices are shown: who reads their memory asks for the processes then.
             self._workers = lab
             self._live.set_devices(self._live.devices.with_devices(lab.rig.devices))
-            self._notices.say(tr("Lab workers started: {count}", count=len(lab.rig.devices)))
+            self._notices.say(self._description)
             self.running_changed.emit(True)
             if then is not None:
                 then()
 
         self._background.run(tr("Starting lab workers"), begin, show, not_started)
 
+    @property
+    def _description(self) -> str:
+        """A sentence that explains the new devices to people who see RPC0 for the first time."""
+        endpoints = self.endpoints
+        names = [device.id for device in self._live.devices.rig.devices if device.endpoint in endpoints]
+        if len(names) == 1:
+            return tr("{name} is a simulated device on this computer", name=names[0])
+        return tr(
+            "{first} to {last} are {count} simulated devices on this computer",
+            first=names[0],
+            last=names[-1],
+            count=len(names),
+        )
+
+    @property
+    def stopped(self) -> tuple[str, ...]:
+        """Device ids, as shown in the list, of workers that ended by themselves."""
+        return self._live.stopped_devices
+
+    def restart(self) -> None:
+        """Start the workers that ended by themselves again; nothing if all run."""
+        self.when_running(_nothing)
+
+    def when_running(self, then: Callable[[], None]) -> None:
+        """Call `then` when all workers run: at once, or after those that ended were started again."""
+        lab, ended = self._workers, tuple(sorted(self._stopped))
+        if lab is None or not ended:
+            then()
+            return
+        if self._is_starting:
+            return
+        self._is_starting = True
+        names = ", ".join(self.stopped)
+
+        def begin() -> None:
+            for device_id in ended:
+                lab.restart(device_id)
+
+        def not_started(error: EngineError) -> None:
+            self._is_starting = False
+            self._notices.tell(error)
+
+        def show(_result: None) -> None:
+            self._is_starting = False
+            if self._workers is not lab:
+                return  # The lab was stopped meanwhile.
+            self._stopped.difference_update(ended)
+            self._show_stopped()
+            self._notices.say(tr("Restarted {names}", names=names))
+            then()
+
+        self._background.run(tr("Restarting {names}", names=names), begin, show, not_started)
+
     def stop(self) -> None:
-        """End the workers and take them out of the rig."""
+        """Stop the workers and remove them from the list."""
         endpoints = self.endpoints
         self._end()
         self._live.set_devices(self._live.devices.without_endpoints(endpoints))
 
     def leave_unless_in(self, rig: Rig) -> None:
-        """End the workers when `rig`, about to be shown, has none of them: nothing would show that they run."""
+        """Stop the workers if `rig`, the next one to show, has none of them: they would run unseen."""
         if self.endpoints.isdisjoint(device.endpoint for device in rig.devices):
             self._end()
 
     def close(self) -> None:
-        """End the workers, waiting a bounded time."""
+        """Stop the workers and wait a bounded time."""
         self._closed = True
         if self._workers is not None:
+            # In the GUI thread: a background thread would end with the program, before its workers do.
             self._workers.close()
             self._workers = None
 
     def _end(self) -> None:
+        # Forgotten at once: the devices leave the list before the processes have ended.
         lab, self._workers = self._workers, None
         if lab is not None:
+            self._stopped.clear()
+            self._show_stopped()
             self._background.run(tr("Stopping lab workers"), lab.close, _nothing, self._notices.tell)
             self.running_changed.emit(False)
 
     def _on_worker_ended(self, worker: str, sentence: str) -> None:
         _log.warning("%s: %s", worker, sentence)
-        if not self._closed:
-            self.worker_lost.emit(sentence)
+        if self._closed or self._workers is None:
+            return
+        self._stopped.add(worker)
+        self._show_stopped()
+        self.worker_lost.emit(sentence)
+
+    def _show_stopped(self) -> None:
+        lab = self._workers
+        devices = () if lab is None else lab.rig.devices
+        stopped = frozenset(
+            device.endpoint for device in devices if device.id in self._stopped and device.endpoint is not None
+        )
+        self._live.set_stopped(stopped)
+        self.stopped_changed.emit(self.stopped)
 
 
-def _nothing(_result: None) -> None:
-    """They are gone; nobody need be told."""
+def _nothing(_result: None = None) -> None:
+    """Placeholder for a caller without a next step."""

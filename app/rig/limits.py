@@ -1,26 +1,26 @@
-"""Caps and margins as people set them: on the device shown, and kept for later runs."""
+"""Applies the caps and margins that the user sets: to the shown device, and to the stored limits."""
 
 from __future__ import annotations
 
 from PySide6.QtCore import QObject
 
 from app.rig.lab import Lab
-from app.rig.limit_book import LimitBook
+from app.rig.limit_store import LimitStore
 from app.rig.live_rig import LiveRig
 from widgets.devices.limits import DeviceLimits
 
 
 class LimitSetter(QObject):
-    """Keeps no limits of devices that another run does not have: those of a rig file and the lab's."""
+    """Sets limits. Those of rig files and lab workers are not stored, since later runs lack these devices."""
 
-    def __init__(self, live: LiveRig, lab: Lab, book: LimitBook, parent: QObject | None = None) -> None:
+    def __init__(self, live: LiveRig, lab: Lab, book: LimitStore, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._live = live
         self._lab = lab
         self._book = book
 
     def set(self, limits: DeviceLimits) -> None:
-        """Set how much of a device may be planned."""
+        """Set cap and margin of a device."""
         self._live.set_devices(self._live.devices.with_limits(limits.device, limits.cap_bytes, limits.margin_bytes))
         devices = self._live.devices
         device = devices.rig.device(limits.device)

@@ -1,9 +1,9 @@
-"""The rig as the next load finds it: the devices shown, with what is free on them beside the models loaded."""
+"""The rig as the next load finds it: the shown devices with the memory that samples and loaded models leave free."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from PySide6.QtCore import QObject, Signal
@@ -12,7 +12,7 @@ from app.rig.device_list import DeviceList
 from engine.base.language import tr
 from engine.base.units import MIB
 from engine.devices.device import CPU_ID, Device, Rig
-from engine.devices.telemetry.sample import Sample
+from engine.devices.telemetry.sample import Sample, gap
 from engine.machines.rigs.discovery import host_device
 from engine.model.gguf.model_file import FileIdentity
 from engine.planning.fit.calibration import NO_CALIBRATION, Calibration
@@ -20,38 +20,38 @@ from engine.planning.fit.loaded_models import HeldModel, rig_beside
 from engine.runtime.protocol.messages import DeviceMemoryReading
 
 FREE_STEP_BYTES = 16 * MIB
-"""Free memory is followed in steps of this size, so that forecasts do not flicker with every page that moves."""
+"""Free memory is updated in steps of this size, so that forecasts do not change with every page."""
 _STEPS = 64
-"""Steps that a small device has at least: on a worker of 160 MiB a step of 16 would hide what is left."""
+"""Least number of steps of a device: on a worker of 160 MiB, steps of 16 MiB would hide how much is left."""
 
 
 class LiveMemory:
-    """The latest samples and the loaded models, which together say what the next load finds."""
+    """The latest samples and the loaded models, from which follows how much the next load finds free."""
 
     def __init__(self) -> None:
         self._models: tuple[HeldModel, ...] = ()
         self._engine: dict[str, DeviceMemoryReading] = {}
         self._free: dict[str, int] = {}
         self._before: dict[FileIdentity, dict[str, int]] = {}
-        """What was free on each device before a model was loaded."""
+        """Free bytes of each device before a model's load began."""
         self._seen_own_bytes = 0
-        """What our processes are seen to hold of the host: of a file that is only mapped nothing comes back."""
+        """Bytes that our processes hold of the host. Unloading a model that is only mapped frees none."""
 
     @property
     def endpoints(self) -> frozenset[str]:
-        """Workers that our models hold: they serve one client and must not be asked."""
+        """Endpoints that our models use. A worker serves one client, so they must not be greeted."""
         return frozenset().union(*(model.endpoints for model in self._models))
 
     @property
     def free_bytes(self) -> Mapping[str, int]:
-        """What was free on each device that could be read last, to the byte."""
+        """Free bytes by device, exact, from the last sample that had a reading."""
         return self._free
 
     def set_models(self, models: Sequence[HeldModel]) -> dict[str, int]:
-        """Replace what is loaded; return by how many bytes the next samples will show more used than the last ones.
+        """Replace the loaded models; return by device how many more bytes the next samples will show as used.
 
-        What samples have shown already while a model was loaded is not counted again. Not of the host: of what a model
-        has there, the samples tell how much is held.
+        Memory that samples showed while a model was loading is not counted twice. The host is left out: its samples
+        report our own memory directly.
         """
         before, self._models = self._models, tuple(models)
         held = {device for model in models for device in model.held_bytes}
@@ -64,7 +64,7 @@ class LiveMemory:
         return {device: size_bytes for device, size_bytes in grown.items() if size_bytes and device != CPU_ID}
 
     def _seen_of_loads(self, before: Sequence[HeldModel]) -> dict[str, int]:
-        """Return what the samples have shown so far of loads that have just ended."""
+        """Return the bytes by device that samples already showed of loads that have just ended."""
         held_before = {model.key for model in before if model.held_bytes}
         seen: Counter[str] = Counter()
         for model in self._models:
@@ -76,7 +76,7 @@ class LiveMemory:
         return seen
 
     def _note_begun(self, before: Sequence[HeldModel], grown: Mapping[str, int]) -> None:
-        """Note what is free, with what comes back now, where a load begins or what was loaded before it went."""
+        """Note the free memory at the begin of loads, with the memory that is being returned."""
         empty_before = {model.key for model in before if not model.held_bytes}
         loading = {model.key for model in self._models if not model.held_bytes}
         self._before = {key: free for key, free in self._before.items() if key in loading}
@@ -84,14 +84,14 @@ class LiveMemory:
             self._before[key] = {device: free - grown.get(device, 0) for device, free in self._free.items()}
 
     def take_engine_readings(self, readings: Sequence[DeviceMemoryReading]) -> None:
-        """Take what a loaded model's child reads of its devices, for those that nobody else can read.
+        """Store a model's own readings of its devices, for devices that nothing else can read.
 
-        A CPU worker reports all of its memory as free, whatever is used: that is no reading.
+        A CPU worker always reports all of its memory as free; such a reading is dropped.
         """
         self._engine.update({each.device: each for each in readings if each.free_bytes < each.total_bytes})
 
     def take(self, samples: Sequence[Sample]) -> tuple[Sample, ...]:
-        """Take the latest samples and return them with their gaps filled by the children's readings."""
+        """Store the latest samples; return them with gaps filled by the readings of children."""
         filled = tuple(map(self._with_engine_reading, samples))
         self._free = {
             sample.device: max(0, sample.total_bytes - sample.used_bytes)
@@ -104,10 +104,11 @@ class LiveMemory:
         return filled
 
     def followed(self, rig: Rig) -> Rig:
-        """Return `rig` with the free memory that was read, where it has moved by a step."""
+        """Return `rig` with the sampled free memory of each device, if it changed by a step."""
 
         def follow(device: Device) -> Device:
             now = self._free.get(device.id)
+            # A forecast is made anew for each change of the rig, so small movements are not followed.
             step_bytes = min(FREE_STEP_BYTES, device.total_bytes // _STEPS)
             if now is None or (device.free_bytes is not None and abs(now - device.free_bytes) < step_bytes):
                 return device
@@ -116,10 +117,11 @@ class LiveMemory:
         return Rig(tuple(map(follow, rig.devices)), follow(rig.host))
 
     def beside(self, rig: Rig, leaving: Sequence[HeldModel], *, from_file: bool) -> Rig:
-        """Return `rig` as a load finds it when `leaving` have gone.
+        """Return `rig` as a load finds it after `leaving` were unloaded.
 
-        `from_file`: its free memory was written down and knows nothing of what we have loaded since.
+        `from_file`: the free memory is that of a rig file, which knows nothing of our loaded models.
         """
+        # Samples never update the memory of a rig file, so all of what stays loaded has to be subtracted here.
         if from_file:
             gone = {model.key for model in leaving}
             staying = [model for model in self._models if model.key not in gone]
@@ -135,7 +137,7 @@ class LiveMemory:
 
 
 def with_less_free(rig: Rig, taken_bytes: Mapping[str, int]) -> Rig:
-    """Return `rig` with so much less free on each device; a negative number is given back."""
+    """Return `rig` with this much less free memory by device; negative numbers add memory."""
 
     def less(device: Device) -> Device:
         size_bytes = taken_bytes.get(device.id, 0)
@@ -153,16 +155,27 @@ def _held_bytes(models: Sequence[HeldModel]) -> Counter[str]:
     return held
 
 
+def _without_memory_of(rig: Rig, endpoints: Collection[str]) -> Rig:
+    """Return `rig` with the workers at these endpoints marked as stopped, without free memory."""
+
+    def stop(device: Device) -> Device:
+        return replace(device, free_bytes=0, is_stopped=True) if device.endpoint in endpoints else device
+
+    return Rig(tuple(map(stop, rig.devices)), rig.host)
+
+
 NOT_HERE = tr("from the rig file")
+_SAME_HOST_SHARE = 0.1
+"""Share by which the host memory in a rig file may differ from this computer's and still mean this computer."""
 
 
 class LiveRig(QObject):
-    """Puts list, samples, loaded models and calibration together; others say what each of them is."""
+    """Combines device list, samples, loaded models and calibration into the rig for forecasts and loads."""
 
     rig_changed = Signal(Rig)
-    """Devices, limits or free memory are not what they were."""
+    """Devices, limits or free memory have changed."""
     devices_changed = Signal()
-    """There are other devices than before. Comes before `rig_changed`."""
+    """Devices were added, removed or restarted. Emitted before `rig_changed`."""
     samples_arrived = Signal(object)  # tuple[Sample, ...]
 
     def __init__(self, parent: QObject | None = None) -> None:
@@ -171,16 +184,17 @@ class LiveRig(QObject):
         self.memory = LiveMemory()
         self._rig = self.devices.rig
         self._current: HeldModel | None = None
+        self._stopped: frozenset[str] = frozenset()
         self._calibration = NO_CALIBRATION
 
     @property
     def rig(self) -> Rig:
-        """The devices as a load of the edited layout finds them, beside other models of ours."""
+        """The devices as a load of the edited layout finds them, next to other models of ours."""
         return self._rig
 
     @property
     def is_real(self) -> bool:
-        """Whether the devices can be asked: a rig file may describe hardware that is not here."""
+        """Whether all devices are here. A rig file may describe others."""
         return not self.missing_devices
 
     @property
@@ -188,29 +202,49 @@ class LiveRig(QObject):
         """Devices of a rig file that this machine does not have."""
         return self.devices.missing
 
+    @property
+    def stopped_devices(self) -> tuple[str, ...]:
+        """Ids of the lab workers whose processes ended by themselves."""
+        return tuple(device.id for device in self.devices.rig.devices if device.endpoint in self._stopped)
+
     def rig_without(self, leaving: Sequence[HeldModel]) -> Rig:
-        """Return the rig as a load finds it when `leaving` have gone, and everything else is as it is."""
-        return self.memory.beside(self.devices.rig, leaving, from_file=self.devices.from_file)
+        """Return the rig as a load finds it after `leaving` were unloaded.
+
+        A stopped worker has no free memory, so no proposed layout uses it.
+        """
+        rig = self.memory.beside(self.devices.rig, leaving, from_file=self.devices.from_file)
+        return _without_memory_of(rig, self._stopped) if self._stopped else rig
 
     # ------------------------------------------------------------------ what it is made of
 
     def set_devices(self, devices: DeviceList) -> None:
-        """Show these devices from now on."""
+        """Replace the list of devices."""
         before, self.devices = self.devices, replace(devices, rig=self._calibration.apply(devices.rig))
         if self.devices.has_other_devices(before):
             self.devices_changed.emit()
         self._show_rig()
 
+    def set_stopped(self, endpoints: frozenset[str]) -> None:
+        """Set the endpoints (host:port) of the lab workers that have stopped."""
+        if endpoints != self._stopped:
+            self._stopped = endpoints
+            # Their processes are others now, which is what those who read the memory ask for.
+            self.devices_changed.emit()
+            self._show_rig()
+
     def set_calibration(self, calibration: Calibration) -> None:
-        """Forecast with the overhead that was measured on the devices."""
+        """Use this measured overhead of devices in forecasts."""
         self._calibration = calibration
         # It is learnt from every load, and mostly the same as before.
+        # Setting the devices emits signals and makes forecasts anew.
         if calibration.apply(self.devices.rig) != self.devices.rig:
             self.set_devices(self.devices)
 
     def set_models(self, models: Sequence[HeldModel], current: HeldModel | None) -> None:
-        """Tell what is loaded. `current` is what a load of the edited layout replaces: its memory counts as free."""
+        """Set the loaded models. `current`: the model that a load of the edited layout replaces; its memory counts as
+        free."""
         taken_bytes = self.memory.set_models(models)
+        # A rig file's free memory is as written; `beside` subtracts the models.
         if not self.devices.from_file:
             # Until the next samples tell.
             self._set_free(with_less_free(self.devices.rig, taken_bytes))
@@ -218,25 +252,34 @@ class LiveRig(QObject):
         self._show_rig()
 
     def take_samples(self, samples: tuple[Sample, ...]) -> None:
-        """Take the latest samples, tell them with their gaps filled, and follow what is free."""
+        """Store the latest samples, emit them with gaps filled, and update the free memory."""
         samples = self.memory.take(samples)
-        missing = self.missing_devices
-        self.samples_arrived.emit(
-            tuple(replace(each, note=NOT_HERE) if each.device in missing else each for each in samples)
-        )
+        self.samples_arrived.emit(samples)
         if not self.devices.from_file:
             self._set_free(self.memory.followed(self.devices.rig))
             self._show_rig()
 
+    def as_shown(self, sample: Sample) -> Sample:
+        """Return `sample` for the device's card: a gap if a rig file describes other hardware than is here."""
+        if sample.device in self.missing_devices:
+            return replace(sample, note=NOT_HERE)
+        host = self.devices.rig.host
+        if not self.devices.from_file or sample.device != host.id or not sample.total_bytes:
+            return sample
+        # The same machine reports a little more or less after a reboot, or in another control group.
+        if abs(sample.total_bytes - host.total_bytes) <= _SAME_HOST_SHARE * host.total_bytes:
+            return sample
+        return gap(sample.device, sample.time_s, NOT_HERE)
+
     def take_engine_readings(self, readings: Sequence[DeviceMemoryReading]) -> None:
-        """Take what a loaded model's child reads of its devices; a slot, as children tell in threads of their own."""
+        """Store the device readings of a loaded model's child. A slot, since children report in their own threads."""
         self.memory.take_engine_readings(readings)
 
     def _set_free(self, rig: Rig) -> None:
         self.devices = replace(self.devices, rig=rig)
 
     def _show_rig(self) -> None:
-        """Tell the rig as the edited layout finds it, where it has changed."""
+        """Emit the rig for the edited layout if it has changed."""
         rig = self.rig_without([self._current] if self._current is not None else [])
         if rig != self._rig:
             self._rig = rig

@@ -1,4 +1,4 @@
-"""Machines that are paired with this one: found, paired, added as devices, forgotten; all beside the GUI thread."""
+"""Paired machines: found, paired, added as devices and forgotten, all in the background."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from PySide6.QtCore import QObject, Qt, Signal
 from app.background import Background
 from app.notices import Notices
 from app.paths import engine_checks_path, identity_path, pairings_path
-from app.rig.limit_book import LimitBook
+from app.rig.limit_store import LimitStore
 from app.rig.live_rig import LiveRig
 from engine.base.errors import ArgumentError, EngineError, RigError
 from engine.base.language import tr
 from engine.devices.device import Device, Rig
 from engine.devices.endpoint import parse_endpoint
 from engine.machines.rigs.discovery import Peer, find_peer
-from engine.machines.tunnel.pairings import Pairing, PairingBook
+from engine.machines.tunnel.pairings import Pairing, PairingStore
 from engine.machines.tunnel.tunnels import NearbySearch, Tunnels
 from engine.runtime.protocol.network import NearbyMachine
 
 INTERFACES_VARIABLE = "LAYERDECK_INTERFACES"
-"""Addresses of this machine, separated by commas, on which others are looked for; without it, all."""
+"""Environment variable with the local addresses to search on, separated by commas; all if it is unset."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One machine of the list: announced now, paired, or both.
+    """A machine in the list: announced now, paired, or both.
 
-    `fingerprint` is that of the pairing where there is one, else what was announced. `is_changed`: a paired machine's
-    address is announced with another certificate.
+    `fingerprint`: of the pairing if there is one, else the announced one.
+    `is_changed`: the address of a paired machine is announced with another certificate.
     """
 
     name: str
@@ -48,12 +48,12 @@ class Found:
 
 
 class Peers(QObject):
-    """Whom the window may use, and the tunnels to them. `close` ends these."""
+    """The paired machines that the window may use, and the tunnels to them. `close` ends the tunnels."""
 
     found = Signal(tuple)
-    """Machines nearby or paired, as `Found`, whenever that changes while it looks."""
+    """The nearby and paired machines, as `Found`; emitted on changes while the search runs."""
     told = Signal(str, bool)
-    """A sentence about what was asked for; whether it is bad news."""
+    """A sentence about the last request; True if it is an error."""
     paired = Signal(Pairing)
 
     _announced = Signal(tuple)
@@ -62,7 +62,7 @@ class Peers(QObject):
     def __init__(
         self,
         live: LiveRig,
-        limits: LimitBook,
+        limits: LimitStore,
         background: Background,
         notices: Notices,
         *,
@@ -72,8 +72,9 @@ class Peers(QObject):
         super().__init__(parent)
         self._live, self._limits = live, limits
         self._background, self._notices = background, notices
+        # Nothing is read or made here: most windows never pair, and the key is made when it is first needed.
         self._identity = identity_path() if folder is None else folder / "identity.pem"
-        self._book = PairingBook(pairings_path() if folder is None else folder / "pairings.json")
+        self._book = PairingStore(pairings_path() if folder is None else folder / "pairings.json")
         self._tunnels = Tunnels(self._identity, self._book)
         self._search: NearbySearch | None = None
         self._machines: tuple[NearbyMachine, ...] = ()
@@ -83,13 +84,13 @@ class Peers(QObject):
         self._search_ended.connect(self._on_search_ended, Qt.ConnectionType.QueuedConnection)
 
     def reach(self, rig: Rig) -> Rig:
-        """Return `rig` with tunnels to the paired machines in it. Blocks, in any thread; raises as `Tunnels.reach`."""
+        """Return `rig` with tunnels to its paired machines. Blocks; thread-safe; raises as `Tunnels.reach`."""
         return self._tunnels.reach(rig)
 
     # ------------------------------------------------------------------ looking for machines
 
     def start_looking(self) -> None:
-        """Look in the local network until `stop_looking`; what is found is told."""
+        """Search the local network until `stop_looking`; results arrive with `found`."""
         if self._search is None:
             interfaces = tuple(filter(None, os.environ.get(INTERFACES_VARIABLE, "").split(",")))
             self._search = NearbySearch(self._announced.emit, self._search_ended.emit, interfaces=interfaces)
@@ -97,12 +98,13 @@ class Peers(QObject):
         self._look_up()
 
     def stop_looking(self) -> None:
-        """Look no more."""
+        """Stop the search."""
         search, self._search, self._machines = self._search, None, ()
         if search is not None:
             self._background.run("Ending the search for machines", search.close, _nothing, self._tell_error, quiet=True)
 
     def _on_announced(self, machines: tuple[NearbyMachine, ...]) -> None:
+        # Reports that were queued before the search was stopped are dropped.
         if self._search is not None:
             self._machines = machines
             self._tell_found()
@@ -124,7 +126,7 @@ class Peers(QObject):
     # ------------------------------------------------------------------ one of them
 
     def pair(self, endpoint: str, code: str) -> None:
-        """Pair with the machine at `endpoint` that shows `code`; how it went is told."""
+        """Pair with the machine at `endpoint` that shows `code`; `told` and `paired` report the result."""
 
         def exchange() -> Pairing:
             # Takes a while to import, and most windows never pair.
@@ -146,7 +148,7 @@ class Peers(QObject):
         self._background.run(tr("Pairing with {endpoint}", endpoint=endpoint), exchange, show, self._tell_error)
 
     def add(self, machine: Found) -> None:
-        """Add the devices of a paired machine, where it answers."""
+        """Add the devices of a paired machine if it answers."""
         if machine.endpoint in {device.endpoint for device in self._live.devices.rig.devices}:
             self._tell_error(
                 RigError(
@@ -166,12 +168,12 @@ class Peers(QObject):
         def show(found: tuple[Device, ...]) -> None:
             self._live.set_devices(self._live.devices.with_devices(tuple(map(self._limits.apply, found))))
             self._notices.say(tr("Added {name}", name=machine.name))
-            self.told.emit(tr("{name} is among the devices now.", name=machine.name), False)
+            self.told.emit(tr("{name} was added to the devices.", name=machine.name), False)
 
-        self._background.run(tr("Asking {name}", name=machine.name), look, show, self._tell_error)
+        self._background.run(tr("Connecting to {name}", name=machine.name), look, show, self._tell_error)
 
     def forget(self, machine: Found) -> None:
-        """End the pairing on this side."""
+        """Delete the pairing on this computer."""
 
         def show(_removed: object) -> None:
             self.told.emit(
@@ -184,7 +186,7 @@ class Peers(QObject):
         )
 
     def close(self) -> None:
-        """End the search and the tunnels, waiting a bounded time."""
+        """Stop the search and the tunnels, waiting a bounded time."""
         if self._search is not None:
             self._search.close()
             self._search = None
@@ -195,7 +197,7 @@ class Peers(QObject):
 
 
 def list_machines(machines: Sequence[NearbyMachine], pairings: Sequence[Pairing]) -> tuple[Found, ...]:
-    """Return one row for each machine: paired ones first, each once, with what is announced of them."""
+    """Return one row for each machine: paired ones first, with their announcement if there is one."""
     by_fingerprint = {each.fingerprint: each for each in pairings}
     of_endpoint = {each.endpoint: each.fingerprint for each in pairings if each.endpoint}
     paired: dict[str, Found] = {
@@ -222,7 +224,7 @@ def list_machines(machines: Sequence[NearbyMachine], pairings: Sequence[Pairing]
 
 
 def is_address(text: str) -> bool:
-    """Return whether a machine may be called at `text` (host:port)."""
+    """Return whether `text` is an address (host:port)."""
     try:
         parse_endpoint(text)
     except ValueError:
@@ -231,4 +233,4 @@ def is_address(text: str) -> bool:
 
 
 def _nothing(_result: None) -> None:
-    """It has begun, or ended; nobody need be told."""
+    """It has started or ended; nothing follows."""

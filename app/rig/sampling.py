@@ -1,4 +1,4 @@
-"""Samples of the memory of devices: read in a thread, and watched beside what is loaded."""
+"""Memory samples of the shown devices, and alerts for those that hold a loaded model."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from engine.devices.telemetry.sample import Sample
 from engine.devices.telemetry.sampler import DeviceReadings, Sampler
 from widgets.devices.readings import CardAlert
 
+# Seconds to wait for the thread at the end.
 STOP_S = 0.5
 
 
 class Sampling(QObject):
-    """Reads the devices that are shown, the lab's workers by their processes."""
+    """Reads the shown devices in a thread; lab workers by their processes."""
 
     _sampled = Signal(object)
 
@@ -29,11 +30,12 @@ class Sampling(QObject):
         self._readings = DeviceReadings(live.devices.rig.all_devices)
         self._sampler = Sampler(self._readings, self._sampled.emit)
         self._closed = False
+        # The sampler calls in its own thread; a queued signal brings the samples into the GUI thread.
         self._sampled.connect(self._on_sampled, Qt.ConnectionType.QueuedConnection)
         live.devices_changed.connect(self._on_devices_changed)
 
     def start(self) -> None:
-        """Begin; the first samples come at once."""
+        """Start; the first samples come at once."""
         self._sampler.start()
 
     def close(self) -> None:
@@ -51,18 +53,20 @@ class Sampling(QObject):
 
 WORDS: Mapping[AlertKind, str] = {
     "low": tr("memory is low"),
-    "falling": tr("memory is falling"),
+    "falling": tr("free memory is dropping"),
     "spilled": tr("moved to slower memory"),
     "paging": tr("reading weights from disk"),
 }
 
 
-class Watchman(QObject):
-    """Follows the samples of devices that hold part of a loaded model, and of the host beside any."""
+class HeadroomMonitor(QObject):
+    """Watches devices that hold part of a loaded model, and the host while any model is loaded."""
 
     alerts_changed = Signal(object)  # dict[str, CardAlert], by device id
     alarmed = Signal(str)
-    """The sentence of an alert that was not there before."""
+    """The sentence of a new alert."""
+    alarm_ended = Signal(str)
+    """The sentence of an alarm whose cause has ended."""
 
     def __init__(self, live: LiveRig, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -70,11 +74,14 @@ class Watchman(QObject):
         self._watch = HeadroomWatch()
         self._watched: frozenset[str] = frozenset()
         self._alerts: tuple[Alert, ...] = ()
+        self._alarms: dict[tuple[str, AlertKind], str] = {}
+        """Sentence of each standing alert as it was when the alert began."""
         live.samples_arrived.connect(self._on_samples)
 
     def watch(self, devices: Collection[str]) -> None:
-        """Watch the devices with these ids, on which models are loaded now, and the host; none: nothing."""
+        """Watch the devices with these ids, which hold loaded models, and the host; with no ids, watch nothing."""
         watched = frozenset((*devices, self._live.rig.host.id)) if devices else frozenset()
+        # A new watch begins with new baselines, so the same set must not begin it again.
         if watched == self._watched:
             return
         self._watched = watched
@@ -90,7 +97,9 @@ class Watchman(QObject):
             return
         self.alerts_changed.emit({each.device: CardAlert(WORDS[each.kind], each.message) for each in alerts})
         # By kind, not by sentence: the sentence has numbers, which change with every sample.
-        known = {(each.device, each.kind) for each in before}
-        for each in alerts:
-            if (each.device, each.kind) not in known:
-                self.alarmed.emit(each.message)
+        now = {(each.device, each.kind): each.message for each in alerts}
+        for key in self._alarms.keys() - now.keys():
+            self.alarm_ended.emit(self._alarms.pop(key))
+        for key in now.keys() - self._alarms.keys():
+            self._alarms[key] = now[key]
+            self.alarmed.emit(now[key])

@@ -1,1 +1,1 @@
-"""What stands between the widgets of the main window and the objects behind it."""
+"""The main window, and the presenters between its widgets and the engine-side objects."""

@@ -1,4 +1,4 @@
-"""Help > About: versions of everything, folders and licences, and how they are found. All of it can be copied."""
+"""Help > About: versions, folders and licences, and how they are found. The texts can be copied."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.packs import pack_keeper
+from app.packs import pack_installer
 from app.paths import APPLICATION, chats_path, fetched_models_path, kept_states_path, log_path, settings_path
 from engine.base.engine_build import engine_build
 from engine.base.language import tr
@@ -33,13 +33,18 @@ from resources.loader import folder
 from widgets.common.roles import plain_label
 
 NOTICES = "THIRD-PARTY-NOTICES.txt"
-"""Beside the bundle's executable, made when it was."""
-NO_LICENCE = tr("The licence file is missing. Layerdeck is under the licence of its repository.")
+"""Name of the file of licences next to the bundle's executable. The build of the bundle writes it."""
+NO_LICENCE = tr("The licence file is missing. The licence is in the source repository of Layerdeck.")
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What About shows: rows of (what, which), folders, the own licence, and those of what is used."""
+    """Contents of the About dialog.
+
+    `versions`, `folders`: rows of (name, value).
+    `licence`: text of Layerdeck's licence.
+    `notices`: licences of the libraries that it uses.
+    """
 
     versions: tuple[tuple[str, str], ...]
     folders: tuple[tuple[str, str], ...]
@@ -53,13 +58,13 @@ class Facts:
 
 
 def gather_facts(rig: Rig) -> Facts:
-    """Return what is true of this program here, on the devices of `rig`. Blocks."""
+    """Return versions, folders and licences of this installation, with the devices of `rig`. Blocks."""
     return Facts(
         versions=(
             ("Layerdeck", _version(APPLICATION)),
             (tr("Engine"), engine_build()),
-            (tr("Backends in it"), ", ".join(backends_built()) or tr("not known")),
-            (tr("Engine packs"), "; ".join(_pack_words(pack) for pack in pack_keeper().listed()) or tr("none")),
+            (tr("Built-in backends"), ", ".join(backends_built()) or tr("unknown")),
+            (tr("Engine packs"), "; ".join(_pack_words(pack) for pack in pack_installer().listed()) or tr("none")),
             (tr("Devices"), ", ".join(f"{device.id} ({device.backend})" for device in rig.all_devices)),
             ("Python", f"{platform.python_version()} ({platform.python_implementation()})"),
             ("Qt", f"{qVersion()}, PySide6 {_version('PySide6_Essentials')}"),
@@ -68,8 +73,8 @@ def gather_facts(rig: Rig) -> Facts:
         folders=(
             (tr("Settings"), str(settings_path().parent)),
             (tr("Conversations and library"), str(chats_path().parent)),
-            (tr("Models that the set-up fetched"), str(fetched_models_path())),
-            (tr("What models hold of conversations"), str(kept_states_path())),
+            (tr("Models downloaded during setup"), str(fetched_models_path())),
+            (tr("Saved KV states"), str(kept_states_path())),
             (tr("Log"), str(log_path().parent)),
         ),
         licence=_first_text((folder().parent / "LICENSE", _beside_program("LICENSE"))) or NO_LICENCE,
@@ -78,15 +83,18 @@ def gather_facts(rig: Rig) -> Facts:
 
 
 def listed_licences() -> str:
-    """Return a line for each library that the program asks for, directly or not: name, version, licence."""
+    """Return a line with name, version and licence for each direct or indirect dependency."""
     lines = []
     for distribution in sorted(_used_distributions(), key=lambda each: each.name.lower()):
         fields = distribution.metadata.json
+        # `License-Expression` is of PEP 639. Older packages have `License`, and some put the whole licence text into
+        # it.
         said = str(fields.get("license_expression") or fields.get("license") or "")
+        # Classifiers have the form `License :: OSI Approved :: MIT License`; the last part is the name.
         classified = [line.rpartition("::")[2].strip() for line in fields.get("classifier", ()) if "License ::" in line]
         licence = said if said and "\n" not in said and len(said) < 80 else ", ".join(classified)
-        lines.append(f"{distribution.name} {distribution.version}: {licence or tr('see its own files')}")
-    return "\n".join([tr("Used under the licences of their authors, which each of them ships with:"), "", *lines])
+        lines.append(f"{distribution.name} {distribution.version}: {licence or tr('see its files')}")
+    return "\n".join([tr("Third-party software, each under its own licence:"), "", *lines])
 
 
 def _used_distributions() -> list[metadata.Distribution]:
@@ -101,15 +109,18 @@ def _used_distributions() -> list[metadata.Distribution]:
             found[key] = metadata.distribution(name)
         except metadata.PackageNotFoundError:  # for another system, or within the bundle's executable
             continue
+        # Requirements of extras are optional, so they need not be installed.
         asked = (line for line in found[key].requires or () if "extra ==" not in line)
         waiting += [match.group() for line in asked if (match := _NAME.match(line))]
     return [each for key, each in found.items() if key != APPLICATION]
 
 
+# A requirement (PEP 508) begins with the name of a project; extras, versions and markers follow.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def _plain(name: str) -> str:
+    # The normalised name of PEP 503: requirements and distributions may spell it differently.
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -138,7 +149,7 @@ def _first_text(paths: Iterable[Path]) -> str:
 
 
 ABOUT = tr("Layerdeck places the layers of a model on your devices, loads exactly that, and chats with the result.")
-NOTHING_SENT = tr("No account, no telemetry. It asks the network for nothing unless you do.")
+NOTHING_SENT = tr("No account, no telemetry. It goes online only when you ask it to.")
 
 
 class AboutDialog(QDialog):
@@ -153,7 +164,7 @@ class AboutDialog(QDialog):
         tabs.setAccessibleName(tr("About Layerdeck"))
         tabs.addTab(_table((*facts.versions, *facts.folders)), tr("Versions and folders"))
         tabs.addTab(_text(tr("Licence of Layerdeck"), facts.licence), tr("Licence"))
-        tabs.addTab(_text(tr("Licences of what it uses"), facts.notices), tr("Used in it"))
+        tabs.addTab(_text(tr("Licences of third-party software"), facts.notices), tr("Third-Party Software"))
         buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
         self.copy_button = buttons.addButton(tr("Copy Versions"), QDialogButtonBox.ButtonRole.ActionRole)
         self.copy_button.clicked.connect(self._on_copy)

@@ -14,18 +14,23 @@ Shortcut = QKeySequence.StandardKey | str | None
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One entry of a menu. `name` is how the program finds it again."""
+    """A menu entry that runs a command.
+
+    name: the key of its action in `Actions`.
+    other_shortcut: a second key, for keyboards on which the first one needs Shift.
+    """
 
     name: str
     text: str
     slot: Callable[[], None]
     shortcut: Shortcut = None
     tip: str = ""
+    other_shortcut: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """An entry that is on or off; `turn` is told when people turn it."""
+    """A menu entry with a check mark. `turn`: called with the new state after a click."""
 
     name: str
     text: str
@@ -39,7 +44,7 @@ MenuEntries = tuple[Command | Switch | None, ...]
 
 
 class Actions:
-    """The actions of a window by name; `menus` says which come into which of its menus."""
+    """The actions of a window by name. `menus`: the entries of each menu."""
 
     def __init__(self, window: MainWindow, menus: tuple[tuple[str, MenuEntries], ...]) -> None:
         self._by_name: dict[str, QAction] = {}
@@ -55,7 +60,7 @@ class Actions:
         return self._by_name[name]
 
     def shortcuts(self) -> dict[str, str]:
-        """Return what each shortcut does, by the keys as this system writes them."""
+        """Return the text of each action by its shortcut, in the notation of this system."""
         native = QKeySequence.SequenceFormat.NativeText
         return {
             action.shortcut().toString(native): action.text().replace("&", "").rstrip("…")
@@ -75,10 +80,13 @@ class Actions:
         if isinstance(entry, Switch):
             action.setCheckable(True)
             action.setChecked(entry.is_on)
+            # `triggered` and not `toggled`: only a choice of a person is stored, not a state that the program sets.
             action.triggered.connect(entry.turn)
         else:
             if entry.shortcut is not None:
-                action.setShortcut(QKeySequence(entry.shortcut))
+                keys = [QKeySequence(entry.shortcut), QKeySequence(entry.other_shortcut)]
+                action.setShortcuts([key for key in keys if not key.isEmpty()])
+            # `triggered` passes the checked state, which slots of commands do not take.
             action.triggered.connect(lambda _checked=False: entry.slot())
         self._by_name[entry.name] = action
         return action

@@ -1,4 +1,4 @@
-"""The first picture of the window, and the three arrangements of its panels: placing layers, chatting, or both."""
+"""The window with its panels, and their three arrangements: placing layers, chatting, or both."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from app.window.main_window import DOCK_STATE_VERSION, MainWindow
 
 
 class Arrangement(Enum):
-    """`value` is how it is kept."""
+    """An arrangement of panels. `value`: its name in the settings file."""
 
     PLACE = "place"
     BOTH = "both"
@@ -21,10 +21,10 @@ class Arrangement(Enum):
 
 
 class Arranger(QObject):
-    """Switches between them. Panels come back as they were when the chat is no longer alone."""
+    """Switches between arrangements. Panels return to their places when the chat is no longer alone."""
 
     changing = Signal()
-    """Comes first: what is over the window for a while goes."""
+    """Emitted before the change, so that the library page over the window closes."""
     changed = Signal(Arrangement)
 
     def __init__(self, main: MainWindow, settings: Settings) -> None:
@@ -33,31 +33,34 @@ class Arranger(QObject):
         self._settings = settings
         self.current = Arrangement.BOTH
         self._panels = QByteArray()
-        """Where panels were before the chat was alone."""
+        """State of the docks before the chat was alone."""
         self._widths: dict[str, int] = {}
-        """How wide those at the sides were: the chat alone leaves them wider than any state of docks tells."""
+        """Widths of the side panels. The chat alone changes them, and `restoreState` does not bring them back."""
         main.saving.connect(self._save)
 
     def restore(self) -> None:
-        """Take the arrangement of last time."""
+        """Switch to the arrangement of the last run."""
         kept = self._settings.arrangement
         self.arrange(next((each for each in Arrangement if each.value == kept), Arrangement.BOTH))
 
     def arrange(self, arrangement: Arrangement) -> None:
-        """Arrange the window so."""
+        """Switch to `arrangement`."""
         self.changing.emit()
         before, self.current = self.current, arrangement
         main = self._main
+        # `side_widths` is empty if a side panel is hidden or floats; the widths from before stay.
         if before is Arrangement.BOTH:
             self._widths = main.side_widths() or self._widths
+        # Before `show_chat_alone` hides docks: the saved state would keep them hidden.
         if arrangement is Arrangement.CHAT and before is not Arrangement.CHAT:
             self._panels = main.saveState(DOCK_STATE_VERSION)
         main.show_chat_alone(arrangement is Arrangement.CHAT)
-        # Before the panels have their widths: a chat with its list takes more.
+        # Before the widths are set: the list of conversations needs room of its own.
         main.chat_view.show_list(arrangement is Arrangement.CHAT or self._settings.shows_chat_list)
         if arrangement is not Arrangement.CHAT:
             if before is Arrangement.CHAT:
                 main.restoreState(self._panels, DOCK_STATE_VERSION)
+            # After `restoreState`, which shows or hides the chat as it was when the state was saved.
             main.docks["chat"].setVisible(arrangement is Arrangement.BOTH)
             if arrangement is Arrangement.BOTH and before is not Arrangement.BOTH:
                 main.set_side_widths(self._widths)
@@ -73,24 +76,25 @@ class Arranger(QObject):
     def _save(self) -> None:
         self._settings.arrangement = self.current.value
         if self.current is Arrangement.CHAT:
-            # What is kept is where panels are when they are there.
+            # Save the places that panels have when they are visible.
             self._settings.save_window_state(self._main.saveGeometry(), self._panels)
 
 
 @dataclass(frozen=True, slots=True)
 class FirstPicture:
-    """The window, and who arranges its panels."""
+    """The window before its objects are connected, and the arranger of its panels."""
 
     main: MainWindow
     arranger: Arranger
 
 
 def make_first_picture(settings: Settings, theme: Theme) -> FirstPicture:
-    """Return a window that is not shown yet and knows of nothing."""
+    """Return a window with empty panels that is not shown yet."""
     main = MainWindow(settings)
     arranger = Arranger(main, settings)
     theme.palette_changed.connect(main.apply_palette)
     main.apply_palette(theme.palette)
+    # Panels before the arrangement, which hides some of them.
     main.restore()
     arranger.restore()
     return FirstPicture(main, arranger)

@@ -1,4 +1,4 @@
-"""File dialogs, and dialogs of which there is one at most."""
+"""File dialogs, and the owner of a dialog that exists at most once."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ _Dialog = TypeVar("_Dialog", bound=QDialog)
 
 
 def ask_open(parent: QWidget, title: str, file_filter: str, folder: Path | None = None) -> Path | None:
-    """Return the file that the user chose to open."""
+    """Return the file that the user chose to open, None if the dialog was cancelled."""
     name, _ = QFileDialog.getOpenFileName(parent, title, str(folder or ""), file_filter)
     return Path(name) if name else None
 
 
 def ask_save(parent: QWidget, title: str, file_filter: str, proposal: str) -> Path | None:
-    """Return the file that the user chose to write; `.json` is added where no ending was typed."""
+    """Return the file that the user chose to write, None if the dialog was cancelled.
+
+    A name without an ending gets `.json`.
+    """
     name, _ = QFileDialog.getSaveFileName(parent, title, proposal, file_filter)
     if not name:
         return None
@@ -33,10 +36,10 @@ def ask_save(parent: QWidget, title: str, file_filter: str, proposal: str) -> Pa
 
 
 class OneDialog(QObject, Generic[_Dialog]):
-    """A dialog of which there is one at most, shown beside the window, which stays usable.
+    """Owner of a dialog that exists at most once. The dialog is not modal, so the window stays usable.
 
-    `make`: makes it when it is first asked for. One that Qt deletes when it is closed is made anew the next time.
-    `begin`: fills it each time it is asked for while it is closed.
+    make: returns the dialog. Called at first use, and again after Qt deleted a closed dialog.
+    begin: fills the dialog each time it is opened.
     """
 
     def __init__(self, make: Callable[[], _Dialog], begin: Callable[[_Dialog], None], window: QWidget) -> None:
@@ -54,6 +57,7 @@ class OneDialog(QObject, Generic[_Dialog]):
         dialog = self.dialog
         if dialog is None:
             dialog = self.dialog = self._make()
+            # Qt deletes the C++ object of such a dialog, and a call of the Python object would raise RuntimeError.
             if dialog.testAttribute(Qt.WidgetAttribute.WA_DeleteOnClose):
                 dialog.finished.connect(self._forget)
         if not dialog.isVisible():

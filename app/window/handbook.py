@@ -22,7 +22,7 @@ _NAME_ROLE = Qt.ItemDataRole.UserRole
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page: `name` is its file's, without the ending; `text` is Markdown."""
+    """A page. `name`: name of its file without the ending. `text`: Markdown."""
 
     name: str
     title: str
@@ -30,21 +30,22 @@ class Page:
 
 
 def read_pages(folder: Path) -> tuple[Page, ...]:
-    """Return the first page and, in the order in which it names them, all others."""
+    """Return the first page, then the pages that it links to, in the order of the links."""
     first = (folder / f"{FIRST_PAGE}.md").read_text(encoding="utf-8")
+    # A dict drops repeated names and keeps their order.
     names = [FIRST_PAGE, *dict.fromkeys(re.findall(r"\]\(([\w-]+)\.md\)", first))]
     texts = ((name, (folder / f"{name}.md").read_text(encoding="utf-8")) for name in names)
     return tuple(Page(name, text.partition("\n")[0].removeprefix("# "), text) for name, text in texts)
 
 
 def found_in(page: Page, words: str) -> bool:
-    """Return whether all of `words` are in the page, in whatever case."""
+    """Return whether the page contains all of `words`, ignoring case."""
     text = page.text.casefold()
     return all(word in text for word in words.casefold().split())
 
 
 def page_about(main: MainWindow, focus: QWidget | None) -> str:
-    """Return the name of the page about what has the keyboard."""
+    """Return the name of the page about the widget with the keyboard focus."""
     pages = {
         main.chat_view: "chat",
         main.device_strip: "devices",
@@ -56,6 +57,7 @@ def page_about(main: MainWindow, focus: QWidget | None) -> str:
         main.model_panel: "library",
     }
     widget = focus
+    # From the focus outwards: the innermost part that has a page decides.
     while widget is not None:
         if widget in pages:
             return pages[widget]
@@ -66,7 +68,7 @@ def page_about(main: MainWindow, focus: QWidget | None) -> str:
 
 
 class HandbookWindow(QWidget):
-    """Pages at the left, one of them at the right; what is typed into the line above finds pages with these words."""
+    """The list of pages at the left, the current page at the right, and a search line above the list."""
 
     def __init__(self, parent: QWidget | None = None, folder: Path | None = None) -> None:
         super().__init__(parent, Qt.WindowType.Window)
@@ -131,6 +133,7 @@ class HandbookWindow(QWidget):
     def _on_source_changed(self, source: QUrl) -> None:
         names = [page.name for page in self._pages]
         name = source.fileName().removesuffix(".md")
+        # A link in a page changes the source without the list.
         if name in names:
             self.list_widget.setCurrentRow(names.index(name))
 
@@ -143,11 +146,12 @@ class HandbookWindow(QWidget):
         current = self.list_widget.currentRow()
         if first >= 0 and self.list_widget.item(current).isHidden():
             self.list_widget.setCurrentRow(first)
+        # `find` searches from the cursor onwards.
         self.browser.moveCursor(QTextCursor.MoveOperation.Start)
         self._find_next()
 
     def _find_next(self) -> None:
-        """Mark the next place with the words; after the last one comes the first."""
+        """Select the next match in the page; after the last one the search begins at the top."""
         words = self.search_edit.text().strip()
         if words and not self.browser.find(words):
             self.browser.moveCursor(QTextCursor.MoveOperation.Start)
@@ -164,13 +168,15 @@ class _Browser(QTextBrowser):
         self.document().setDocumentMargin(16)
 
     def loadResource(self, kind: int, name: QUrl | str) -> object:
-        """Load what a page names; pictures in the size in which they are shown."""
+        """Load a resource of a page; pictures are scaled to the width of the column."""
         loaded = super().loadResource(kind, name)
         if kind != QTextDocument.ResourceType.ImageResource.value:
             return loaded
         image = QImage(self.source().resolved(QUrl(name)).toLocalFile())
         ratio = self.devicePixelRatioF()
         if image.width() > PICTURE_WIDTH:
+            # As many device pixels as the column has, so that pictures are sharp on a scaled screen. Qt lays them out
+            # by the ratio.
             width = min(image.width(), round(PICTURE_WIDTH * ratio))
             image = image.scaledToWidth(width, Qt.TransformationMode.SmoothTransformation)
             image.setDevicePixelRatio(width / PICTURE_WIDTH)

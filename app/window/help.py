@@ -1,4 +1,4 @@
-"""The Help menu: handbook, keys, the log, and what this is. What it shows is read when it is asked for."""
+"""The Help menu: handbook, keys, log folder and About. Their content is read when it is opened."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ def show_keys(parent: QWidget, shortcuts: dict[str, str]) -> None:
 
 
 def show_handbook(main: MainWindow) -> None:
-    """Show the handbook's page about what has the keyboard."""
+    """Show the handbook page about the part of the window that has the focus."""
     from app.window.handbook import HandbookWindow, page_about
 
+    # A closed handbook is only hidden: the window stays its parent.
     window = main.findChild(HandbookWindow) or HandbookWindow(main)
     window.show_page(page_about(main, main.focusWidget()))
     window.show()
@@ -36,19 +37,20 @@ def show_handbook(main: MainWindow) -> None:
 
 
 def open_log(notices: Notices) -> None:
-    """Show the folder with the log: a file browser is everywhere, a program for .log files is not."""
+    """Show the log folder. Every desktop has a file manager, but not a program for .log files."""
     folder = log_path().parent
     if not QDesktopServices.openUrl(QUrl.fromLocalFile(str(folder))):
-        notices.say(tr("No file browser answered. The log is in {folder}", folder=folder))
+        notices.say(tr("No file manager was found. The log is in {folder}", folder=folder))
 
 
 def show_about(main: MainWindow, background: Background, notices: Notices, rig: Rig) -> None:
-    """Show what this is, the versions of what it is made of on the devices of `rig`, and licences."""
+    """Show the About dialog with versions, the devices of `rig`, and licences."""
     from app.window.about_dialog import AboutDialog, Facts, gather_facts
 
     def show(facts: Facts) -> None:
         AboutDialog(main, facts).open()
 
+    # In the background: the metadata of many packages is read.
     background.run("Looking up versions", partial(gather_facts, rig), show, notices.tell, quiet=True)
 
 

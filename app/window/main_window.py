@@ -1,4 +1,4 @@
-"""The main window: puts the widgets in their places, and keeps where people put them."""
+"""The main window: places the widgets, and saves and restores size and panels."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from PySide6.QtCore import QSize, Qt, Signal
-from PySide6.QtGui import QAction, QCloseEvent, QDragEnterEvent, QDropEvent
+from PySide6.QtGui import QAction, QCloseEvent, QDragEnterEvent, QDropEvent, QResizeEvent
 from PySide6.QtWidgets import QDockWidget, QMainWindow, QMenu, QStackedWidget, QToolBar, QVBoxLayout, QWidget
 
 from app.settings import Settings
@@ -18,7 +18,7 @@ from widgets.controls.settings_bar import SettingsBar
 from widgets.controls.share_editor import ShareEditor
 from widgets.devices.device_strip import DeviceStrip
 from widgets.layout_editor.editor import LayoutEditor
-from widgets.library.load_question import LoadQuestionBar
+from widgets.library.load_question import LoadQuestion, LoadQuestionBar
 from widgets.library.model_panel import ModelPanel
 
 MENUS = {
@@ -31,38 +31,46 @@ MENUS = {
     "View": tr("&View"),
     "Help": tr("&Help"),
 }
-"""Titles of the menus, by the names that the program has for them."""
+"""Titles of the menus by their names in the code."""
 DOCK_STATE_VERSION = 1
 SIDES = ("models", "chat")
 """Names of the panels at the left and the right."""
 DEFAULT_SIZE = (1440, 900)
 ROOMY_HEIGHT = 860
+LOW_HEIGHT = 620
+"""Below this height the graphs of the devices give their room to the lanes."""
 MIN_REPORT_HEIGHT = 136
+SHORT_REPORT_HEIGHT = 104
 EMPTY_REPORT_HEIGHT = 52
 QWIDGETSIZE_MAX = (1 << 24) - 1
-"""Qt's own, for no limit."""
+"""Qt's constant for a widget without a maximum size; PySide does not export it."""
 REPORT_SHARE = 0.27
-"""Of the window's height, on roomy ones."""
+"""Share of the report in the height of a window that is at least `ROOMY_HEIGHT` high."""
 SCREEN_ROOM = QSize(16, 40)
-"""For the frame that the window manager adds."""
+"""Room for the frame that the window manager adds."""
+MIN_SIZE = QSize(800, 480)
+"""Room on a screen of 1280x800 at a scale of 150 %, less the frame and a task bar."""
 
 
 class MainWindow(QMainWindow):
-    """One screen that tells the whole story: devices, model, layout, last load, chat. It knows nothing of any."""
+    """Shows devices, models, layout, last load and chat. It knows widgets only; presenters fill them."""
 
     files_dropped = Signal(object)  # tuple[Path, ...]
     saving = Signal()
-    """Comes once, when everything is still there, for what is to be kept."""
+    """Emitted once at the end, while all objects still exist, so that they save their state."""
     closing = Signal()
-    """Comes once, when the window is hidden and before it is gone."""
+    """Emitted once, after the window is hidden and before it is deleted."""
     about_to_close = Signal()
-    """Comes before that: the window is still as people see it."""
+    """Emitted before `saving`: the window is still visible."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__()
         self.setWindowTitle("Layerdeck")
         self.setAcceptDrops(True)
         self.setDockNestingEnabled(True)
+        # Without a minimum of its own, Qt makes the window as large as its content needs at any moment: it would grow
+        # when a progress bar or a second chat appears, beyond the screen if need be.
+        self.setMinimumSize(MIN_SIZE)
         self._settings = settings
         self.settings_bar = SettingsBar()
         self.share_editor = ShareEditor()
@@ -75,13 +83,14 @@ class MainWindow(QMainWindow):
         self.reports = QStackedWidget()
         self.status_line = StatusLine()
         self.pages = QStackedWidget()
-        """In the middle: the desk, and what takes its place for a while."""
+        """The middle of the window: devices and editor, or a page in their place such as the library."""
         self.menus = {name: self.menuBar().addMenu(title) for name, title in MENUS.items()}
-        """Still without entries, which come when there is somebody to do what they say."""
+        """Menus without entries; `Actions` adds them."""
         self.recent_menu = QMenu(tr("Open Re&cent"), self)
         self._closing = False
+        self._has_question = False
         self._no_title = QWidget()
-        """In place of the dock's title bar while there is nothing to tell it from."""
+        """Empty title bar for the chat while it is the only panel."""
         self._place_widgets()
 
     # ------------------------------------------------------------------ structure
@@ -100,10 +109,11 @@ class MainWindow(QMainWindow):
         bar = QToolBar(tr("Settings"))
         bar.setObjectName("settings")
         bar.setMovable(False)
+        # Without an entry in the context menu of tool bars: no other menu could show a hidden bar again.
         bar.toggleViewAction().setVisible(False)
         bar.addWidget(self.settings_bar)
         self.addToolBar(Qt.ToolBarArea.TopToolBarArea, bar)
-        # The Tab key goes the way in which widgets came: the bar, models, devices and layout, the rest.
+        # Tab goes through widgets in the order in which they are added: the bar, models, devices and layout, the rest.
         models = self._dock(tr("Models"), "models", self.model_panel, Qt.DockWidgetArea.LeftDockWidgetArea)
         self.setCentralWidget(self.pages)
         self.docks = {
@@ -111,6 +121,7 @@ class MainWindow(QMainWindow):
             "report": self._dock(tr("Last load"), "report", self.reports, Qt.DockWidgetArea.BottomDockWidgetArea),
             "chat": self._dock(tr("Chat"), "chat", self.chat_view, Qt.DockWidgetArea.RightDockWidgetArea),
         }
+        # The side panels get the corners: the report lies between them.
         self.setCorner(Qt.Corner.BottomLeftCorner, Qt.DockWidgetArea.LeftDockWidgetArea)
         self.setCorner(Qt.Corner.BottomRightCorner, Qt.DockWidgetArea.RightDockWidgetArea)
         self.statusBar().addWidget(self.status_line, 1)
@@ -118,13 +129,14 @@ class MainWindow(QMainWindow):
 
     def _dock(self, title: str, name: str, content: QWidget, area: Qt.DockWidgetArea) -> QDockWidget:
         dock = QDockWidget(title, self)
+        # `saveState` and `restoreState` identify docks by these names.
         dock.setObjectName(name)
         dock.setWidget(content)
         self.addDockWidget(area, dock)
         return dock
 
     def complete_menus(self, *, before_demo: QAction) -> None:
-        """Add what only the window knows: its docks to the View menu, and recent models to the File menu."""
+        """Add the docks to the View menu, and recent models to the File menu."""
         view = self.menus["View"]
         first = view.actions()[0]
         view.insertActions(first, [dock.toggleViewAction() for dock in self.docks.values()])
@@ -132,15 +144,28 @@ class MainWindow(QMainWindow):
         self.menus["File"].insertMenu(before_demo, self.recent_menu)
 
     def restore(self) -> None:
-        """Take the size and the places that were saved, else the first ones."""
+        """Restore the saved size and panels, or use the first ones. The window is never larger than its screen."""
+        # First: this size stays if no geometry was saved.
         self.resize(QSize(*DEFAULT_SIZE).boundedTo(self.screen().availableSize() - SCREEN_ROOM))
         saved = self._settings.window_state()
-        if saved is not None and self.restoreGeometry(saved[0]) and self.restoreState(saved[1], DOCK_STATE_VERSION):
+        if saved is None or not self.restoreGeometry(saved[0]) or not self.restoreState(saved[1], DOCK_STATE_VERSION):
+            self.reset_docks()
+        self._fit_screen()
+
+    def _fit_screen(self) -> None:
+        """Shrink and move the window into its screen: it may have been saved at another scale or on another screen."""
+        free = self.screen().availableGeometry()
+        size = self.size().boundedTo(free.size() - SCREEN_ROOM)
+        if size == self.size():
             return
-        self.reset_docks()
+        # A maximised window ignores `resize`.
+        self.setWindowState(self.windowState() & ~Qt.WindowState.WindowMaximized)
+        self.resize(size)
+        right, bottom = free.right() - size.width(), free.bottom() - size.height()
+        self.move(max(min(self.x(), right), free.left()), max(min(self.y(), bottom), free.top()))
 
     def reset_docks(self) -> None:
-        """Put the docks where they were at first."""
+        """Restore the initial places of the docks."""
         docks = self.docks
         for dock in docks.values():
             dock.setFloating(False)
@@ -150,35 +175,42 @@ class MainWindow(QMainWindow):
         self.addDockWidget(Qt.DockWidgetArea.RightDockWidgetArea, docks["chat"])
         roomy = self.height() >= ROOMY_HEIGHT
         self.resizeDocks([docks["models"], docks["chat"]], [208, 360 if roomy else 280], Qt.Orientation.Horizontal)
-        self.resizeDocks([docks["report"]], [self._report_height], Qt.Orientation.Vertical)
+        self.fit_report()
 
     def open_report(self) -> None:
-        """Give the report its room: there is something to say. Before the first load the editor has it."""
+        """Give the report its height, with the first load. Until then the editor has that room."""
         if self.reports.maximumHeight() == EMPTY_REPORT_HEIGHT:
             self.reports.setMaximumHeight(QWIDGETSIZE_MAX)
-            self.resizeDocks([self.docks["report"]], [self._report_height], Qt.Orientation.Vertical)
+            self.fit_report()
+
+    def fit_report(self) -> None:
+        """Give the report the height that its table needs, or that of a few sentences while the table is hidden."""
+        self.resizeDocks([self.docks["report"]], [self._report_height], Qt.Orientation.Vertical)
 
     @property
     def _report_height(self) -> int:
+        if not self._settings.shows_report_details:
+            return SHORT_REPORT_HEIGHT
         return round(self.height() * REPORT_SHARE) if self.height() >= ROOMY_HEIGHT else MIN_REPORT_HEIGHT
 
     def side_widths(self) -> dict[str, int]:
-        """Return how wide the panels at the sides are, where both are shown there."""
+        """Return the widths of the side panels; empty unless both are docked and visible."""
         sides = {name: self.docks[name] for name in SIDES}
         are_there = all(dock.isVisible() and not dock.isFloating() for dock in sides.values())
         return {name: dock.width() for name, dock in sides.items()} if are_there else {}
 
     def set_side_widths(self, widths: Mapping[str, int]) -> None:
-        """Make the panels at the sides as wide again."""
+        """Restore widths from `side_widths`."""
         names = [name for name in widths if not self.docks[name].isHidden()]
         self.resizeDocks(
             [self.docks[name] for name in names], [widths[name] for name in names], Qt.Orientation.Horizontal
         )
 
     def show_chat_alone(self, alone: bool) -> None:
-        """Give the chat the whole window, with the devices in one line above it; or give it back."""
+        """Show only the chat with the devices in one line above it, or show all panels again."""
         place = self.chat_view.above if alone else self._column
         for position, widget in enumerate((self.device_strip, self.load_question)):
+            # Qt hides a widget that gets another parent, so its visibility is set again.
             shown = not widget.isHidden()
             place.insertWidget(position, widget)
             widget.setVisible(shown)
@@ -190,30 +222,48 @@ class MainWindow(QMainWindow):
             self.docks["report"].hide()
             chat.setFloating(False)
             chat.show()
+        # An empty widget takes the place of the title bar; None restores Qt's own one.
         chat.setTitleBarWidget(self._no_title if alone else None)  # type: ignore[arg-type]
 
     def apply_palette(self, palette: Palette) -> None:
-        """Use the colours of `palette`."""
+        """Use the colours of `palette`, and the zoom of the interface."""
+        self.settings_bar.apply_zoom()
         for widget in (self.device_strip, self.editor, self.model_panel):
             widget.apply_palette(palette)
 
+    def show_question(self, question: LoadQuestion | None) -> None:
+        """Show the question before a load, None: no question. A low window shows no graphs next to it."""
+        # Before the question is shown: the lanes that it is about stay in sight.
+        self._has_question = question is not None
+        self._fit_graphs()
+        self.load_question.set_question(question)
+
+    def _fit_graphs(self) -> None:
+        least = ROOMY_HEIGHT if self._has_question else LOW_HEIGHT
+        self.device_strip.set_compact(self.height() < least)
+
     # ------------------------------------------------------------------ events of Qt
 
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._fit_graphs()
+
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
-        """Take files."""
+        """Accept local files."""
         if event.mimeData().hasUrls() and any(url.isLocalFile() for url in event.mimeData().urls()):
             event.acceptProposedAction()
 
     def dropEvent(self, event: QDropEvent) -> None:
-        """Tell of the files that were dropped."""
+        """Report dropped local files."""
         files = tuple(Path(url.toLocalFile()) for url in event.mimeData().urls() if url.isLocalFile())
         if files:
             event.acceptProposedAction()
             self.files_dropped.emit(files)
 
     def closeEvent(self, event: QCloseEvent) -> None:
-        """End every process before the window goes; closing twice does nothing more."""
+        """End every process before the window is deleted. A second close does nothing more."""
         if not self._closing:
+            # The order matters: drafts are flushed, then saved, and only then do processes end.
             self._closing = True
             self.about_to_close.emit()
             self._settings.save_window_state(self.saveGeometry(), self.saveState(DOCK_STATE_VERSION))

@@ -1,4 +1,4 @@
-"""What is in the menu bar: a function for each menu, given what its commands do."""
+"""The entries of the menu bar: a function for each menu, which gets the callbacks of its commands."""
 
 from __future__ import annotations
 
@@ -8,34 +8,35 @@ from functools import partial
 from PySide6.QtGui import QActionGroup, QKeySequence, QUndoGroup
 from PySide6.QtWidgets import QWidget
 
-from app.chats.shelf import ChatShelf
+from app.chats.chat_controller import ChatController
 from app.language import LANGUAGE_NAMES, SYSTEM
 from app.load.loader import Loader
 from app.models.auto_layouts import STRATEGY_WORDS, AutoLayouts
 from app.models.layouts import Layouts
 from app.models.open_models import OpenModels
 from app.models.opener import ModelOpener
-from app.models.speeds import SpeedKeeper
+from app.models.speeds import SpeedRepository
 from app.models.unloader import Unloader
 from app.notices import Notices
 from app.rig.calibrator import Calibrator
 from app.rig.device_search import DeviceSearch, RepeatTest
 from app.settings import Settings
-from app.theme import THEME_NAMES, Theme, ThemeName
+from app.theme import DEFAULT_ZOOM, THEME_NAMES, Theme, ThemeName
 from app.window.actions import SEPARATOR, Actions, Command, MenuEntries, Switch
 from app.window.arrangement import Arrangement
-from app.window.chat.shelf_presenter import TransferPresenter
+from app.window.chat.conversation_list_presenter import TransferPresenter
 from app.window.questions import Questions
+from app.window.text_actions import text_commands
 from engine.base.language import LANGUAGES, tr
 
 _Key = QKeySequence.StandardKey
 _Do = Callable[[], None]
 Menu = tuple[str, MenuEntries]
-"""A key of the window's `menus`, and entries."""
+"""A menu: its key in `MainWindow.menus`, and its entries."""
 
 
 def file_menu(questions: Questions, opener: ModelOpener, window: QWidget) -> Menu:
-    """Files of models, layouts and rigs."""
+    """Return the File menu: models, layouts and rigs."""
     return "File", (
         Command("open_model", tr("&Open Model…"), questions.open_model, _Key.Open),
         Command("open_demo", tr("Open &Demo Model"), opener.open_demo),
@@ -44,7 +45,7 @@ def file_menu(questions: Questions, opener: ModelOpener, window: QWidget) -> Men
             tr("Open This Model A&gain"),
             opener.open_again,
             "Ctrl+Alt+O",
-            tip=tr("The same file with another layout, beside the first: both can be loaded and asked"),
+            tip=tr("Open the same file a second time, with a separate layout; both can be loaded at once"),
         ),
         SEPARATOR,
         Command("open_layout", tr("Open &Layout…"), questions.open_layout, "Ctrl+Shift+O"),
@@ -52,22 +53,29 @@ def file_menu(questions: Questions, opener: ModelOpener, window: QWidget) -> Men
         Command("open_rig", tr("Open &Rig…"), questions.open_rig),
         Command("save_rig", tr("Save R&ig…"), questions.save_rig),
         SEPARATOR,
+        # Closes the window instead of calling `QApplication.quit`: `closeEvent` saves the state and ends all processes.
+        # `StandardKey.Quit` has no key on Windows.
         Command("quit", tr("&Quit"), lambda: _close(window), "Ctrl+Q"),
     )
 
 
-def edit_menu(undo: QUndoGroup, copy_report: _Do) -> Menu:
-    """Undo, and what is done to the texts of the current model."""
+def edit_menu(undo: QUndoGroup, copy_report: _Do, show_preferences: _Do) -> Menu:
+    """Return the Edit menu: undo, the clipboard and the preferences."""
     return "Edit", (
         Command("undo", tr("&Undo"), undo.undo, _Key.Undo),
         Command("redo", tr("&Redo"), undo.redo, _Key.Redo),
         SEPARATOR,
-        Command("copy_report", tr("&Copy Load Report"), copy_report, "Ctrl+Shift+C"),
+        *text_commands(),
+        SEPARATOR,
+        Command("copy_report", tr("Copy &Load Report"), copy_report, "Ctrl+Shift+C"),
+        SEPARATOR,
+        # `StandardKey.Preferences` has no key on Windows and on most Linux desktops.
+        Command("preferences", tr("Pr&eferences…"), show_preferences, "Ctrl+,"),
     )
 
 
 def layout_menu(layouts: Layouts, auto_layouts: AutoLayouts, show_auto_layout: _Do, toggle_pin: _Do) -> Menu:
-    """Layouts that are found, and what they have to leave where it is."""
+    """Return the Layout menu: proposals, automatic layouts and pins."""
     strategies = (
         Command(
             f"auto_{words.name}",
@@ -83,10 +91,10 @@ def layout_menu(layouts: Layouts, auto_layouts: AutoLayouts, show_auto_layout: _
         SEPARATOR,
         *strategies,
         Command("auto_layout", tr("Automatic Layo&ut…"), show_auto_layout, "Ctrl+Shift+A"),
-        Command("cancel_auto_layout", tr("Cancel the Searc&h for a Layout"), auto_layouts.cancel),
+        Command("cancel_auto_layout", tr("Cancel Layout Searc&h"), auto_layouts.cancel),
         SEPARATOR,
-        Command("pin", tr("P&in or Release Selected Layers"), toggle_pin),
-        Command("release_pins", tr("&Release All Layers"), auto_layouts.release_pins),
+        Command("pin", tr("P&in or Unpin Selected Layers"), toggle_pin),
+        Command("release_pins", tr("Unpin All La&yers"), auto_layouts.release_pins),
     )
 
 
@@ -94,37 +102,42 @@ def devices_menu(
     questions: Questions,
     *,
     search: DeviceSearch,
+    restart_lab: Callable[[], None],
     unloader: Unloader,
     repeats: RepeatTest,
-    speeds: SpeedKeeper,
+    speeds: SpeedRepository,
     calibrator: Calibrator,
     show_kept_weights: Callable[[], None],
     show_packs: Callable[[], None],
     show_nearby: Callable[[], None],
 ) -> Menu:
-    """Which devices there are, and what is measured of them."""
+    """Return the Devices menu: devices, measurements and engine packs."""
     return "Devices", (
         Command("refresh", tr("&Refresh"), search.refresh, _Key.Refresh),
         SEPARATOR,
         Command("start_lab", tr("Start &Lab Rig…"), questions.start_lab),
+        Command("restart_lab", tr("Restart La&b Workers"), restart_lab),
         Command("stop_lab", tr("&Stop Lab Rig"), unloader.stop_lab),
         SEPARATOR,
         Command("find_nearby", tr("Find Machines &Nearby…"), show_nearby),
         Command("add_remote", tr("Add Re&mote Worker…"), questions.add_remote),
         SEPARATOR,
-        Command("test_repeats", tr("&Test Repeated Devices"), repeats.run),
+        Command("test_repeats", tr("&Test Devices Used Twice in a Layout"), repeats.run),
         Command("measure_speeds", tr("Measure S&peeds"), speeds.measure),
         Command("reset_calibration", tr("Reset &Calibration"), calibrator.reset),
         SEPARATOR,
-        Command("kept_weights", tr("&Weights Kept by Workers…"), show_kept_weights),
+        Command("kept_weights", tr("&Weights Cached by Workers…"), show_kept_weights),
         Command(
-            "packs", tr("&Engine Packs…"), show_packs, tip=tr("Backends for cards: installed, switched and removed")
+            "packs",
+            tr("&Engine Packs…"),
+            show_packs,
+            tip=tr("Install, switch off or remove backends for graphics cards"),
         ),
     )
 
 
 def model_menu(models: OpenModels, loader: Loader, unloader: Unloader, settings: Settings) -> Menu:
-    """Loading and unloading, and what is done without being asked."""
+    """Return the Model menu: loads, unloads and automatic actions."""
 
     def stop_answer() -> None:
         models.current.loading.stop_answer()
@@ -135,6 +148,9 @@ def model_menu(models: OpenModels, loader: Loader, unloader: Unloader, settings:
 
     def set_reload_lost(wanted: bool) -> None:
         settings.reload_lost = wanted
+
+    def set_load_last_model(wanted: bool) -> None:
+        settings.loads_last_model = wanted
 
     return "Model", (
         Command("load", tr("&Load"), loader.load, "Ctrl+Return"),
@@ -148,65 +164,74 @@ def model_menu(models: OpenModels, loader: Loader, unloader: Unloader, settings:
             tr("Step &Back and Retry When Memory Runs Out"),
             settings.steps_back,
             set_steps_back,
-            tip=tr("Try other layouts until one loads; the report says which"),
+            tip=tr("Try other layouts until one loads; the report names it"),
         ),
         Switch(
             "reload_lost",
-            tr("&Reload a Lost Model by Itself"),
+            tr("&Reload a Lost Model Automatically"),
             settings.reload_lost,
             set_reload_lost,
+        ),
+        Switch(
+            "load_last_model",
+            tr("Load the Last &Model at Start"),
+            settings.loads_last_model,
+            set_load_last_model,
+            tip=tr("Open and load the model that was used last, unless Layerdeck did not close properly"),
         ),
         Command("ask_unload", tr("&Ask before Unloading a Model"), loader.ask_again),
     )
 
 
 def chat_menu(
-    shelf: ChatShelf,
+    controller: ChatController,
     settings: Settings,
     transfer: TransferPresenter,
     *,
     toggle_list: _Do,
     search: _Do,
+    find: _Do,
     delete: _Do,
-    show_kept: _Do,
+    show_saved_states: _Do,
     show_prompt: _Do,
     show_beside: _Do,
 ) -> Menu:
-    """Conversations."""
+    """Return the Chat menu."""
     return "Chat", (
-        Command("new_chat", tr("&New Conversation"), shelf.new, _Key.New),
+        Command("new_chat", tr("&New Conversation"), controller.new, _Key.New),
+        Command("find_in_chat", tr("&Find in This Conversation…"), find, _Key.Find),
         Command("search_chats", tr("&Search Conversations"), search, "Ctrl+Shift+F"),
         Command("toggle_chat_list", tr("Show or Hide the &List"), toggle_list, "Ctrl+Shift+L"),
         Command("side_by_side", tr("&Two Models Side by Side"), show_beside, "Ctrl+Shift+B"),
         SEPARATOR,
         Switch(
             "drop_oldest_turns",
-            tr("Leave Out the &Oldest Turns When the Context Is Full"),
+            tr("Drop &Oldest Messages When Context Is Full"),
             settings.drops_oldest_turns,
-            shelf.drop_oldest_turns,
-            tip=tr("They stay in the conversation; the model is not shown them any more"),
+            controller.drop_oldest_turns,
+            tip=tr("The messages stay in the conversation, but the model no longer sees them"),
         ),
         Switch(
             "ask_when_full",
-            tr("Ask be&fore Turns Are Left Out"),
+            tr("As&k before Messages Are Dropped"),
             settings.asks_when_full,
-            shelf.ask_when_full,
-            tip=tr("Nothing is left out of a full context before you have said so"),
+            controller.ask_when_full,
+            tip=tr("Ask before old messages are hidden from the model"),
         ),
         Command(
-            "kept_caches",
-            tr("Saved &KV States…"),
-            show_kept,
-            tip=tr("KV states of conversations are saved on disk, so that models need not read them again"),
+            "saved_kv_states",
+            tr("Saved K&V States…"),
+            show_saved_states,
+            tip=tr("KV states of conversations are saved on disk, so that a model does not have to process them again"),
         ),
         SEPARATOR,
-        Command("show_prompt", tr("Show What the &Model Reads…"), show_prompt, "Ctrl+Shift+P"),
+        Command("show_prompt", tr("Show Raw Pro&mpt…"), show_prompt, "Ctrl+Shift+P"),
         Command("export_chat", tr("&Export This Conversation…"), transfer.export_current),
         Command("export_all_chats", tr("Export &All Conversations…"), transfer.export_all),
         Command("import_chats", tr("&Import Conversations…"), transfer.import_file),
         SEPARATOR,
         Command("delete_chat", tr("&Delete This Conversation"), delete),
-        Command("undo_delete_chat", tr("&Bring Back What Was Deleted"), shelf.undo_delete),
+        Command("undo_delete_chat", tr("&Restore Last Deleted"), controller.undo_delete),
     )
 
 
@@ -218,23 +243,36 @@ def view_menu(
     reset_docks: _Do,
     show_library: _Do,
 ) -> Menu:
-    """How the window looks."""
+    """Return the View menu: arrangements, zoom, theme and language."""
 
     def choose(name: ThemeName) -> None:
         settings.theme = name
         theme.set_name(name)
 
+    def zoom_to(percent: int) -> None:
+        settings.zoom_percent = percent
+        theme.set_zoom(percent)
+        notices.say(tr("Zoom: {percent} %", percent=percent))
+
     return "View", (
-        Command("arrange_place", tr("&Place Layers"), partial(arrange, Arrangement.PLACE), "Ctrl+1"),
+        Command("arrange_place", tr("La&yers Only"), partial(arrange, Arrangement.PLACE), "Ctrl+1"),
         Command("arrange_both", tr("Layers and C&hat"), partial(arrange, Arrangement.BOTH), "Ctrl+2"),
-        Command("arrange_chat", tr("&Chat Alone"), partial(arrange, Arrangement.CHAT), "Ctrl+3"),
+        Command("arrange_chat", tr("&Chat Only"), partial(arrange, Arrangement.CHAT), "Ctrl+3"),
         Command(
-            "library", tr("&Library"), show_library, "Ctrl+4", tip=tr("All models of this computer, and how they fit")
+            "library",
+            tr("&Library"),
+            show_library,
+            "Ctrl+4",
+            tip=tr("All models on this computer, and whether they fit"),
         ),
+        SEPARATOR,
+        Command("zoom_in", tr("&Zoom In"), lambda: zoom_to(theme.next_zoom(1)), "Ctrl++", other_shortcut="Ctrl+="),
+        Command("zoom_out", tr("Zoom &Out"), lambda: zoom_to(theme.next_zoom(-1)), "Ctrl+-"),
+        Command("zoom_reset", tr("&Normal Size"), lambda: zoom_to(DEFAULT_ZOOM), "Ctrl+0"),
         SEPARATOR,
         Command("theme_light", tr("L&ight"), lambda: choose("light")),
         Command("theme_dark", tr("&Dark"), lambda: choose("dark")),
-        Command("theme_system", tr("As the &System"), lambda: choose("system")),
+        Command("theme_system", tr("Follow &System"), lambda: choose("system")),
         SEPARATOR,
         *language_entries(settings, notices),
         SEPARATOR,
@@ -243,27 +281,29 @@ def view_menu(
 
 
 def language_entries(settings: Settings, notices: Notices) -> MenuEntries:
-    """The languages, each by the name that it has for itself."""
+    """Return an entry for each language, under its own name."""
 
     def choose(name: str) -> None:
         settings.language = name
-        notices.say(tr("The language changes when Layerdeck is started again."))
+        # Texts at module level are translated when their module is imported.
+        notices.say(tr("The language changes when Layerdeck starts next."))
 
-    titles = {SYSTEM: tr("Lan&guage of the System"), **LANGUAGES}
+    titles = {SYSTEM: tr("System Lan&guage"), **LANGUAGES}
     return tuple(Command(f"language_{name}", title, partial(choose, name)) for name, title in titles.items())
 
 
 def check_language(actions: Actions, settings: Settings, window: QWidget) -> None:
-    """Make the entries of the languages a choice of one, the chosen one checked."""
+    """Make the language entries exclusive, and check the current one."""
     _make_choice(actions, {f"language_{name}": name == settings.language for name in LANGUAGE_NAMES}, window)
 
 
 def check_theme(actions: Actions, theme: Theme, window: QWidget) -> None:
-    """Make the entries of the themes a choice of one, the present one chosen."""
+    """Make the theme entries exclusive, and check the current one."""
     _make_choice(actions, {f"theme_{name}": name == theme.name for name in THEME_NAMES}, window)
 
 
 def _make_choice(actions: Actions, checked: Mapping[str, bool], window: QWidget) -> None:
+    # Exclusive by default. The window, its parent, keeps it alive.
     group = QActionGroup(window)
     for name, is_checked in checked.items():
         action = actions[name]
@@ -273,15 +313,21 @@ def _make_choice(actions: Actions, checked: Mapping[str, bool], window: QWidget)
 
 
 def help_menu(show_handbook: _Do, show_keys: _Do, check_machine: _Do, open_log: _Do, show_about: _Do) -> Menu:
-    """Where to look further."""
+    """Return the Help menu."""
     return "Help", (
-        Command("handbook", tr("&Handbook"), show_handbook, "F1", tip=tr("The page about what you are working with")),
+        Command(
+            "handbook",
+            tr("&Handbook"),
+            show_handbook,
+            "F1",
+            tip=tr("The page about the part of the window that you use"),
+        ),
         Command("keys", tr("&Keys"), show_keys, "Ctrl+F1"),
         Command(
             "check_machine",
             tr("&Check This Machine…"),
             check_machine,
-            tip=tr("Devices, the engine on each of them, forecasts and speeds: a table, and a file to send"),
+            tip=tr("Test devices, the engine on each of them, forecasts and speeds; the report can be saved"),
         ),
         Command("log", tr("Open the &Log Folder"), open_log),
         Command("about", tr("&About Layerdeck"), show_about),

@@ -1,4 +1,4 @@
-"""Each open model's chat and report: they stay as they are while another model's are shown."""
+"""Chat and load report of each open model. They keep their state while another model is shown."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from widgets.markdown.typesetter import Typesetter
 
 @dataclass(frozen=True, slots=True)
 class ModelView:
-    """What is shown of one model only."""
+    """The widgets of one model."""
 
     chat: ChatPane
     report: LoadReport
 
 
 class ModelViews(QObject):
-    """Makes a view for each model that is opened, has `present` connect it, and shows that of the current one."""
+    """Makes a view for each open model, lets `present` connect it, and shows the view of the current model."""
 
     check_requested = Signal()
-    """A report tells of a crash, and somebody wants to know what of the engine works here."""
+    """After a crash, the user wants to check the engine on this machine."""
     added = Signal(object)  # ModelView
 
     def __init__(
@@ -48,9 +48,9 @@ class ModelViews(QObject):
         self._typesetter = typesetter
         self._palette = DARK
         self.left = models.current
-        """The model whose chat is shown; where two are, that at the left."""
+        """The model whose chat is shown; the left one of two."""
         self.beside: OpenModel | None = None
-        """The model whose chat is shown at the right, None where one is shown."""
+        """The model whose chat is shown at the right; None if only one is shown."""
         self._views: dict[OpenModel, ModelView] = {}
         for model in models.all:
             self._add(model)
@@ -66,12 +66,13 @@ class ModelViews(QObject):
         return self._views[self._models.current]
 
     def of(self, model: OpenModel) -> ModelView:
-        """Return what is shown of a model."""
+        """Return the view of a model."""
         return self._views[model]
 
     def show_beside(self, model: OpenModel | None, stack: QStackedWidget) -> None:
-        """Show another model's chat in `stack`; None: that of the current model alone."""
+        """Show a second model's chat in `stack`; None: show only the chat of the current model."""
         before, self.beside = self.beside, model
+        # Back into the stack at the left: a widget has one parent.
         if before is not None:
             self._chats.addWidget(self._views[before].chat)
         if model is not None:
@@ -82,12 +83,12 @@ class ModelViews(QObject):
         self._chats.setCurrentWidget(self._views[self.left].chat)
 
     def flush(self) -> None:
-        """Have all chats tell what is typed and not kept yet."""
+        """Make all chats report drafts that are not saved yet."""
         for view in self.all:
             view.chat.flush()
 
     def copy_report(self) -> None:
-        """Copy the report on the current model's last load."""
+        """Copy the load report of the current model."""
         self.current.report.copy()
 
     def apply_palette(self, palette: Palette) -> None:
@@ -110,6 +111,7 @@ class ModelViews(QObject):
         self.added.emit(view)
 
     def _show(self, model: OpenModel) -> None:
+        # A click into the right chat makes its model current, which must not move it to the left.
         if model is not self.beside:
             self.left = model
             self._chats.setCurrentWidget(self._views[model].chat)

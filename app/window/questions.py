@@ -1,7 +1,8 @@
-"""What the window asks for before something is done: files to open and to write, caps of a lab, a worker's address."""
+"""Presenter of dialogs that ask before an action: files to open or save, caps of a lab rig, a worker's address."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from PySide6.QtCore import QObject
@@ -19,7 +20,7 @@ from engine.base.language import tr
 
 
 class Questions(QObject):
-    """Each ends with nothing done where the answer is to cancel."""
+    """Each method opens a dialog, and acts on the answer. Cancel does nothing."""
 
     def __init__(
         self,
@@ -32,6 +33,7 @@ class Questions(QObject):
         rig_files: RigFiles,
         search: DeviceSearch,
         lab: Lab,
+        models_folder: Callable[[Iterable[Path]], Path | None],
     ) -> None:
         super().__init__(window)
         self._window = window
@@ -42,11 +44,11 @@ class Questions(QObject):
         self._rig_files = rig_files
         self._search = search
         self._lab = lab
+        self._models_folder = models_folder
 
     def open_model(self) -> None:
-        """Open a model, by default from where the last one was."""
-        recent = self._settings.recent_models
-        folder = recent[0].path.parent if recent else None
+        """Ask for a model and open it. The dialog begins where the latest one was, else in the library's folders."""
+        folder = self._models_folder(model.path for model in self._settings.recent_models)
         path = dialogs.ask_open(self._window, tr("Open a model"), dialogs.MODEL_FILTER, folder)
         if path is not None:
             self._opener.open(path)
@@ -68,19 +70,19 @@ class Questions(QObject):
             self._layouts.save(path)
 
     def open_rig(self) -> None:
-        """Use the devices of a rig file."""
+        """Ask for a rig file, and use its devices."""
         path = dialogs.ask_open(self._window, tr("Open a rig"), dialogs.RIG_FILTER)
         if path is not None:
             self._rig_files.open(path)
 
     def save_rig(self) -> None:
-        """Write the devices shown to a rig file."""
+        """Ask for a file name, and write the present devices to it."""
         path = dialogs.ask_save(self._window, tr("Save the rig"), dialogs.RIG_FILTER, "rig.json")
         if path is not None:
             self._rig_files.save(path)
 
     def add_remote(self) -> None:
-        """Add a worker on another machine; before the first one people are warned."""
+        """Ask for the address of a remote worker, and add it. A warning comes before the first one."""
 
         def remember() -> None:
             self._settings.remote_warning_given = True
@@ -93,11 +95,12 @@ class Questions(QObject):
         )
 
     def start_lab(self) -> None:
-        """Start a lab with the caps that people type."""
+        """Ask for the memory caps of a lab rig, and start it."""
         ask_lab_caps(self._window, self._lab.start)
 
     def open_dropped(self, *paths: Path) -> None:
-        """Open files that were dropped as what their names say: `.json` is a layout, anything else a model."""
+        """Open dropped files by their ending: `.json` is a layout, anything else a model."""
+        # Models first: a layout is for the model that is current when it is opened.
         layouts = [path for path in paths if path.suffix.lower() == ".json"]
         self._opener.open_all([path for path in paths if path not in layouts])
         for path in layouts:

@@ -1,9 +1,9 @@
-"""After a window that ended without closing: says so, opens what was open, and offers the report."""
+"""Recovery after a crash: reopens the models that were open, and offers a report."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -26,14 +26,17 @@ from engine.planning.layout.layout_file import LayoutFile, encode_layout
 from engine.planning.plan.edit import Edit
 
 REPORT_FILTER = tr("Reports (*.txt);;All files (*)")
-OPENED = tr("What was open is opened again; conversations are as they were written last.")
-NOT_OPENED = tr("What was open is not opened again, as that had ended like this before. It is in the list of models.")
+OPENED = tr("Your models were opened again. Conversations were restored as last saved.")
+NOT_OPENED = tr(
+    "Your models were not opened again, because Layerdeck ended in the same way before. They are in the list of models."
+)
+# Changes in quick succession, as when a model opens, are written once.
 _KEEP_AFTER_MS = 1000
 _log = logging.getLogger("layerdeck.recovery")
 
 
 class Recovery(QObject):
-    """Keeps the mark of this window up to date, and looks after marks of others once, at the start."""
+    """Keeps the run mark of this window up to date. At the start it looks for marks of crashed windows."""
 
     def __init__(
         self,
@@ -52,6 +55,8 @@ class Recovery(QObject):
         self._opener, self._layouts, self._models, self._document = opener, layouts, models, document
         self._background, self._notices = background, notices
         self._restores = False
+        self._closed: Callable[[], None] | None = None
+        # A worker writes marks in the order of the changes.
         self._writer = Worker("run mark")
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
@@ -62,8 +67,9 @@ class Recovery(QObject):
         document.edit_settled.connect(self._timer.start)
         self.box: QMessageBox | None = None
 
-    def begin(self) -> None:
-        """Mark this window as running, and look for one that ended without closing."""
+    def begin(self, closed: Callable[[], None] | None = None) -> None:
+        """Mark this window as running, and look for a window that crashed. `closed`: called if there is none."""
+        self._closed = closed
 
         def look() -> tuple[EndedRun, ...]:
             try:
@@ -77,8 +83,11 @@ class Recovery(QObject):
 
     def _on_ended(self, ended: tuple[EndedRun, ...]) -> None:
         if not ended:
+            if self._closed is not None:
+                self._closed()
             return
         last = ended[0]
+        # Not twice in a row: one of the models may be the cause.
         again = bool(last.mark.models) and not last.mark.restored
         if again:
             self._restores = True
@@ -88,11 +97,12 @@ class Recovery(QObject):
     def _tell(self, report: str, what: str) -> None:
         box = self.box = QMessageBox(self._window)
         box.setIcon(QMessageBox.Icon.Information)
-        box.setWindowTitle(tr("Layerdeck did not close"))
-        box.setText(tr("The last time, Layerdeck ended without being closed: it crashed, or it was killed."))
+        box.setWindowTitle(tr("Layerdeck did not close properly"))
+        box.setText(tr("Layerdeck crashed or was killed last time."))
         box.setInformativeText(
             tr(
-                "{what} A report says what is known; it has no words of yours, and nothing sends it by itself.",
+                "{what} You can save a report with technical details. It contains none of your texts and is not "
+                "sent anywhere.",
                 what=what,
             ).strip()
         )
@@ -116,9 +126,9 @@ class Recovery(QObject):
     # ------------------------------------------------------------------ opening again
 
     def _reopen(self, models: Sequence[OpenedModel], reopened: frozenset[Path]) -> None:
-        """Open `models` one after another, each with its layout; a file that cannot be opened is left out.
+        """Open `models` one after another, each with its layout. A file that cannot be opened is skipped.
 
-        `reopened`: the files that were asked for before. A file may have been open several times.
+        reopened: files that were opened already. A file that was open twice is opened again as a copy.
         """
         if not models:
             return
@@ -144,10 +154,12 @@ class Recovery(QObject):
         self._writer.submit(partial(_keep_quietly, self._marks, opened, self._restores))
 
     def _opened(self) -> tuple[OpenedModel, ...]:
-        """Return what is open, the model that is shown last."""
+        """Return the open models with their layouts; the current one is the last."""
         current = self._models.current
         others = [
-            OpenedModel(str(model.file.paths[0]), _layout_text(model.file, model.sheet.edit) if model.sheet else "")
+            OpenedModel(
+                str(model.file.paths[0]), _layout_text(model.file, model.edit_state.edit) if model.edit_state else ""
+            )
             for model in self._models.all
             if model.file is not None and model is not current
         ]

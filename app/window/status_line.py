@@ -1,4 +1,4 @@
-"""The line at the window's foot: what is being waited for, else the last thing that was said."""
+"""The status line: work in progress, else the last notice."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from widgets.common.elided_label import ElidedLabel
 from widgets.common.roles import set_role
 
 GOOD_NEWS_MS = 10_000
-"""How long a sentence stays that nobody has to act on."""
+"""Time after which a notice that reports no failure disappears."""
 
 
 class StatusLine(ElidedLabel):
-    """Bad news stays until the next notice, good news for a while; work in progress covers both and uncovers them."""
+    """Shows work in progress, or the last notice if none runs. Errors stay until the next notice, others for 10 s."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent=parent)
@@ -36,9 +36,14 @@ class StatusLine(ElidedLabel):
             self._timer.start()
         self._refresh()
 
+    def withdraw(self, text: str) -> None:
+        """Clear the notice with this text; another one that has come since stays."""
+        if self._notice.text == text:
+            self._on_old()
+
     def set_busy(self, source: str, text: str) -> None:
-        """Show what `source` is busy with; empty: with nothing any more."""
-        # Taken out first: what is put in again comes last, and the last is shown.
+        """Show the work of `source`; empty: its work has ended."""
+        # Removed first, so that the newest work comes last in the dictionary; the last one is shown.
         self._busy.pop(source, None)
         if text:
             self._busy[source] = text

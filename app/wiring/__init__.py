@@ -6,7 +6,7 @@ slots are called, where several follow the same signal.
 `rig` makes what there is to the devices, `desk` all else that has no widgets, `window` the window on top of that:
 `presenters` has a function for each part of the screen, `menu_bar` what the menus do.
 
-All of this comes after the first paint (`app.opening`): what people see before is `app.window.arrangement`.
+`app.opening` calls `make_window` after `app.window.arrangement` has made the window itself, and then shows it.
 """
 
 from __future__ import annotations

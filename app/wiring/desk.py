@@ -1,4 +1,4 @@
-"""Everything of the window but its widgets, made and connected."""
+"""Makes and connects all objects of the window except its widgets."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from PySide6.QtCore import QObject
 
 from app.background import Background, Worker
 from app.chats.archive import ChatArchive
-from app.chats.preset_book import PresetBook
+from app.chats.chat_controller import ChatController
+from app.chats.preset_store import PresetStore
 from app.chats.saved_kv_states import KvStateRepository, ModelKvStates
-from app.chats.shelf import ChatShelf
 from app.library.catalogue import LibraryCatalogue
-from app.library.downloads import DownloadKeeper
+from app.library.downloads import DownloadController
 from app.library.finder import HubFinder
 from app.library.hub_access import HubAccess
 from app.library.library import Library
@@ -31,14 +31,14 @@ from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
 from app.models.opener import ModelOpener
 from app.models.other_layouts import OtherLayouts
-from app.models.side_files import SideFileKeeper
-from app.models.speeds import SpeedKeeper
+from app.models.side_files import SideFileController
+from app.models.speeds import SpeedRepository
 from app.models.unloader import Unloader
 from app.notices import Notices
 from app.paths import chats_path, kept_states_path, library_path, presets_path
 from app.rig.calibrator import Calibrator
 from app.rig.examiner import Examiner
-from app.rig.sampling import Watchman
+from app.rig.sampling import HeadroomMonitor
 from app.settings import Settings
 from app.wiring.rig import RigParts, make_rig
 from engine.runtime.media.images.formula import FormulaProcess
@@ -49,7 +49,7 @@ from widgets.markdown.typesetter import Typesetter
 
 @dataclass(frozen=True, slots=True)
 class Desk:
-    """Everything of the window but its widgets. What waits happens elsewhere; answers arrive as signals."""
+    """All objects of the window except widgets. They wait for nothing in the GUI thread; results arrive as signals."""
 
     settings: Settings
     background: Background
@@ -60,44 +60,47 @@ class Desk:
     calibrator: Calibrator
     loader: Loader
     prober: Prober
-    watchman: Watchman
+    headroom_monitor: HeadroomMonitor
     held_memory: HeldMemory
     opener: ModelOpener
     layouts: Layouts
     auto_layouts: AutoLayouts
-    side_files: SideFileKeeper
-    speeds: SpeedKeeper
+    side_files: SideFileController
+    speeds: SpeedRepository
     unloader: Unloader
     other_layouts: OtherLayouts
     library: Library
     examiner: Examiner
     finder: HubFinder
     archive: ChatArchive
-    shelf: ChatShelf
+    chat_controller: ChatController
     states: KvStateRepository
-    presets: PresetBook
+    presets: PresetStore
     typesetter: Typesetter
     formulas: FormulaProcess
 
     @property
     def loading(self) -> Loading:
-        """The child of the current model."""
+        """The session of the current model."""
         return self.models.current.loading
 
     @property
     def is_edited(self) -> bool:
-        """Whether what is edited is not what is loaded of the current model."""
+        """Whether the edit of the current model differs from its loaded layout."""
         return self.models.current.status.is_edited
 
     def close(self) -> None:
-        """End every process and thread of ours. Bounded; called once, when the window closes."""
+        """End all our processes and threads within a bounded time. Called once, when the window closes."""
+        # First: results that arrive from now on are dropped, so that none reaches an object that is closed below.
         self.background.close()
         self.formulas.close()
         self.library.close()
         self.examiner.close()
         self.finder.close()
+        # Before the models: memory that they give back would start a probe.
         self.prober.close()
         self.loader.close()
+        # Before the rig: models on lab workers may still save their KV states.
         self.models.close()
         self.rig.close()
         self.settings.sync()
@@ -114,21 +117,23 @@ def make_desk(
     live = rig.live
     calibrator = Calibrator(live, background, parent=parent)
     models = OpenModels(calibrator, clock=clock, parent=parent)
-    # Before others who follow the document: they look at the status of the model that is edited.
+    # First among the slots of the document: the others read the status of the edited model.
     document.preview_changed.connect(lambda: models.current.show_edit(document.edit))
-    watchman = Watchman(live, parent)
-    # First of all who follow the models: the loader asks what is free on devices that know of them.
-    held_memory = HeldMemory(models, live, watchman, parent)
-    speeds = SpeedKeeper(live, models, document, background, notices, parent=parent)
+    headroom_monitor = HeadroomMonitor(live, parent)
+    # First among the slots of the models: the loader reads free memory, which this object updates.
+    held_memory = HeldMemory(models, live, headroom_monitor, parent)
+    speeds = SpeedRepository(live, models, document, background, notices, parent=parent)
     auto_layouts = AutoLayouts(document, live, background, settings, speeds, notices, parent)
-    loader = Loader(models, document, live, settings, background, auto_layouts.constraints, parent)
+    loader = Loader(models, document, live, rig.lab, settings, background, auto_layouts.constraints, parent)
     unloader = Unloader(models, rig.lab, notices, parent)
     examiner = Examiner(live, rig.search, partial(_held_endpoints, models), background, notices, parent)
+    # The examination writes these files itself. Both objects hold older values, which their next write would put back.
     examiner.learnt.connect(lambda learnt: calibrator.learn(learnt.calibration))
     examiner.learnt.connect(lambda learnt: speeds.learn(learnt.speeds))
     access = HubAccess(settings, notices)
-    opener = ModelOpener(models, document, live, rig.lab, settings, background, notices, parent)
+    opener = ModelOpener(models, document, live, rig.lab, settings, background, notices, speeds, parent)
     library = Library(LibraryCatalogue(library_path()), lambda: models.current, background, notices, parent)
+    # Not a field of the desk: its parent, the library, keeps it alive, and signals do the rest.
     ForecastPlanner(library, models=models, live=live, auto_layouts=auto_layouts, speeds=speeds)
     archive = ChatArchive(chats_path(), background, notices, parent)
     formulas = FormulaProcess()
@@ -142,12 +147,12 @@ def make_desk(
         calibrator=calibrator,
         loader=loader,
         prober=Prober(document, background, lambda: held_memory.may_probe(document), parent),
-        watchman=watchman,
+        headroom_monitor=headroom_monitor,
         held_memory=held_memory,
         opener=opener,
-        layouts=Layouts(document, models, live, background, notices, parent),
+        layouts=Layouts(document, models, live, background, notices, speeds, parent),
         auto_layouts=auto_layouts,
-        side_files=SideFileKeeper(document, background, settings, notices, parent),
+        side_files=SideFileController(document, background, settings, notices, parent),
         speeds=speeds,
         unloader=unloader,
         other_layouts=OtherLayouts(document, models, unloader, live, notices, parent),
@@ -159,16 +164,17 @@ def make_desk(
             auto_layouts=auto_layouts,
             speeds=speeds,
             access=access,
-            downloads=DownloadKeeper(access, notices, parent),
+            downloads=DownloadController(access, notices, parent),
             background=background,
             notices=notices,
             parent=parent,
         ),
         archive=archive,
-        shelf=ChatShelf(archive, models, settings, opener.show, parent),
+        chat_controller=ChatController(archive, models, settings, notices, opener.show, parent),
         states=KvStateRepository(kept_states_path(), settings, background, notices, parent),
-        presets=PresetBook(presets_path(), models, background, notices, parent),
+        presets=PresetStore(presets_path(), models, background, notices, parent),
         typesetter=Typesetter(
+            # Two threads: `FormulaProcess` is for one thread, and text does not wait for formulas.
             Worker("parse").submit,
             Worker("draw formulas").submit,
             parent,
@@ -178,6 +184,7 @@ def make_desk(
     )
     _connect_notices(desk)
     _connect_chats(desk)
+    # The first model was added by the constructor of `OpenModels`, before anybody could connect to `added`.
     for model in models.all:
         _connect_model(desk, model)
     models.added.connect(lambda model: _connect_model(desk, model))
@@ -189,7 +196,7 @@ def _held_endpoints(models: OpenModels) -> list[str]:
 
 
 def _connect_chats(desk: Desk) -> None:
-    """Keep nothing of what was deleted."""
+    """Delete saved KV states with their conversations, and restore them together."""
     desk.archive.deleted.connect(desk.states.forget)
     desk.archive.brought_back.connect(desk.states.remember)
     desk.archive.is_open_now.connect(desk.states.start)
@@ -203,10 +210,12 @@ def _draw_formula(formulas: FormulaProcess, key: FormulaKey) -> Formula | None:
 
 
 def _connect_notices(desk: Desk) -> None:
-    """Pass on what is said by those who are not given the notices."""
+    """Forward the notices of objects that emit them as signals."""
     notices = desk.notices
     desk.loader.notice.connect(notices.given)
-    desk.watchman.alarmed.connect(lambda sentence: notices.say(sentence, bad=True))
+    desk.headroom_monitor.alarmed.connect(lambda sentence: notices.say(sentence, bad=True))
+    # Withdrawn by its text, so that a newer notice stays.
+    desk.headroom_monitor.alarm_ended.connect(notices.withdraw)
 
 
 def _connect_model(desk: Desk, model: OpenModel) -> None:
@@ -214,12 +223,13 @@ def _connect_model(desk: Desk, model: OpenModel) -> None:
 
     def on_phase_changed(phase: Phase) -> None:
         if phase is Phase.LOADING:
-            # A probe under way holds workers that the load is about to ask for.
+            # A running probe occupies workers that the load needs: an RPC server serves one client at a time.
             prober.cancel()
 
     desk.speeds.follow(model)
     desk.library.follow(model)
     model.loading.phase_changed.connect(on_phase_changed)
+    # A model that is loaded cannot be probed: it holds its memory itself.
     model.loading.released.connect(prober.restart)
     desk.held_memory.follow(model)
     desk.other_layouts.follow(model)

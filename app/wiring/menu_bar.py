@@ -1,4 +1,4 @@
-"""What the menus do, made and connected."""
+"""The menu bar: makes all actions, and the presenters that only a menu command needs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from app.chats.transfer import ChatTransfer
 from app.theme import Theme
 from app.window.actions import Actions
 from app.window.arrangement import Arranger
+from app.window.chat.conversation_list_presenter import SavedKvStatesPresenter, TransferPresenter
 from app.window.chat.prompt_presenter import PromptPresenter
-from app.window.chat.shelf_presenter import KeptCachesPresenter, TransferPresenter
 from app.window.chat.side_by_side import SideBySide
 from app.window.devices.nearby_dialog import NearbyPresenter
 from app.window.devices.packs_dialog import PacksPresenter
@@ -30,7 +30,9 @@ from app.window.menus import (
     view_menu,
 )
 from app.window.model_views import ModelViews
+from app.window.preferences import PreferencesPresenter
 from app.window.questions import Questions
+from app.window.text_actions import TextActions
 from app.wiring.desk import Desk
 
 
@@ -46,15 +48,23 @@ def make_actions(
     check_machine: Callable[[], None],
     arranger: Arranger,
 ) -> Actions:
-    """Return the actions of all menus, which are then in the menu bar of `main`."""
+    """Add all actions to the menu bar of `main`, and return them."""
     models, notices = desk.models, desk.notices
 
     def search_chats() -> None:
         main.chat_view.show_list(True)
         main.chat_view.conversations.search_edit.setFocus()
 
+    def find_in_chat() -> None:
+        main.docks["chat"].show()
+        views.current.chat.open_find()
+
+    # `preferences` is made below, since its fields are bound to the finished actions.
+    def show_preferences() -> None:
+        preferences.show()
+
     def delete_chat() -> None:
-        desk.shelf.delete(models.current.conversation.chat.id)
+        desk.chat_controller.delete(models.current.conversation.chat.id)
 
     transfer = TransferPresenter(
         ChatTransfer(desk.archive, notices, main), desk.archive, lambda: models.current.conversation.chat.id, main
@@ -64,11 +74,12 @@ def make_actions(
         main,
         (
             file_menu(questions, desk.opener, main),
-            edit_menu(desk.document.undo_group, views.copy_report),
+            edit_menu(desk.document.undo_group, views.copy_report, show_preferences),
             layout_menu(desk.layouts, desk.auto_layouts, show_auto_layout, main.editor.toggle_pin),
             devices_menu(
                 questions,
                 search=desk.rig.search,
+                restart_lab=desk.rig.lab.restart,
                 unloader=desk.unloader,
                 repeats=desk.rig.repeats,
                 speeds=desk.speeds,
@@ -79,15 +90,16 @@ def make_actions(
             ),
             model_menu(models, desk.loader, desk.unloader, desk.settings),
             chat_menu(
-                desk.shelf,
+                desk.chat_controller,
                 desk.settings,
                 transfer,
                 toggle_list=arranger.toggle_list,
                 search=search_chats,
+                find=find_in_chat,
                 delete=delete_chat,
                 show_beside=SideBySide(models, desk.opener, views, main.chat_view, arranger, notices, main).toggle,
                 show_prompt=PromptPresenter(models, theme, main).show,
-                show_kept=KeptCachesPresenter(desk.states, main).show,
+                show_saved_states=SavedKvStatesPresenter(desk.states, main).show,
             ),
             view_menu(theme, desk.settings, notices, arranger.arrange, main.reset_docks, show_library),
             help_menu(
@@ -99,7 +111,10 @@ def make_actions(
             ),
         ),
     )
+    preferences = PreferencesPresenter(actions, theme, main)
+    # After all entries are in their menus: docks and recent models are inserted before some of them.
     main.complete_menus(before_demo=actions["open_demo"])
+    TextActions(actions, main)
     check_theme(actions, theme, main)
     check_language(actions, desk.settings, main)
     return actions

@@ -1,9 +1,11 @@
-"""A function for each part of the screen: it makes the presenter and gives it what it uses.
+"""Makes the presenters, with a function for each part of the screen.
 
 A presenter whose parent is the window needs no other owner.
 """
 
 from __future__ import annotations
+
+from PySide6.QtCore import QTimer
 
 from app.models.open_model import OpenModel
 from app.run_marks import RunMarks
@@ -13,8 +15,8 @@ from app.window.arrangement import Arrangement, Arranger
 from app.window.chat.chat_presenter import ChatPresenter
 from app.window.chat.chat_settings_presenter import ChatSettingsPresenter
 from app.window.chat.code_saver import CodeSaver
+from app.window.chat.conversation_list_presenter import ConversationListPresenter
 from app.window.chat.prompt_presenter import ChoicesPresenter
-from app.window.chat.shelf_presenter import ShelfPresenter
 from app.window.devices.rig_presenter import RigPresenter
 from app.window.layout.auto_layout_presenter import AutoLayoutPresenter
 from app.window.layout.layout_presenter import LayoutPresenter
@@ -31,7 +33,7 @@ from widgets.chat.chat_pane import ChatPane
 
 
 def make_questions(main: MainWindow, desk: Desk) -> Questions:
-    """Return what the window asks for before something is done."""
+    """Return the presenter of dialogs that ask before an action."""
     return Questions(
         main,
         desk.settings,
@@ -41,13 +43,20 @@ def make_questions(main: MainWindow, desk: Desk) -> Questions:
         rig_files=desk.rig.files,
         search=desk.rig.search,
         lab=desk.rig.lab,
+        models_folder=desk.library.models_folder,
     )
 
 
 def make_views(main: MainWindow, desk: Desk, theme: Theme, questions: Questions) -> ModelViews:
-    """Return the chats and reports, one of each for every open model."""
+    """Return the chats and load reports, one of each for every open model."""
 
     choices = ChoicesPresenter(theme, main)
+
+    def start_without_model() -> None:
+        if desk.settings.recent_models:
+            load_last_model(desk)
+        else:
+            questions.open_model()
 
     def present(model: OpenModel, view: ModelView) -> None:
         ChatPresenter(
@@ -58,18 +67,28 @@ def make_views(main: MainWindow, desk: Desk, theme: Theme, questions: Questions)
             loader=desk.loader,
             archive=desk.archive,
             background=desk.background,
-            open_file=questions.open_model,
+            open_file=start_without_model,
             status_line=main.status_line,
             window=main,
         )
+
+        def show_last_model() -> None:
+            recent = desk.settings.recent_models
+            view.chat.set_last_model(recent[0].title if recent else "")
+
+        desk.opener.recent_changed.connect(show_last_model)
+        show_last_model()
         choices.follow(model, view.chat)
         ChatSettingsPresenter(model, desk.presets, view.chat, main)
         LoadReportPresenter(
             model,
             desk.models,
             desk.rig.live,
+            lab=desk.rig.lab,
+            layouts=desk.layouts,
             other_layouts=desk.other_layouts,
             report=view.report,
+            settings=desk.settings,
             notices=desk.notices,
             main=main,
         )
@@ -78,10 +97,10 @@ def make_views(main: MainWindow, desk: Desk, theme: Theme, questions: Questions)
 
 
 def present_chats(main: MainWindow, desk: Desk, views: ModelViews, arranger: Arranger) -> None:
-    """Show the list of conversations, and save code that people want as a file."""
-    ShelfPresenter(
+    """Connect the list of conversations, and the button that saves code as a file."""
+    ConversationListPresenter(
         desk.archive,
-        desk.shelf,
+        desk.chat_controller,
         main.chat_view.conversations,
         current_pane=lambda: views.current.chat,
         window=main,
@@ -91,31 +110,33 @@ def present_chats(main: MainWindow, desk: Desk, views: ModelViews, arranger: Arr
         if arrangement is Arrangement.CHAT:
             views.current.chat.prompt_edit.setFocus()
 
-    desk.shelf.began.connect(take_focus)
+    desk.chat_controller.began.connect(take_focus)
     arranger.changed.connect(take_focus)
+    # `make_first_picture` has restored the arrangement before this connection.
     take_focus(arranger.current)
     code = CodeSaver(main, desk.background, desk.notices)
     for view in views.all:
         _connect_pane(view.chat, desk, arranger, code)
     views.added.connect(lambda view: _connect_pane(view.chat, desk, arranger, code))
+    # Drafts that still wait for a pause in typing are stored before the database closes.
     main.about_to_close.connect(views.flush)
 
 
 def _connect_pane(pane: ChatPane, desk: Desk, arranger: Arranger, code: CodeSaver) -> None:
-    pane.new_requested.connect(desk.shelf.new)
+    pane.new_requested.connect(desk.chat_controller.new)
     pane.list_toggled.connect(arranger.toggle_list)
     pane.save_requested.connect(code.save)
 
 
 def make_auto_layout_presenter(main: MainWindow, desk: Desk) -> AutoLayoutPresenter:
-    """Return what shows the dialog of automatic layouts."""
+    """Return the presenter of automatic layouts."""
     return AutoLayoutPresenter(
         desk.auto_layouts, desk.document, desk.rig.live, opener=desk.opener, editor=main.editor, window=main
     )
 
 
 def make_library_presenter(main: MainWindow, desk: Desk, questions: Questions) -> LibraryPresenter:
-    """Return what shows the library."""
+    """Return the presenter of the library."""
     return LibraryPresenter(
         desk.library,
         opener=desk.opener,
@@ -130,8 +151,9 @@ def make_library_presenter(main: MainWindow, desk: Desk, questions: Questions) -
 
 
 def present_welcome(main: MainWindow, desk: Desk, questions: Questions, library: LibraryPresenter) -> None:
-    """Begin with the first page where no model was ever opened."""
+    """Show the welcome page if there are no recent models."""
     if not desk.settings.recent_models:
+        # Imported here: a start with recent models has no first page.
         from app.window.library.welcome_presenter import WelcomePresenter
 
         WelcomePresenter(
@@ -146,9 +168,25 @@ def present_welcome(main: MainWindow, desk: Desk, questions: Questions, library:
         )
 
 
+def load_last_model(desk: Desk) -> None:
+    """Open and load the model that was used last."""
+    # Loaded in the next turn of the event loop: first all parts of the window learn of the model.
+    desk.opener.open_last(opened=lambda: QTimer.singleShot(0, desk.loader.load))
+
+
 def follow_run(main: MainWindow, desk: Desk, marks: RunMarks) -> None:
-    """Keep the mark of this run, and look for one that ended without closing."""
+    """Keep the mark of this run, and look for a window that crashed.
+
+    If the last one was closed, its model is loaded, for people who want that. A model that may have caused a crash is
+    not loaded by itself, or the program could never be started again.
+    """
+    # Imported here, after the first picture: `Opening.opened` leads to this call.
     from app.window.recovery import Recovery
+
+    # A file of the command line comes first, whether it is open or still being read.
+    def begin_with_last_model() -> None:
+        if desk.settings.loads_last_model and desk.document.model is None and not desk.opener.is_opening:
+            load_last_model(desk)
 
     Recovery(
         main,
@@ -159,7 +197,7 @@ def follow_run(main: MainWindow, desk: Desk, marks: RunMarks) -> None:
         document=desk.document,
         background=desk.background,
         notices=desk.notices,
-    ).begin()
+    ).begin(begin_with_last_model)
 
 
 def present_finder(main: MainWindow, desk: Desk, library: LibraryPresenter) -> None:
@@ -169,7 +207,7 @@ def present_finder(main: MainWindow, desk: Desk, library: LibraryPresenter) -> N
 
 
 def present_searches(main: MainWindow, desk: Desk, actions: Actions) -> None:
-    """Show on the status line that a layout is searched for; it can be cancelled meanwhile."""
+    """Show a running layout search on the status line, and enable its cancel action."""
 
     def show_search(what: str) -> None:
         main.status_line.set_busy("auto layout", what)
@@ -187,13 +225,14 @@ def present_rig(main: MainWindow, desk: Desk, actions: Actions) -> None:
         rig.lab,
         search=rig.search,
         limits=rig.limits,
-        watchman=desk.watchman,
+        headroom_monitor=desk.headroom_monitor,
         strip=main.device_strip,
         actions=actions,
         notices=desk.notices,
         parent=main,
     )
     desk.speeds.known_changed.connect(lambda speeds: main.device_strip.set_links(speeds.links))
+    # The links may be known already: the repository looks for them when it is made.
     main.device_strip.set_links(desk.speeds.speeds.links)
 
 
@@ -201,7 +240,6 @@ def present_layout(main: MainWindow, desk: Desk, actions: Actions) -> None:
     """Show the layout being edited."""
     LayoutPresenter(
         desk.document,
-        desk.rig.live,
         editor=main.editor,
         share_editor=main.share_editor,
         bar=main.settings_bar,
@@ -211,7 +249,7 @@ def present_layout(main: MainWindow, desk: Desk, actions: Actions) -> None:
 
 
 def make_model_presenter(main: MainWindow, desk: Desk, actions: Actions) -> ModelPresenter:
-    """Return what shows which model is open, and recent ones."""
+    """Return the presenter of the current and the recent models."""
     return ModelPresenter(
         desk.opener,
         desk.settings,
@@ -237,5 +275,12 @@ def present_loads(main: MainWindow, desk: Desk, actions: Actions) -> None:
 
 
 def make_settings_presenter(main: MainWindow, desk: Desk) -> SettingsPresenter:
-    """Return what shows the dialog of settings."""
-    return SettingsPresenter(desk.document, desk.models, desk.side_files, bar=main.settings_bar, window=main)
+    """Return the presenter of the settings dialog."""
+    return SettingsPresenter(
+        desk.document,
+        desk.models,
+        desk.side_files,
+        bar=main.settings_bar,
+        settings=desk.settings,
+        window=main,
+    )

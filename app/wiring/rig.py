@@ -1,4 +1,4 @@
-"""What there is to the devices, made and connected."""
+"""Makes and connects the objects for devices."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from app.background import Background
 from app.notices import Notices
 from app.rig.device_search import DeviceSearch, RepeatTest, RigFiles
 from app.rig.lab import Lab
-from app.rig.limit_book import LimitBook
+from app.rig.limit_store import LimitStore
 from app.rig.limits import LimitSetter
 from app.rig.live_rig import LiveRig
-from app.rig.pack_shelf import PackShelf
+from app.rig.pack_controller import PackController
 from app.rig.peers import Peers
 from app.rig.sampling import Sampling
 from app.settings import Settings
@@ -22,7 +22,7 @@ from app.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class RigParts:
-    """What there is to the devices: the rig that a load finds, and who changes it."""
+    """The live rig, and the objects that change it."""
 
     live: LiveRig
     lab: Lab
@@ -31,7 +31,7 @@ class RigParts:
     files: RigFiles
     limits: LimitSetter
     repeats: RepeatTest
-    packs: PackShelf
+    packs: PackController
     peers: Peers
 
     def start(self, file: Path | None = None) -> None:
@@ -41,10 +41,12 @@ class RigParts:
             self.search.refresh()
         else:
             self.files.open(file)
+        # If this check changes which packs are used, it searches for devices again.
         self.packs.check_new()
 
     def close(self) -> None:
         """Stop sampling, and end the lab's workers and the tunnels to other machines."""
+        # First: it reads lab workers by their process ids, which end below.
         self.sampling.close()
         self.packs.close()
         self.lab.close()
@@ -52,8 +54,8 @@ class RigParts:
 
 
 def make_rig(background: Background, notices: Notices, settings: Settings, parent: QObject | None = None) -> RigParts:
-    """Return the parts of a rig without devices; `start` looks for some."""
-    live, book = LiveRig(parent), LimitBook(settings)
+    """Return the objects for devices. The rig has none until `start` searches for them."""
+    live, book = LiveRig(parent), LimitStore(settings)
     lab = Lab(live, background, notices, parent)
     peers = Peers(live, book, background, notices, parent=parent)
     search = DeviceSearch(live, book, background, notices, parent=parent)
@@ -65,6 +67,6 @@ def make_rig(background: Background, notices: Notices, settings: Settings, paren
         files=RigFiles(live, lab, peers, background, notices, parent),
         limits=LimitSetter(live, lab, book, parent),
         repeats=RepeatTest(live, search, background, notices, parent=parent),
-        packs=PackShelf(search, background, notices, parent),
+        packs=PackController(search, background, notices, parent),
         peers=peers,
     )

@@ -1,4 +1,4 @@
-"""The window with what is behind it, made and connected."""
+"""Makes and connects the window and its objects."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from app.wiring.presenters import (
 
 @dataclass(frozen=True, slots=True)
 class WindowParts:
-    """The window with what is behind it."""
+    """The window and its objects."""
 
     main: MainWindow
     desk: Desk
@@ -58,7 +58,7 @@ class WindowParts:
     library_presenter: LibraryPresenter
 
     def start(self, *, files: Sequence[Path], rig: Path | None) -> None:
-        """Look for devices and open what the command line names."""
+        """Search for devices, and open the files of the command line."""
         if self.desk.settings.fault:
             self.desk.notices.say(self.desk.settings.fault, bad=True)
         self.model_presenter.show_recent_models()
@@ -67,24 +67,26 @@ class WindowParts:
         self.desk.typesetter.warm_up()
         self.desk.rig.start(rig)
         self.desk.finder.downloads.go_on()
+        # The devices are not found yet. If they differ when the file is read, `ModelOpener` plans its layout again.
         self.questions.open_dropped(*files)
 
     def follow_run(self, marks: RunMarks) -> None:
-        """Note what is open in the mark of this run, and open what one left that did not close."""
+        """Write the open models into the mark of this run, and reopen the models of a crashed window."""
         follow_run(self.main, self.desk, marks)
 
     def open_files(self, files: Sequence[Path]) -> None:
-        """Open what a later start was given, and come to the front."""
+        """Open the files of a later start, and bring the window to the front."""
         self.questions.open_dropped(*files)
+        # `raise_` alone does not restore a minimised window.
         self.main.setWindowState(self.main.windowState() & ~Qt.WindowState.WindowMinimized)
         self.main.raise_()
         self.main.activateWindow()
 
 
 def make_window(settings: Settings, theme: Theme, picture: FirstPicture | None = None) -> WindowParts:
-    """Return a window with a desk of its own that is closed with it.
+    """Return a window with its own desk, which is closed with the window.
 
-    It is made from what was shown as its first picture, else from the beginning, and then not shown yet.
+    `picture`: the window with its panels, if the caller has made it. The window is not shown yet.
     """
     picture = picture or make_first_picture(settings, theme)
     main, arranger = picture.main, picture.arranger
@@ -98,6 +100,7 @@ def make_window(settings: Settings, theme: Theme, picture: FirstPicture | None =
     views.check_requested.connect(doctor.show)
     present_finder(main, desk, library_presenter)
     arranger.changing.connect(library_presenter.page.hide)
+    # After the presenters whose dialogs the menus open, and before those that enable actions.
     actions = make_actions(
         main,
         desk,
@@ -135,6 +138,7 @@ def make_window(settings: Settings, theme: Theme, picture: FirstPicture | None =
 
 def _connect_status_line(main: MainWindow, desk: Desk) -> None:
     desk.notices.given.connect(main.status_line.show_notice)
+    desk.notices.withdrawn.connect(main.status_line.withdraw)
     desk.background.busy_changed.connect(lambda what: main.status_line.set_busy("work", what))
 
 
@@ -144,7 +148,7 @@ def _connect_window(main: MainWindow, desk: Desk, questions: Questions) -> None:
     main.device_strip.add_remote_requested.connect(questions.add_remote)
     main.device_strip.add_lab_requested.connect(questions.start_lab)
     main.files_dropped.connect(lambda files: questions.open_dropped(*files))
-    # Qt keeps the method of a plain object weakly: this one is to be there for as long as the window.
+    # PySide holds bound methods of plain objects weakly; the partial keeps `desk` as long as the window.
     main.closing.connect(partial(desk.close))
 
 

@@ -1,1 +1,1 @@
-"""What every other package of the engine uses: errors, units, texts for people, files, limits of the system."""
+"""Modules that all other packages of the engine use: errors, units, texts, files and limits of the system."""

@@ -1,4 +1,4 @@
-"""A token with which one thread tells another that nobody waits for its result any more."""
+"""A cancellation token, with which one thread ends the wait or the work of another."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from contextlib import contextmanager
 
 
 class CancelToken:
-    """Set once, from any thread. Whoever blocks subscribes a callback that wakes it, so that nobody polls."""
+    """Cancellation flag that is set once, from any thread. A thread that blocks subscribes a callback that wakes it, so
+    nothing has to poll."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -26,15 +27,17 @@ class CancelToken:
                 return
             self._cancelled = True
             callbacks = tuple(self._callbacks)
+        # Without the lock: a callback may take other locks, or end a subscription.
         for callback in callbacks:
             callback()
 
     @contextmanager
     def waking(self, callback: Callable[[], None]) -> Iterator[None]:
-        """Call `callback` on cancel (at once if that already happened) as long as the context lasts.
+        """Call `callback` on cancel, or at once if the token is already set, until the context ends.
 
-        The callback may still run just after the context ended, so it must be harmless then.
+        The callback may still run shortly after the context ended, so it must do no harm then.
         """
+        # Both under one lock: a cancel either shows here or calls the callback.
         with self._lock:
             self._callbacks.append(callback)
             cancelled = self._cancelled

@@ -1,8 +1,8 @@
-"""What a child gives up before it touches what strangers wrote: new rights, core files, and most of the file system.
+"""Confinement of a child before it reads foreign files: no new rights, no core files, few folders.
 
-Linux lets a process do this to itself without asking for rights (Landlock, from kernel 5.13); elsewhere, and where the
-kernel was built without it, a child works as ever and `landlock_version` says so. The numbers are those of
-`linux/landlock.h` and `linux/prctl.h`, which no binding of the standard library has.
+Linux lets an unprivileged process restrict itself (Landlock, since kernel 5.13). On other systems, and on kernels built
+without Landlock, a child runs unconfined and `landlock_version` returns 0. The constants are those of
+`linux/landlock.h` and `linux/prctl.h`, since the standard library has no binding for them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+# Numbers of system calls from 424 on are the same on all architectures but Alpha.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION_FLAG = 1
 _RULE_PATH_BENEATH = 1
@@ -25,13 +26,14 @@ _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _TRUNCATE = 1 << 14
 _FIRST_RIGHTS = (1 << 13) - 1
 _RIGHTS_SINCE = {2: 1 << 13, 3: _TRUNCATE}
-"""Further rights over files, by the version that has them. Device commands (version 5) stay allowed: drivers need them.
+"""Additional file rights, by the Landlock version that introduced them. Device ioctls (version 5) stay allowed, because
+drivers need them.
 
-What a ruleset does not handle stays allowed, and a version does not know later rights.
+A right that a ruleset does not handle stays allowed, and a kernel refuses rights newer than its version.
 """
 _READING = _EXECUTE | _READ_FILE | _READ_DIR
 _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
-"""The only rights that a rule on what is no folder may name."""
+"""The only rights that a rule for a file, as opposed to a folder, may name."""
 
 
 class _RulesetAttributes(ctypes.Structure):
@@ -39,24 +41,26 @@ class _RulesetAttributes(ctypes.Structure):
 
 
 class _PathBeneath(ctypes.Structure):
+    # `struct landlock_path_beneath_attr` is packed.
     _pack_ = 1
     _fields_ = (("allowed_access", ctypes.c_uint64), ("parent_fd", ctypes.c_int32))
 
 
 def landlock_version() -> int:
-    """Return the version of Landlock that this system has; 0: none, and a child can read and write what we can."""
+    """Return the Landlock version of this kernel; 0 without Landlock, and a child then has all our rights."""
     if not sys.platform.startswith("linux"):
         return 0
+    # With this flag the call returns the version instead of a ruleset, and -1 if the kernel lacks Landlock.
     return max(0, int(_system_call()(_CREATE_RULESET, None, 0, _VERSION_FLAG)))
 
 
 def limits_memory() -> bool:
-    """Return whether this system refuses a child memory beyond a limit of its own (Linux counts what is private)."""
+    """Return whether this system enforces a memory limit of its own on a child. Linux does, for private memory."""
     return sys.platform.startswith("linux")
 
 
 def refuse_core_files() -> None:
-    """Have the system keep no image of this process's memory, which holds the user's conversations, when it breaks."""
+    """Disable core files for this process. A core file would hold the user's conversations."""
     if sys.platform == "win32":
         return
     import resource
@@ -67,15 +71,17 @@ def refuse_core_files() -> None:
 
 
 def confine(readable: Iterable[Path], writable: Iterable[Path]) -> bool:
-    """Give up, for good and with all threads and children to come, everything but these files and what is below these
-    folders, and all further rights; return whether the system can do that. Nothing that is open already is lost.
+    """Restrict this process to these files and to everything below these folders; return whether the system can do
+    that.
 
-    It is for a process with a single thread: another thread keeps what it had.
+    This cannot be undone. It drops all additional rights and applies to later threads and children. Open files stay
+    usable. Call it while the process has a single thread: Landlock does not restrict other threads.
     """
     version = landlock_version()
     if not version:
         return False
     handled = _FIRST_RIGHTS
+    # A kernel rejects a ruleset with rights that it does not know.
     for since, rights in _RIGHTS_SINCE.items():
         handled |= rights if version >= since else 0
     call = _system_call()
@@ -88,6 +94,7 @@ def confine(readable: Iterable[Path], writable: Iterable[Path]) -> bool:
             _allow(ruleset, path, _READING)
         for path in writable:
             _allow(ruleset, path, handled)
+        # An unprivileged process may only restrict itself once it can gain no privileges, as by a set-uid program.
         if ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
             return False
         return int(call(_RESTRICT_SELF, ruleset, 0)) == 0
@@ -96,7 +103,7 @@ def confine(readable: Iterable[Path], writable: Iterable[Path]) -> bool:
 
 
 def code_folders() -> tuple[Path, ...]:
-    """Return where this program's code, its libraries and the system's are, which every child of ours reads."""
+    """Return the folders of this program's code, its libraries and the system's libraries, which every child reads."""
     # The bundle's executable, which is its own child, lies beside what it brings.
     program = (str(Path(sys.executable).parent),) if getattr(sys, "frozen", False) else ()
     own = (str(Path(__file__).resolve().parents[2]), *sys.path, sys.prefix, sys.base_prefix, *program)
@@ -107,23 +114,23 @@ def code_folders() -> tuple[Path, ...]:
 
 
 def system_folders() -> tuple[Path, ...]:
-    """Return where drivers and the engine look for what this machine is and has."""
+    """Return the folders from which drivers and the engine read facts about the hardware."""
     home = Path.home()
     own = (home / ".local/share/vulkan", home / ".config/vulkan", home / ".drirc")
     return (Path("/proc"), Path("/sys"), Path("/run"), Path("/var/run"), Path("/tmp/nvidia-mps"), *own)
 
 
 def device_folders() -> tuple[Path, ...]:
-    """Return where drivers write: the devices, the pipes of a shared CUDA context, and what they keep."""
+    """Return the paths to which drivers write: devices, the pipes of a shared CUDA context, and shader caches."""
     pipes = os.environ.get("CUDA_MPS_PIPE_DIRECTORY")
     kept = (folder for folders in _driver_caches().values() for folder in folders)
     return (Path("/dev"), *((Path(pipes),) if pipes else ()), *kept)
 
 
 def make_driver_caches(backends: Iterable[str]) -> None:
-    """Make the folders in which the drivers of these backends of ggml keep the programs that they compiled.
+    """Create the folders in which the drivers of these ggml backends cache compiled kernels.
 
-    A confined driver cannot make them where they are not there yet, and would compile everything anew in each process.
+    A confined driver cannot create missing folders. It would compile all kernels again in each process.
     """
     for backend in backends:
         for folder in _driver_caches().get(backend, ()):
@@ -143,12 +150,13 @@ def _driver_caches() -> dict[str, tuple[Path, ...]]:
 
 
 def _allow(ruleset: int, path: Path, rights: int) -> None:
-    """Add a rule; a path that is not there needs none."""
+    """Add a rule for a path; a path that does not exist needs none."""
     try:
         descriptor = os.open(path, _O_PATH | os.O_CLOEXEC)
     except (OSError, ValueError):
         return
     try:
+        # The kernel rejects a rule for a file with rights that concern folders, such as making files.
         if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
             rights &= _OF_FILES
         rule = _PathBeneath(rights, descriptor)
@@ -159,5 +167,6 @@ def _allow(ruleset: int, path: Path, rights: int) -> None:
 
 def _system_call() -> ctypes._NamedFuncPointer:
     call = ctypes.CDLL(None).syscall
+    # The default of ctypes is int, which would cut the result of `syscall` on 64 bits.
     call.restype = ctypes.c_long
     return call

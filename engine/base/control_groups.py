@@ -1,4 +1,4 @@
-"""The control groups that limit this process: their folders, in both versions of the system's interface."""
+"""The Linux control groups that limit this process, in version 1 and 2 of the interface."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
-"""Names the groups of this process."""
+"""Lists the groups of this process."""
 
 
 @dataclass(frozen=True, slots=True)
 class ControlGroup:
-    """A group's folder; `version` 1 or 2 decides what its files are called."""
+    """The folder of a control group. `version` (1 or 2) decides the names of its files."""
 
     version: int
     folder: Path
 
     def text(self, name: str) -> str:
-        """Return a control file's text, empty where there is none."""
+        """Return the text of a control file, empty if there is none."""
         return _text(self.folder / name)
 
     def number(self, name: str) -> int | None:
-        """Return the number in a control file, None where there is none (`max`, -1)."""
+        """Return the number in a control file; None if there is none or if it says "no limit" (`max`, -1)."""
         text = self.text(name).strip()
         return int(text) if text.isdecimal() else None
 
 
 def control_groups(controller: str, root: Path = ROOT, own: Path = OWN) -> Iterator[ControlGroup]:
-    """Yield the groups that `controller` ("memory", "cpu") may limit, from ours up to the root.
+    """Yield the groups that may limit `controller` ("memory", "cpu"), from our own up to the root.
 
-    Inside a container our own path may be another machine's; then only what can be seen at the root counts.
+    Inside a container our own path may be that of the outer machine. Then only the visible root group counts.
     """
     for line in _text(own).splitlines():
         hierarchy, _, rest = line.partition(":")

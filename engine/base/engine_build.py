@@ -1,4 +1,4 @@
-"""Which engine is installed: its version, and a digest that tells one build of it from another."""
+"""Identity of the installed engine: its version, and a digest that distinguishes builds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import cache
 
 
 def engine_version() -> str:
-    """Return name and version of the engine that children run."""
+    """Return the name and version of the engine that children run."""
     from importlib import metadata  # brings the parser of mails along
 
     return f"llama-cpp-python {metadata.version('llama_cpp_python')}"
@@ -15,9 +15,10 @@ def engine_version() -> str:
 
 @cache
 def engine_build() -> str:
-    """Return the engine's version and a digest of what was installed: one built anew with other flags is another."""
+    """Return the engine's version with a digest of the installed files, which differs for other build flags."""
     from importlib import metadata
 
+    # RECORD holds a hash of each installed file, so the libraries need not be read.
     record = metadata.distribution("llama_cpp_python").read_text("RECORD") or ""
     libraries = sorted(line for line in record.splitlines() if "/lib/" in line)
     return f"{engine_version()} {hashlib.sha256(chr(10).join(libraries).encode()).hexdigest()[:12]}"

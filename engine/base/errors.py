@@ -5,17 +5,17 @@
     +-- PlacedError             a document that cannot be used, with the place in it
     |   +-- LayoutError         a layout (file)
     |   +-- RigError            a rig (file)
-    +-- ChatError               kept conversations, or a file of them, that cannot be read or written
-    +-- LibraryError            something of the model library that cannot be read, saved or removed
+    +-- ChatError               stored conversations, or a file of them, that cannot be read or written
+    +-- LibraryError            a part of the model library that cannot be read, saved or removed
     +-- PackError               an engine pack that cannot be read, installed or removed
     +-- ModelFileError          a file that is not a readable model: path, offset, reason
     +-- RuleViolationError      a layout that breaks rules of the engine; carries the violations
-    +-- UnreachableError        a device or endpoint that does not answer as it should
-    |   +-- BusyError           an endpoint that serves somebody else
-    +-- WorkerCrashedError      a child ended without a word
+    +-- UnreachableError        a device or endpoint that does not answer as expected
+    |   +-- BusyError           an endpoint that serves another client
+    +-- WorkerCrashedError      a child ended without a final message
     +-- WorkerStalledError      a child stopped showing progress
-    +-- CancelledError          whoever asked has enough of waiting
-    +-- NoDisplayError          a window was asked for where there is no screen
+    +-- CancelledError          the caller does not need the result any more
+    +-- NoDisplayError          a window was requested, and there is no display
 
 "Does not fit" is a result (`FitReport`), not an error.
 """
@@ -29,21 +29,21 @@ from engine.base.texts import show
 
 
 class EngineError(Exception):
-    """Base of all expected errors. `kind` is one of the contract's words."""
+    """Base of all expected errors. `kind` is the word for it in `docs/contract.md`."""
 
     kind: ClassVar[str] = "internal"
 
     def summary(self) -> str:
-        """Return one or two sentences that name the thing and the remedy; what they quote steers no terminal."""
+        """Return one or two sentences that name the object and the remedy, safe to print on a terminal."""
         return show(str(self))
 
     def fields(self) -> dict[str, str | int | None]:
-        """Return what goes beside `kind` and `message` in the error document."""
+        """Return the additional fields of the error document, next to `kind` and `message`."""
         return {}
 
 
 class CancelledError(EngineError):
-    """Work that was ended because nobody waits for it any more."""
+    """Work was cancelled because its result is not needed any more."""
 
 
 class ArgumentError(EngineError):
@@ -51,9 +51,10 @@ class ArgumentError(EngineError):
 
 
 class PlacedError(EngineError):
-    """A document that cannot be used. `place` is a path in it such as `runs[2].layers`, empty when it is the whole.
+    """A document cannot be used.
 
-    `source` names the file for people, empty where there is none.
+    `place`: path in the document such as `runs[2].layers`; empty if all of it is meant.
+    `source`: name of the file; empty if there is none.
     """
 
     def __init__(self, reason: str, *, place: str = "", source: str = "") -> None:
@@ -67,35 +68,35 @@ class PlacedError(EngineError):
 
 
 class LayoutError(PlacedError):
-    """A layout that cannot be used."""
+    """A layout cannot be used."""
 
     kind = "layout"
 
 
 class RigError(PlacedError):
-    """A rig that cannot be used."""
+    """A rig cannot be used."""
 
     kind = "rig"
 
 
 class ChatError(EngineError):
-    """Kept conversations, presets, or a file of them, that cannot be read or written."""
+    """Saved conversations, presets, or a file of them, cannot be read or written."""
 
     kind = "argument"
 
 
 class LibraryError(EngineError):
-    """Something of the model library cannot be read, saved or removed; the message names it and the remedy."""
+    """A part of the model library cannot be read, saved or removed. The message names it and the remedy."""
 
 
 class PackError(EngineError):
-    """An engine pack, or a file that is to be one, that cannot be used."""
+    """An engine pack, or a file to install as one, cannot be used."""
 
     kind = "argument"
 
 
 class ModelFileError(EngineError):
-    """A file that is not a readable model. `offset` is in bytes from the start of `path`, None where there is none."""
+    """A file is not a readable model. `offset` is in bytes from the start of `path`; None if no place is known."""
 
     kind = "model_file"
 
@@ -111,7 +112,7 @@ class ModelFileError(EngineError):
 
 
 class RuleViolationError(EngineError):
-    """A layout that breaks rules of the engine; `violations` are (rule, message, remedy)."""
+    """A layout breaks rules of the engine. `violations` are (rule, message, remedy)."""
 
     kind = "layout"
 
@@ -121,7 +122,7 @@ class RuleViolationError(EngineError):
 
 
 class UnreachableError(EngineError):
-    """A device or endpoint that does not answer as it should."""
+    """A device or endpoint does not answer as expected."""
 
     kind = "unreachable"
 
@@ -139,7 +140,10 @@ class BusyError(UnreachableError):
 
 
 class WorkerCrashedError(EngineError):
-    """A child process ended without its last word; `signal` or `exit_code` says how, `stderr_tail` what it had said."""
+    """A child process ended without a final message.
+
+    `signal` or `exit_code` tells how it ended. `stderr_tail` has its last lines of standard error.
+    """
 
     kind = "crashed"
 

@@ -1,7 +1,7 @@
-"""Files of ours and of other people: writing that loses nothing, reading that never waits for long.
+"""Reading and writing files: writes are atomic, reads are bounded in size and time.
 
-Every file that we write goes through `replacing`: a full disk, a crash or a kill leaves the old file as it was. Locks
-and the folders of the Hugging Face hub, which other programs use as well, are here too.
+All our files are written through `replacing`: after a full disk, a crash or a kill the old file is still whole. File
+locks and the folders of the Hugging Face cache, which other programs share, are here too.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from pathlib import Path
 from engine.base.language import tr
 
 READ_TIMEOUT_S = 5.0
-"""For what is no regular file, such as the pipe of a shell's `<(...)`."""
+"""For pipes and other files that are not regular, such as `<(...)` of a shell."""
 _READ_BYTES = 1 << 16
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield the path for a new file beside `path`, which takes its place on leaving; after an error it is gone.
+    """Yield the path of a temporary file next to `path` that replaces it on exit; after an error it is removed.
 
-    A link is followed: what it points to is replaced, the link stays.
+    If `path` is a link, its target is replaced and the link stays.
 
     Raises:
-        OSError: where it cannot be written, or what is there is neither a regular file nor nothing.
-        ValueError: for what is no possible path.
+        OSError: if it cannot be written, or if `path` exists and is not a regular file.
+        ValueError: if `path` is not a valid path.
     """
+    # The temporary file is next to the target: a rename is atomic only within one file system.
     target = _resolved(path)
     if target.is_dir():
         raise IsADirectoryError(errno.EISDIR, tr("it is a folder; name the file to write"))
@@ -45,8 +46,10 @@ def replacing(path: Path) -> Iterator[Path]:
     unfinished = target.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         yield unfinished
+        # Synced before the rename: after a power failure the name must not lead to a file without its bytes.
         with unfinished.open("rb+") as file:
             os.fsync(file.fileno())
+        # Rights that people gave the old file stay.
         if target.exists():
             shutil.copymode(target, unfinished)
         unfinished.replace(target)
@@ -65,17 +68,17 @@ def _resolved(path: Path) -> Path:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write `data` so that a reader finds the old file or the new one; raises as `replacing` does."""
+    """Write `data` atomically: a reader finds the old file or the new one. Raises as `replacing` does."""
     with replacing(path) as unfinished:
         unfinished.write_bytes(data)
 
 
 def read_at_most(path: Path, max_bytes: int, *, timeout_s: float = READ_TIMEOUT_S) -> bytes:
-    """Return the bytes of a file, at most `max_bytes`; what is no regular file may take `timeout_s`.
+    """Return at most `max_bytes` of a file. A file that is not regular may take `timeout_s`.
 
     Raises:
-        OSError: where it cannot be read; `TimeoutError` where a pipe or a device gives no end in time.
-        ValueError: for what is no possible path.
+        OSError: if it cannot be read; `TimeoutError` if a pipe or device has no end within the time.
+        ValueError: if the path is not valid.
     """
     # Without O_NONBLOCK opening a pipe that nobody writes to would wait for ever.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
@@ -90,7 +93,7 @@ def read_at_most(path: Path, max_bytes: int, *, timeout_s: float = READ_TIMEOUT_
         left = max_bytes
         while left > 0:
             if limit_s is not None and not _is_readable(file, max(0.0, limit_s - time.monotonic())):
-                raise TimeoutError(errno.ETIMEDOUT, tr("it gives no end; write it to a file first"))
+                raise TimeoutError(errno.ETIMEDOUT, tr("it did not end in time; write it to a file first"))
             part = file.read(min(left, _READ_BYTES))
             if not part:
                 break
@@ -100,7 +103,7 @@ def read_at_most(path: Path, max_bytes: int, *, timeout_s: float = READ_TIMEOUT_
 
 
 def _is_readable(file: FileIO, timeout_s: float) -> bool:
-    """Return whether there is something to read, or an end, within `timeout_s`."""
+    """Return whether data or the end of the file can be read within `timeout_s`."""
     if sys.platform == "win32":
         return bool(select.select([file], [], [], timeout_s)[0])
     # Not `select`: it takes no descriptors from 1024 on.
@@ -110,13 +113,14 @@ def _is_readable(file: FileIO, timeout_s: float) -> bool:
 
 
 def open_regular(path: Path) -> FileIO:
-    """Return a file that holds something, open for reading; nothing here waits.
+    """Return a regular file that is not empty, open for reading. Never blocks.
 
     Raises:
-        OSError: where it cannot be opened, or is no regular file, or an empty one, as those of `/proc` call themselves.
-        ValueError: for what is no possible path.
+        OSError: if it cannot be opened, is not regular, or is empty, as files of `/proc` report themselves.
+        ValueError: if the path is not valid.
     """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    # Asked of the descriptor: the path may lead to another file by now.
     status = os.fstat(descriptor)
     if stat.S_ISDIR(status.st_mode):
         os.close(descriptor)
@@ -131,7 +135,7 @@ def open_regular(path: Path) -> FileIO:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename survive a power cut, where the system lets a folder be opened for that."""
+    """Make a rename in this folder survive a power failure, if the system allows opening a folder for that."""
     if os.name == "nt":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -142,9 +146,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def lock_file(descriptor: int, *, wait: bool) -> bool:
-    """Take the lock of an open file, which ends with the descriptor; return False if another process has it.
+    """Lock an open file; return False if another process holds the lock. The lock ends with the descriptor.
 
-    Waits for the other process with `wait`. Windows has no such locks: everybody gets it there.
+    `wait`: block until the other process releases it. Windows has no such locks, so every caller gets it there.
     """
     if sys.platform == "win32":
         return True
@@ -158,9 +162,9 @@ def lock_file(descriptor: int, *, wait: bool) -> bool:
 
 
 def hugging_face_home(environment: Mapping[str, str], home: Path | None = None) -> Path:
-    """Return the folder of the Hugging Face hub's own tools; `home` is the user's folder, None: as the system says.
+    """Return the folder of the Hugging Face tools. `home` is the user's folder; None asks the system.
 
-    The variables are those of huggingface_hub's constants.py.
+    The environment variables are those of `constants.py` in huggingface_hub.
     """
     named = _named_folder(environment, "HF_HOME", home)
     cache = _named_folder(environment, "XDG_CACHE_HOME", home)
@@ -168,7 +172,7 @@ def hugging_face_home(environment: Mapping[str, str], home: Path | None = None) 
 
 
 def hugging_face_cache(environment: Mapping[str, str], home: Path | None = None) -> Path:
-    """Return the Hugging Face cache: where the hub's own tools and llama.cpp look for models."""
+    """Return the Hugging Face cache, in which the Hugging Face tools and llama.cpp store models."""
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if named := _named_folder(environment, name, home):
             return named

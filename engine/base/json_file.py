@@ -1,4 +1,4 @@
-"""Strict reading of the JSON files that people edit: every fault is one sentence with its place."""
+"""Strict reading of the JSON files that people edit. Every error is one sentence with the place in the document."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from engine.base.language import tr
 from engine.base.units import MAX_SIZE_BYTES, parse_size
 
 MAX_FILE_BYTES = 1 << 20
-"""Layouts and rigs are a few KiB; anything beyond this is another kind of file."""
+"""Layouts and rigs are a few KiB; a larger file is something else."""
 
 MAX_DIGITS = 40
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes that anybody may have written."""
+"""Exceptions of msgspec for arbitrary bytes."""
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -30,13 +30,13 @@ Kept = TypeVar("Kept", bound=msgspec.Struct)
 
 
 class Fail(Protocol):
-    """Makes the error of one kind of document, such as `LayoutError`."""
+    """Constructor of the error for one kind of document, such as `LayoutError`."""
 
     def __call__(self, reason: str, *, place: str = "", source: str = "") -> EngineError: ...
 
 
 class JsonObject:
-    """An object of a document with readers that check type and range. `place` is its path, empty for the root."""
+    """A JSON object whose readers check type and range. `place` is its path in the document, empty for the root."""
 
     def __init__(self, value: dict[str, object], place: str, source: str, fail: Fail) -> None:
         self._value = value
@@ -53,34 +53,35 @@ class JsonObject:
         return f"{self._place}.{key}" if self._place else key
 
     def refuse(self, reason: str, key: str | None = None) -> NoReturn:
-        """Raise the document's error at `key`, or at this object."""
+        """Raise the document's error at `key`, or at this object if there is no key."""
         raise self._fail(reason, place=self._place if key is None else self.place_of(key), source=self._source)
 
     def allow(self, *keys: str) -> None:
-        """Refuse every key that is not one of `keys`."""
+        """Raise the document's error for a key that is not among `keys`."""
         for key in self._value:
             if key not in keys:
                 self.refuse(
                     tr(
-                        "{dumps} is not a known key; known here are {names}",
-                        dumps=json.dumps(key[:60]),
+                        "unknown key {key}; allowed keys: {names}",
+                        key=json.dumps(key[:60]),
                         names=", ".join(keys),
                     )
                 )
 
     def maybe(self, key: str, read: Callable[[str], T], default: D) -> T | D:
-        """Return what `read` makes of `key`, or `default` where the key is absent."""
+        """Return `read(key)`, or `default` if the key is absent."""
         return read(key) if key in self._value else default
 
     def nullable(self, key: str, read: Callable[[str], T], default: D) -> T | D:
-        """Return what `read` makes of `key`, or `default` where the key is absent or null."""
+        """Return `read(key)`, or `default` if the key is absent or null."""
         return default if self._value.get(key) is None else read(key)
 
     def integer(self, key: str, low: int, high: int) -> int:
         """Return a whole number from `low` to `high`."""
         value = self._needed(key)
+        # bool is a subclass of int.
         if isinstance(value, bool) or not isinstance(value, int):
-            self.refuse(tr("this has to be a whole number, not {shown}", shown=_shown(value)), key)
+            self.refuse(tr("this must be a whole number, not {shown}", shown=_shown(value)), key)
         if not low <= value <= high:
             self.refuse(tr("{shown} is outside of {low} to {high}", shown=_shown(value), low=low, high=high), key)
         return value
@@ -89,7 +90,7 @@ class JsonObject:
         """Return a finite number."""
         value = self._needed(key)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            self.refuse(tr("this has to be a number, not {shown}", shown=_shown(value)), key)
+            self.refuse(tr("this must be a number, not {shown}", shown=_shown(value)), key)
         if abs(value) > 1e18 or not math.isfinite(value):
             self.refuse(tr("{shown} is too large a number", shown=_shown(value)), key)
         return float(value)
@@ -98,24 +99,25 @@ class JsonObject:
         """Return true or false."""
         value = self._needed(key)
         if not isinstance(value, bool):
-            self.refuse(tr("this has to be true or false, not {shown}", shown=_shown(value)), key)
+            self.refuse(tr("this must be true or false, not {shown}", shown=_shown(value)), key)
         return value
 
     def text(self, key: str) -> str:
-        """Return text that can be written as UTF-8 again."""
+        """Return text that can be encoded as UTF-8."""
         value = self._needed(key)
         if not isinstance(value, str):
             self.refuse(tr("this has to be text in quotes, not {shown}", shown=_shown(value)), key)
+        # JSON can write half of a surrogate pair as an escape. Python takes it, and UTF-8 cannot encode it.
         if any("\ud800" <= letter <= "\udfff" for letter in value):
-            self.refuse(tr("this has half of a surrogate pair in it, which is no character"), key)
+            self.refuse(tr("this contains a lone surrogate, which is not a character"), key)
         return value
 
     def is_text(self, key: str, text: str) -> bool:
-        """Return whether `key` is there with exactly this text."""
+        """Return whether the value of `key` is exactly this text."""
         return self._value.get(key) == text
 
     def choice(self, key: str, options: Sequence[Choice]) -> Choice:
-        """Return the option that the text under `key` names."""
+        """Return the option that the text under `key` names, one of the given ones."""
         value = self.text(key)
         found = next((option for option in options if option == value), None)
         if found is None:
@@ -123,7 +125,7 @@ class JsonObject:
         return found
 
     def size(self, key: str) -> int:
-        """Return bytes given as a whole number or as a size such as "24GiB"."""
+        """Return a size in bytes, given as a whole number or as text such as "24GiB"."""
         value = self._needed(key)
         if isinstance(value, str):
             try:
@@ -141,7 +143,7 @@ class JsonObject:
         return value
 
     def any_value(self, key: str) -> object:
-        """Return what is under `key` as JSON has it, for a reader of its own."""
+        """Return the unchecked value of `key`; the caller checks it."""
         return self._needed(key)
 
     def nested(self, key: str) -> JsonObject:
@@ -152,30 +154,32 @@ class JsonObject:
         """Return the list of objects under `key`."""
         value = self._needed(key)
         if not isinstance(value, list):
-            self.refuse(tr("this has to be a list, not {shown}", shown=_shown(value)), key)
+            self.refuse(tr("this must be a list, not {shown}", shown=_shown(value)), key)
         return tuple(self._child(item, f"{self.place_of(key)}[{index}]") for index, item in enumerate(value))
 
     def _child(self, value: object, place: str) -> JsonObject:
         if not isinstance(value, dict):
             raise self._fail(
-                tr("this has to be an object, not {shown}", shown=_shown(value)), place=place, source=self._source
+                tr("this must be an object, not {shown}", shown=_shown(value)), place=place, source=self._source
             )
         return JsonObject(value, place, self._source, self._fail)
 
     def _needed(self, key: str) -> object:
         if key not in self._value:
-            self.refuse(tr("this key is needed and not there"), key)
+            self.refuse(tr("this key is missing"), key)
         return self._value[key]
 
 
 def parse_document(data: bytes | str, *, what: str, source: str, version: int, fail: Fail) -> JsonObject:
-    """Return the root object of a versioned document such as `what` = "layout"; `source` names it in sentences.
+    """Return the root object of a versioned document.
 
-    Refused: more than `MAX_FILE_BYTES`, not UTF-8, not JSON, a doubled key, NaN, too deep, another version.
+    `what` is the kind, such as "layout". `source` names the document in error messages. Refused: more than
+    `MAX_FILE_BYTES`, text that is not UTF-8 or not JSON, duplicate keys, NaN, deep nesting, another version.
     """
     try:
         if len(data) > MAX_FILE_BYTES:
-            raise ValueError(tr("this is larger than 1 MiB and so no {what} file", what=what))
+            raise ValueError(tr("this is larger than 1 MiB, so it is not a {what} file", what=what))
+        # Some editors begin a file with a byte order mark.
         text = data.decode("utf-8-sig") if isinstance(data, bytes) else data
         value: object = json.loads(
             text, object_pairs_hook=_unique_keys, parse_int=_whole_number, parse_constant=_no_constant
@@ -187,7 +191,7 @@ def parse_document(data: bytes | str, *, what: str, source: str, version: int, f
     except json.JSONDecodeError as error:
         raise fail(
             tr(
-                "this is not JSON at line {lineno}, column {colno}: {msg}",
+                "invalid JSON at line {lineno}, column {colno}: {msg}",
                 lineno=error.lineno,
                 colno=error.colno,
                 msg=error.msg,
@@ -196,10 +200,13 @@ def parse_document(data: bytes | str, *, what: str, source: str, version: int, f
         ) from error
     except RecursionError as error:
         raise fail(tr("this is nested too deeply for a {what} file", what=what), source=source) from error
+    # The two errors above are ValueErrors as well, so their clauses come first.
     except ValueError as error:
         raise fail(str(error), source=source) from error
     if not isinstance(value, dict):
-        raise fail(tr("a {what} file is one object, not {shown}", what=what, shown=_shown(value)), source=source)
+        raise fail(
+            tr("a {what} file must contain one object, not {shown}", what=what, shown=_shown(value)), source=source
+        )
     root = JsonObject(value, "", source, fail)
     found = root.integer("version", 0, 1 << 31)
     if found != version:
@@ -210,7 +217,7 @@ def parse_document(data: bytes | str, *, what: str, source: str, version: int, f
         )
         root.refuse(
             tr(
-                "this {what} file has version {found} and version {version} is understood; {remedy}",
+                "this {what} file has version {found}, but only version {version} is supported; {remedy}",
                 what=what,
                 found=found,
                 version=version,
@@ -222,7 +229,7 @@ def parse_document(data: bytes | str, *, what: str, source: str, version: int, f
 
 
 def read_file(path: Path, *, what: str, fail: Fail) -> bytes:
-    """Return the bytes of a small file, at most one more than `MAX_FILE_BYTES`."""
+    """Return the bytes of a small file: at most `MAX_FILE_BYTES` and one more, so that a larger file is noticed."""
     try:
         return read_at_most(path, MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
@@ -233,7 +240,7 @@ def read_file(path: Path, *, what: str, fail: Fail) -> bytes:
 
 
 def write_file(path: Path, data: bytes, *, what: str, fail: Fail) -> None:
-    """Write a file so that a reader finds the old or the new one, whole."""
+    """Write a file atomically: a reader finds the old or the new one."""
     try:
         write_whole(path, data)
     except (OSError, ValueError) as error:
@@ -245,8 +252,9 @@ def write_file(path: Path, data: bytes, *, what: str, fail: Fail) -> None:
 
 
 def read_kept(path: Path, kind: type[Kept], max_bytes: int) -> Kept | None:
-    """Return what we kept in `path` for ourselves; None where it is missing, damaged or longer than `max_bytes`."""
+    """Return the document that `write_kept` wrote; None if it is missing, damaged or longer than `max_bytes`."""
     try:
+        # No time for a pipe or device in the place of our own file: nobody waits for a user here.
         data = read_at_most(path, max_bytes + 1, timeout_s=0.0)
         return msgspec.json.decode(data, type=kind) if len(data) <= max_bytes else None
     except (OSError, ValueError, *UNREADABLE):
@@ -254,7 +262,7 @@ def read_kept(path: Path, kind: type[Kept], max_bytes: int) -> Kept | None:
 
 
 def write_kept(path: Path, document: msgspec.Struct, *, what: str, fail: Fail) -> None:
-    """Keep `document` in `path` for ourselves, in a folder that is made where it is not there yet."""
+    """Write `document` for our own later use; missing folders are created."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -266,7 +274,7 @@ def write_kept(path: Path, document: msgspec.Struct, *, what: str, fail: Fail) -
 
 
 def encode_document(document: dict[str, object]) -> bytes:
-    """Return a document as people find it in a file: indented UTF-8 with a newline at the end."""
+    """Return a document as indented UTF-8 JSON that ends with a newline."""
     return (json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
@@ -275,15 +283,16 @@ def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     if len(value) != len(pairs):
         keys = [key for key, _ in pairs]
         doubled = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(tr("the key {dumps} is there twice in one object; keep one", dumps=json.dumps(doubled[:60])))
+        raise ValueError(tr("the key {key} occurs twice in one object; remove one", key=json.dumps(doubled[:60])))
     return value
 
 
 def _whole_number(text: str) -> int:
+    # `int` takes quadratic time, and Python itself refuses texts only from 4,300 digits on.
     if len(text) > MAX_DIGITS:
         raise ValueError(
             tr(
-                "a number of {count} digits is in it; no value here has more than {max_digits}",
+                "it has a number of {count} digits; at most {max_digits} are allowed",
                 count=len(text),
                 max_digits=MAX_DIGITS,
             )
@@ -292,7 +301,7 @@ def _whole_number(text: str) -> int:
 
 
 def _no_constant(text: str) -> NoReturn:
-    raise ValueError(tr("{text} is not a number that JSON has", text=text))
+    raise ValueError(tr("{text} is not a JSON number", text=text))
 
 
 def _shown(value: object) -> str:

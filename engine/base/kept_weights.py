@@ -1,9 +1,10 @@
-"""The folder in which an RPC worker keeps weights that clients have sent it, so that they are sent once.
+"""The cache folder of an RPC worker: weights that clients have sent, so that each is sent once.
 
-llama.cpp's server writes a file there for each tensor of more than 10 MiB, named after a hash of its bytes, and takes
-what is there for whole: it looks at no sum again. So this module says what is whole. A file counts once it had one
-size in two looks, was forced to the disk, and the disk had room meanwhile; the list of those is a file beside them, and
-whatever is not on it goes before the next worker starts. What was used least lately goes where there is too much.
+llama.cpp's RPC server writes one file for each tensor of more than 10 MiB, named after a hash of its bytes. It never
+checks the hash again when it reads a file. So this module records which files are complete: a file counts once its size
+was the same in two scans, it was forced to disk, and the disk was not full meanwhile. The list of complete files is
+stored next to them. All others are removed before the worker starts. If the folder is too large, the least recently
+used files are removed.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from engine.base.units import GIB
 
 DEFAULT_QUOTA_BYTES = 20 * GIB
 RESERVE_BYTES = GIB
-"""What stays free on the disk."""
+"""Free space that is left on the disk."""
 LOOK_S = 1.0
-"""Between looks: what a client may send in this time is how far it can get beyond the quota."""
+"""Seconds between scans. What a client sends in this time is how far the quota can be exceeded."""
 _NAME = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _LIST = "whole.json"
 _MAX_LIST_BYTES = 16 << 20
@@ -35,7 +36,7 @@ _MAX_LIST_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class KeptFile:
-    """One tensor's weights; `used_s` is when it was written or, as far as the system notes that, read."""
+    """A cached tensor. `used_s`: time of the last write or, if the file system records it, the last read."""
 
     path: Path
     size_bytes: int
@@ -43,20 +44,20 @@ class KeptFile:
 
 
 def kept_files(folder: Path) -> tuple[KeptFile, ...]:
-    """Return what is kept in `folder` and the folders in it, one for each worker; nothing where there is none.
+    """Return the cached tensors in `folder` and its subfolders (one for each worker); empty if it does not exist.
 
-    Only what has the name of such a file is, whatever else lies there.
+    Other files in these folders are ignored.
     """
     return tuple(_files(folder)) + tuple(file for each in _folders(folder) for file in _files(each))
 
 
 def kept_bytes(folder: Path) -> int:
-    """Return how much is kept in `folder` and the folders in it."""
+    """Return the bytes of all cached tensors in `folder` and its subfolders."""
     return sum(file.size_bytes for file in kept_files(folder))
 
 
 def empty(folder: Path) -> int:
-    """Remove what is kept and return its bytes. A worker that runs goes on, and is sent weights anew."""
+    """Remove all cached tensors and return their bytes. A running worker goes on; clients send the weights again."""
     freed_bytes = 0
     for file in kept_files(folder):
         with suppress(OSError):
@@ -67,7 +68,8 @@ def empty(folder: Path) -> int:
 
 @dataclass(slots=True)
 class WeightKeeper:
-    """Keeps the folder of one worker whole and within a quota. `begin` before the worker starts, then `look` often."""
+    """Keeps the cache folder of one worker complete and within a quota. Call `begin` before the worker starts, then
+    `look` often."""
 
     folder: Path
     quota_bytes: int
@@ -76,17 +78,19 @@ class WeightKeeper:
     _seen: dict[str, int] = field(default_factory=dict)
 
     def begin(self) -> None:
-        """Remove what is not known to be whole: what a worker wrote as it ended, or as the disk was full.
+        """Remove files that are not known to be complete: those written when the worker ended, or when the disk was
+        full.
 
         Raises:
-            EngineError: where the folder cannot be used.
+            EngineError: if the folder cannot be used.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise EngineError(f"Weights cannot be kept in {self.folder}: {error.strerror or error}.") from None
+            raise EngineError(f"Weights cannot be cached in {self.folder}: {error.strerror or error}.") from None
         listed = _read_list(self.folder / _LIST)
         for file in _files(self.folder):
+            # A size that differs from the list means a file that was written again and perhaps not finished.
             if listed.get(file.path.name) == file.size_bytes:
                 self._whole[file.path.name] = file.size_bytes
             else:
@@ -95,7 +99,7 @@ class WeightKeeper:
         self._write_list()
 
     def look(self) -> None:
-        """Note what has become whole, and remove what is too much."""
+        """Record files that have become complete, and remove files beyond the quota."""
         sizes = {file.path.name: file.size_bytes for file in _files(self.folder)}
         whole = {name: size for name, size in self._whole.items() if sizes.get(name) == size}
         if not self._has_room():
@@ -103,6 +107,7 @@ class WeightKeeper:
             for name in sizes.keys() - whole.keys():
                 _remove(self.folder / name)
         else:
+            # The same size in two scans: the server has stopped writing it.
             settled = (name for name, size in sizes.items() if name not in whole and self._seen.get(name) == size)
             whole |= {name: sizes[name] for name in settled if _is_on_disk(self.folder / name)}
         self._seen = sizes
@@ -111,7 +116,7 @@ class WeightKeeper:
             self._write_list()
 
     def _trim(self) -> bool:
-        """Remove what was used least lately until quota and disk have room; return whether anything had to go."""
+        """Remove the least recently used files until quota and disk have room; return whether any was removed."""
         files = sorted(_files(self.folder), key=lambda file: file.used_s)
         too_many_bytes = sum(file.size_bytes for file in files) - self.quota_bytes
         too_many_bytes = max(too_many_bytes, self.reserve_bytes - _free_bytes(self.folder))
@@ -152,6 +157,7 @@ def _files(folder: Path) -> Iterator[KeptFile]:
         with suppress(OSError):  # gone by now
             if entry.is_file(follow_symlinks=False):
                 state = entry.stat(follow_symlinks=False)
+                # On file systems mounted with noatime the access time stays, and the order is that of writing.
                 yield KeptFile(Path(entry.path), state.st_size, max(state.st_mtime, state.st_atime))
 
 

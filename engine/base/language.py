@@ -1,11 +1,12 @@
-"""The language that people are spoken to in: English, unless the window's process has chosen another one.
+"""The language of texts for people: English, unless the process of the window has chosen another one.
 
-A text is written in English where it is said, as `tr("{count} of {whole} files", count=3, whole=9)`: what varies is
-named, since other languages have another order, and f-strings cannot be looked up. `tr_count` is for texts that depend
-on a number. The catalogue of another language has the English texts as keys; what is not in it stays English.
+A text is written in English at its place in the code, as `tr("{count} of {whole} files", count=3, whole=9)`. Variable
+parts are named fields, since other languages have another order; f-strings cannot be looked up. `tr_count` is for texts
+that depend on a number. The catalogue of another language has the English texts as keys. A text that it lacks stays
+English.
 
-A language is chosen once, before the modules with tables of texts are imported. The command line and all children
-choose none: what they say, and what logs and reports hold of it, is English.
+The language is chosen once, before modules with tables of texts are imported. The command line and all children choose
+none, so that their output, logs and reports are English.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import NamedTuple
 
 ENGLISH = "en"
 LANGUAGES = {ENGLISH: "English", "de": "Deutsch"}
-"""The languages that there are, by the names that they have for themselves."""
+"""The available languages, by code, with the name that each has in itself."""
 
 
 def _several(count: int) -> int:
@@ -25,9 +26,10 @@ def _several(count: int) -> int:
 
 
 class Language(NamedTuple):
-    """Texts by their English ones, those that depend on a number with all their forms, and which of these it is.
+    """A catalogue: translations by English text, those of plural texts with all forms, and the rule that chooses a
+    form.
 
-    No dataclass: what makes those is slow to import, and the command line's help has sizes in it.
+    Not a dataclass: the import of `dataclasses` is slow, and the help of the command line formats sizes.
     """
 
     name: str = ENGLISH
@@ -40,37 +42,38 @@ _language = Language()
 
 
 def use_language(language: Language) -> None:
-    """Speak `language` from here on."""
+    """Use `language` for all texts from now on."""
     global _language  # noqa: PLW0603 - a process speaks one language
     _language = language
 
 
 def language_name() -> str:
-    """Return the language that is spoken, as in `de`."""
+    """Return the code of the language in use, as in `de`."""
     return _language.name
 
 
 def tr(text: str, /, **fields: object) -> str:
-    """Return `text` in the language of people; with fields it is a format as `str.format` takes it."""
+    """Return `text` translated. With fields it is a format string as for `str.format`."""
     said = _language.texts.get(text, text)
     return said.format(**fields) if fields else said
 
 
 def tr_count(one: str, several: str, count: int, /, **fields: object) -> str:
-    """Return the text for `count` things: `{count}` is that number in it."""
+    """Return the text for `count` objects, in the plural form of the language. `{count}` in it is the number."""
     forms = _language.forms.get(one)
     if forms is None:
         said = several if _several(count) else one
     else:
+        # A wrong plural rule must not point beyond the forms.
         said = forms[min(_language.form_of(count), len(forms) - 1)]
     return said.format(count=count, **fields)
 
 
 def read_language(document: str) -> Language:
-    """Return the language of a catalogue. A text with a field that the English one does not have is left out.
+    """Parse a catalogue. A translation with a field that the English text lacks is left out.
 
     Raises:
-        ValueError: where it is no catalogue.
+        ValueError: if it is no catalogue.
     """
     import gettext
 
@@ -79,6 +82,7 @@ def read_language(document: str) -> Language:
     entries = read_catalogue(document)
     header = header_fields(entries)
     said = [entry for entry in entries if entry.text and entry.is_said]
+    # A field that the call does not pass would raise KeyError in `format`.
     sound = [each for each in said if all(fields_of(text) <= fields_of(each.plural or each.text) for text in each.said)]
     rule = re.search(r"plural=([^;]+)", header.get("Plural-Forms", ""))
     return Language(

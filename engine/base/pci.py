@@ -1,4 +1,4 @@
-"""PCI ids as numbers: libraries write the same id with different widths."""
+"""PCI ids as numbers, since libraries write the same id with different widths."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _PCI_ID = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class PciId:
-    """Where a card sits."""
+    """The address of a card on the PCI bus. Addresses are ordered as by CUDA_DEVICE_ORDER=PCI_BUS_ID."""
 
     domain: int
     bus: int
@@ -21,7 +21,7 @@ class PciId:
 
 @dataclass(frozen=True, slots=True)
 class PciName:
-    """A card, and which of its virtual devices where ggml makes several of one card (`0000:01:00.0-v1`)."""
+    """A card with the number of its virtual device, if ggml makes several of one card (`0000:01:00.0-v1`)."""
 
     card: PciId
     part: int | None = None
@@ -37,6 +37,6 @@ def parse_pci_name(text: str) -> PciName | None:
 
 
 def parse_pci_id(text: str) -> PciId | None:
-    """Return the card of a PCI id, None if it is not one."""
+    """Return the address in a PCI id, None if it is not one."""
     name = parse_pci_name(text)
     return None if name is None else name.card

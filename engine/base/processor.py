@@ -1,4 +1,4 @@
-"""The processor that this process may use: its cores of full speed, within affinity and control groups."""
+"""The processor as this process may use it: full-speed cores, within affinity and control groups."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from engine.base.control_groups import OWN, ROOT, ControlGroup, control_groups
 
 DEVICES = Path("/sys/devices")
 _FULL_SPEED_SHARE = 0.5
-"""Of the fastest core's capacity: below this a core is one for saving power."""
+"""Share of the fastest core's capacity below which a core counts as an efficiency core."""
 
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """Cores are physical ones that this process may run on: two threads of one core count once.
+    """Physical cores that this process may run on: two threads of one core count once.
 
-    `performance_cores` leaves out those that save power; it is `cores` where all are alike. `quota_cores` is the limit
-    of a control group in whole cores, rounded up; None without one.
+    `performance_cores`: cores without efficiency cores; equal to `cores` if all are alike.
+    `quota_cores`: limit of a control group in whole cores, rounded up; None if there is none.
     """
 
     cores: int
@@ -31,20 +31,20 @@ class Processor:
 
     @property
     def threads(self) -> int:
-        """What computes fastest: a thread on every full core, no more than the quota lets run at once."""
+        """The fastest number of threads: one for each performance core, at most the quota."""
         return max(1, min(self.performance_cores, self.quota_cores or self.performance_cores))
 
 
 @cache
 def own_processor() -> Processor:
-    """Return the processor of this machine as this process may use it, read once."""
+    """Return the processor as this process may use it. It is read once."""
     if sys.platform == "darwin":
         return _from_sysctl()
     return read_processor(usable_processors())
 
 
 def default_threads() -> int:
-    """Return how many threads to compute with when nobody chose."""
+    """Return the number of threads to compute with by default."""
     return own_processor().threads
 
 
@@ -58,23 +58,24 @@ def usable_processors() -> frozenset[int]:
 def read_processor(
     usable: frozenset[int], devices: Path = DEVICES, cgroup_root: Path = ROOT, own_cgroup: Path = OWN
 ) -> Processor:
-    """Return what the system tells of the `usable` logical processors; what it does not tell counts as cores alike."""
+    """Return the cores behind the `usable` logical processors. Those without information count as alike."""
     saving = usable & _power_saving(usable, devices)
     return Processor(
         cores=_count_cores(usable, devices),
+        # A processor may consist of efficiency cores alone.
         performance_cores=_count_cores(usable - saving or usable, devices),
         quota_cores=quota_cores(cgroup_root, own_cgroup),
     )
 
 
 def quota_cores(root: Path = ROOT, own: Path = OWN) -> int | None:
-    """Return the whole cores, rounded up, of the tightest quota above this process; None without one."""
+    """Return the tightest CPU quota above this process in whole cores, rounded up; None if there is none."""
     quotas = [quota for group in control_groups("cpu", root, own) if (quota := _quota(group)) is not None]
     return min(quotas, default=None)
 
 
 def _count_cores(processors: frozenset[int], devices: Path) -> int:
-    """Count processors that share a core once, where the system tells."""
+    """Count physical cores, if the system says which logical processors share one."""
     cores = set()
     for processor in processors:
         siblings = _text(devices / f"system/cpu/cpu{processor}/topology/thread_siblings_list")
@@ -83,7 +84,7 @@ def _count_cores(processors: frozenset[int], devices: Path) -> int:
 
 
 def _power_saving(usable: frozenset[int], devices: Path) -> frozenset[int]:
-    """Return the processors that save power: x86 lists them as a unit of their own, ARM gives each a capacity."""
+    """Return the efficiency cores: x86 lists them as a separate PMU, ARM gives each core a capacity."""
     listed = _parse_list(_text(devices / "cpu_atom/cpus"))
     if listed:
         return listed
@@ -97,7 +98,7 @@ def _power_saving(usable: frozenset[int], devices: Path) -> frozenset[int]:
 
 
 def _parse_list(text: str) -> frozenset[int]:
-    """Return the numbers of a list such as `0-7,16`; empty for anything else."""
+    """Return the numbers of a list such as `0-7,16`; empty if it is not one."""
     found: set[int] = set()
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
@@ -120,7 +121,7 @@ def _quota(group: ControlGroup) -> int | None:
 
 
 def _from_sysctl() -> Processor:
-    """Return the cores as macOS counts them; level 0 is that of the fastest."""
+    """Return the cores as macOS counts them; performance level 0 is the fastest."""
     logical = os.cpu_count() or 1
     cores = _sysctl_number("hw.physicalcpu") or logical
     return Processor(cores=cores, performance_cores=_sysctl_number("hw.perflevel0.physicalcpu") or cores)

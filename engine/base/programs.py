@@ -1,11 +1,11 @@
-"""The children that we start, by what they are for: the interpreter on a module, or the bundle's one executable."""
+"""The programs that run as children: a module for the interpreter, or an argument for the bundle's one executable."""
 
 from __future__ import annotations
 
 import sys
 
 LOG_MARK = "layerdeck log: "
-"""Begins a line on a worker's standard error that goes to the log; a worker has none of its own."""
+"""Prefix of lines on a worker's standard error that belong into the log; a worker has no log of its own."""
 
 CHILDREN = {
     "worker": "engine.runtime.child",
@@ -19,7 +19,7 @@ CHILDREN = {
     "tunnel": "engine.machines.tunnel",
     "formula": "engine.runtime.media.images.formula",
 }
-"""Modules that run as programs. In the bundle `app.program` runs them when it is started with `--NAME`."""
+"""Module by program name. In the bundle, `app.program` runs the module if it is started with `--NAME`."""
 
 
 def child_argv(child: str, *words: str) -> list[str]:

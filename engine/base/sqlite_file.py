@@ -1,4 +1,4 @@
-"""SQLite files that may be damaged: what is raised for them, and how one is kept aside."""
+"""Damaged SQLite files: which exceptions mean damage, and how a file is set aside."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sqlite3
 from pathlib import Path
 
 FAULTS = (sqlite3.Error, UnicodeDecodeError)
-"""What is raised by a connection; the second where SQLite's own message quotes a damaged page."""
+"""Exceptions of a connection. The second comes if SQLite's own message quotes bytes of a damaged page."""
 _DAMAGE = ("malformed", "no such table", "no such column", "already exists", "decode to UTF-8")
 _NO_DAMAGE = (
     sqlite3.OperationalError,
@@ -15,28 +15,28 @@ _NO_DAMAGE = (
     sqlite3.InterfaceError,
     sqlite3.DataError,
 )
-"""What is about the system, or about what was asked for; damage is what has no class of its own."""
+"""Exceptions about the system or the statement. Damage is raised as `DatabaseError` itself, without a subclass."""
 _PASSING = frozenset({
     sqlite3.SQLITE_BUSY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_LOCKED,
     sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY,
 })  # fmt: skip
 _PRIMARY = 0xFF
-"""The part of a result code that says what; the rest says where."""
+"""Mask for the primary result code; the higher bits say where it happened."""
 
 
 def is_damage(error: Exception) -> bool:
-    """Return whether the file is at fault, not another program that holds it or a disk that is full."""
+    """Return whether the file is damaged, as opposed to locked by another program or on a full disk."""
     return not isinstance(error, _NO_DAMAGE) or any(words in str(error) for words in _DAMAGE)
 
 
 def passes(error: Exception) -> bool:
-    """Return whether the disk or another program is at fault: the same may succeed later."""
+    """Return whether the disk or another program is the cause, so that the same may succeed later."""
     code = getattr(error, "sqlite_errorcode", None)
     return isinstance(error, sqlite3.Error) and code is not None and (code & _PRIMARY) in _PASSING
 
 
 def put_aside(path: Path) -> Path:
-    """Move a database, with what belongs to it, to a name that is free; return where it is now.
+    """Move a database with its journal files to a free name; return the new path.
 
     Raises:
         OSError: it cannot be moved.
@@ -44,6 +44,7 @@ def put_aside(path: Path) -> Path:
     number = 1
     while (aside := path.with_name(f"{path.stem}-kept-{number}{path.suffix}")).exists():
         number += 1
+    # The journals first: SQLite would apply one that stayed behind to the next database of this name.
     for ending in ("-wal", "-shm", ""):
         part = Path(f"{path}{ending}")
         if part.exists():

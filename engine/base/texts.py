@@ -1,6 +1,6 @@
-"""How foreign text is shown: nothing in it steers a terminal, hides or turns what stands around it, or fills a screen.
+"""Makes foreign text safe to show: no control of a terminal, no reordering of its surroundings, no flood.
 
-What comes from files, command lines, devices, peers and the names of paths goes through here on its way to people.
+Text from files, command lines, devices, peers and path names passes through here before it is shown.
 """
 
 from __future__ import annotations
@@ -8,16 +8,16 @@ from __future__ import annotations
 import re
 
 MAX_SENTENCE = 2000
-"""Characters of anything that is said at once."""
+"""Most characters of one message."""
 
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control and bidirectional characters, separators of lines, and lone surrogates, but neither newline nor tab. What
-joins letters stays: languages are written with it."""
+"""Control and bidirectional characters, line separators and lone surrogates, but not newline and tab. Joiners stay,
+since some scripts need them."""
 _KEPT_BYTE = re.compile("[\udc80-\udcff]")
 
 
 def escape(text: str, *, keep_lines: bool = False) -> str:
-    """Return `text` with what cannot be shown as escapes, such as `\\x1b`; with `keep_lines` newlines and tabs stay."""
+    """Return `text` with control characters as escapes, such as `\\x1b`. `keep_lines`: newlines and tabs stay."""
     if text.isascii() and text.isprintable():
         return text
     text = _STEERING.sub(_escaped, _decoded(text))
@@ -25,7 +25,7 @@ def escape(text: str, *, keep_lines: bool = False) -> str:
 
 
 def shorten(text: str, max_length: int = MAX_SENTENCE) -> str:
-    """Return `text` with at most `max_length` characters: what is too long loses its middle."""
+    """Return `text` with at most `max_length` characters; the middle of a longer one is left out."""
     if len(text) <= max_length:
         return text
     head = max_length * 2 // 3
@@ -33,31 +33,32 @@ def shorten(text: str, max_length: int = MAX_SENTENCE) -> str:
 
 
 def show(text: str, max_length: int = MAX_SENTENCE) -> str:
-    """Return `text` for people, on one line: escaped and short."""
+    """Return `text` escaped, shortened and on one line."""
+    # Before, because escaping megabytes takes long; after, because escapes are longer than what they replace.
     return shorten(escape(shorten(text, max_length)), max_length)
 
 
 def one_line(text: str) -> str:
-    """Return `text` as a title or a name on one line: what cannot be printed is a space, and several are one."""
+    """Return `text` on one line: unprintable characters become spaces, and several spaces become one."""
     return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
 
 
 def capitalised(text: str) -> str:
-    """Return `text` as a sentence begins; what follows the first letter stays, other than with `str.capitalize`."""
+    """Return `text` with a capital first letter. Unlike `str.capitalize`, the rest stays as it is."""
     return f"{text[:1].upper()}{text[1:]}"
 
 
 def escape_json(document: str) -> str:
-    """Return JSON text that any terminal and any reader takes: the same values, steering characters as escapes.
+    """Return JSON text with control characters as escapes, so that any terminal can show it. The values are the same.
 
-    Half of a surrogate pair is no text, so JSON cannot tell it: it stands there as a person would write it.
+    JSON has no valid escape for a lone surrogate, so its value becomes the text of an escape, such as `\\\\udc80`.
     """
     return _STEERING.sub(_json_escaped, _decoded(document))
 
 
 def _decoded(text: str) -> str:
-    """Return the letters that bytes of paths stand for where the locale could not tell: Python keeps each as half of a
-    surrogate pair. What is no UTF-8 stays."""
+    """Return the text of path bytes that the locale could not decode: Python keeps each as a lone surrogate. Bytes that
+    are not UTF-8 stay."""
     if not _KEPT_BYTE.search(text):
         return text
     try:

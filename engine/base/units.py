@@ -1,4 +1,4 @@
-"""Byte counts: reading `"24GiB"`, and one rule for showing bytes to people."""
+"""Sizes in bytes and counts as people write them (`24GiB`, `120M`, `8k`), and one rule for showing bytes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,22 @@ KIB = 1024
 MIB = 1024**2
 GIB = 1024**3
 
-_FACTORS = {"": 1, "B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": 1024**4}
-_SIZE = re.compile(r"\s*(\d{1,19}(?:\.\d{1,6})?)\s*([KMGT]iB|B|)\s*", re.ASCII)
+# Memory is binary: a card of "24 GB" has 24 GiB, and llama.cpp prints MiB. So KB, MB and GB mean KiB, MiB and GiB
+# here, as in the memory options of Docker and QEMU.
+_FACTORS = {"": 1, "K": KIB, "M": MIB, "G": GIB, "T": 1024**4}
+_SIZE = re.compile(r"\s*(\d{1,19}(?:\.\d{1,6})?)\s*([KMGT]?)(?:(?<=[KMGT])i)?B?\s*", re.ASCII | re.IGNORECASE)
 MAX_SIZE_BYTES = 1 << 62
+
+# Context lengths are powers of two, so "32k" is 32768. Three digits after a separator are thousands, one or two
+# before k or M are a fraction: "1.500" is 1500, "1.5k" is 1536.
+_COUNT = re.compile(
+    r"\s*(?:(\d{1,18}|\d{1,3}(?:[ ,.'_\u00a0\u202f]\d{3}){1,5})|(\d{1,9}[.,]\d{1,2})(?=\s*[kM]))\s*(?:([kM])i?)?\s*",
+    re.ASCII | re.IGNORECASE,
+)
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes that `text` names: `"512MiB"`, `"1.5 GiB"`, `"4096"`.
+    """Return the bytes that `text` names: `"512MiB"`, `"120MB"`, `"120M"` (both binary), `"1.5 GiB"`, `"4096"`.
 
     Raises:
         ValueError: with a sentence that names the text and the accepted form.
@@ -26,21 +35,37 @@ def parse_size(text: str) -> int:
     if match is None:
         remedy = tr('write whole bytes or a number with KiB, MiB, GiB or TiB, such as "512MiB"')
         raise ValueError(tr('"{text}" is not a size; {remedy}', text=show(text, 60), remedy=remedy))
-    number, unit = match.groups()
+    number, unit = match[1], match[2].upper()
     size_bytes = int(number) * _FACTORS[unit] if "." not in number else int(float(number) * _FACTORS[unit])
     if size_bytes > MAX_SIZE_BYTES:
         raise ValueError(tr('"{text}" is larger than any device', text=show(text, 60)))
     return size_bytes
 
 
+def parse_count(text: str) -> int:
+    """Return the count of tokens or of other things that `text` names: `"8192"`, `"8k"`, `"16 384"`, `"1.5k"`, `"1M"`.
+
+    Raises:
+        ValueError: with a sentence that names the text and the accepted form.
+    """
+    match = _COUNT.fullmatch(text)
+    if match is None:
+        raise ValueError(tr('"{text}" is not a count; write a number such as 8192 or 8k', text=show(text, 60)))
+    whole, fraction, unit = match.groups()
+    factor = _FACTORS[(unit or "").upper()]
+    if whole is None:
+        return int(float(fraction.replace(",", ".")) * factor)
+    return int(re.sub(r"\D", "", whole)) * factor
+
+
 def format_share(size_bytes: int, whole_bytes: int) -> str:
-    """Return `size_bytes` in the unit in which `format_bytes` shows `whole_bytes`, without naming it: "0.98"."""
+    """Return `size_bytes` in the unit that `format_bytes` uses for `whole_bytes`, without the unit: "0.98"."""
     factor, digits = (GIB, 2) if whole_bytes >= GIB else (MIB, 1) if whole_bytes >= MIB else (KIB, 1)
     return f"{size_bytes / factor:.{digits}f}"
 
 
 def format_bytes(size_bytes: int) -> str:
-    """Return `size_bytes` for people: MiB below 1 GiB (KiB below 1 MiB), GiB above; negatives keep their sign."""
+    """Return a size for people: KiB below 1 MiB, MiB below 1 GiB, else GiB. Negative sizes keep their sign."""
     sign, size = ("-", -size_bytes) if size_bytes < 0 else ("", size_bytes)
     if size < KIB:
         return f"{sign}{size} B"

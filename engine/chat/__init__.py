@@ -1,1 +1,1 @@
-"""Conversations: messages as a tree, where they are kept, what of them a model is shown."""
+"""Conversations: message trees, the database, prompts and answers, saved KV states, export and import."""

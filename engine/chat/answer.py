@@ -1,9 +1,9 @@
-"""One answer from its question to its end: a machine without input and output.
+"""One answer from its question to its end, as a state machine without input and output.
 
-A driver (window, command line, a server) makes an `AnswerRun` for each answer that is to be written, as many at once as
-it likes. It calls one method for each thing that happens and carries out the effects that the method returns, in their
-order: restore what was saved, count, ask a person, read files, ask the model, write, finish. An input that comes too
-late has no effects. Each answer has exactly one `Finish`.
+A driver (window, command line, API server) makes an `AnswerRun` for each answer; several may run at once. The driver
+calls one method for each event, and carries out the effects that the method returns in their order: restore the KV
+state, count tokens, ask a person, read files, ask the model, write, finish. An event that comes too late returns no
+effects. Each answer has exactly one `Finish`.
 """
 
 from __future__ import annotations
@@ -51,10 +51,12 @@ from engine.runtime.session.events import Cancelled, Crashed, Done, Failed, OutO
 
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
-    """What an answer is asked with: later changes of the conversation or of the model do not change it.
+    """Settings of one answer. Later changes of the conversation or the model do not change them.
 
-    `system`, `template`: of the conversation, empty for none. `n_ctx`: tokens of the context, None if unknown.
-    `model`: the name of the model; with `model_identity` and the words of `layout` it is kept with the message.
+    `system`: the system prompt; empty: none.
+    `template`: a chat template instead of the model's; empty: none.
+    `n_ctx`: tokens of the context; None: unknown.
+    `model`, `model_identity`, `layout`: stored with the message.
     """
 
     system: str = ""
@@ -72,21 +74,21 @@ class AnswerOptions:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Have the model hold the saved state of the conversation, if there is one; then call `restored`."""
+    """Restore the saved KV state of the conversation, if there is one. Then call `restored`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Ask the model for the tokens of the prompt; then call `counted`, or `fail`."""
+    """Ask the model to count the tokens of the prompt. Then call `counted`, or `fail`."""
 
     request: CountTokens
 
 
 @dataclass(frozen=True, slots=True)
 class AskOverflow:
-    """Ask a person whether the oldest turns are left out of the full context; then call `answer_overflow`.
+    """Ask a person whether to drop the oldest turns from the prompt. Then call `answer_overflow`.
 
-    An empty sentence takes the question back.
+    An empty sentence withdraws the question.
     """
 
     sentence: str
@@ -94,33 +96,33 @@ class AskOverflow:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Show a sentence that ends nothing."""
+    """Show a sentence. The answer goes on."""
 
     sentence: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReadFiles:
-    """Read the attachments with these SHA-256; then call `files_read`."""
+    """Read the attachments with these SHA-256. Then call `files_read`."""
 
     names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Ask the model for the answer; then call `token` for each piece of its text, and `done` or `fail` at its end."""
+    """Ask the model for the answer. Then call `token` for each piece of text, and `done` or `fail` at the end."""
 
     request: Generate
 
 
 @dataclass(frozen=True, slots=True)
 class StopAnswer:
-    """Ask the model to stop; its ending comes as always."""
+    """Ask the model to stop. `done` or `fail` follows as usual."""
 
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Write more text of the message; once it is on disk, or cannot be written, call `written` and show it."""
+    """Store more text of the message. When it is on disk, or cannot be stored, call `written` and show the text."""
 
     message: str
     content: str
@@ -129,9 +131,10 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Write the whole message; the answer has ended.
+    """Store the complete message. The answer has ended.
 
-    `done`: the model's report, None if the answer failed. `failure`: a sentence on why it did.
+    `done`: the model's report; None if the answer failed.
+    `failure`: why it failed, as a sentence.
     """
 
     message: Message
@@ -144,7 +147,7 @@ Effects = tuple[Effect, ...]
 
 
 class _Step(Enum):
-    """What the answer waits for."""
+    """The event that the answer waits for."""
 
     RESTORING = auto()
     COUNTING = auto()
@@ -155,10 +158,12 @@ class _Step(Enum):
 
 
 class AnswerRun:
-    """One answer that is being written, in the conversation `chat`. For one thread.
+    """One answer that is being written. For one thread.
 
-    `tree`: the messages with the new one, as they are to be stored before `begin`. `message`: the answer as far as it
-    is on disk, whole after its end. `begun`: what the model has to go on from, which is in `message` already.
+    `chat`: the id of the conversation.
+    `tree`: its messages with the new answer. Store them before `begin`.
+    `message`: the answer as far as it is on disk; complete after its end.
+    `begun`: text that the model continues from. `message` has it already.
     """
 
     def __init__(
@@ -172,20 +177,22 @@ class AnswerRun:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.chat, self.options, self.begun = chat, options, begun
+        # A regenerated answer begins with the cut of its newest version, so that the prompt and its cached prefix stay.
         message = msgspec.structs.replace(message, cut=cut_of_answer(tree, message.id, options.n_ctx))
         self.tree = changed(tree, message)
         self.message = message
         self.path = tree.path_to(message.parent)
         """The messages before the answer; the question is the last of them."""
         self.goes_on = False
-        """Whether it is stopped only to answer with what was thought so far; see `continuation`."""
+        """Whether the model is stopped only to end its thought: see `continuation`."""
         self.left_out = left_out_of(self.path, message.cut)
-        """Messages that the model is not shown."""
+        """Ids of messages that the prompt leaves out."""
         self._was_cut = cut_of_path(self.path, options.n_ctx) is not None
         self._overflow = options.overflow
         self._step = _Step.RESTORING
         self._counted: Counted | None = None
         self._splitter = Splitter()
+        # A continued answer begins inside its thought or after it; the splitter has to know which.
         self._splitter.add(begun)
         self._had_thought = self._splitter.has_thought
         self._content, self._reasoning = [message.content], [message.reasoning]
@@ -212,17 +219,17 @@ class AnswerRun:
 
     @property
     def is_thinking(self) -> bool:
-        """Whether the model thinks now."""
+        """Whether the model is writing its thought."""
         return self._splitter.is_thinking
 
     @property
     def marks(self) -> Marks | None:
-        """The marks around the thought; None if there was none."""
+        """The tags around the thought; None if there is no thought."""
         return self._splitter.marks
 
     @property
     def continuation(self) -> str | None:
-        """What the model goes on from after `answer_now` has stopped it; None if it was not."""
+        """The text that the model continues from after `answer_now`; None if that was not called."""
         if not self.goes_on or self.message.state != "stopped":
             return None
         return begun_answer(self.message.reasoning, "", self.marks)
@@ -230,33 +237,35 @@ class AnswerRun:
     # ------------------------------------------------------------------ before the model is asked
 
     def begin(self) -> Effects:
-        """Begin; `tree` is stored."""
+        """Begin the answer, after `tree` was stored."""
         return (Restore(),)
 
     def restored(self) -> Effects:
-        """The model holds the saved state, or has to read the conversation."""
+        """Go on after `Restore`, whether a state was restored or not."""
         if self._step is not _Step.RESTORING:
             return ()
+        # Counting takes a round trip to the child, so short prompts are sent at once.
         return self._count() if may_be_too_long(self._prompt, self.options.n_ctx) else self._send()
 
     def counted(self, counted: Counted) -> Effects:
-        """The model has counted the prompt."""
+        """Go on with the token counts of the prompt."""
         if self._step is not _Step.COUNTING:
             return ()
         return self._take_count(counted)
 
     def answer_overflow(self, leave_out: bool) -> Effects:
-        """A person has said whether the oldest turns are left out."""
+        """Go on with a person's choice: drop the oldest turns, or do not ask the model."""
         if self._step is not _Step.ASKING_PERSON:
             return ()
         assert self._counted is not None
         if leave_out:
+            # The person has agreed, so a second count of this answer does not ask again.
             self._overflow = "drop"
             return (AskOverflow(""), *self._take_count(self._counted))
-        return self.fail(tr("It was not asked: the context is full."))
+        return self.fail(tr("Not sent, because the context is full."))
 
     def files_read(self, files: Mapping[str, bytes]) -> Effects:
-        """The attachments were read; those that are not there any more are missing in `files`."""
+        """Go on with the bytes of attachments. Files that are no longer stored are missing in `files`."""
         if self._step is not _Step.READING_FILES:
             return ()
         try:
@@ -276,6 +285,7 @@ class AnswerRun:
         options = self.options
         asked = messages_by_id(options.system, shown_path(self.path, self.left_out))
         tokens = tokens_of(asked, counted.messages, counted.prompt)
+        # Without a reserve the answer would have no room in a context that the prompt just fits.
         reserve = answer_reserve(counted.n_ctx, options.sampling.max_tokens)
         room = counted.n_ctx - reserve - tokens.get(SYSTEM, 0)
         fit = choose(self.path, tokens, room, self._overflow, self.left_out)
@@ -287,15 +297,17 @@ class AnswerRun:
             return self.fail(tr("{sentence} The context has {n_ctx} tokens.", sentence=sentence, n_ctx=counted.n_ctx))
         if not fit.newly:
             return self._send()
+        # The sentence is shown only when the first turns are dropped, not for each later answer.
         is_new = self.message.cut is None
         self.left_out = frozenset(fit.left_out)
         cut = cut_that_leaves_out(self.path, fit.left_out, counted.n_ctx)
         self.message = msgspec.structs.replace(self.message, cut=cut)
-        # The template may write more or less around fewer messages: what is left is counted again.
+        # A template may write other text around fewer messages, so the shorter prompt is counted again.
         return (*((Notice(left_out_sentence()),) if is_new else ()), *self._count())
 
     def _send(self) -> Effects:
         prompt = self._prompt
+        # Bytes of images and sounds are read only now: a dropped turn needs none.
         if names := names_of_media(prompt):
             self._step = _Step.READING_FILES
             return (ReadFiles(names),)
@@ -309,9 +321,10 @@ class AnswerRun:
     # ------------------------------------------------------------------ while the model answers
 
     def token(self, text: str, choices: Sequence[TokenChoice] = ()) -> None:
-        """The model has written more; `flush` gives what there is to write and show."""
+        """Take more text of the model. `flush` returns it as an effect."""
         if self._step is not _Step.WRITING:
             return
+        # Only the first tokens keep their alternatives: each takes some hundred bytes in the database.
         self._choices += choices[: max(0, MAX_CHOICES - len(self._choices))]
         self._tokens += 1
         self._last_s = self._clock()
@@ -320,32 +333,33 @@ class AnswerRun:
         self._take(self._splitter.add(text))
 
     def flush(self) -> Effects:
-        """Have the text that came since the last call written, as one piece; nothing if none came."""
+        """Return an effect that stores the text since the last call as one piece; no effect if there is no text."""
         content = "".join(delta.content for delta in self._waiting)
         reasoning = "".join(delta.reasoning for delta in self._waiting)
         self._waiting.clear()
         return (Append(self.message.id, content, reasoning),) if content or reasoning else ()
 
     def written(self, piece: Append) -> None:
-        """A piece is on disk, or cannot be written; `message` has it from now on."""
+        """Add a piece to `message`, once it is on disk or cannot be stored."""
         if not self.has_ended:
             content, reasoning = self.message.content + piece.content, self.message.reasoning + piece.reasoning
             self.message = msgspec.structs.replace(self.message, content=content, reasoning=reasoning)
 
     def stop(self) -> Effects:
-        """A person wants no more of it; what came stays."""
+        """Stop the answer for a person. Its text so far is kept."""
         match self._step:
             case _Step.ENDED:
                 return ()
             case _Step.WRITING:
-                self.goes_on = False  # Otherwise the end of the thought would begin the answer.
+                # A person's stop wins over `answer_now`.
+                self.goes_on = False  # Otherwise the answer would begin after the stopped thought.
                 return (StopAnswer(),)
             case _Step.ASKING_PERSON:
                 return self.answer_overflow(False)
-        return self.fail(tr("It was stopped before the model was asked."))
+        return self.fail(tr("Stopped before the model was asked."))
 
     def answer_now(self) -> Effects:
-        """End the thought, to have the model answer with what there is: see `continuation`."""
+        """Stop the thought, so that the model answers with it as it is: see `continuation`."""
         if not self.is_thinking or self.goes_on or self._step is not _Step.WRITING:
             return ()
         self.goes_on = True
@@ -354,11 +368,12 @@ class AnswerRun:
     # ------------------------------------------------------------------ the end
 
     def done(self, event: Done) -> Effects:
-        """The model has ended the answer."""
+        """End the answer with the model's report."""
         if self._step is not _Step.WRITING:
             return ()
         state: MessageState = "stopped" if event.stop_reason == "stopped" else "done"
         note = left_out_sentence() if self.message.cut is not None and not self._was_cut else ""
+        # The child reports speeds; the message stores times, so that those of a continued answer can be added.
         timings = self._timings(
             prompt_tokens=event.prompt_tokens,
             cached_tokens=event.cached_tokens,
@@ -370,12 +385,13 @@ class AnswerRun:
         return (*rest, Finish(self.message, done=event))
 
     def fail(self, sentence: str) -> Effects:
-        """The model cannot be asked, or the answer broke off; text that came is kept, with our own count of its time.
+        """End the answer with an error. Text so far is kept, timed by our own clock.
 
-        A message with text is `interrupted`, one without `failed`.
+        The message becomes `interrupted` if it has text, else `failed`.
         """
         if self.has_ended:
             return ()
+        # Text that might have begun a tag was held back; it is part of the answer after all.
         self._take(self._splitter.rest())
         if not any(self._content) and not any(self._reasoning):
             rest = self._end("failed", sentence, self.message.timings)
@@ -383,13 +399,14 @@ class AnswerRun:
             timings = self._timings(
                 generated_tokens=self._tokens, generation_seconds=_between(self._first_s, self._last_s)
             )
-            note = tr("{sentence} What had come is kept.", sentence=sentence)
+            note = tr("{sentence} The partial answer was kept.", sentence=sentence)
             rest = self._end("interrupted", note, timings if self._tokens else self.message.timings)
         return (*rest, Finish(self.message, failure=sentence))
 
     def _end(self, state: MessageState, note: str, timings: Timings | None, stop_reason: str = "") -> Effects:
         self._take(self._splitter.rest())
         rest: Effects = self.flush()
+        # A banner that still asks about the full context has to go.
         if self._step is _Step.ASKING_PERSON:
             rest = (AskOverflow(""), *rest)
         self._step = _Step.ENDED
@@ -414,7 +431,7 @@ class AnswerRun:
             self._thought_s = self._clock()
 
     def _timings(self, **counted: float | None) -> Timings:
-        """Return counts with our own times, since the answer was asked for; of one that goes on, those of all of it."""
+        """Return the model's counts with our own times. A continued answer adds them to its earlier ones."""
         thought_s = self._clock() if self.is_thinking else self._thought_s
         timings = Timings(
             first_token_seconds=_between(self._asked_s, self._first_s),
@@ -427,14 +444,14 @@ class AnswerRun:
 
 
 def new_question(text: str, parent: str | None, attachments: Sequence[Attachment] = ()) -> Message:
-    """Return a question that follows `parent`."""
+    """Return a question as the next message after `parent`."""
     return Message(
         id=new_id(), role="user", content=text, parent=parent, attachments=tuple(attachments), created_ms=now_ms()
     )
 
 
 def new_answer(chat: str, tree: MessageTree, options: AnswerOptions) -> AnswerRun:
-    """Return the answer to the last message that is shown of `tree`, beside those that it has already."""
+    """Return a new answer to the leaf of `tree`, as another version if the leaf has answers already."""
     message = Message(
         id=new_id(),
         role="assistant",
@@ -451,13 +468,13 @@ def new_answer(chat: str, tree: MessageTree, options: AnswerOptions) -> AnswerRu
 
 
 def continued_answer(chat: str, tree: MessageTree, message: Message, options: AnswerOptions, begun: str) -> AnswerRun:
-    """Return an answer of `tree` that goes on from `begun`."""
+    """Return an existing answer of `tree`, to be continued from `begun`."""
     writing = msgspec.structs.replace(message, state="writing", note="", stop_reason="")
     return AnswerRun(chat, changed(tree, writing), writing, options, begun=begun)
 
 
 def layout_words(layout: Layout) -> str:
-    """Return the devices with their layers, as it is kept with an answer: "CUDA0 0–30, CPU 31–39", or their shares."""
+    """Return a layout as it is stored with an answer: "CUDA0 0–30, CPU 31–39", or the shares of a split."""
     if layout.split_mode in ("tensor", "row"):
         return share_words(layout)
     return ", ".join(
@@ -467,13 +484,13 @@ def layout_words(layout: Layout) -> str:
 
 
 def loss_words(ending: RequestEnding) -> str:
-    """Return why a request that did not end well has no answer, as a sentence."""
+    """Return why a request has no answer, as a sentence; empty if it has one."""
     match ending:
         case Cancelled():
-            return tr("It was stopped before the model answered.")
+            return tr("Stopped before the model answered.")
         case Crashed():
-            # Its own message is long; next to an answer it would push the words away.
-            return tr("The engine ended in the middle of this answer.")
+            # The event's own message is long. The load report shows it.
+            return tr("The engine ended during this answer.")
         case OutOfMemory() | Failed():
             return ending.message
     return ""

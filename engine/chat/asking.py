@@ -1,4 +1,4 @@
-"""Makes requests for a model from messages of a conversation; and finds earlier answers in the tokens of a prompt."""
+"""Makes requests to a model from messages of a conversation, and finds earlier answers in the tokens of a prompt."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def messages_by_id(system: str, shown: Sequence[Message]) -> Mapping[str, ChatMe
     for place, message in enumerate(shown):
         follower = shown[place + 1] if place + 1 < len(shown) else None
         unanswered = message.role == "user" and follower is not None and not _says_something(follower)
+        # Many templates raise an error unless user and assistant alternate, so unanswered questions are left out.
         if _says_something(message) and not unanswered:
+            # Templates without tools know no role "tool".
             role = "user" if message.role == "tool" else message.role
             found[message.id] = ChatMessage(role, message_text(message), media_of(message))
     return found
@@ -79,8 +81,8 @@ def with_files(messages: Iterable[ChatMessage], files: Mapping[str, bytes]) -> t
     )
     if sum(len(file.data) for message in filled for file in message.media) > MAX_SENT_BYTES:
         raise ChatError(
-            f"The images and sounds of this conversation are larger than {MAX_SENT_BYTES >> 20} MiB together; begin a"
-            " new one, or branch from before some of them."
+            f"The images and sounds of this conversation are larger than {MAX_SENT_BYTES >> 20} MiB in total; begin a"
+            " new conversation, or branch before some of them."
         )
     return filled
 
@@ -88,7 +90,7 @@ def with_files(messages: Iterable[ChatMessage], files: Mapping[str, bytes]) -> t
 def _with_bytes(file: MediaFile, files: Mapping[str, bytes]) -> MediaFile:
     if file.sha256 not in files:
         what = "A sound" if isinstance(file, SoundFile) else "An image"
-        raise ChatError(f"{what} of this conversation is not kept any more; delete its turn, or attach it again.")
+        raise ChatError(f"{what} of this conversation is not stored any more; delete its turn, or attach it again.")
     return msgspec.structs.replace(file, data=files[file.sha256])
 
 
@@ -101,6 +103,7 @@ def attachment_text(attachment: Attachment) -> str:
     """Return the text of a file for the prompt, between fences that are longer than any in the file."""
     if not attachment.text:
         return f"File: {attachment.name} (not text)"
+    # A file may contain Markdown fences itself.
     fence = "```"
     while fence in attachment.text:
         fence += "`"
@@ -140,7 +143,7 @@ def choices_in_prompt(pieces: Sequence[str], shown: Sequence[Message]) -> Mappin
         if begin < 0:
             continue
         after = begin + len(head)
-        # a template may leave out spaces around an answer
+        # A template may remove white space around an answer.
         place = begin - (len(words) - len(words.lstrip()))
         for choice in choices:
             if place >= begin and not text.startswith(choice.text, place):

@@ -1,7 +1,6 @@
-"""Files that are attached to a question: text and code as they are, the text of PDF files, images for models that see,
-sounds for those that hear.
+"""Files that are attached to a question: text and code, the text of PDF files, images and sounds.
 
-None leaves this machine.
+Images need a model with a projector that sees, sounds one that hears. No file leaves this computer.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from engine.base.language import tr
 from engine.base.texts import show
 from engine.chat.message import Attachment, AttachmentKind, new_id
 from engine.chat.pdf_reader import SECONDS, PdfText, ReadPdf
-from engine.runtime.media.images.pictures import MAX_IMAGE_BYTES, Looked, Picture, is_image, look_at
-from engine.runtime.media.sounds.recordings import MAX_SOUND_BYTES, Heard, is_sound, listen_to
+from engine.runtime.media.images.pictures import MAX_IMAGE_BYTES, ImageFacts, Picture, inspect_image, is_image
+from engine.runtime.media.sounds.recordings import MAX_SOUND_BYTES, SoundFacts, inspect_sound, is_sound
 from engine.runtime.process.decoders import ask_decoder
 
 MAX_TEXT_BYTES = 2 << 20
@@ -34,7 +33,7 @@ _MOST_BYTES: Mapping[AttachmentKind, int] = {
 
 
 class ReadFile(NamedTuple):
-    """An attachment, its bytes, which are to be kept with it, and of an image a small picture to be shown."""
+    """An attachment with its bytes, and a small picture if it is an image."""
 
     attachment: Attachment
     data: bytes
@@ -42,12 +41,13 @@ class ReadFile(NamedTuple):
 
 
 def read_attachment(path: Path) -> ReadFile:
-    """Return a file as an attachment. Takes up to a minute.
+    """Return a file as an attachment. This takes up to a minute.
 
     Raises:
-        ChatError: one sentence that names the file, with what to do.
+        ChatError: the file cannot be attached; the sentence names it and a remedy.
     """
     try:
+        # The largest limit of all kinds. One byte more shows that a file exceeds it.
         data = read_at_most(path, MAX_PDF_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -61,11 +61,12 @@ def as_attachment(data: bytes, file_name: str) -> ReadFile:
     name = show(file_name, MAX_NAME_CHARACTERS)
     if not data:
         raise ChatError(tr("{name} is empty; there is nothing to attach.", name=name))
+    # By content and not by name: a file's ending may be wrong or missing.
     kind = _kind(data)
     if len(data) > _MOST_BYTES[kind]:
         raise ChatError(_too_large(kind, name))
-    looked = look_at(data, name) if kind == "image" else None
-    heard = listen_to(data, name) if kind == "audio" else None
+    looked = inspect_image(data, name) if kind == "image" else None
+    heard = inspect_sound(data, name) if kind == "audio" else None
     attachment = Attachment(
         id=new_id(),
         kind=kind,
@@ -95,11 +96,11 @@ def _too_large(kind: AttachmentKind, name: str) -> str:
         case "image":
             return tr("{name} is larger than {most} MiB; make it smaller.", name=name, most=most)
         case "audio":
-            return tr("{name} is larger than {most} MiB; save it as MP3, or cut it.", name=name, most=most)
+            return tr("{name} is larger than {most} MiB; save it as MP3, or shorten it.", name=name, most=most)
     return tr("{name} is larger than {most} MiB; attach a part of it.", name=name, most=most)
 
 
-def _mime(kind: AttachmentKind, decoded: Looked | Heard | None, file_name: str) -> str:
+def _mime(kind: AttachmentKind, decoded: ImageFacts | SoundFacts | None, file_name: str) -> str:
     if decoded is not None:
         return decoded.mime
     return "application/pdf" if kind == "pdf" else mimetypes.guess_type(file_name)[0] or "text/plain"
@@ -110,10 +111,11 @@ def _text(data: bytes, name: str) -> str:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
         text = "\0"
+    # UTF-16 and most binary files contain zero bytes.
     if "\0" in text:
         raise ChatError(
             tr(
-                "{name} is not text in UTF-8; attach text, code, a PDF file, an image, or sound as WAV, MP3 or FLAC.",
+                "{name} is not UTF-8 text; attach text, code, a PDF file, an image, or sound as WAV, MP3 or FLAC.",
                 name=name,
             )
         )
@@ -125,7 +127,7 @@ def _pdf_text(data: bytes, name: str) -> str:
         found = ask_decoder("pdf", ReadPdf(data=data, seconds=SECONDS), PdfText)
     except EngineError:
         found = PdfText(
-            fault=tr("it broke its reader, or took longer than {seconds:g} s or too much memory", seconds=SECONDS)
+            fault=tr("reading it failed, or needed too much memory or more than {seconds:g} s", seconds=SECONDS)
         )
     if found.fault:
         raise ChatError(tr("{name} cannot be attached: {fault}.", name=name, fault=found.fault))

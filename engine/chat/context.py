@@ -1,9 +1,9 @@
-"""Fits a conversation into the context: tokens by part, and which turns the prompt leaves out when the context is full.
+"""Fits a conversation into the context: tokens by part, and the turns that the prompt leaves out.
 
-Whole turns are left out, the oldest first. The system prompt, pinned turns and the last question stay; the stored
-conversation loses nothing. More are left out than are needed: the model then reads the same beginning for several
-turns, which its cache still holds. What is left out is kept with the answer as a `Cut`: for the next answer, and after
-a restart, the model is shown the same again. In a longer context than the one that was full it is decided anew.
+Whole turns are left out, the oldest first. The system prompt, pinned turns and the last question stay. The stored
+conversation does not change. More turns are left out than necessary, so that the next prompts begin with the same
+tokens, which are still in the KV cache. The decision is stored with the answer as a `Cut` and holds for later answers.
+In a longer context it is made anew.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DEFAULT_RESERVE = 1024
 RESERVE_SHARE = 4
 """At most one part in this many of the context is reserved."""
 ROOM_AFTER = 0.75
-"""Share of the room that the prompt may fill after turns were left out."""
+"""Share of the room that the prompt may fill after turns were left out. The rest lets the next turns fit."""
 COUNT_FROM = 0.5
 """A prompt is counted only if it has more characters than this share of the context's tokens."""
 
@@ -63,14 +63,14 @@ class Fit:
         """Return a sentence about the decision, empty if there is nothing new."""
         if self.decision == "full":
             return tr(
-                "The conversation is {over_tokens} tokens longer than the context has room for. Shorten "
-                "the last question, unpin turns, or load with a longer context.",
+                "The conversation is {over_tokens} tokens too long for the context. Shorten the last question, "
+                "unpin messages, or load with a longer context.",
                 over_tokens=self.over_tokens,
             )
         if self.decision == "ask":
             return tr(
-                "The context is full by {over_tokens} tokens. Leave out the oldest turns, or load with a "
-                "longer context.",
+                "The context is full: {over_tokens} tokens too many. Drop the oldest messages, or load with a longer "
+                "context.",
                 over_tokens=self.over_tokens,
             )
         if self.newly:
@@ -80,11 +80,12 @@ class Fit:
 
 def left_out_sentence() -> str:
     """Return the sentence that is shown when turns are left out for the first time."""
-    return tr("The context is full: the oldest turns are kept here, and not shown to the model any more.")
+    return tr("The context is full. The model no longer sees the oldest messages.")
 
 
 def may_be_too_long(asked: Sequence[ChatMessage], n_ctx: int | None) -> bool:
-    """Return whether to ask the model for the tokens of a prompt; those of images and sounds cannot be guessed."""
+    """Return whether the tokens of a prompt have to be counted. Images and sounds are always counted."""
+    # An image takes hundreds of tokens and no characters.
     if any(message.media for message in asked):
         return True
     return n_ctx is not None and sum(len(message.content) for message in asked) > n_ctx * COUNT_FROM
@@ -101,9 +102,10 @@ def answer_reserve(n_ctx: int, max_tokens: int | None) -> int:
 
 
 def tokens_of(messages: Iterable[str], contents: Iterable[int], prompt: int) -> dict[str, int]:
-    """Return the tokens of each message, with an equal share of what the template adds; their sum is `prompt`."""
+    """Return the tokens of each message, with an equal share of the template's own tokens; their sum is `prompt`."""
     found = dict(zip(messages, contents, strict=True))
     if found:
+        # Text of the template is not part of any message, so all messages share it equally.
         share, rest = divmod(prompt - sum(found.values()), len(found))
         found = {message: tokens + share for message, tokens in found.items()}
         found[next(reversed(found))] += rest
@@ -137,6 +139,7 @@ def choose(
 ) -> Fit:
     """Decide which messages are part of the prompt. `tokens`: by message, see `tokens_of`. `room`: tokens that a prompt
     may have, without the reserve. `already`: messages that were left out before."""
+    # Turns that were left out before stay out; they are not counted again.
     turns = [turn for turn in turns_of(path) if not all(message.id in already for message in turn)]
     shown_before = {message.id for turn in turns for message in turn}
     need = sum(tokens.get(message, 0) for message in shown_before)
@@ -145,7 +148,9 @@ def choose(
     if policy != "drop":
         return _fit("ask" if policy == "ask" else "full", path, shown_before, (), need - room)
     dropped: list[str] = []
+    # Dropping to three quarters keeps the same prefix for several turns.
     goal = int(room * ROOM_AFTER)
+    # The last turn is the question itself, which is never dropped.
     for turn in turns[:-1]:
         if need <= goal:
             break
@@ -153,6 +158,7 @@ def choose(
             dropped += [message.id for message in turn]
             need -= sum(tokens.get(message.id, 0) for message in turn)
     shown = shown_before - set(dropped)
+    # Pinned turns and the question alone are too long.
     if need > room:
         return _fit("full", path, shown, tuple(dropped), need - room)
     return _fit("fits", path, shown, tuple(dropped))

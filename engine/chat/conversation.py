@@ -1,4 +1,4 @@
-"""A conversation without its messages: what a list of them shows, and what is set for all of it."""
+"""A conversation without its messages: title and folder for the list, and its settings."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ TITLE_CHARACTERS = 60
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
-    """Times in milliseconds since 1970 (UTC).
+    """A conversation. Times are milliseconds since 1970 (UTC).
 
-    `folder`: a name, empty: in none; `leaf`: the last message of what is shown, None: nothing was said; `system`: the
-    system prompt; `preset`: a name, empty for none; `settings`: what the chat sets itself, by the names of
-    `SamplingSettings`; `template`: a chat template in place of the model's, empty for that one; `draft`: what is typed
-    and not sent; `forked_from`: the conversation that it was branched off; `deleted_ms`: when it was deleted, until it
-    is purged.
+    `folder`: the name of its folder; empty: none.
+    `leaf`: the id of the last shown message; None: there are no messages.
+    `system`: its own system prompt; empty: that of the preset, if any.
+    `preset`: the name of its preset; empty: none.
+    `settings`: its own sampling settings, by the names of `SamplingSettings`.
+    `template`: a chat template instead of the model's; empty: none.
+    `draft`: text that was typed and not sent.
+    `forked_from`: the id of the conversation that it was branched from.
+    `deleted_ms`: the time of its deletion, until it is purged.
     """
 
     id: str
@@ -37,9 +41,11 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hit(msgspec.Struct, frozen=True, kw_only=True):
-    """A place that a search found: `tree.select(hit.message)` shows its branch. `message` None: it is in the title.
+    """A match of a search.
 
-    `snippet` is text around it in one line; `begin` and `end` are where in the snippet the words are.
+    `message`: the id of the message; None: the match is in the title. `tree.select` shows its branch.
+    `snippet`: text around the match, on one line.
+    `begin`, `end`: place of the match in the snippet.
     """
 
     conversation: str

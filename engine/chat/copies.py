@@ -51,7 +51,7 @@ class DatabaseCopies:
         return tuple(sorted(filter(self._is_ours, found), reverse=True))
 
     def _is_ours(self, path: Path) -> bool:
-        """Whether the name says when a copy was made; files that a person puts there are left alone."""
+        """Return whether the file name has the time of a copy; other files in the folder are ignored."""
         try:
             self.time_of(path)
         except ValueError:
@@ -80,6 +80,7 @@ class DatabaseCopies:
             self._remove_abandoned()
             self._require_room()
             stamp = self._stamp()
+            # Created with these rights before SQLite writes to it: conversations are private.
             unfinished.touch(mode=0o600)
             fault = _back_up(self.database, unfinished)
             if not fault:
@@ -91,8 +92,8 @@ class DatabaseCopies:
             reason = getattr(error, "strerror", None) or str(error)
             raise ChatError(
                 tr(
-                    "The conversations cannot be copied to {folder} ({reason}); check the disk's room and permissions."
-                    " Nothing is lost.",
+                    "The conversations cannot be copied to {folder} ({reason}); check the disk's free space and"
+                    " permissions. Nothing is lost.",
                     folder=self.folder,
                     reason=reason,
                 )
@@ -197,6 +198,7 @@ class BackgroundCopies:
             self._copies.make()
         except (ChatError, DamageFound) as error:
             _log.info("%s", error)
+            # A full disk would otherwise be reported every ten minutes.
             if str(error) != self._last_sentence:
                 self._last_sentence = str(error)
                 self._report(error)
@@ -220,12 +222,13 @@ def kept_of(newest_first: Sequence[Path]) -> set[Path]:
 
 
 def _back_up(database: Path, target: Path) -> str:
-    """Copy a database into one file; return why the copy is not sound, or an empty string."""
+    """Copy a database into one file; return the reason if the copy is not sound, else an empty string."""
     with closing(sqlite3.connect(database)) as source, closing(sqlite3.connect(target, isolation_level=None)) as copy:
         source.execute("PRAGMA query_only = ON")
         copy.execute("PRAGMA synchronous = OFF")  # one fsync at the end is enough
         try:
             source.backup(copy)
+            # The copy is one file without a write-ahead log, so that it can be moved and opened alone.
             copy.execute("PRAGMA journal_mode = DELETE")
             fault = _fault(copy)
         except FAULTS as error:

@@ -26,10 +26,10 @@ Row = Mapping[str, Value]
 
 @dataclass(frozen=True, slots=True)
 class AddedRows:
-    """What a recovery found in the damaged file.
+    """Messages that a recovery found in the damaged file.
 
     `n_messages`: messages that the copy did not have or had in an earlier state.
-    `n_lost`: messages that the damaged file lists and nobody has; None if its list cannot be read.
+    `n_lost`: messages that the damaged file lists and neither file contains; None if its list cannot be read.
     """
 
     n_messages: int
@@ -37,7 +37,7 @@ class AddedRows:
 
 
 def add_readable_rows(damaged: Path, connection: sqlite3.Connection) -> AddedRows:
-    """Add what can be read of a damaged database to a database of this version.
+    """Add the readable rows of a damaged database to a database of this version.
 
     Raises:
         OSError, sqlite3.Error: the database cannot be written.
@@ -103,7 +103,7 @@ def _readable_rows(source: sqlite3.Connection, table: str) -> Iterator[Row]:
 
 
 def _scan(source: sqlite3.Connection, table: str, order: str, rows: dict[int, Row]) -> bool:
-    """Read rows by their number until one is there already; return whether none was in the way."""
+    """Read rows in the order of their numbers, until one was read before; return whether the scan met no damage."""
     try:
         for row in _select(source, table, f"ORDER BY rowid {order}"):
             number = row["rowid"]
@@ -141,7 +141,7 @@ def _put(connection: sqlite3.Connection, table: str, row: Row, *, replaces: bool
     try:
         return connection.execute(statement, [row[name] for name in names]).rowcount
     except sqlite3.IntegrityError:
-        return 0  # a value that is not there: the row is damaged
+        return 0  # A value is missing: the row is damaged.
 
 
 def _add_message(connection: sqlite3.Connection, row: Row) -> int:
@@ -161,6 +161,7 @@ def _add_message(connection: sqlite3.Connection, row: Row) -> int:
     content, reasoning, *others = kept
     continues = str(row["content"]).startswith(content) and str(row["reasoning"]).startswith(reasoning)
     changed = (row["content"], row["reasoning"], row["state"], row["parent"], row["pinned"], row["details"])
+    # An older state than that of the copy is no gain.
     if not continues or changed == (content, reasoning, *others):
         return 0
     return _put(connection, "message", row, replaces=True)
@@ -197,7 +198,7 @@ def _add_file(source: sqlite3.Connection, connection: sqlite3.Connection, sha256
 
 
 def _begin_lost_conversations(connection: sqlite3.Connection) -> None:
-    """Begin conversations anew of which only messages were read; the first question is the title."""
+    """Create conversations of which only messages could be read. The first question becomes the title."""
     connection.execute(
         "INSERT INTO conversation (id, title, folder, pinned, system, preset, settings, template, draft, created_ms,"
         " updated_ms) SELECT conversation, coalesce((SELECT substr(trim(replace(content, char(10), ' ')), 1, ?)"
@@ -209,7 +210,7 @@ def _begin_lost_conversations(connection: sqlite3.Connection) -> None:
 
 
 def _fill_holes(connection: sqlite3.Connection) -> None:
-    """Put a message in the place of each lost one that others follow: chat templates need roles that alternate."""
+    """Add a message for each lost one that has followers: chat templates expect alternating roles."""
     orphans = connection.execute(
         "SELECT conversation, place, parent, role, created_ms FROM message"
         " WHERE parent IS NOT NULL AND parent NOT IN (SELECT id FROM message) ORDER BY place, number"

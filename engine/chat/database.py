@@ -18,21 +18,22 @@ from engine.chat.recovery import damage_record, finish_recovery, recover
 from engine.chat.schema import VERSION, upgrade, version_of
 
 BUSY_SECONDS = 10.0
-"""How long a writer waits for that of another process (the window and a command line may be at it together)."""
+"""Longest wait for a writer in another process: window and command line may write to the database together."""
 CHECKED_WHOLE_BYTES = 32 << 20
-"""Databases up to this size are checked at each start, which takes a millisecond for each MB; in larger ones damage is
-found when it is met."""
+"""Databases up to this size are checked at each start, which takes about 1 ms per MB. In larger ones damage is found
+when a damaged page is read."""
 
 
 def open_database(path: Path) -> tuple[sqlite3.Connection, str]:
-    """Return the connection that writes, and a sentence where what was there had to be kept aside.
+    """Return the writing connection, and a sentence to show if the old database had to be set aside, else "".
 
     Raises:
-        ChatError: no database can be opened or made there.
+        ChatError: no database can be opened or created there.
     """
     notice = ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        # A recovery may have been interrupted between its last steps.
         finish_recovery(path)
         if reason := _newer(path):
             notice = _keep_aside(path, reason)
@@ -48,19 +49,19 @@ def open_database(path: Path) -> tuple[sqlite3.Connection, str]:
     except (OSError, *FAULTS) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ChatError(
-            tr("The conversations cannot be kept in {path} ({reason}); check the folder.", path=path, reason=reason)
+            tr("The conversations cannot be stored in {path} ({reason}); check the folder.", path=path, reason=reason)
         ) from None
     return connection, notice
 
 
 def our_name() -> str:
-    """Return what tells this process from all others, as the writer of messages."""
+    """Return an id of this process for messages that it writes: process id and start time, since ids are reused."""
     process = psutil.Process()
     return f"{process.pid}:{process.create_time():.2f}"
 
 
 def is_alive(writer: str) -> bool:
-    """Tell whether the process that was writing a message still runs."""
+    """Return whether the process with this id (see `our_name`) still runs."""
     pid, _, created = writer.partition(":")
     try:
         return f"{psutil.Process(int(pid)).create_time():.2f}" == created
@@ -69,9 +70,9 @@ def is_alive(writer: str) -> bool:
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    """Return a connection to a database of this version, in which no message waits for a process that has ended."""
+    """Return a connection to an upgraded database, in which messages of ended processes are complete."""
     if not path.exists():
-        path.touch(mode=0o600)  # what is said is nobody else's business
+        path.touch(mode=0o600)  # conversations are private
     connection = _connect(path)
     try:
         upgrade(connection)
@@ -83,7 +84,7 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 def _mend(connection: sqlite3.Connection) -> None:
-    """Make messages whole that processes were writing when they ended."""
+    """Mark messages as interrupted that ended processes were writing, and join their pieces."""
     alive: Callable[[str], bool] = cache(is_alive)
     open_messages = connection.execute("SELECT id, writer FROM message WHERE writer IS NOT NULL").fetchall()
     left = [message for message, writer in open_messages if not alive(writer)]
@@ -107,14 +108,16 @@ def _mend(connection: sqlite3.Connection) -> None:
 
 def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-    # Deleted text is overwritten here. Copies have it until they are removed, and a recovery may bring it back.
+    # WAL and NORMAL: a commit needs no fsync, and survives a killed process, though perhaps not a power failure.
+    # secure_delete: deleted text is overwritten here. Copies have it until they are removed, and a recovery may bring
+    # it back.
     for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON", "secure_delete = ON"):
         connection.execute(f"PRAGMA {pragma}")
     return connection
 
 
 def _newer(path: Path) -> str:
-    """Return why a database that is there is not for this program, empty where it is or where it cannot be read."""
+    """Return a reason if an existing database has a newer version; empty if not, or if it cannot be read."""
     try:
         with _looking(path) as connection:
             version = version_of(connection)
@@ -124,17 +127,17 @@ def _newer(path: Path) -> str:
         return ""
     if version <= VERSION:
         return ""
-    return tr("is of version {version} and this program reads version {version2}", version=version, version2=VERSION)
+    return tr("has version {version}, and this program reads version {readable}", version=version, readable=VERSION)
 
 
 def _damage(path: Path) -> str:
-    """Return how the database that is there is damaged, empty where it is not or nothing is known of it."""
+    """Return how an existing database is damaged; empty if no damage is known."""
     try:
         with _looking(path) as connection:
             if path.exists() and path.stat().st_size <= CHECKED_WHOLE_BYTES:
                 (found,) = connection.execute("PRAGMA quick_check (1)").fetchone()
             else:
-                # a look at each table finds a damaged beginning
+                # Reading one row of each table finds a damaged beginning.
                 for (table,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
                     connection.execute(f'SELECT * FROM "{table}" LIMIT 1').fetchall()
                 found = "ok"
@@ -149,17 +152,17 @@ def _damage(path: Path) -> str:
 
 @contextmanager
 def _looking(path: Path) -> Iterator[sqlite3.Connection]:
-    """Lend a connection to what is there, to an empty database where there is none."""
+    """Provide a connection to an existing database, or to an empty one in memory if there is none."""
     place = path if path.exists() and path.stat().st_size else ":memory:"
     with closing(sqlite3.connect(place, timeout=BUSY_SECONDS, isolation_level=None)) as connection:
         yield connection
 
 
 def _keep_aside(path: Path, reason: str) -> str:
-    """Rename a database with what belongs to it; returns the sentence that says so."""
+    """Rename a database with its journals, and return a sentence to show."""
     aside = put_aside(path)
     return tr(
-        "The database of conversations {reason}. It was kept as {name} and a new one begun.",
+        "The database of conversations {reason}. It was kept as {name}, and a new one was created.",
         reason=reason,
         name=aside.name,
     )

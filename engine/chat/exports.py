@@ -1,4 +1,4 @@
-"""Conversations as documents: Markdown and HTML of what is shown, our JSON with all branches."""
+"""Conversations as documents: a web page of the shown branch, and Layerdeck's JSON with all branches."""
 
 from __future__ import annotations
 
@@ -27,35 +27,15 @@ _STYLE = (
 )
 
 
-def as_markdown(
-    conversation: Conversation, messages: Sequence[Message], files: Mapping[str, bytes] | None = None
-) -> str:
-    """Return messages as Markdown: what models wrote is Markdown already and stays as it is.
-
-    `files`: bytes of attachments by their SHA-256; images among them stand in the text.
-    """
-    parts = [f"# {one_line(conversation.title) or 'Conversation'}\n"]
-    if conversation.system:
-        parts.append(f"## System\n\n{conversation.system}\n")
-    for message in messages:
-        parts.append(f"## {_heading(message)}\n")
-        for attachment in message.attachments:
-            name, address = one_line(attachment.name), data_address(attachment, files)
-            parts.append(f"![{_bracketed(name)}]({address})\n" if address else f"Attached: {name}\n")
-        if message.reasoning:
-            parts.append("\n".join(f"> {line}".rstrip() for line in message.reasoning.splitlines()) + "\n")
-        parts.append(f"{message.content}\n")
-    return "\n".join(parts)
-
-
 def as_html(conversation: Conversation, messages: Sequence[Message], files: Mapping[str, bytes] | None = None) -> str:
     """Return messages as one page that needs nothing else and runs nothing: all text in it is escaped.
 
-    `files` as of `as_markdown`.
+    `files`: bytes of attachments by their SHA-256. Images among them are part of the page.
     """
     title = html.escape(one_line(conversation.title) or "Conversation")
     parts = [
         '<!DOCTYPE html>\n<html><head><meta charset="utf-8">',
+        # A policy against scripts and requests, in case that escaping ever fails.
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:;'
         " style-src 'unsafe-inline'\">",
         f"<title>{title}</title><style>{_STYLE}</style></head><body>\n<h1>{title}</h1>\n",
@@ -63,7 +43,7 @@ def as_html(conversation: Conversation, messages: Sequence[Message], files: Mapp
     if conversation.system:
         parts.append(f"<section><h2>System</h2><pre>{_escaped(conversation.system)}</pre></section>\n")
     for message in messages:
-        parts.append(f"<section><h2>{html.escape(_heading(message))}</h2>")
+        parts.append(f"<section><h2>{html.escape(heading(message))}</h2>")
         for attachment in message.attachments:
             name, address = _escaped(one_line(attachment.name)), data_address(attachment, files)
             parts.append(f'<p><img src="{address}" alt="{name}"></p>' if address else f"<p>Attached: {name}</p>")
@@ -77,6 +57,7 @@ def as_json(
     conversations: Sequence[tuple[Conversation, MessageTree]], files: Mapping[str, bytes] | None = None
 ) -> bytes:
     """Return conversations with all branches as our own document; `files`: bytes of attachments by their SHA-256."""
+    # The format and its version come first, so that readers can refuse early.
     document = {
         "format": FORMAT,
         "version": VERSION,
@@ -90,22 +71,24 @@ def as_json(
         ],
         "files": {name: base64.b64encode(data).decode() for name, data in (files or {}).items()},
     }
+    # Imported messages may hold lone surrogates, which UTF-8 cannot encode.
     return (json.dumps(document, ensure_ascii=False, indent=1) + "\n").encode("utf-8", "replace")
 
 
 def data_address(attachment: Attachment, files: Mapping[str, bytes] | None) -> str:
-    """Return an image as an address that holds all of it; empty for other files, and where its bytes are not there."""
+    """Return an image as a data URL; empty for other files, and if its bytes are not in `files`."""
+    is_image = attachment.kind == "image" and attachment.mime in IMAGE_TYPES
+    return data_url(attachment, files) if is_image else ""
+
+
+def data_url(attachment: Attachment, files: Mapping[str, bytes] | None) -> str:
+    """Return an attachment as a data URL; empty if its bytes are not in `files`."""
     data = (files or {}).get(attachment.sha256)
-    if attachment.kind != "image" or attachment.mime not in IMAGE_TYPES or data is None:
-        return ""
-    return f"data:{attachment.mime};base64,{base64.b64encode(data).decode()}"
+    return "" if data is None else f"data:{attachment.mime};base64,{base64.b64encode(data).decode()}"
 
 
-def _bracketed(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("[", "\\[").replace("]", "\\]")
-
-
-def _heading(message: Message) -> str:
+def heading(message: Message) -> str:
+    """Return the heading of a message: who wrote it, and when (UTC)."""
     words = [_NAMES[message.role]]
     if message.model:
         words.append(f"({one_line(message.model)})")
@@ -117,12 +100,13 @@ def _heading(message: Message) -> str:
 def _time(time_ms: int) -> str:
     try:
         return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M")
+    # An imported file may claim any time.
     except (OverflowError, ValueError, OSError):
         return ""
 
 
 def _escaped(text: str) -> str:
-    """Escape for HTML; characters that HTML has no place for become marks."""
+    """Escape a text for HTML. Control characters become replacement characters."""
     return "".join(
         letter if letter.isprintable() or letter in "\n\t" else "\N{REPLACEMENT CHARACTER}"
         for letter in html.escape(text)

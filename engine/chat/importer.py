@@ -1,7 +1,7 @@
-"""`python -m engine.chat.importer`: takes the conversations of a file into the database, beside the window.
+"""`python -m engine.chat.importer`: the child process that imports the conversations of a file into the database.
 
-A large file takes seconds to parse, in which Python's parser holds up all threads of a process. The file is a
-stranger's: the process reaches that file and the database's folder alone, and ends with its one answer.
+Parsing a large file takes seconds, during which Python's JSON parser holds the interpreter lock. The file may come from
+a stranger: the process can reach only that file and the database's folder, and ends after one answer.
 """
 
 from __future__ import annotations
@@ -25,43 +25,44 @@ SECONDS = 600.0
 
 
 class ImportFile(Job, frozen=True, tag="import_file", kw_only=True):
-    """Take the conversations of a file into the database. Paths are bytes, as the system has them."""
+    """Import the conversations of a file. Paths are bytes, since file names need not be valid UTF-8."""
 
     database: bytes
     file: bytes
 
 
 class FileImported(Message, frozen=True, tag="file_imported", kw_only=True):
-    """The new conversations, or why there are none."""
+    """The new conversations; or `fault`, the reason why there are none."""
 
     conversations: tuple[Conversation, ...] = ()
     fault: str = ""
 
 
 def import_file(database: Path, path: Path, cancelled: Callable[[], bool] | None = None) -> tuple[Conversation, ...]:
-    """Have a process of its own take the conversations of a file into the database; return them.
+    """Import the conversations of a file in a child process, and return them.
 
     Raises:
-        ChatError: one sentence that names the file.
+        ChatError: the file cannot be imported; the sentence names it.
     """
     request = ImportFile(database=os.fsencode(database.absolute()), file=os.fsencode(path.absolute()), seconds=SECONDS)
     try:
         taken = ask_decoder("importer", request, FileImported, cancelled=cancelled)
     except EngineError:
-        raise ChatError(tr("{name} takes too much time or memory to import; split it.", name=path.name)) from None
+        raise ChatError(tr("Importing {name} takes too much time or memory; split the file.", name=path.name)) from None
     if taken.fault:
         raise ChatError(taken.fault)
     return taken.conversations
 
 
 def main() -> None:
-    """Import files until the parent has what it wants."""
+    """Answer requests until the parent ends the process."""
     run_child(ImportFile, _limits, lambda request, send: send(_imported(request)))
 
 
 def _limits(request: ImportFile) -> Limits:
     folder = Path(os.fsdecode(request.database)).parent
-    # no other folder can be written from here on; SQLite reads this when it is imported
+    # Only the database's folder stays writable, so SQLite's temporary files must go there. SQLite reads the variable
+    # when it is loaded, which happens after this.
     os.environ["SQLITE_TMPDIR"] = str(folder)
     return Limits(readable=(*system_folders(), Path(os.fsdecode(request.file))), writable=(*device_folders(), folder))
 
@@ -75,6 +76,7 @@ def _imported(request: ImportFile) -> FileImported:
 
 
 def _take_in(database: Path, found: tuple[Imported, ...]) -> tuple[Conversation, ...]:
+    # Imported after `_limits`, which sets the folder for SQLite's temporary files.
     from engine.chat.store import ChatStore
 
     with closing(ChatStore(database, makes_copies=False)) as store:
@@ -86,7 +88,7 @@ def _take_in(database: Path, found: tuple[Imported, ...]) -> tuple[Conversation,
         try:
             last.result()
         except ChatError:
-            for each in found:  # whoever is told that it failed imports it once more
+            for each in found:  # A failed import leaves nothing behind, so that it can be repeated.
                 store.delete(each.conversation.id)
             raise
     return tuple(each.conversation for each in found)

@@ -1,6 +1,6 @@
-"""Conversations from files of other people: our JSON, and the lines of llama.cpp's own page. Every size is bounded.
+"""Reads exported conversations: Layerdeck's JSON and Markdown, and the JSON of llama.cpp's web UI.
 
-All ids are given anew, so that nothing that is kept is overwritten.
+Files may come from strangers, so every size is limited. All ids are replaced by new ones: an import overwrites nothing.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from engine.base.texts import show
 from engine.chat.attachments import as_attachment
 from engine.chat.conversation import Conversation
 from engine.chat.exports import FORMAT, VERSION
+from engine.chat.markdown_file import is_markdown_file, read_markdown
 from engine.chat.message import MAX_CHOICES, ROLES, Attachment, Message, new_id
 from engine.chat.tree import MessageTree, mended_tree, renamed_cut, tree_of
 from engine.runtime.media.images.pictures import MAX_IMAGE_BYTES, MAX_SIDE_PX, is_image
@@ -32,10 +33,10 @@ MAX_BYTES = 256 << 20
 MAX_CONVERSATIONS = 20_000
 MAX_MESSAGES = 1_000_000
 MAX_LABEL_CHARACTERS = 500
-"""Of titles, folders, and names of models, presets and files."""
+"""Limit for titles, folders, and names of models, presets and files."""
 _TOO_LATE_MS = 1 << 52
 _IMAGE_EXTRAS = ("IMAGE", "imageFile")
-"""As that page calls them, and as it did before."""
+"""Names of the web UI for an attached image, now and in earlier versions."""
 _SOUND_EXTRAS = ("AUDIO", "audioFile")
 
 
@@ -52,7 +53,7 @@ def read_conversations(path: Path) -> tuple[Imported, ...]:
     """Return the conversations of a file.
 
     Raises:
-        ChatError: one sentence that names the file.
+        ChatError: the file cannot be read; the sentence names it.
     """
     try:
         data = read_at_most(path, MAX_BYTES + 1)
@@ -68,13 +69,20 @@ def parse_conversations(data: bytes, *, source: str) -> tuple[Imported, ...]:
     """Return the conversations of a document; raises as `read_conversations` does."""
     if len(data) > MAX_BYTES:
         raise ChatError(
-            tr("{source} is larger than {max_bytes} MiB; split it.", source=source, max_bytes=MAX_BYTES >> 20)
+            tr("{source} is larger than {max_bytes} MiB; split the file.", source=source, max_bytes=MAX_BYTES >> 20)
         )
+    found: tuple[Imported, ...]
     try:
         text = data.decode("utf-8-sig")
         first = text.lstrip()[:1]
-        lines = text.split("\n")  # and at nothing else: JSON may hold other ends of lines in texts
-        if first == "{" and len(lines) > 1 and _is_session(lines):
+        lines = text.split("\n")  # Not splitlines: texts in JSON may contain U+2028 and others.
+        if is_markdown_file(text):
+            found = (_from_markdown(text),)
+        elif first not in ("{", "["):
+            raise ChatError(
+                tr("{source} cannot be imported. Choose a file that Layerdeck or llama.cpp exported.", source=source)
+            )
+        elif first == "{" and len(lines) > 1 and _is_session(lines):
             found = tuple(_from_lines(lines))
         else:
             found = tuple(_from_document(_loaded(text)))
@@ -83,14 +91,12 @@ def parse_conversations(data: bytes, *, source: str) -> tuple[Imported, ...]:
             tr("{source} is not UTF-8 text; choose a file of exported conversations.", source=source)
         ) from None
     except RecursionError:
-        raise ChatError(tr("{source} is nested too deeply for conversations.", source=source)) from None
+        raise ChatError(tr("{source} is nested too deeply for an export of conversations.", source=source)) from None
     except (ValueError, TypeError, KeyError, msgspec.ValidationError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise ChatError(
-            tr("{source} holds no conversations that can be read: {reason}.", source=source, reason=reason)
-        ) from None
+        raise ChatError(tr("{source} cannot be imported: {reason}.", source=source, reason=reason)) from None
     if not found:
-        raise ChatError(tr("{source} holds no conversation.", source=source))
+        raise ChatError(tr("{source} contains no conversations.", source=source))
     return found
 
 
@@ -99,18 +105,18 @@ def parse_conversations(data: bytes, *, source: str) -> tuple[Imported, ...]:
 
 def _from_document(document: object) -> Iterator[Imported]:
     if isinstance(document, list) or (isinstance(document, dict) and "conv" in document):
-        # the older form of llama.cpp's page: a list of conversations with their messages, or one
+        # The older format of llama.cpp's web UI: one conversation with its messages, or a list of them.
         for item in _limited(document if isinstance(document, list) else [document], MAX_CONVERSATIONS):
             yield _llama_conversation(_dict(_dict(item).get("conv")), _list(_dict(item).get("messages")))
         return
     root = _dict(document)
     if root.get("format") != FORMAT:
-        _refuse(tr("it is not of our form nor of llama.cpp's"))
+        _refuse(tr("it was not exported by Layerdeck or llama.cpp"))
     if root.get("version") != VERSION:
         _refuse(
             tr(
-                "it has version {get!r} and version {version} is understood; update Layerdeck",
-                get=root.get("version"),
+                "it has version {found!r}, and this program reads version {version}; update Layerdeck",
+                found=root.get("version"),
                 version=VERSION,
             )
         )
@@ -121,23 +127,37 @@ def _from_document(document: object) -> Iterator[Imported]:
         messages = [
             msgspec.convert(message, Message) for message in _limited(_list(entry.get("messages")), MAX_MESSAGES)
         ]
-        _check_media(messages, files)
-        tree = _renamed(messages, entry.get("leaf"))
-        used = {each.sha256 for message in messages for each in message.attachments}
-        yield Imported(
-            msgspec.structs.replace(
-                conversation,
-                id=new_id(),
-                title=_label(conversation.title),
-                folder=_label(conversation.folder),
-                preset=_label(conversation.preset),
-                leaf=tree.leaf,
-                deleted_ms=None,
-                forked_from=None,
-            ),
-            tree,
-            {sha256: files[sha256] for sha256 in used & files.keys()},
-        )
+        yield _imported(conversation, messages, entry.get("leaf"), files)
+
+
+def _from_markdown(text: str) -> Imported:
+    found = read_markdown(text)
+    messages = _limited(found.messages, MAX_MESSAGES)
+    return _imported(found.conversation, messages, found.conversation.leaf, found.files)
+
+
+def _imported(
+    conversation: Conversation, messages: Sequence[Message], leaf: object, files: Mapping[str, bytes]
+) -> Imported:
+    """Return a conversation of our own format with new ids and checked attachments."""
+    _check_media(messages, files)
+    tree = _renamed(messages, leaf)
+    used = {each.sha256 for message in messages for each in message.attachments}
+    return Imported(
+        msgspec.structs.replace(
+            conversation,
+            id=new_id(),
+            title=_label(conversation.title),
+            folder=_label(conversation.folder),
+            preset=_label(conversation.preset),
+            leaf=tree.leaf,
+            # The imported conversation is a new one: neither deleted nor branched from one that is here.
+            deleted_ms=None,
+            forked_from=None,
+        ),
+        tree,
+        {sha256: files[sha256] for sha256 in used & files.keys()},
+    )
 
 
 def _files(encoded: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
@@ -146,13 +166,14 @@ def _files(encoded: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
             data = base64.b64decode(text, validate=True)
         except (binascii.Error, TypeError) as error:
             raise ValueError(tr("an attachment is damaged: {error}", error=error)) from None
+        # Bytes are stored by checksum: under a wrong one they would become those of another attachment.
         if hashlib.sha256(data).hexdigest() != name:
-            _refuse(tr("an attachment is not what its name says"))
+            _refuse(tr("an attachment does not match its checksum"))
         yield name, data
 
 
 def _check_media(messages: Sequence[Message], files: Mapping[str, bytes]) -> None:
-    """Refuse images and sounds that none of ours can be. Whether they can be decoded is seen where they are."""
+    """Refuse images and sounds with an unknown header or an impossible size. They are decoded only when needed."""
     for message in messages:
         for each in message.attachments:
             data = files.get(each.sha256)
@@ -164,16 +185,16 @@ def _check_media(messages: Sequence[Message], files: Mapping[str, bytes]) -> Non
 
 def _check_image(attachment: Attachment, data: bytes) -> None:
     if not is_image(data) or len(data) > MAX_IMAGE_BYTES:
-        _refuse(tr("an attached image is none, or too large"))
+        _refuse(tr("an attached image is too large, or not an image"))
     if not (0 < attachment.width_px <= MAX_SIDE_PX and 0 < attachment.height_px <= MAX_SIDE_PX):
-        _refuse(tr("an attached image has a size that none can have"))
+        _refuse(tr("an attached image has an invalid size"))
 
 
 def _check_sound(attachment: Attachment, data: bytes) -> None:
     if not is_sound(data) or len(data) > MAX_SOUND_BYTES:
-        _refuse(tr("an attached sound is none, or too large"))
+        _refuse(tr("an attached sound is too large, or not a sound"))
     if not 0 < attachment.length_ms <= MAX_LENGTH_MS:
-        _refuse(tr("an attached sound has a length that none can have"))
+        _refuse(tr("an attached sound has an invalid length"))
 
 
 # ------------------------------------------------------------------ llama.cpp's lines
@@ -205,7 +226,7 @@ def _from_lines(lines: Sequence[str]) -> Iterator[Imported]:
             session, messages, count = record, [], count + 1
             if count > MAX_CONVERSATIONS:
                 _refuse(
-                    tr("more than {max_conversations} conversations are in it", max_conversations=MAX_CONVERSATIONS)
+                    tr("it contains more than {max_conversations} conversations", max_conversations=MAX_CONVERSATIONS)
                 )
         elif record.get("type") == "message":
             messages.append(record.get("message"))
@@ -215,6 +236,7 @@ def _from_lines(lines: Sequence[str]) -> Iterator[Imported]:
 
 def _llama_conversation(session: Mapping[str, Any], items: Sequence[Any]) -> Imported:
     records = [_dict(item) for item in _limited(items, MAX_MESSAGES)]
+    # llama.cpp's tree begins with a root message without text. Its children become first messages.
     roots = {str(record.get("id")): record.get("parent") for record in records if record.get("type") == "root"}
     files: dict[str, bytes] = {}
     messages = [_llama_message(record, roots, files) for record in records if record.get("type") != "root"]
@@ -237,11 +259,15 @@ def _llama_conversation(session: Mapping[str, Any], items: Sequence[Any]) -> Imp
 
 
 def _llama_message(record: Mapping[str, Any], roots: Mapping[str, Any], files: dict[str, bytes]) -> Message:
-    """Return a message; the bytes of its images and sounds come to `files`."""
+    """Return a message, and add the bytes of its images and sounds to `files`."""
     role = record.get("role")
     if role not in ROLES:
         _refuse(
-            tr("a message has the role {role!r}, which is none of {names}", role=str(role)[:40], names=", ".join(ROLES))
+            tr(
+                "a message has the role {role!r}; it must be one of {names}",
+                role=str(role)[:40],
+                names=", ".join(ROLES),
+            )
         )
     parent = record.get("parent")
     attachments = []
@@ -278,7 +304,7 @@ def _llama_message(record: Mapping[str, Any], roots: Mapping[str, Any], files: d
 
 
 def _llama_image(extra: Mapping[str, Any], files: dict[str, bytes]) -> Attachment:
-    """Return an image; how large it is is found out by decoding it, which takes a moment."""
+    """Return an image. Its size in pixels is not in the file, so it is decoded, which takes a moment."""
     _, _, encoded = _text(extra.get("base64Url")).partition(";base64,")
     try:
         found = as_attachment(base64.b64decode(encoded, validate=True), str(extra.get("name") or "image"))
@@ -289,7 +315,7 @@ def _llama_image(extra: Mapping[str, Any], files: dict[str, bytes]) -> Attachmen
 
 
 def _llama_sound(extra: Mapping[str, Any], files: dict[str, bytes]) -> Attachment:
-    """Return a sound; how long it is is found out as of an image."""
+    """Return a sound. Its length is not in the file, so it is decoded."""
     try:
         found = as_attachment(
             base64.b64decode(_text(extra.get("base64Data")), validate=True), str(extra.get("name") or "sound")
@@ -304,7 +330,8 @@ def _llama_sound(extra: Mapping[str, Any], files: dict[str, bytes]) -> Attachmen
 
 
 def _renamed(messages: Sequence[Message], leaf: object) -> MessageTree:
-    """Return a tree with new ids, in which nobody writes any more."""
+    """Return a tree with new ids, short labels, and no message in state `writing`."""
+    # The file may have missing parents or circles: a mended tree has neither.
     tree = mended_tree(messages, leaf if isinstance(leaf, str) else None)
     ids = {message: new_id() for message in tree.messages}
     copies = [
@@ -331,9 +358,9 @@ def _renamed(messages: Sequence[Message], leaf: object) -> MessageTree:
 
 
 def _without_system(tree: MessageTree) -> tuple[str, MessageTree]:
-    """Return the system prompt and what is said under it: where all of a tree hangs on one, it is the conversation's.
+    """Return the system prompt and the tree without it, if the only root is a system message.
 
-    As a message it would be sent, and people could neither see nor change it.
+    As a message it would be part of the prompt, but people could neither see nor change it.
     """
     beginnings = tree.children.get(None, ())
     first = tree.messages[beginnings[0]] if len(beginnings) == 1 else None
@@ -348,29 +375,29 @@ def _without_system(tree: MessageTree) -> tuple[str, MessageTree]:
 
 
 def _label(text: str) -> str:
-    """Return what stands in labels and lists, on one line: escaped and short."""
+    """Return a text for labels and lists: on one line, escaped and short."""
     return show(text, MAX_LABEL_CHARACTERS)
 
 
 def _loaded(text: str) -> Any:
-    return json.loads(text, parse_constant=lambda name: _refuse(tr("{name} is not a number that JSON has", name=name)))
+    return json.loads(text, parse_constant=lambda name: _refuse(tr("{name} is not a JSON number", name=name)))
 
 
 def _dict(value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
-        _refuse(tr("an object is missing where one has to be"))
+        _refuse(tr("an object is missing"))
     return value
 
 
 def _list(value: object) -> list[Any]:
     if not isinstance(value, list):
-        _refuse(tr("a list is missing where one has to be"))
+        _refuse(tr("a list is missing"))
     return value
 
 
 def _limited(items: Sequence[Any], most: int) -> Sequence[Any]:
     if len(items) > most:
-        _refuse(tr("a list of {count} is longer than {most}", count=len(items), most=most))
+        _refuse(tr("a list has {count} entries; at most {most} are allowed", count=len(items), most=most))
     return items
 
 

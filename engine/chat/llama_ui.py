@@ -1,7 +1,7 @@
-"""Conversations as llama.cpp's own page keeps them: a line of JSON for each, then one for each of its messages.
+"""Conversations in the export format of llama.cpp's web UI: JSON lines, one for a conversation and each message.
 
-Form of tools/ui in llama.cpp (conversation-transfer.service.ts, database.d.ts): a message of type `root` begins each
-tree, the system prompt hangs on it as a message of its own.
+The format is that of tools/ui in llama.cpp (conversation-transfer.service.ts, database.d.ts). Each tree begins with a
+message of type `root`; the system prompt is a message below it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HARNESS = "llama.app"
 def as_jsonl(
     conversations: Sequence[tuple[Conversation, MessageTree]], files: Mapping[str, bytes] | None = None
 ) -> bytes:
-    """Return conversations with all branches, one after another."""
+    """Return conversations with all branches as JSON lines. `files`: bytes of attachments by their SHA-256."""
     lines = [line for conversation, tree in conversations for line in _lines(conversation, tree, files)]
     return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode("utf-8", "replace")
 
@@ -29,6 +29,7 @@ def as_jsonl(
 def _lines(
     conversation: Conversation, tree: MessageTree, files: Mapping[str, bytes] | None
 ) -> Iterator[dict[str, object]]:
+    # llama.cpp's tree has one root without text; ours may have several first messages.
     root = new_id()
     top = new_id() if conversation.system else root
     beginnings = list(tree.children.get(None, ()))
@@ -72,7 +73,7 @@ def _lines(
 
 
 def _extra(attachment: Attachment, files: Mapping[str, bytes] | None) -> dict[str, object]:
-    """Return an attachment as that page has it; empty where it has no form for it."""
+    """Return an attachment in the format of the web UI; empty if it has none for this kind of file."""
     if address := data_address(attachment, files):
         return {"type": "IMAGE", "name": attachment.name, "base64Url": address}
     data = (files or {}).get(attachment.sha256)

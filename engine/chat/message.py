@@ -1,4 +1,4 @@
-"""Messages of conversations and what belongs to them, as values. Times are milliseconds since 1970 (UTC)."""
+"""Messages of conversations with attachments and timings. Fields `..._ms` of time are milliseconds since 1970 (UTC)."""
 
 from __future__ import annotations
 
@@ -13,25 +13,27 @@ from engine.runtime.protocol.messages import TokenChoice
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
 MessageState = Literal["done", "writing", "stopped", "interrupted", "failed"]
-"""`writing`: an answer under way; `stopped` by a person; `interrupted`: the program or the model's process ended in the
-middle of it; `failed`: with an error, which is in `note`. Content so far is kept in each case."""
+"""`done`: complete. `writing`: more text is to come. `stopped`: by a person. `interrupted`: the program or the model's
+process ended during the answer. `failed`: with an error, which is in `note`. Text so far is kept in each case."""
 MAX_CHOICES = 2048
-"""Tokens of a message whose alternatives are kept: some hundred bytes each."""
+"""Most tokens of a message whose alternatives are stored: each takes some hundred bytes."""
 AttachmentKind = Literal["text", "pdf", "image", "audio"]
 
 
 def new_id() -> str:
-    """Return a name for a conversation, a message or an attachment that no other has, on any machine."""
+    """Return a random id of 80 bits for a conversation, a message or an attachment."""
+    # Random, because window and command line write to one database at the same time.
     return secrets.token_hex(10)
 
 
 def now_ms() -> int:
-    """Return the time."""
+    """Return the time in milliseconds since 1970 (UTC)."""
     return time.time_ns() // 1_000_000
 
 
 class Timings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What an answer took. `cached_tokens` of the prompt were not read again; times in seconds, None: not known."""
+    """Token counts and times of an answer. `cached_tokens`: prompt tokens found in the KV cache. Times may be None:
+    unknown."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -44,7 +46,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def prompt_tokens_per_second(self) -> float | None:
-        """How fast what was not cached was read."""
+        """Speed of reading the prompt tokens that were not cached."""
         return _speed(self.prompt_tokens - self.cached_tokens, self.prompt_seconds)
 
     @property
@@ -52,7 +54,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return _speed(self.generated_tokens, self.generation_seconds)
 
     def after(self, earlier: Timings | None) -> Timings:
-        """Return what an answer took that goes on from one that took `earlier`: its prompt is that of the earlier."""
+        """Return the sum with the timings of the answer that this one continues. The prompt is that of the earlier."""
         if earlier is None:
             return self
         first = earlier.first_token_seconds
@@ -67,9 +69,12 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Attachment(msgspec.Struct, frozen=True, kw_only=True):
-    """A file with a message. Its bytes are kept beside, by `sha256`; `text` is what of it a model reads as text.
+    """A file that belongs to a message.
 
-    `width_px` and `height_px` of an image, as a model sees it, `length_ms` of a sound; 0 of other files.
+    `sha256`: the key of its bytes in the database.
+    `text`: the text that the model reads of it; empty for images and sounds.
+    `width_px`, `height_px`: size of an image as the model sees it; 0 for other files.
+    `length_ms`: length of a sound; 0 for other files.
     """
 
     id: str
@@ -85,21 +90,27 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cut(msgspec.Struct, frozen=True):
-    """What is left out of a full context of `n_ctx` tokens: all before the message `first`, but for pinned turns."""
+    """The part of a conversation that a full context of `n_ctx` tokens leaves out: all turns before the message
+    `first`, except pinned ones."""
 
     first: str
     n_ctx: int
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """A message; a conversation begins with one whose `parent` is None. Those with the same parent are versions.
+    """A message of a conversation. Messages with the same parent are versions of each other.
 
-    Of an answer: `reasoning` is what was thought before `content`; `model` its name and `model_identity` what tells it
-    from others; `layout` in words where its layers were; `settings` what was asked for that is not a default, by the
-    names of `SamplingSettings`; `stop_reason` as in events; `note` a sentence on what went wrong, or what was left out.
-    `choices`: how its first tokens were chosen, thought first, where that was asked for; at most `MAX_CHOICES`.
-    `cut`: what the model was not shown of what comes before it; None: it was shown all of it.
-    `pinned`: it stays in the context when old turns are dropped.
+    `parent`: the id of the message before it; None for a root.
+    `pinned`: its turn stays in the prompt when old turns are dropped.
+    The other fields are those of answers:
+    `reasoning`: the thought before `content`.
+    `model`, `model_identity`: name of the model, and a digest that tells it from others.
+    `layout`: devices with their layers, as text.
+    `settings`: sampling settings that are not defaults, by the names of `SamplingSettings`.
+    `stop_reason`: as in events.
+    `note`: a sentence on an error, or on dropped turns.
+    `choices`: alternatives of its first tokens (thought included) if they were requested; at most `MAX_CHOICES`.
+    `cut`: the turns that its prompt left out; None: none.
     """
 
     id: str

@@ -1,6 +1,6 @@
 """`python -m engine.chat.pdf_reader`: the child that reads the text of a PDF file.
 
-A PDF is a program of a stranger in all but name.
+PDF files are complex and come from strangers, so they are parsed in a confined process.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ class ReadPdf(Job, frozen=True, tag="read_pdf", kw_only=True):
 
 
 class PdfText(Message, frozen=True, tag="pdf_text", kw_only=True):
-    """The text, pages apart by empty lines, or why there is none."""
+    """The text, with empty lines between pages; or `fault`, the reason why there is none."""
 
     text: str = ""
     fault: str = ""
 
 
 def main() -> None:
-    """Read files until the parent has what it wants."""
+    """Answer requests until the parent ends the process."""
     run_decoder(ReadPdf, lambda request: pdf_text(request.data), MEMORY_BYTES)
 
 
 def pdf_text(data: bytes) -> PdfText:
-    """Return the text of a file; it may take any time and memory."""
+    """Return the text of a PDF file. Time and memory are limited by the caller's process limits only."""
     import pypdf
 
     try:
         reader = pypdf.PdfReader(io.BytesIO(data))
         if reader.is_encrypted and not reader.decrypt(""):
-            return PdfText(fault="it is locked with a password; save it without one")
+            return PdfText(fault="it is protected with a password; save it without one")
         if len(reader.pages) > MAX_PAGES:
-            return PdfText(fault=f"it has {len(reader.pages)} pages, and {MAX_PAGES} are the most")
+            return PdfText(fault=f"it has {len(reader.pages)} pages, and at most {MAX_PAGES} are read")
         parts: list[str] = []
         left = MAX_CHARACTERS
         for page in reader.pages:
@@ -54,10 +54,10 @@ def pdf_text(data: bytes) -> PdfText:
     except (MemoryError, RecursionError):
         return PdfText(fault="it takes too much memory")
     except Exception:
-        # whatever a foreign file has wrong is that file's error
-        return PdfText(fault="it is damaged or of a form that cannot be read")
+        # pypdf raises many kinds of errors for broken files; all of them are errors of the file.
+        return PdfText(fault="it is damaged or cannot be read")
     text = "\n\n".join(part for part in parts if part).encode("utf-8", "replace").decode()
-    return PdfText(text=text) if text else PdfText(fault="it has no text, only pictures of it")
+    return PdfText(text=text) if text else PdfText(fault="it contains no text, only images")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,8 @@ MAX_NAME_CHARACTERS = 200
 
 
 class Preset(msgspec.Struct, frozen=True, kw_only=True):
-    """`settings` by the names of `SamplingSettings`; what it does not name is left to the model and the chat."""
+    """A named system prompt with sampling settings, by the names of `SamplingSettings`. Settings that it does not have
+    are those of the model or the chat."""
 
     name: str
     system: str = ""
@@ -33,11 +34,12 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_presets(path: Path) -> tuple[Preset, ...]:
-    """Return the presets of a file, none where there is no file.
+    """Return the presets of a file; none if the file does not exist.
 
     Raises:
-        ChatError: one sentence with the place of the fault.
+        ChatError: the file cannot be read; the sentence names the place of the fault.
     """
+    # No preset was saved yet.
     if not path.exists():
         return ()
     return parse_presets(read_file(path, what="preset", fail=_fault), source=path.name)
@@ -50,19 +52,23 @@ def parse_presets(data: bytes | str, *, source: str = "") -> tuple[Preset, ...]:
     items = root.nested_list("presets")
     if len(items) > MAX_PRESETS:
         root.refuse(
-            tr("these are {count} presets, and {max_presets} are the most", count=len(items), max_presets=MAX_PRESETS),
+            tr(
+                "there are {count} presets; at most {max_presets} are allowed",
+                count=len(items),
+                max_presets=MAX_PRESETS,
+            ),
             "presets",
         )
     presets = tuple(map(_preset, items))
     names = [preset.name for preset in presets]
     for item, name in zip(items, names, strict=True):
         if names.count(name) > 1:
-            item.refuse(tr("another preset has this name; give it another one"), "name")
+            item.refuse(tr("another preset has the same name; change one of them"), "name")
     return presets
 
 
 def write_presets(path: Path, presets: Iterable[Preset]) -> None:
-    """Write a file; raises as `read_presets` does."""
+    """Write the presets to a file; raises as `read_presets` does."""
     document: dict[str, object] = {"version": VERSION, "presets": [_document(preset) for preset in presets]}
     write_file(path, encode_document(document), what="preset", fail=_fault)
 
@@ -84,7 +90,8 @@ def _preset(item: JsonObject) -> Preset:
     name = item.text("name").strip()
     if not 0 < len(name) <= MAX_NAME_CHARACTERS:
         item.refuse(
-            tr("a name has 1 to {max_name_characters} characters", max_name_characters=MAX_NAME_CHARACTERS), "name"
+            tr("a name must have 1 to {max_name_characters} characters", max_name_characters=MAX_NAME_CHARACTERS),
+            "name",
         )
     settings: dict[str, SamplingValue] = {}
     if "settings" in item.keys:

@@ -34,7 +34,8 @@ def damage_record(path: Path) -> Path:
 def damage_met(path: Path, error: Exception) -> ChatError | None:
     """Record that a database is damaged, for the next start, and return the error to show; None for other errors."""
     if isinstance(error, UnicodeEncodeError) or not is_damage(error):
-        return None  # the first is about text that somebody wants to write
+        return None  # UnicodeEncodeError is about new text and not about the file.
+    # The disk may be the cause of the damage, so this may fail, too.
     with suppress(OSError):
         damage_record(path).touch(mode=0o600)
     return ChatError(
@@ -72,6 +73,7 @@ def recover(path: Path, reason: str) -> str:
                 " again: it then opens the newest copy and adds what can still be read.",
                 reason=reason,
             )
+        # The order makes each step repeatable: the new database is complete before the damaged one is renamed.
         recovered = _make_new(path, _new(path))
         aside = put_aside(path)
         finish_recovery(path)
@@ -86,7 +88,7 @@ class _Recovered:
     added: AddedRows
 
     def sentence(self, reason: str, aside: str) -> str:
-        """Return what happened and what is lost, for people."""
+        """Return sentences for people about the recovery and the lost messages."""
         return f"{self._opened(reason, aside)} {self._lost()}"
 
     def _opened(self, reason: str, aside: str) -> str:
@@ -103,7 +105,7 @@ class _Recovered:
             )
         if not self.added.n_messages:
             return tr(
-                "The database of conversations {reason}. It was kept as {name} and a new one begun.",
+                "The database of conversations {reason}. It was kept as {name}, and a new one was created.",
                 reason=reason,
                 name=aside,
             )
@@ -134,7 +136,7 @@ def _new(path: Path) -> Path:
 
 @contextmanager
 def _alone(record: Path) -> Iterator[None]:
-    """Keep other processes from the same recovery, if the system has file locks."""
+    """Hold a file lock, so that one process at a time recovers the database. Windows has no such lock here."""
     if sys.platform == "win32":
         record.touch()
         yield
@@ -153,6 +155,7 @@ def _is_open_elsewhere(path: Path) -> bool:
     """Return whether another program has the database open; if not, the write-ahead log is now part of the file."""
     try:
         with closing(sqlite3.connect(path, timeout=0, isolation_level=None)) as connection:
+            # An exclusive transaction fails if any other program has the database open.
             connection.execute("PRAGMA locking_mode = EXCLUSIVE")
             connection.execute("BEGIN EXCLUSIVE")
             connection.execute("COMMIT")
@@ -163,7 +166,7 @@ def _is_open_elsewhere(path: Path) -> bool:
 
 
 def _make_new(damaged: Path, new: Path) -> _Recovered:
-    """Write the database that takes the place of a damaged one."""
+    """Write the new database: the newest sound copy, with the rows that can still be read."""
     copies = DatabaseCopies(damaged)
     copy = copies.newest_sound()
     _remove(new)

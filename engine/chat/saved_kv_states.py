@@ -57,6 +57,7 @@ class KvStateKey:
 def model_identity(model: ModelFile) -> str:
     """Return a digest of a model's header and size, which does not depend on where the file is."""
     digest = hashlib.sha256()
+    # The header and the size identify a model. Hashing the weights would mean to read the whole file.
     for key in sorted(model.metadata):
         digest.update(f"{key}={model.metadata[key]!r}\0".encode("utf-8", "replace"))
     for tensor in model.tensors:
@@ -67,6 +68,7 @@ def model_identity(model: ModelFile) -> str:
 
 def key_of(model: str, settings: ContextSettings, adapters: Sequence[Adapter] = ()) -> KvStateKey:
     """Return the key of a loaded model's states, from its identity, settings and adapters."""
+    # With separate streams the KV cache has another shape, which a state must match.
     streams = 1 if settings.kv_unified else settings.n_seq_max
     words = "|".join(f"{each.path}*{each.scale:g}" for each in adapters)
     return KvStateKey(model, settings.type_k, settings.type_v, settings.swa_full, streams, words)
@@ -84,17 +86,17 @@ class SavedKvStates:
         self.quota_bytes = quota_bytes
 
     def make_folder(self) -> Path:
-        """Make the folder, before a session is made with it: a child may write to what is there when it loads.
+        """Create the folder, before a session uses it: a confined child may write only to folders that exist then.
 
         Raises:
-            ChatError: it cannot be made.
+            ChatError: the folder cannot be created.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise ChatError(
                 tr(
-                    "{folder} cannot be made ({strerror}); KV states are not saved.",
+                    "{folder} cannot be created ({strerror}); KV states are not saved.",
                     folder=self.folder,
                     strerror=error.strerror,
                 )
@@ -108,6 +110,7 @@ class SavedKvStates:
 
     def find(self, conversation: str, key: KvStateKey) -> Path | None:
         """Return the state of a conversation, or None if there is none. It counts as used now."""
+        # The time of change is the time of use, by which the quota removes files.
         path = self.place(conversation, key)
         try:
             os.utime(path)
@@ -121,6 +124,7 @@ class SavedKvStates:
             os.utime(path)
         left_bytes = self.quota_bytes
         gone = []
+        # Newest first, until the quota is used up; all others are removed.
         for kept, size_bytes in sorted(self._files().items(), key=lambda item: -_used(item[0])):
             if size_bytes <= left_bytes:
                 left_bytes -= size_bytes
@@ -132,6 +136,7 @@ class SavedKvStates:
     def set_quota(self, quota_bytes: int) -> tuple[Path, ...]:
         """Set the quota; return the files removed for it."""
         self.quota_bytes = quota_bytes
+        # `keep` needs a path to touch. The folder itself is no state.
         return self.keep(self.folder)
 
     def forget(self, path: Path) -> None:

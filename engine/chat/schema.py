@@ -24,31 +24,32 @@ ATTACHMENT_FIELDS = Attachment.__struct_fields__
 ATTACHMENT_COLUMNS = ", ".join(ATTACHMENT_FIELDS)
 MESSAGE_COLUMNS = "id, role, content, parent, reasoning, state, pinned, created_ms, details, writer"
 DETAILS = ("model", "model_identity", "layout", "settings", "timings", "stop_reason", "note", "choices", "cut")
-"""What is shown with a message and never looked for: one column, so that more of it needs no other tables."""
+"""Fields of a message that no query uses. They are one JSON column, so that a new field needs no upgrade."""
 
 _SELDOM = ("choices", "cut")
-"""Not written where a message has none."""
+"""Fields of `DETAILS` that are written only if the message has them."""
 
 
 def text(value: str) -> str:
-    """Return text as UTF-8 can have it: half a surrogate pair becomes a question mark."""
+    """Return text that can be encoded as UTF-8: a lone surrogate becomes a question mark."""
     return value.encode("utf-8", "replace").decode("utf-8")
 
 
 def conversation_value(field: str, value: object) -> object:
-    """Return the value of one field as its column has it."""
+    """Return a field of a conversation as the value of its column."""
     if field == "settings":
         return _document(value)
     return text(value) if isinstance(value, str) else value
 
 
 def read_conversation(row: Sequence[Any]) -> Conversation:
+    """Return a conversation from its row."""
     values = dict(zip(CONVERSATION_FIELDS, row, strict=True))
     return Conversation(**{**values, "pinned": bool(values["pinned"]), "settings": settings_of(values["settings"])})
 
 
 def message_values(message: Message, conversation: str, writer: str) -> dict[str, object]:
-    """Return the columns of a message; `writer`: who writes it, where it is being written."""
+    """Return the columns of a message. `writer`: the process that writes it, stored while its state is `writing`."""
     details = {name: getattr(message, name) for name in DETAILS if name not in _SELDOM or getattr(message, name)}
     return {
         "id": message.id,
@@ -68,14 +69,16 @@ def message_values(message: Message, conversation: str, writer: str) -> dict[str
 def read_message(
     row: Sequence[Any], pieces: Sequence[tuple[str, str]], attachments: Iterable[Attachment], is_alive: bool
 ) -> Message:
-    """Return a message with the pieces that are not part of its row yet; `is_alive`: somebody still writes it."""
+    """Return a message from its row and its later pieces. `is_alive`: the process that writes it still runs."""
     ident, role, content, parent, reasoning, state, pinned, created_ms, details, _writer = row
     return Message(
         id=ident,
         role=role,
+        # An answer that is being written is stored in pieces, so that each step writes only what is new.
         content=content + "".join(piece[0] for piece in pieces),
         parent=parent,
         reasoning=reasoning + "".join(piece[1] for piece in pieces),
+        # Its process has ended without finishing it.
         state="interrupted" if state == "writing" and not is_alive else state,
         pinned=bool(pinned),
         created_ms=created_ms,
@@ -85,22 +88,24 @@ def read_message(
 
 
 def read_attachment(row: sqlite3.Row | Sequence[Any]) -> Attachment:
+    """Return an attachment from its row."""
     return Attachment(**dict(zip(ATTACHMENT_FIELDS, row, strict=True)))
 
 
 def _document(value: object) -> str:
-    """Return JSON; unlike msgspec's own it may be of text that UTF-8 cannot have, which comes from files of others."""
+    """Return JSON. `json` is used because msgspec refuses lone surrogates, which imported files may contain."""
     return text(json.dumps(msgspec.to_builtins(value), ensure_ascii=False))
 
 
 def settings_of(document: str) -> dict[str, object]:
-    """Return what a chat sets itself, from its column."""
+    """Return the sampling settings of a conversation from their column."""
     found: Mapping[str, object] = msgspec.json.decode(document)
     return dict(found)
 
 
 def details_of(document: str) -> dict[str, Any]:
-    """Return the fields of a message that are in one column."""
+    """Return the fields of `DETAILS` from their column."""
+    # A newer program may have stored further fields.
     values = {name: value for name, value in msgspec.json.decode(document).items() if name in DETAILS}
     if values.get("timings") is not None:
         values["timings"] = msgspec.convert(values["timings"], Timings)
@@ -138,6 +143,7 @@ _FIRST = (
     "CREATE INDEX attachment_by_message ON attachment (message, number)",
     "CREATE INDEX attachment_by_content ON attachment (sha256)",
     "CREATE TABLE file (sha256 TEXT PRIMARY KEY, data BLOB NOT NULL)",
+    # An external-content index: it has no copy of the text. Triggers keep it up to date for messages that are complete.
     """CREATE VIRTUAL TABLE message_text USING fts5 (
         content, content='message', content_rowid='number', tokenize='trigram')""",
     """CREATE TRIGGER message_added AFTER INSERT ON message WHEN new.state <> 'writing' BEGIN
@@ -156,20 +162,20 @@ _IMAGES = tuple(
 )
 _SOUNDS = ("ALTER TABLE attachment ADD COLUMN length_ms INTEGER NOT NULL DEFAULT 0",)
 SCRIPTS: tuple[tuple[str, ...], ...] = (_FIRST, _IMAGES, _SOUNDS)
-"""What leads from version 0 (nothing) to 1, from 1 to 2 and so on."""
+"""Statements that upgrade from version 0 (an empty file) to 1, from 1 to 2, and so on."""
 VERSION = len(SCRIPTS)
 
 
 def version_of(connection: sqlite3.Connection) -> int:
-    """Return the version of an open database, 0 of one that is new."""
+    """Return the version of an open database; 0 if it is new."""
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
 def upgrade(connection: sqlite3.Connection) -> None:
-    """Bring a database to this version, whole or not at all."""
+    """Upgrade a database to this version in one transaction."""
     connection.execute("BEGIN IMMEDIATE")
     try:
-        # asked again inside: another process may have done it meanwhile
+        # The version is read inside the transaction: another process may have upgraded meanwhile.
         for number in range(version_of(connection), VERSION):
             for statement in SCRIPTS[number]:
                 connection.execute(statement)

@@ -1,4 +1,4 @@
-"""Looking for text in titles and messages: an index of trigrams, so that code and scripts without spaces are found."""
+"""Full-text search in titles and messages, by an index of trigrams: it also finds code and scripts without spaces."""
 
 from __future__ import annotations
 
@@ -10,30 +10,33 @@ from engine.chat.schema import text as readable
 DEFAULT_HITS = 100
 TRIGRAM = 3
 MAX_WANTED_CHARACTERS = 1000
-"""What comes after these does not count: SQLite takes no pattern of any length."""
+"""Longer search texts are cut here: SQLite limits the length of LIKE patterns."""
 BEFORE_CHARACTERS, AFTER_CHARACTERS = 40, 120
-"""How much of a message is shown around what was found."""
+"""Length of the snippet before and after the match."""
 
 
 def search(connection: sqlite3.Connection, text: str, limit: int) -> tuple[Hit, ...]:
-    """Return where `text` stands in conversations that are not deleted: titles first, then messages, newest first."""
+    """Return the matches of `text` in conversations that are not deleted: titles first, then messages, newest first."""
     wanted = readable(text[:MAX_WANTED_CHARACTERS]).replace("\0", " ").strip(" ")
     if not wanted.strip():
         return ()
+    # %, _ and the escape character itself have a meaning in LIKE patterns.
     pattern = "%" + wanted.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
     titles = connection.execute(
         "SELECT id, title, NULL, title, updated_ms FROM conversation"
         " WHERE deleted_ms IS NULL AND title LIKE ? ESCAPE '\\' ORDER BY updated_ms DESC LIMIT ?",
         (pattern, limit),
     ).fetchall()
+    # A text shorter than three characters has no trigram; all messages are scanned for it.
     if len(wanted) < TRIGRAM:
         matches, value = "message.state <> 'writing' AND message.content LIKE ? ESCAPE '\\'", pattern
     else:
         matches = "message.number IN (SELECT rowid FROM message_text WHERE message_text MATCH ?)"
+        # In quotation marks FTS5 takes the text as one phrase, and not as query syntax.
         value = '"' + wanted.replace('"', '""') + '"'
     messages = connection.execute(
         "SELECT conversation.id, conversation.title, message.id, message.content, message.created_ms"
-        # in this order: newest messages first, until there are enough
+        # CROSS JOIN keeps this order of loops: newest messages first, and SQLite stops at the limit.
         " FROM message CROSS JOIN conversation ON conversation.id = message.conversation"
         f" WHERE conversation.deleted_ms IS NULL AND {matches} ORDER BY message.number DESC LIMIT ?",
         (value, limit),
@@ -45,11 +48,12 @@ def search(connection: sqlite3.Connection, text: str, limit: int) -> tuple[Hit, 
 
 
 def _hit(conversation: str, title: str, message: str | None, text: str, created_ms: int, wanted: str) -> Hit:
+    # SQLite ignores case by other rules than Python. If the match is not found, the snippet is the beginning.
     place = max(0, text.lower().find(wanted.lower()))
     first = max(0, place - BEFORE_CHARACTERS)
     last = min(len(text), place + len(wanted) + AFTER_CHARACTERS)
     lead = "…" if first else ""
-    # one character for one: places stay what they are
+    # Each character is replaced by one character, so that `begin` and `end` stay right.
     shown = "".join(letter if letter.isprintable() else " " for letter in text[first:last])
     begin = place - first + len(lead)
     return Hit(

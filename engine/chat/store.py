@@ -1,13 +1,13 @@
-"""Where conversations are kept: one SQLite database, written by one thread, read from any.
+"""The conversation database: one SQLite file, written by one thread and read from any thread.
 
-Reading waits for the disk: call it from a thread that may wait. Writing does not wait and returns a `Future`, which is
-done when the change is on disk (it survives the end of this process at any moment, kill -9 too) and holds a `ChatError`
-where it could not be kept. Its callbacks run in the writing thread. What is written to one store is done in order. What
-the disk had no room for is in the store nevertheless: it is read like the rest, and written when there is room.
+Reading waits for the disk: call it from a thread that may wait. Writing does not wait. It returns a `Future`, which is
+done when the change is on disk and survives even a killed process; if it cannot be stored, the future holds a
+`ChatError`. Callbacks of futures run in the writing thread. Changes are written in the order of the calls. A change for
+which the disk has no room stays in memory: it is read like the others, and written when there is room.
 
-An answer is kept like this: `apply` a tree with a message in state `writing`; `append` its text as it comes and paint
-each piece when its future is done; `finish` with the whole message. After a crash the message is there with all pieces
-and in state `interrupted`.
+An answer is stored in three steps: `apply` a tree with a message in state `writing`; `append` its text piece by piece,
+and paint each piece when its future is done; `finish` with the complete message. After a crash the message has all
+stored pieces, and the state `interrupted`.
 """
 
 from __future__ import annotations
@@ -35,20 +35,21 @@ from engine.chat.writer import Writer
 
 
 class ChatStore:
-    """The conversation database. `notice`: a sentence for people if it had to be recovered or set aside, else empty."""
+    """The conversation database. `notice`: a sentence to show if it had to be recovered or set aside, else empty."""
 
     def __init__(
         self, path: Path, report: Callable[[ChatError], None] | None = None, *, makes_copies: bool = True
     ) -> None:
-        """Open the database, or begin one; a damaged one is recovered, one of a newer version is set aside.
+        """Open the database, or create it. A damaged one is recovered, one of a newer version is set aside.
 
-        `report` gets what goes wrong with the copies made in the background, in another thread.
+        `report`: called in another thread with errors of the background copies.
 
         Raises:
-            ChatError: it cannot be opened or made there.
+            ChatError: the database cannot be opened or created.
         """
         self.path = path
         connection, self.notice = open_database(path)
+        # Stored with messages in state `writing`, so that the next start knows which of them were abandoned.
         self._me = our_name()
         self._readers: SimpleQueue[sqlite3.Connection] = SimpleQueue()
         self._closed = False
@@ -58,9 +59,10 @@ class ChatStore:
         self._copies = BackgroundCopies(DatabaseCopies(path), self._on_copy_failed) if makes_copies else None
 
     def close(self) -> None:
-        """Write what is still waiting and close; if something has changed since the last copy, make one."""
+        """Write waiting changes and close the database. Make a copy if something has changed since the last one."""
         if self._copies is not None and not self._closed:
             self._copies.stop()
+        # This is found out before closing: closing the database changes the time of its file.
         is_copied = self._copies is not None and self._is_copied()
         self._closed = True
         self._writer.close()
@@ -88,13 +90,13 @@ class ChatStore:
 
     @property
     def is_behind(self) -> bool:
-        """Whether something waits for room on the disk."""
+        """Whether changes wait for room on the disk."""
         return self._writer.is_behind
 
     # ------------------------------------------------------------------ reading
 
     def conversations(self, *, deleted: bool = False) -> tuple[Conversation, ...]:
-        """Return all conversations, pinned ones first, then those that changed last; or those that were deleted."""
+        """Return all conversations, pinned ones first, then by their last change; or only the deleted ones."""
         with self._reading() as connection:
             found = connection.execute(
                 f"SELECT {schema.CONVERSATION_COLUMNS} FROM conversation"
@@ -103,7 +105,7 @@ class ChatStore:
             return tuple(map(schema.read_conversation, found))
 
     def conversation(self, conversation: str) -> Conversation | None:
-        """Return one conversation, deleted or not; None where it is not there."""
+        """Return one conversation, deleted or not; None if it does not exist."""
         with self._reading() as connection:
             row = connection.execute(
                 f"SELECT {schema.CONVERSATION_COLUMNS} FROM conversation WHERE id = ?", (conversation,)
@@ -111,8 +113,9 @@ class ChatStore:
             return None if row is None else schema.read_conversation(row)
 
     def tree(self, conversation: str) -> MessageTree:
-        """Return the messages of a conversation, an empty tree where it has none."""
+        """Return the messages of a conversation; an empty tree if it has none."""
         with self._reading() as connection:
+            # One read transaction: pieces, attachments and messages must be of the same moment.
             connection.execute("SAVEPOINT tree")
             try:
                 return self._read_tree(connection, conversation)
@@ -120,20 +123,20 @@ class ChatStore:
                 connection.execute("RELEASE tree")
 
     def file(self, sha256: str) -> bytes | None:
-        """Return the bytes of an attachment."""
+        """Return the bytes of an attachment; None if they are not stored."""
         with self._reading() as connection:
             row = connection.execute("SELECT data FROM file WHERE sha256 = ?", (sha256,)).fetchone()
             return None if row is None else bytes(row[0])
 
     def search(self, text: str, limit: int = DEFAULT_HITS) -> tuple[Hit, ...]:
-        """Return where `text` stands in titles and messages of all branches, newest first; case does not matter."""
+        """Return the matches of `text` in titles and in messages of all branches, newest first; case is ignored."""
         with self._reading() as connection:
             return search(connection, text, limit)
 
     # ------------------------------------------------------------------ writing
 
     def save(self, conversation: Conversation, before: Conversation | None = None) -> Future[None]:
-        """Keep a conversation: new where `before` is None, else what differs from that (rename, pin, folder, draft)."""
+        """Store a conversation: a new one if `before` is None, else the fields that differ from `before`."""
         fields = tuple(
             field
             for field in schema.CONVERSATION_FIELDS
@@ -154,13 +157,14 @@ class ChatStore:
         )
 
     def apply(self, conversation: str, before: MessageTree, after: MessageTree) -> Future[None]:
-        """Keep what a function of `engine.chat.tree` did to a kept conversation. The way back is its undo."""
+        """Store the difference of two trees of one conversation. With swapped arguments it is undone."""
         change = difference(before, after)
-        # what is new has its place at the end, unless it comes back to where it was
+        # New messages come last. Only an undone deletion brings one back in the middle; then all places are written.
         new = {message.id for message in change.put} - set(before.messages)
         moved = any(message not in new for message in list(after.messages)[len(after.messages) - len(new) :])
 
         def job(connection: sqlite3.Connection) -> None:
+            # Children of deleted messages are among `put`, with other parents.
             for gone in change.gone:
                 connection.execute("DELETE FROM message WHERE id = ?", (gone,))
             for message in change.put:
@@ -175,7 +179,7 @@ class ChatStore:
         return self._writer.do(job)
 
     def append(self, message: str, content: str = "", reasoning: str = "") -> Future[None]:
-        """Keep more text of a message that is being written. Paint it when the future is done."""
+        """Store more text of a message in state `writing`. Show it when the future is done."""
         return self._writer.do(
             lambda connection: _execute(
                 connection,
@@ -186,7 +190,7 @@ class ChatStore:
         )
 
     def finish(self, conversation: str, message: Message) -> Future[None]:
-        """Keep a message that was being written as it is now, in place of its pieces."""
+        """Store the complete message in place of its pieces."""
 
         def job(connection: sqlite3.Connection) -> None:
             self._put(connection, conversation, message)
@@ -195,21 +199,21 @@ class ChatStore:
         return self._writer.do(job)
 
     def keep_file(self, data: bytes) -> tuple[str, Future[None]]:
-        """Keep the bytes of an attachment; returns their SHA-256. Do so before the message that has it."""
+        """Store the bytes of an attachment and return their SHA-256. Call it before the message is stored."""
         sha256 = hashlib.sha256(data).hexdigest()
         statement = "INSERT OR IGNORE INTO file (sha256, data) VALUES (?, ?)"
         return sha256, self._writer.do(lambda connection: _execute(connection, statement, [sha256, data]))
 
     def settled(self) -> Future[None]:
-        """Return what is done when all that was asked for before can be read."""
+        """Return a future that is done when all earlier changes can be read."""
         return self._writer.settled()
 
     def written_by_others(self) -> bool:
-        """Return whether another program wrote to the database since this was asked last; waits for what is being
-        written. For one thread at a time.
+        """Return whether another program wrote to the database since the last call. It waits for running writes. For
+        one thread at a time.
 
         Raises:
-            ChatError: it cannot be found out.
+            ChatError: the database cannot be asked.
         """
         found: list[int] = []
         self._writer.do(lambda connection: found.append(_data_version(connection)), comes_again=True).result()
@@ -217,17 +221,17 @@ class ChatStore:
         return self._version != before
 
     def delete(self, conversation: str) -> Future[None]:
-        """Take a conversation out of lists and searches, until it is restored or purged."""
+        """Mark a conversation as deleted: lists and searches leave it out until it is restored or purged."""
         statement = "UPDATE conversation SET deleted_ms = ? WHERE id = ?"
         return self._writer.do(lambda connection: _execute(connection, statement, [now_ms(), conversation]))
 
     def restore(self, conversation: str) -> Future[None]:
-        """Bring a deleted conversation back."""
+        """Undo the deletion of a conversation."""
         statement = "UPDATE conversation SET deleted_ms = NULL WHERE id = ?"
         return self._writer.do(lambda connection: _execute(connection, statement, [conversation]))
 
     def purge(self, deleted_before_ms: int) -> Future[None]:
-        """Forget what was deleted before a time, for good, and files that belong to no message any more."""
+        """Remove conversations that were deleted before a time, and files that no message uses any more."""
 
         def job(connection: sqlite3.Connection) -> None:
             connection.execute("DELETE FROM conversation WHERE deleted_ms < ?", (deleted_before_ms,))
@@ -243,9 +247,11 @@ class ChatStore:
         connection.execute(
             f"INSERT INTO message ({', '.join(values)}, place) VALUES ({', '.join('?' * len(values))},"
             " (SELECT coalesce(max(place), -1) + 1 FROM message WHERE conversation = ?))"
+            # An upsert keeps the row number, by which the text index refers to the message.
             f" ON CONFLICT (id) DO UPDATE SET {updates}",
             [*values.values(), conversation],
         )
+        # The message now has all its text; pieces would be added a second time.
         connection.execute("DELETE FROM piece WHERE message = ?", (message.id,))
         connection.execute("DELETE FROM attachment WHERE message = ?", (message.id,))
         for attachment in message.attachments:
@@ -286,7 +292,7 @@ class ChatStore:
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        """Lend a connection that only reads; what waits for room on the disk is there as well.
+        """Provide a connection for reading, which also sees changes that wait for room on the disk.
 
         Raises:
             ChatError: the database cannot be read.

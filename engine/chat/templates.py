@@ -1,4 +1,4 @@
-"""Chat templates that many models were trained with, for those whose file has none or a wrong one."""
+"""Common chat templates, for models whose file has none or a wrong one."""
 
 from __future__ import annotations
 
@@ -36,4 +36,4 @@ TEMPLATES: Mapping[str, str] = {
     "Mistral": _MISTRAL,
     "Vicuna": _VICUNA,
 }
-"""By the name of what they are known for."""
+"""Templates by their names in the settings panel."""

@@ -1,7 +1,7 @@
-"""Divides the text of a model into its thought and its answer, as it comes: the result does not depend on the pieces.
+"""Splits the streamed text of a model into thought and answer. The result does not depend on how the text is cut.
 
-A model thinks at the beginning of its text, between two marks of its family; a mark later in an answer is text. The
-text must contain the marks: `Generate.marks` asks for that.
+A model thinks at the beginning of its text, between the two tags of its family. A tag later in an answer is plain text.
+The text must contain the tags, some of which are control tokens: `Generate.marks` requests them.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 TEMPLATE_KEY = "tokenizer.chat_template"
-"""Under which a model's file has its chat template."""
+"""The GGUF key of the chat template."""
 
 
 class Marks(NamedTuple):
-    """The texts before and after a thought."""
+    """The tags before and after a thought."""
 
     begin: str
     end: str
@@ -31,30 +31,30 @@ FAMILIES: tuple[Marks, ...] = (
     Marks("<|channel|>analysis<|message|>", "<|end|>"),
     Marks("<|channel>thought", "<channel|>"),
 )
-"""Qwen and DeepSeek; others by hand of their users; Seed; Mistral; Command; gpt-oss; Gemma."""
+"""Tags of Qwen and DeepSeek; three common in fine-tunes; Seed; Mistral; Command; gpt-oss; Gemma."""
 SKIPPED = ("<|start|>assistant", "<|channel|>final<|message|>", "<|START_RESPONSE|>")
-"""Texts before an answer that belong neither to it nor to the thought."""
+"""Tags before an answer that are part of neither the answer nor the thought."""
 CONTROL_MARKS = frozenset(
     {
         *(text for marks in FAMILIES for text in marks),
         *("<|start|>", "<|channel|>", "<|message|>", "<|channel>", "<|START_RESPONSE|>"),
     }
 )
-"""Control tokens that marks consist of in some vocabularies; they are not part of the text unless asked for."""
+"""Tags that are control tokens in some vocabularies. The text has them only if the request names them."""
 
 _COMMON = ("<|end|>",)
-"""Ends of thoughts that end whole messages in other families (Phi)."""
+"""End tags that other families (Phi) use at the end of each message. Alone they are no sign of thoughts."""
 
 
 class Delta(NamedTuple):
-    """What a piece of text adds to the thought and to the answer."""
+    """Text that a piece adds to the thought and to the answer."""
 
     reasoning: str
     content: str
 
 
 class Splitter:
-    """Takes text piece by piece. `marks`: those that were found, None if there is no thought."""
+    """Splits text piece by piece. `marks`: the tags of the thought; None if there is none."""
 
     def __init__(self) -> None:
         self._state: Literal["begin", "thinking", "after", "answer"] = "begin"
@@ -64,7 +64,7 @@ class Splitter:
 
     @property
     def is_thinking(self) -> bool:
-        """Whether a thought is under way."""
+        """Whether the text so far ends inside a thought."""
         return self._state == "thinking"
 
     @property
@@ -73,10 +73,11 @@ class Splitter:
         return self.marks is not None and not self.is_thinking
 
     def add(self, text: str) -> Delta:
-        """Take more text; what may be the beginning of a mark is held back until there is more."""
+        """Take more text. An end that may be the beginning of a tag is held back until more text comes."""
         self._held += text
         reasoning: list[str] = []
         content: list[str] = []
+        # One piece may contain several transitions, such as the end of the thought and the answer.
         while self._held:
             state, held = self._state, len(self._held)
             if state == "thinking":
@@ -98,7 +99,7 @@ class Splitter:
         return Delta("", held.lstrip() if self._state == "after" else held)
 
     def _begin(self) -> None:
-        """Find out whether a thought begins, or the answer."""
+        """Decide whether the text begins with a thought or with the answer."""
         text = self._held.lstrip()
         for marks in FAMILIES:
             if text.startswith(marks.begin):
@@ -108,6 +109,7 @@ class Splitter:
             if text.startswith(skipped):
                 self._state, self._held = "after", text[len(skipped) :]
                 return
+        # The text may still become a tag; wait for more.
         if any(mark.startswith(text) for mark in (*SKIPPED, *(marks.begin for marks in FAMILIES))):
             return
         if self._state == "after":
@@ -115,7 +117,7 @@ class Splitter:
         self._state = "answer"
 
     def _think(self) -> str:
-        """Return the text that surely belongs to the thought, without white space at its ends."""
+        """Return the text that is certainly part of the thought, without white space at its ends."""
         assert self.marks is not None
         place = self._held.find(self.marks.end)
         if place >= 0:
@@ -123,13 +125,15 @@ class Splitter:
             self._held = self._held[place + len(self.marks.end) :]
             self._state = "after"
             return thought
-        clear = len(self._held) - _overlap(self._held, self.marks.end)
+        # The end of the text may be the beginning of the end tag.
+        clear = len(self._held) - overlap(self._held, self.marks.end)
         thought = self._held[:clear].rstrip()
         self._held = self._held[len(thought) :]
         return self._lead(thought)
 
     def _lead(self, text: str) -> str:
         """Remove white space at the beginning of the thought."""
+        # Models write line breaks between the tag and the thought.
         if not self._has_reasoning:
             text = text.lstrip()
         self._has_reasoning = self._has_reasoning or bool(text)
@@ -137,7 +141,7 @@ class Splitter:
 
 
 def marks_of(template: str) -> Marks | None:
-    """Return the marks around thoughts in a chat template; None if it has none."""
+    """Return the thinking tags that a chat template uses; None if it uses none."""
     found = [
         marks for marks in FAMILIES if marks.end in template and (marks.end not in _COMMON or marks.begin in template)
     ]
@@ -145,18 +149,20 @@ def marks_of(template: str) -> Marks | None:
 
 
 def begun_answer(reasoning: str, content: str, marks: Marks | None, *, thinking: bool = False) -> str:
-    """Return the text that a model goes on from.
+    """Return the text that a model continues from.
 
-    `thinking`: the thought has not ended. Otherwise an empty answer begins after the thought ("answer now").
+    `thinking`: the thought is not complete. Otherwise the thought is closed, and an answer follows ("Answer now").
     """
+    # Without a thought the answer is the whole text.
     if not reasoning and not thinking:
         return content
     begin, end = marks or THINK
     return f"{begin}\n{reasoning}" if thinking else f"{begin}\n{reasoning}\n{end}\n\n{content}"
 
 
-def _overlap(text: str, mark: str) -> int:
-    """Return the length of the longest end of `text` that `mark` begins with."""
+def overlap(text: str, mark: str) -> int:
+    """Return the length of the longest suffix of `text` that is a prefix of `mark`."""
+    # The longest first. A whole tag is no overlap: the caller has searched for it.
     for length in range(min(len(text), len(mark) - 1), 0, -1):
         if text.endswith(mark[:length]):
             return length

@@ -1,7 +1,7 @@
-"""The messages of a conversation as a tree, and what can be done with it: each function gives another tree.
+"""The messages of a conversation as an immutable tree, and functions that return a changed tree.
 
-What is shown is the path from a beginning to `leaf`. Editing, regenerating and branching add messages beside others
-and lose nothing; only `without_turn` takes messages away.
+The chat shows the path from a root to `leaf`. Children of one message are its versions: editing and regenerating add
+one. Only `without_turn` and `without_leaf` remove messages.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class MessageTree:
 
     @cached_property
     def children(self) -> Mapping[str | None, tuple[str, ...]]:
-        """Ids by their parent, None for beginnings, in the order in which they were added."""
+        """Ids of messages by their parent's id, in the order of adding. The parent of a root is None."""
+        # One pass over all messages; `versions` and `newest_leaf` then need no search.
         found: dict[str | None, list[str]] = {}
         for message in self.messages.values():
             found.setdefault(message.parent, []).append(message.id)
@@ -33,11 +34,11 @@ class MessageTree:
 
     @cached_property
     def path(self) -> tuple[Message, ...]:
-        """What is shown, from its beginning to the leaf."""
+        """The shown messages, from the root to the leaf."""
         return self.path_to(self.leaf)
 
     def path_to(self, message: str | None) -> tuple[Message, ...]:
-        """Return the messages from the beginning to this one."""
+        """Return the messages from the root to this one; none if it is None."""
         path: list[Message] = []
         while message is not None:
             path.append(self.messages[message])
@@ -45,17 +46,18 @@ class MessageTree:
         return tuple(reversed(path))
 
     def versions(self, message: str) -> tuple[str, ...]:
-        """Return a message and those that stand in the same place, in the order in which they were written."""
+        """Return the ids of all messages with the same parent as this one, in the order of adding."""
         return self.children[self.messages[message].parent]
 
     def newest_leaf(self, message: str) -> str:
-        """Return the end of the newest branch below a message, itself where nothing follows."""
+        """Return the last message of the newest branch below a message; the message itself if it has no children."""
         while below := self.children.get(message):
             message = below[-1]
         return message
 
     def below(self, message: str) -> Iterator[str]:
-        """Yield a message and all that hangs on it."""
+        """Yield the ids of a message and of all its descendants."""
+        # A stack instead of recursion: a conversation may be thousands of messages deep.
         waiting = [message]
         while waiting:
             found = waiting.pop()
@@ -64,27 +66,27 @@ class MessageTree:
 
 
 def tree_of(messages: Iterable[Message], leaf: str | None) -> MessageTree:
-    """Return a tree of messages in the order in which they were added.
+    """Return a tree of messages. Parents must come before their children.
 
     Raises:
-        ValueError: a parent is missing or comes later, an id is there twice, or the leaf is none of them.
+        ValueError: a parent is missing or comes later, an id occurs twice, or the leaf is missing.
     """
     by_id: dict[str, Message] = {}
     for message in messages:
         if message.id in by_id:
-            raise ValueError(tr("the message {id} is there twice", id=message.id[:40]))
+            raise ValueError(tr("the message {id} occurs twice", id=message.id[:40]))
         if message.parent is not None and message.parent not in by_id:
-            raise ValueError(tr("the message {id} follows one that is not there", id=message.id[:40]))
+            raise ValueError(tr("the message {id} follows a message that is missing", id=message.id[:40]))
         by_id[message.id] = message
     if leaf is not None and leaf not in by_id:
-        raise ValueError(tr("the last message shown is not there"))
+        raise ValueError(tr("the last shown message is missing"))
     return MessageTree(by_id, leaf)
 
 
 def mended_tree(messages: Iterable[Message], leaf: str | None) -> MessageTree:
-    """Return a tree of what is there: two programs may have changed one conversation at the same time.
+    """Return a tree even if messages are missing: two programs may have changed one conversation at the same time.
 
-    Where a parent is missing a conversation begins; where the leaf is missing the newest branch is shown.
+    A message whose parent is missing becomes a root. If the leaf is missing, the newest branch is shown.
     """
     waiting = {message.id: message for message in messages}
     by_id: dict[str, Message] = {}
@@ -94,6 +96,7 @@ def mended_tree(messages: Iterable[Message], leaf: str | None) -> MessageTree:
             if message.parent is None or message.parent in by_id:
                 by_id[message.id] = message
         if len(by_id) == before:
+            # No message has a known parent: one becomes a root, and its descendants follow in the next round.
             orphans = [message for message in waiting.values() if message.parent not in waiting]
             first = (orphans or list(waiting.values()))[0]
             by_id[first.id] = msgspec.structs.replace(first, parent=None)
@@ -106,32 +109,34 @@ def mended_tree(messages: Iterable[Message], leaf: str | None) -> MessageTree:
 
 
 def select(tree: MessageTree, message: str) -> MessageTree:
-    """Show the branch with this message: the one shown where it is part of it, else the newest below it."""
+    """Show a branch with this message: the shown branch if it is part of it, else the newest one below it."""
     if any(shown.id == message for shown in tree.path):
         return tree
     return replace(tree, leaf=tree.newest_leaf(message))
 
 
 def step_version(tree: MessageTree, message: str, step: int) -> MessageTree:
-    """Show another version of a message, `step` places later (earlier where negative); no further than there are."""
+    """Show another version of a message: `step` places later, or earlier if negative, at most the last or first."""
     versions = tree.versions(message)
+    # No wrapping around: the arrows are disabled at both ends.
     place = min(max(versions.index(message) + step, 0), len(versions) - 1)
     return select(tree, versions[place])
 
 
 def add(tree: MessageTree, message: Message) -> MessageTree:
-    """Add a message below its `parent` and show it: a turn that goes on, an edit, another version of an answer."""
+    """Add a message below its `parent`, and show it."""
     return tree_with(tree, {**tree.messages, message.id: message}, message.id)
 
 
 def edited(tree: MessageTree, message: str, content: str, *, created_ms: int) -> MessageTree:
-    """Add a version of a message with other content beside it, and show it. What followed stays with the old one."""
+    """Add a version of a message with other content, and show it. Later messages stay below the old version."""
     old = tree.messages[message]
     new = Message(
         id=new_id(),
         role=old.role,
         content=content,
         parent=old.parent,
+        # Attachment ids are unique in the database; both versions share the bytes by their SHA-256.
         attachments=tuple(msgspec.structs.replace(attachment, id=new_id()) for attachment in old.attachments),
         pinned=old.pinned,
         created_ms=created_ms,
@@ -140,12 +145,12 @@ def edited(tree: MessageTree, message: str, content: str, *, created_ms: int) ->
 
 
 def changed(tree: MessageTree, message: Message) -> MessageTree:
-    """Put a message in the place of the one with its id: an answer that goes on or is done, one that is pinned."""
+    """Replace the message that has the same id."""
     return tree_with(tree, {**tree.messages, message.id: message}, tree.leaf)
 
 
 def branched(tree: MessageTree, message: str) -> MessageTree:
-    """Return what leads to a message as a tree of its own, for another conversation: with new ids."""
+    """Return the path to a message as a tree with new ids, for another conversation."""
     copies: list[Message] = []
     path = tree.path_to(message)
     ids = {old.id: new_id() for old in path}
@@ -163,12 +168,12 @@ def branched(tree: MessageTree, message: str) -> MessageTree:
 
 
 def renamed_cut(cut: Cut | None, ids: Mapping[str, str]) -> Cut | None:
-    """Return the cut of a copy; `ids`: the new ones by the old ones."""
+    """Return the cut of a copied message. `ids`: new ids by old ones."""
     return None if cut is None or cut.first not in ids else Cut(ids[cut.first], cut.n_ctx)
 
 
 def turn_of(tree: MessageTree, message: str) -> str:
-    """Return the question that a message is, or answers; itself where no question comes before it."""
+    """Return the question of a message's turn; the message itself if no question comes before it."""
     for earlier in reversed(tree.path_to(message)):
         if earlier.role == "user":
             return earlier.id
@@ -176,22 +181,40 @@ def turn_of(tree: MessageTree, message: str) -> str:
 
 
 def without_turn(tree: MessageTree, message: str) -> MessageTree:
-    """Take away the question that a message is or answers, with all its answers.
+    """Remove the turn of a message: its question with all answers.
 
-    Later questions then follow what came before it.
+    Later questions then follow the message before that turn.
     """
     question = turn_of(tree, message)
     gone = {question}
     for found in tree.below(question):
         parent = tree.messages[found].parent
+        # Answers go with their question, but later questions stay.
         if parent in gone and tree.messages[found].role != "user":
             gone.add(found)
     return _without(tree, gone)
 
 
+def is_empty_failure(tree: MessageTree, message: str) -> bool:
+    """Return whether a message is a failed answer without text that nothing follows."""
+    known = tree.messages[message]
+    is_empty = known.state == "failed" and not known.content and not known.reasoning
+    return is_empty and message not in tree.children
+
+
+def without_leaf(tree: MessageTree, message: str) -> MessageTree:
+    """Remove one message that nothing follows."""
+    return _without(tree, {message})
+
+
 @dataclass(frozen=True, slots=True)
 class TreeChange:
-    """What makes one tree of another: ids that are gone, messages that are new or differ, in order."""
+    """The difference of two trees.
+
+    `gone`: ids of removed messages.
+    `put`: new and changed messages, in their order.
+    `leaf`: the new leaf.
+    """
 
     gone: tuple[str, ...]
     put: tuple[Message, ...]
@@ -199,22 +222,22 @@ class TreeChange:
 
 
 def difference(before: MessageTree, after: MessageTree) -> TreeChange:
-    """Return what is to be done to `before` to have `after`."""
+    """Return the change that makes `after` of `before`."""
     gone = tuple(message for message in before.messages if message not in after.messages)
     put = tuple(message for message in after.messages.values() if before.messages.get(message.id) != message)
     return TreeChange(gone, put, after.leaf)
 
 
 def tree_with(tree: MessageTree, messages: Mapping[str, Message], leaf: str | None) -> MessageTree:
-    """Return a tree with these messages; its parents must be there already."""
+    """Return a tree with these messages, after a check that all parents are among them."""
     for message in messages.values():
         if message.parent is not None and message.parent not in messages:
-            raise ValueError(tr("the message {id} follows one that is not there", id=message.id[:40]))
+            raise ValueError(tr("the message {id} follows a message that is missing", id=message.id[:40]))
     return MessageTree(messages, leaf)
 
 
 def _without(tree: MessageTree, gone: set[str]) -> MessageTree:
-    """Take messages away; what hung on them hangs on the nearest one before that stays."""
+    """Remove messages. Their children move to the nearest ancestor that stays."""
     messages: dict[str, Message] = {}
     for message in tree.messages.values():
         if message.id not in gone:
@@ -225,7 +248,7 @@ def _without(tree: MessageTree, gone: set[str]) -> MessageTree:
 
 
 def _cut_after(tree: MessageTree, message: Message, gone: set[str]) -> Cut | None:
-    """Return where what was shown begins once its first message is gone: with the one that followed."""
+    """Return the cut of a message without the removed ones: it begins at the next message that stays."""
     cut = message.cut
     if cut is None or cut.first not in gone:
         return cut
@@ -241,7 +264,8 @@ def _nearest(tree: MessageTree, message: str | None, gone: set[str]) -> str | No
 
 
 def _leaf_after(tree: MessageTree, left: MessageTree, gone: set[str]) -> str | None:
-    """Return what to show: the leaf if it stays, else the nearest version of what went, else the end before it."""
+    """Return the new leaf: the old one if it stays, else the nearest version of the removed message, else the end of
+    the branch before it."""
     if tree.leaf is None or tree.leaf not in gone:
         return tree.leaf
     first_gone = next(message for message in tree.path if message.id in gone)

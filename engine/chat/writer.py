@@ -1,7 +1,7 @@
-"""The thread that writes to the database: jobs in the order of their arrival, as many at once as have come.
+"""The thread that writes to the database. Jobs that arrive together share one transaction, in their order.
 
-What the disk has no room for waits in memory: its future says so at once, and it is done before anything that came
-later once there is room again. So nothing hangs on a message that was never written.
+A job for which the disk has no room waits in memory. Its future fails at once, and the job is done before all later
+ones when there is room again. So no stored message refers to one that was never stored.
 """
 
 from __future__ import annotations
@@ -22,16 +22,21 @@ from engine.base.sqlite_file import FAULTS, passes
 from engine.chat.recovery import damage_met
 
 BATCH_SECONDS = 0.04
-"""A commit waits until the last one is this long ago: what comes at once is on disk at once, a stream in batches."""
+"""Least time between two commits: a single change is on disk at once, a stream of pieces is written in batches."""
 RETRY_SECONDS = 2.0
-"""Between two looks whether there is room again, and ten times as long as the last look took."""
+"""Least time between two tries while the disk is full; at least ten times the duration of the last try."""
 MAX_BEHIND = 50_000
-"""So much waits for room; beyond that, text that comes again with its whole message does not."""
+"""Most jobs that wait for room. Beyond it pieces of text are dropped: the complete message follows in `finish`."""
 Job = Callable[[sqlite3.Connection], None]
 
 
-class _Wish(NamedTuple):
-    """A job that somebody waits for; None: for all that came before it. `comes_again`: within a later job."""
+class _QueuedJob(NamedTuple):
+    """A job in the queue.
+
+    `job`: None: only wait for all earlier jobs.
+    `done`: the future of the caller.
+    `comes_again`: a later job writes the same data once more.
+    """
 
     job: Job | None
     done: Future[None]
@@ -39,135 +44,139 @@ class _Wish(NamedTuple):
 
 
 class Writer:
-    """Owns the only connection that writes. A `Future` is done when its job is on disk, or says why it is not.
+    """Owns the only writing connection. The future of a job is done when the job is on disk, or holds the error.
 
-    A job that had no room is done later nevertheless: what follows it succeeds only when it has.
+    A job that found no room is repeated later. Jobs after it succeed only when it has.
     """
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self._path = path
         self._connection = connection
-        # What waits for room is read in a transaction, which must not need any.
+        # `with_all` runs waiting jobs in a transaction, which must not write to a full disk.
         connection.execute("PRAGMA cache_spill = OFF")
-        self._wishes: queue.SimpleQueue[_Wish | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_QueuedJob | None] = queue.SimpleQueue()
         self._closed = False
         self._lock = threading.Lock()
-        self._behind: list[_Wish] = []
+        self._behind: list[_QueuedJob] = []
         self._reason: Exception = ChatError("")
         self._next_try_s = 0.0
         self._thread = threading.Thread(target=self._run, name="chats", daemon=True)
         self._thread.start()
 
     def do(self, job: Job, *, comes_again: bool = False) -> Future[None]:
-        """Have a job done in a transaction. It is done again alone where one beside it failed.
+        """Run a job in a transaction. If another job of that transaction fails, it is run again alone.
 
-        `comes_again`: what it writes is part of a later job too.
+        `comes_again`: a later job writes the same data once more.
         """
-        return self._wish(job, comes_again=comes_again)
+        return self._enqueue(job, comes_again=comes_again)
 
     def settled(self) -> Future[None]:
-        """Return what is done when all that was asked for before is on disk, waits for room, or has failed."""
-        return self._wish(None, comes_again=True)
+        """Return a future that is done when all earlier jobs are on disk, wait for room, or have failed."""
+        return self._enqueue(None, comes_again=True)
 
     @property
     def is_behind(self) -> bool:
-        """Whether something waits for room."""
+        """Whether jobs wait for room on the disk."""
         return bool(self._behind)
 
     @contextmanager
     def with_all(self) -> Iterator[sqlite3.Connection]:
-        """Lend the connection with what waits for room in it, to read from. Nothing is written meanwhile."""
+        """Provide the connection in a transaction with all waiting jobs, for reading. It is rolled back afterwards."""
         with self._lock:
             self._connection.execute("BEGIN")
             try:
-                for wish in self._behind:
-                    if wish.job is not None:
+                for queued in self._behind:
+                    if queued.job is not None:
                         with suppress(*FAULTS):
-                            wish.job(self._connection)
+                            queued.job(self._connection)
                 yield self._connection
             finally:
                 with suppress(*FAULTS):
                     self._connection.execute("ROLLBACK")
 
     def close(self) -> None:
-        """Do what is waiting, then close the connection."""
+        """Run the jobs in the queue, then close the connection."""
         if not self._closed:
             self._closed = True
-            self._wishes.put(None)
+            self._queue.put(None)
         self._thread.join()
 
-    def _wish(self, job: Job | None, *, comes_again: bool) -> Future[None]:
+    def _enqueue(self, job: Job | None, *, comes_again: bool) -> Future[None]:
         done: Future[None] = Future()
         if self._closed:
-            done.set_exception(ChatError(tr("The conversations are closed; nothing more is kept.")))
+            done.set_exception(ChatError(tr("The conversations are closed; nothing more is stored.")))
         else:
-            self._wishes.put(_Wish(job, done, comes_again))
+            self._queue.put(_QueuedJob(job, done, comes_again))
         return done
 
     def _run(self) -> None:
         last_s = 0.0
         goes_on = True
         while goes_on:
-            batch: list[_Wish] = []
+            batch: list[_QueuedJob] = []
             with suppress(queue.Empty):
-                first = self._wishes.get(timeout=RETRY_SECONDS if self._behind else None)
+                # While jobs wait for room, the thread wakes up to try again.
+                first = self._queue.get(timeout=RETRY_SECONDS if self._behind else None)
                 batch, goes_on = ([], False) if first is None else ([first], True)
             end_s = last_s + BATCH_SECONDS
             while goes_on:
                 try:
-                    found = self._wishes.get(timeout=max(0.0, end_s - time.monotonic()))
+                    found = self._queue.get(timeout=max(0.0, end_s - time.monotonic()))
                 except queue.Empty:
                     break
                 goes_on = found is not None
                 if found is not None:
                     batch.append(found)
+            # `with_all` uses the same connection.
             with self._lock:
                 self._take(batch, is_last=not goes_on)
             last_s = time.monotonic()
         self._connection.close()
 
-    def _take(self, batch: list[_Wish], *, is_last: bool) -> None:
-        jobs = [wish for wish in batch if wish.job is not None]
+    def _take(self, batch: list[_QueuedJob], *, is_last: bool) -> None:
+        jobs = [queued for queued in batch if queued.job is not None]
+        # The disk was full a moment ago: new jobs join the waiting ones without another try.
         if self._behind and not is_last and time.monotonic() < self._next_try_s:
             self._put_off(jobs, self._reason)
         else:
             waiting, self._behind = self._behind, []
             self._write([*waiting, *jobs])
-        for wish in batch:
-            if wish.job is None:
-                _end(wish)
+        for queued in batch:
+            if queued.job is None:
+                _end(queued)
 
-    def _write(self, wishes: list[_Wish]) -> None:
+    def _write(self, jobs: list[_QueuedJob]) -> None:
         begun_s = time.monotonic()
         try:
-            self._transaction([wish.job for wish in wishes if wish.job is not None])
+            self._transaction([queued.job for queued in jobs if queued.job is not None])
         except Exception as error:
             if passes(error):
                 now_s = time.monotonic()
                 self._next_try_s = now_s + max(RETRY_SECONDS, 10 * (now_s - begun_s))
-                self._put_off(wishes, error)
-            elif len(wishes) > 1:  # one of them is at fault, and the others are not to be lost with it
-                for number, single in enumerate(wishes):
+                self._put_off(jobs, error)
+            elif len(jobs) > 1:  # One of them is at fault. Each is tried alone, so that the others are not lost.
+                for number, single in enumerate(jobs):
                     self._write([single])
                     if self._behind:
-                        self._put_off(wishes[number + 1 :], self._reason)
+                        self._put_off(jobs[number + 1 :], self._reason)
                         return
-            elif wishes:
-                _end(wishes[0], self._sentence(error))
+            elif jobs:
+                _end(jobs[0], self._sentence(error))
             return
-        for wish in wishes:
-            _end(wish)
+        for queued in jobs:
+            _end(queued)
 
-    def _put_off(self, wishes: list[_Wish], error: Exception) -> None:
+    def _put_off(self, jobs: list[_QueuedJob], error: Exception) -> None:
         self._reason = error
-        for wish in wishes:
-            if len(self._behind) < MAX_BEHIND or not wish.comes_again:
-                self._behind.append(wish)
-            _end(wish, self._sentence(error))
+        for queued in jobs:
+            if len(self._behind) < MAX_BEHIND or not queued.comes_again:
+                self._behind.append(queued)
+            _end(queued, self._sentence(error))
 
     def _transaction(self, jobs: list[Job]) -> None:
         if not jobs:
             return
+        # IMMEDIATE takes the write lock first: a later upgrade from a read lock could fail with SQLITE_BUSY.
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             for job in jobs:
@@ -182,14 +191,14 @@ class Writer:
         if not isinstance(error, FAULTS):
             return error
         return damage_met(self._path, error) or ChatError(
-            tr("The conversation cannot be kept ({error}); check the disk's room and permissions.", error=error)
+            tr("The conversation cannot be stored ({error}); check the disk's free space and permissions.", error=error)
         )
 
 
-def _end(wish: _Wish, error: Exception | None = None) -> None:
-    # whoever waits for it may have cancelled, was told before, or has a callback at fault, which is not ours
+def _end(queued: _QueuedJob, error: Exception | None = None) -> None:
+    # The future may be cancelled or done already, or have a faulty callback. None of this concerns other jobs.
     with suppress(Exception):
         if error is None:
-            wish.done.set_result(None)
+            queued.done.set_result(None)
         else:
-            wish.done.set_exception(error)
+            queued.done.set_exception(error)

@@ -1,4 +1,4 @@
-"""A device, the host and a rig: what there is to place layers on, as plain values."""
+"""Devices, the host and rigs as plain values: the places for layers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine.base.units import MIB, format_bytes
 from engine.model.gguf.model_file import FileIdentity
 
 CPU_ID = "CPU"
-"""The host's id: always there, always last in lists of devices."""
+"""Id of the host, which every rig has; it is always the last in lists of devices."""
 
 DeviceKind = Literal["gpu", "igpu", "accel", "cpu"]
 DEVICE_KINDS: tuple[DeviceKind, ...] = get_args(DeviceKind)
@@ -22,7 +22,7 @@ _ID = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What the device's backend can do: split modes, and the device more than once in one layout."""
+    """Abilities of the device's backend: split modes, and the same device several times in one layout."""
 
     row_split: bool = False
     tensor_split: bool = True
@@ -31,14 +31,15 @@ class Capabilities:
 
 Feature = Literal["extra_buffers", "flash_attention", "tensor_split", "repeated", "weights"]
 FEATURES: tuple[Feature, ...] = get_args(Feature)
-"""Parts of the engine that may be broken on a device while everything else works there."""
+"""Parts of the engine that can be broken on one device while the others work there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What the engine's check of itself found broken on a device, and so is not used there.
+    """A feature that the engine's self-check found broken on a device, so that it is not used there.
 
-    `of`: the type of cache (flash attention) or weights that it is about; empty for all. `reason` is a sentence.
+    `of`: type of KV cache (flash attention) or of weights that is affected; empty for all.
+    `reason`: a sentence.
     """
 
     feature: Feature
@@ -48,7 +49,10 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What the engine's check of itself found on a device: `faults`, and whether there was a check at all."""
+    """Results of the engine's self-check on a device.
+
+    `faults`: broken features. `is_checked`: False if the device was never checked.
+    """
 
     faults: tuple[Fault, ...] = ()
     is_checked: bool = False
@@ -56,14 +60,15 @@ class Findings:
 
 @dataclass(frozen=True, slots=True)
 class BufferFacts:
-    """What ggml tells of a device's buffers and kernels.
+    """Limits that ggml reports for a device's buffers and kernels.
 
-    `alignment_bytes`: alignment of tensors in the device's buffers; None: not told, the backend's usual one counts.
-    `host_alignment_bytes`: the same in host memory that the device reads directly.
-    `largest_tensor_bytes`: largest tensor that the device computes with; None: any.
-    `largest_buffer_bytes`: largest buffer that the device gives out; None: not told.
-    `mixes_streams`: the device has a kernel for how residual streams mix with each other (DeepSeek 4, GLM 5), which on
-    Vulkan needs subgroups of 16.
+    `alignment_bytes`: alignment of tensors in the device's buffers; None if not reported, then the backend's usual one
+    counts.
+    `host_alignment_bytes`: the same for host memory that the device reads directly.
+    `largest_tensor_bytes`: largest tensor that the device can compute with; None for any size.
+    `largest_buffer_bytes`: largest buffer that the device allocates; None if not reported.
+    `mixes_streams`: whether there is a kernel for mixing residual streams (DeepSeek 4, GLM 5); on Vulkan it needs
+    subgroups of 16.
     """
 
     alignment_bytes: int | None = None
@@ -75,7 +80,7 @@ class BufferFacts:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """Memory that one of our loaded models holds on a device. `model` is its name, which other models may share."""
+    """Memory that a loaded model of ours holds on a device. `model`: its display name, which need not be unique."""
 
     model: str
     size_bytes: int
@@ -84,13 +89,15 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One place for layers.
+    """One place for layers: a card, an RPC device, or the host.
 
-    `free_bytes` None: unknown, planning uses the total. `cap_bytes`: never plan more than this. `overhead_bytes`: what
-    a load takes here besides what the engine tells, as measured by earlier ones; None: not known for this device.
-    `holdings`: what other models of ours, which stay loaded, hold here; `free_bytes` is without it.
-    `fingerprint`: of the certificate that the machine at `endpoint` was paired with; it is reached through a tunnel
-    alone. `via`: where on this machine that tunnel begins (host:port), None as long as there is none.
+    `free_bytes`: free memory as last read; None if unknown, then planning uses the total.
+    `cap_bytes`: upper limit for planning; None for none. `margin_bytes`: memory that stays free.
+    `overhead_bytes`: measured memory that a load takes in addition to the engine's buffers; None if never measured.
+    `holdings`: memory of our other models that stay loaded; it is not part of `free_bytes`.
+    `fingerprint`: of the certificate of the paired machine at `endpoint`, which is reached only through a tunnel.
+    `via`: local address (host:port) of that tunnel; None while there is none.
+    `is_stopped`: the process of a lab worker ended by itself; nothing can be placed there until it runs again.
     """
 
     id: str
@@ -111,12 +118,14 @@ class Device:
     holdings: tuple[Holding, ...] = ()
     fingerprint: str | None = None
     via: str | None = None
+    is_stopped: bool = False
 
     def fault(self, feature: Feature, of: str = "") -> Fault | None:
-        """Return why a feature, for weights or a cache of type `of`, is not used here; None where it may be.
+        """Return the fault because of which a feature is not used here for type `of`; None if it is used.
 
-        Types are named in large and in small letters ("Q4_0" of a file, "q4_0" of a cache): that makes no difference.
+        Upper and lower case are the same: files write "Q4_0", caches "q4_0".
         """
+        # A fault without a type concerns all types.
         types = ("", of.casefold())
         return next(
             (each for each in self.findings.faults if each.feature == feature and each.of.casefold() in types), None
@@ -124,7 +133,9 @@ class Device:
 
     @property
     def available_bytes(self) -> int:
-        """What may be planned here: the free (or, if unknown, total) memory, at most the cap."""
+        """Memory for planning: free memory, or the total if that is unknown, at most the cap; 0 if it has stopped."""
+        if self.is_stopped:
+            return 0
         free_bytes = self.total_bytes if self.free_bytes is None else self.free_bytes
         return free_bytes if self.cap_bytes is None else min(free_bytes, self.cap_bytes)
 
@@ -139,7 +150,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Rig:
-    """Devices and the host. `devices` leaves the host out; `all_devices` has it last."""
+    """All devices with the host. `devices` excludes the host; `all_devices` has it at the end."""
 
     devices: tuple[Device, ...]
     host: Device
@@ -158,10 +169,11 @@ class Rig:
 
 
 def routes_of(devices: Iterable[Device]) -> dict[str, str]:
-    """Return where to dial for endpoints that are behind a tunnel; an empty text where there is none yet.
+    """Return the address to connect to for each endpoint behind a tunnel; empty while there is no tunnel.
 
-    An endpoint that is not in it is dialled itself.
+    An endpoint that is missing in the result is connected to directly.
     """
+    # An empty address says that there is no tunnel: such a machine is never asked in the clear.
     return {
         device.endpoint: device.via or ""
         for device in devices
@@ -170,7 +182,7 @@ def routes_of(devices: Iterable[Device]) -> dict[str, str]:
 
 
 def make_host(name: str, total_bytes: int, free_bytes: int | None = None) -> Device:
-    """Return the device that stands for the host's CPU and memory."""
+    """Return the device for the host's CPU and memory."""
     return Device(
         id=CPU_ID,
         name=name,
@@ -183,43 +195,43 @@ def make_host(name: str, total_bytes: int, free_bytes: int | None = None) -> Dev
 
 
 def find_id_fault(device_id: str) -> str | None:
-    """Return a sentence on why this cannot be a device's id, None if it can."""
+    """Return a sentence that says why this cannot be a device id, None if it can."""
     if _ID.fullmatch(device_id):
         return None
     return tr(
-        '"{device_id}" is no device id; ids have at most 64 letters, digits, "_", "." and "-", such as "CUDA0"',
+        '"{device_id}" is not a device id; ids have at most 64 letters, digits, "_", "." and "-", such as "CUDA0"',
         device_id=device_id[:60],
     )
 
 
 def names_of(devices: Iterable[Device]) -> str:
-    """Return the ids of devices for a sentence."""
+    """Return the ids of the devices, separated by commas."""
     return ", ".join(device.id for device in devices)
 
 
 REMOTE_MARGIN_BYTES = 256 * MIB
-"""On another machine: what its system and other programs take between our look at it and a load."""
+"""Margin for changes in other programs on that machine between discovery and load."""
 _REMOTE_PART = 20
-"""Of small machines at most one part in this many."""
+"""The margin is at most 1/20 of the device's memory."""
 _LOOPBACK = re.compile(r"(127\.|localhost|\[::1\])")
 
 
 def is_on_this_machine(device: Device) -> bool:
-    """Return whether `device` is an RPC worker of this machine, such as those of a lab."""
+    """Return whether `device` is an RPC worker on this machine, such as a lab worker."""
     return device.endpoint is not None and _LOOPBACK.match(device.endpoint) is not None
 
 
 def remote_margin_bytes(device: Device) -> int:
-    """Return the usual margin of an RPC worker: none on this machine, where caps are what people set."""
+    """Return the default margin of an RPC worker: none on this machine, where the user sets caps."""
     if device.endpoint is None or is_on_this_machine(device):
         return 0
     return min(REMOTE_MARGIN_BYTES, device.total_bytes // _REMOTE_PART)
 
 
 def margin_words(device: Device) -> str:
-    """Return how large the margin of an RPC worker is and where it is from, a line; empty where it has none."""
+    """Return one line with the margin of an RPC worker and its origin; empty if there is none."""
     if not device.is_rpc or not device.margin_bytes:
         return ""
     usual = device.margin_bytes == remote_margin_bytes(device)
-    why = tr("as is usual for a worker on another machine") if usual else tr("as was set for this worker")
+    why = tr("the default for a worker on another machine") if usual else tr("as set for this worker")
     return tr("{margin} stay free, {why}.", margin=format_bytes(device.margin_bytes), why=why)

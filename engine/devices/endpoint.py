@@ -1,7 +1,8 @@
-"""Our own bounded hello to RPC endpoints: the engine's client has no timeouts and aborts the process when one fails.
+"""A bounded handshake with RPC endpoints before the engine connects to them.
 
-All endpoints are greeted at once from the calling thread, with non-blocking sockets and one deadline. What the engine
-would ask a server first is asked here before: it believes every number, and makes as many devices as it is told.
+The engine's RPC client has no time-outs, and aborts the process when a connection fails. It also trusts every number in
+an answer and creates as many devices as a server claims. So the questions that the engine will ask are asked here
+first. All endpoints are greeted at once from the calling thread, with non-blocking sockets and one deadline.
 """
 
 from __future__ import annotations
@@ -34,24 +35,29 @@ _DEVICE = struct.Struct("<I")
 _MEMORY = struct.Struct("<QQ")
 
 MAX_DEVICES = 64
-"""Devices of one server; the engine takes 16 in all."""
+"""Most devices of one server; the engine takes 16 in all (`llama_max_devices`)."""
 MAX_DEVICE_BYTES = 1 << 50
 MAX_ALIGNMENT_BYTES = 1 << 20
 _MAX_PORT = 65535
 NOTICE = b"\xffLDTUNL\n"
-"""How a tunnel of ours begins what it says itself; servers begin with the length of an answer, which this cannot be."""
+"""First bytes of a message from our tunnel. A server begins with the length of an answer, which these bytes cannot be.
+"""
 MAX_NOTICE_BYTES = 1000
+# 253 is the longest name of DNS.
 _ENDPOINT = re.compile(r"([A-Za-z0-9._-]{1,253}):(\d{1,5})", re.ASCII)
 _RESET_ON_CLOSE = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)
-"""SO_LINGER on with no time: closing sends a reset."""
+"""SO_LINGER with a time-out of zero: closing sends a reset."""
+# Windows reports a connection in progress as WSAEWOULDBLOCK.
 _CONNECTING = {0, errno.EINPROGRESS, errno.EWOULDBLOCK, getattr(errno, "WSAEWOULDBLOCK", errno.EWOULDBLOCK)}
 
 
 class GreetingStatus(StrEnum):
-    """What answered. `BUSY`: connected, but no answer in time, as from a server that serves somebody else.
+    """Result of a greeting.
 
-    After its greeting: `ABSURD`, it claims what cannot be; `SILENT`, it did not answer what the engine asks first.
-    `UNTRUSTED`: a tunnel found somebody else than who was paired, or is not known there.
+    `BUSY`: connected, but no answer in time, as from a server with another client.
+    `ABSURD`: greeted, then claimed impossible numbers.
+    `SILENT`: greeted, then did not answer the engine's first question.
+    `UNTRUSTED`: the tunnel found another certificate than the paired one, or this machine is not known there.
     """
 
     OK = "ok"
@@ -68,7 +74,7 @@ class GreetingStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """The result of a hello. `version` is what an RPC server said it speaks; `sentence` is for people."""
+    """The result of a greeting. `version`: protocol version of the RPC server. `sentence`: for people."""
 
     endpoint: str
     status: GreetingStatus
@@ -84,7 +90,7 @@ def parse_endpoint(text: str) -> tuple[str, int]:
     """Return host and port of `"host:port"`.
 
     Raises:
-        ValueError: with a sentence. IPv6 addresses are refused because the engine's client cannot use them.
+        ValueError: with a sentence. IPv6 is refused, because the engine's client cannot use it.
     """
     match = _ENDPOINT.fullmatch(text.strip())
     if match is None or not 0 < int(match.group(2)) <= _MAX_PORT:
@@ -95,7 +101,7 @@ def parse_endpoint(text: str) -> tuple[str, int]:
 
 
 def greet(host: str, port: int, timeout_s: float = DEFAULT_TIMEOUT_S) -> Greeting:
-    """Say hello to one endpoint, within `timeout_s` in all."""
+    """Greet one endpoint, within `timeout_s` in all."""
     endpoint = f"{host}:{port}"
     return greet_all([endpoint], timeout_s)[endpoint]
 
@@ -107,10 +113,10 @@ def greet_all(
     routes: Mapping[str, str] | None = None,
     cancel: CancelToken | None = None,
 ) -> dict[str, Greeting]:
-    """Say hello to all endpoints in parallel, within `timeout_s` in all; on cancel, what has no result times out.
+    """Greet all endpoints in parallel, within `timeout_s` in all. After a cancel the unanswered ones time out.
 
-    Where this system gives us no socket for one, that is its result.
-    `routes`: where to dial for endpoints that are behind a tunnel of ours; an empty text where there is none.
+    If the system has no socket left for an endpoint, that is its result. `routes`: address to connect to for endpoints
+    behind our tunnels; empty while there is no tunnel.
 
     Raises:
         ValueError: for a text that is no endpoint.
@@ -133,6 +139,7 @@ def _talk_to(
     deadline_s = time.monotonic() + timeout_s
     with ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
+        # A socket pair in the selector: threads that resolve names, and a cancel, end the wait through it.
         wake = stack.enter_context(_Wake(selector))
         if cancel is not None:
             stack.enter_context(cancel.waking(wake))
@@ -141,12 +148,14 @@ def _talk_to(
             stack.enter_context(_Talk(endpoint, *target, timeout_s, tunnelled=endpoint in routes))
             for endpoint, target in targets.items()
         ]
+        # One deadline for all talks: a server that answers slowly cannot take more time than the others.
         while pending := [talk for talk in talks if talk.result is None]:
             for talk in pending:
                 talk.begin(addresses, selector)
             left_s = deadline_s - time.monotonic()
             if left_s <= 0 or (cancel is not None and cancel.cancelled):
                 break
+            # `begin` may have ended a talk (unknown host, no descriptor); then the list is made again without waiting.
             if all(talk.result is None for talk in pending):
                 for key, _ in selector.select(left_s):
                     key.data(selector)
@@ -154,10 +163,11 @@ def _talk_to(
 
 
 class _Wake:
-    """Lets other threads end a `select`; harmless to call after it was closed."""
+    """Lets other threads end a `select`. Calls after `close` do nothing."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._sender, self._receiver = socket.socketpair()
+        # A full buffer wakes the `select` already, and whoever cancels must not wait for room in it.
         self._sender.setblocking(False)
         selector.register(self._receiver, selectors.EVENT_READ, self._drain)
 
@@ -177,7 +187,7 @@ class _Wake:
 
 
 class _Addresses:
-    """IPv4 addresses of hosts. Names are looked up in threads, because a look-up cannot be given a time limit."""
+    """IPv4 addresses of hosts. Names are resolved in threads, because `getaddrinfo` has no time limit."""
 
     def __init__(self, hosts: set[str], wake: _Wake) -> None:
         self._found: dict[str, str | None] = {}
@@ -185,6 +195,7 @@ class _Addresses:
             try:
                 self._found[host] = str(IPv4Address(host))
             except ValueError:
+                # A daemon: a resolver that hangs must not keep the process from ending.
                 thread = threading.Thread(target=self._look_up, args=(host, wake), name=f"resolve-{host}", daemon=True)
                 try:
                     thread.start()
@@ -192,7 +203,7 @@ class _Addresses:
                     raise OSError(errno.EAGAIN, str(error)) from None
 
     def get(self, host: str) -> tuple[bool, str | None]:
-        """Return whether the look-up is over, and the address if there is one."""
+        """Return whether the name is resolved, and the address if there is one."""
         return host in self._found, self._found.get(host)
 
     def _look_up(self, host: str, wake: _Wake) -> None:
@@ -206,11 +217,11 @@ class _Addresses:
 
 _Verdict = tuple[GreetingStatus, str]
 _Questions = Generator[tuple[bytes, int], bytes, _Verdict]
-"""Yields a request and the length of its answer, takes the answer, returns what is to be said of the server."""
+"""Yields a request with the length of its answer, receives the answer, and returns the verdict on the server."""
 
 
 class _Talk:
-    """One hello in progress: look-up, connect, then question by question; no answer is read beyond its length."""
+    """One greeting in progress: resolve, connect, then one question after another, with bounded answers."""
 
     def __init__(self, endpoint: str, host: str, port: int, timeout_s: float, *, tunnelled: bool) -> None:
         self.endpoint = endpoint
@@ -241,9 +252,12 @@ class _Talk:
         self._socket.close()
 
     def _ask(self) -> _Questions:
-        """The questions in the order in which the engine asks them, of every device."""
+        """Yield the engine's questions in its order, for every device of the server."""
+        # The order of ggml-rpc.cpp's client: HELLO, DEVICE_COUNT, then alignment, maximum size and memory of each
+        # device.
         hello = yield _request(_HELLO, bytes(_CONN_CAPS_BYTES)), 4 + _CONN_CAPS_BYTES
         version = self._version = (hello[0], hello[1], hello[2])
+        # As the client of ggml-rpc.cpp decides: another major version, or a newer minor one, is refused.
         if version[0] != PROTOCOL_VERSION[0] or version[1] > PROTOCOL_VERSION[1]:
             theirs, ours = f"{version[0]}.{version[1]}", f"{PROTOCOL_VERSION[0]}.{PROTOCOL_VERSION[1]}"
             words = tr(
@@ -259,6 +273,7 @@ class _Talk:
         for index in range(count):
             device = _DEVICE.pack(index)
             (alignment_bytes,) = _HEADER.unpack((yield _request(_GET_ALIGNMENT, device), _HEADER.size))
+            # Buffer sizes are rounded up to the alignment; ggml's GGML_PAD needs a power of two.
             if alignment_bytes.bit_count() != 1 or alignment_bytes > MAX_ALIGNMENT_BYTES:
                 wanted = tr("a power of two up to {max_alignment_bytes:,}", max_alignment_bytes=MAX_ALIGNMENT_BYTES)
                 return _absurd(
@@ -345,6 +360,7 @@ class _Talk:
 
     def _on_connected(self, selector: selectors.BaseSelector) -> None:
         assert self._socket is not None
+        # Writable means that connecting has ended; SO_ERROR says how.
         code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code != 0:
             selector.unregister(self._socket)
@@ -355,7 +371,7 @@ class _Talk:
             selector.modify(self._socket, selectors.EVENT_READ, self._on_readable)
 
     def _send(self, selector: selectors.BaseSelector) -> bool:
-        """Send the next question; a few bytes fit any empty socket buffer, and every answer was read before."""
+        """Send the next question. It fits the empty socket buffer, since every answer was read before."""
         assert self._socket is not None
         try:
             self._socket.send(self._request)
@@ -368,6 +384,7 @@ class _Talk:
     def _on_readable(self, selector: selectors.BaseSelector) -> None:
         assert self._socket is not None
         try:
+            # Never more than the expected answer: whatever else a server sends stays unread.
             part = self._socket.recv(_HEADER.size + self._answer_bytes - len(self._received))
         except BlockingIOError:
             return
@@ -382,6 +399,7 @@ class _Talk:
                 self._end(*read_notice(self._received))
         elif not part:
             self._closed()
+        # An answer begins with its length, which the engine's client would trust.
         elif len(self._received) >= _HEADER.size and _HEADER.unpack_from(self._received)[0] != self._answer_bytes:
             self._end(GreetingStatus.NOT_RPC, tr("answers, but not as an RPC worker does; check the port"))
         elif len(self._received) == _HEADER.size + self._answer_bytes and self._go_on():
@@ -391,7 +409,7 @@ class _Talk:
             selector.unregister(self._socket)
 
     def _go_on(self) -> bool:
-        """Take the answer and turn to the next question; False where that was the last one."""
+        """Handle the answer and go to the next question; return False if that was the last one."""
         answer, self._received = self._received[_HEADER.size :], b""
         try:
             self._request, self._answer_bytes = self._questions.send(answer)
@@ -409,8 +427,8 @@ class _Talk:
         self._end(
             GreetingStatus.NOT_RPC,
             tr(
-                "closed the connection {when}: it is no RPC worker, or one of another version; check the "
-                "port, and run the same release on both",
+                "closed the connection {when}: it is not an RPC worker, or has another version; check the port, "
+                "and run the same release on both machines",
                 when=when,
             ),
         )
@@ -430,18 +448,20 @@ class _Talk:
         self.result = self._greeting(status, words)
 
     def _greeting(self, status: GreetingStatus, words: str) -> Greeting:
+        # Some of the texts end with a question.
         sentence = f"{words}." if status is GreetingStatus.UNRESOLVED else f"{self.endpoint} {words}."
         return Greeting(self.endpoint, status, sentence.replace("?.", "?"), self._version)
 
 
 def make_notice(status: GreetingStatus, words: str) -> bytes:
-    """Return what a tunnel sends to who greets through it, in place of an answer that it could not get."""
+    """Return the message that a tunnel sends to its client instead of an answer that it could not get."""
     return NOTICE + f"{status.value} {words}".encode()[:MAX_NOTICE_BYTES]
 
 
 def read_notice(data: bytes) -> tuple[GreetingStatus, str]:
-    """Return why a tunnel did not reach its other end: status, and what follows the endpoint in the sentence."""
+    """Return why a tunnel did not reach its other end: status, and words that follow the endpoint in a sentence."""
     name, _, words = data.removeprefix(NOTICE).decode("utf-8", "replace").partition(" ")
+    # OK is not accepted from a notice: it stands in the place of an answer.
     known = {status.value: status for status in GreetingStatus if status is not GreetingStatus.OK}
     return known.get(name, GreetingStatus.NOT_RPC), show(words)
 
@@ -457,11 +477,14 @@ def _unpaired(endpoint: str) -> Greeting:
 
 
 def _request(command: int, payload: bytes = b"") -> bytes:
+    # A byte for the command, then the length of the payload (rpc_cmd in ggml-rpc.cpp).
     return struct.pack("<BQ", command, len(payload)) + payload
 
 
 def _absurd(claim: str, wanted: str) -> _Verdict:
     words = tr(
-        "claims {claim}, which cannot be ({wanted} is understood); check what runs there", claim=claim, wanted=wanted
+        "reports {claim}, which is invalid (expected: {wanted}); check that an RPC worker runs there",
+        claim=claim,
+        wanted=wanted,
     )
     return GreetingStatus.ABSURD, words

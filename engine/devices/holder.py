@@ -1,4 +1,4 @@
-"""Who holds a device's memory: a process, with what it has there."""
+"""A process that holds memory of a device, as a value."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from engine.base.units import format_bytes
 
 
 class MemoryHolder(msgspec.Struct, frozen=True, kw_only=True):
-    """`held_bytes` None: the driver does not tell it. `ours`: it is this program or a child of it."""
+    """A process with its memory on a device. `held_bytes`: None if the driver does not report it. `ours`: this program
+    or its child."""
 
     pid: int
     name: str
@@ -18,6 +19,6 @@ class MemoryHolder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def holder_words(holder: MemoryHolder) -> str:
-    """Return "firefox (1234) 1.20 GiB", with a remark where it is ours."""
+    """Return "firefox (1234) 1.20 GiB", with a remark if the process is ours."""
     size = tr("an unknown amount") if holder.held_bytes is None else format_bytes(holder.held_bytes)
     return f"{holder.name} ({holder.pid}) {size}{tr(', this program') if holder.ours else ''}"

@@ -1,4 +1,4 @@
-"""The memory that this process may use: the machine's, or less where a control group limits it."""
+"""Memory that this process may use: that of the machine, or less if a control group limits it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _FILES = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     2: ("memory.max", "memory.current", "inactive_file"),
 }
-"""By version: limit, usage, and the line of memory.stat with page cache that goes away under pressure."""
+"""By version of control groups: files with limit and usage, and the line of memory.stat with reclaimable page cache."""
 _UNLIMITED_BYTES = 1 << 60
-"""Version 1 says "no limit" with a number near 2**63."""
+"""Version 1 writes a number near 2**63 for "no limit"."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """`free_bytes` is what can be had without swapping: free and reclaimable."""
+    """Memory of the host. `free_bytes`: available without swapping, reclaimable page cache included."""
 
     total_bytes: int
     free_bytes: int
@@ -31,9 +31,10 @@ class HostMemory:
 
 
 def read_host_memory(cgroup_root: Path = ROOT, own_cgroup: Path = OWN) -> HostMemory:
-    """Return the memory of this machine, within the tightest control group above this process."""
+    """Return the memory of this machine within the tightest control group above this process."""
     machine = psutil.virtual_memory()
     total_bytes, free_bytes = int(machine.total), int(machine.available)
+    # Every group above counts: a container may have a limit, and the slice around it a tighter one.
     for group in control_groups("memory", cgroup_root, own_cgroup):
         limits = _limits(group)
         if limits is not None:
@@ -44,11 +45,12 @@ def read_host_memory(cgroup_root: Path = ROOT, own_cgroup: Path = OWN) -> HostMe
 
 
 def _limits(group: ControlGroup) -> tuple[int, int] | None:
-    """Return (limit, committed) in bytes, None for a group without a limit."""
+    """Return the limit and the committed bytes of a group, None for a group without a limit."""
     limit_name, usage_name, cache_line = _FILES[group.version]
     limit_bytes, usage_bytes = group.number(limit_name), group.number(usage_name)
     if limit_bytes is None or usage_bytes is None or limit_bytes >= _UNLIMITED_BYTES:
         return None
+    # Inactive page cache counts as usage, but the kernel reclaims it before it refuses memory.
     return limit_bytes, max(usage_bytes - _statistic(group, cache_line), 0)
 
 

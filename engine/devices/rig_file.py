@@ -1,4 +1,4 @@
-"""The rig file: the devices and the host to plan for, which need not be those of this machine."""
+"""The rig file: devices and host to plan for, which need not be those of this machine."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
 
 def parse_rig(data: bytes | str, *, source: str = "") -> Rig:
-    """Return what a rig file says.
+    """Return the rig in the text of a rig file.
 
     Raises:
         RigError: one sentence with the place; it begins with `source`, the file's name.
@@ -49,12 +49,12 @@ def parse_rig(data: bytes | str, *, source: str = "") -> Rig:
 
 
 def read_rig(path: Path) -> Rig:
-    """Return what the rig file at `path` says."""
+    """Return the rig in the file at `path`."""
     return parse_rig(read_file(path, what="rig", fail=RigError), source=path.name)
 
 
 def rig_document(rig: Rig) -> dict[str, object]:
-    """Return the rig file as a JSON document; keys that say nothing of a device are left out."""
+    """Return the rig as a JSON document; default values of a device are left out."""
     host = rig.host
     return {
         "version": VERSION,
@@ -69,12 +69,12 @@ def rig_document(rig: Rig) -> dict[str, object]:
 
 
 def encode_rig(rig: Rig) -> bytes:
-    """Return the rig file as it is written."""
+    """Return the bytes of the rig file."""
     return encode_document(rig_document(rig))
 
 
 def write_rig(path: Path, rig: Rig) -> None:
-    """Write a rig file; a reader finds the old or the new one, whole."""
+    """Write a rig file atomically."""
     write_file(path, encode_rig(rig), what="rig", fail=RigError)
 
 
@@ -87,7 +87,7 @@ def _parse_device(item: JsonObject) -> Device:
     device_id = _parse_id(item)
     backend = item.text("backend")
     if not backend.strip() or not backend.isprintable() or len(backend) > MAX_BACKEND_LENGTH:
-        item.refuse(tr("a device needs a backend by its name, such as CUDA or RPC"), "backend")
+        item.refuse(tr("a device needs the name of its backend, such as CUDA or RPC"), "backend")
     kind = item.maybe("kind", lambda key: item.choice(key, DEVICE_KINDS), "cpu" if backend == "CPU" else "gpu")
     # Accelerators such as BLAS work in the host's memory and report none of their own.
     total_bytes, free_bytes = _parse_memory(item, zero_allowed=kind == "accel")
@@ -152,7 +152,7 @@ def _parse_alignment(item: JsonObject, key: str) -> int | None:
     if alignment_bytes is not None and (alignment_bytes.bit_count() != 1 or alignment_bytes > MAX_ALIGNMENT_BYTES):
         item.refuse(
             tr(
-                "an alignment is a power of two of at most {max_alignment_bytes} bytes",
+                "an alignment must be a power of two and at most {max_alignment_bytes} bytes",
                 max_alignment_bytes=MAX_ALIGNMENT_BYTES,
             ),
             key,
@@ -209,7 +209,7 @@ def _parse_fault(item: JsonObject) -> Fault:
 
 def _check_different(item: JsonObject, device: Device, earlier: Device) -> None:
     if device.id == earlier.id:
-        item.refuse(tr('the id "{id}" is there twice; give each device its own', id=device.id), "id")
+        item.refuse(tr('the id "{id}" occurs twice; give each device its own', id=device.id), "id")
     same_endpoint = device.endpoint is not None and device.endpoint == earlier.endpoint
     if same_endpoint and device.fingerprint != earlier.fingerprint:
         words = tr(
@@ -218,11 +218,11 @@ def _check_different(item: JsonObject, device: Device, earlier: Device) -> None:
             id2=earlier.id,
             endpoint=device.endpoint,
         )
-        item.refuse(tr("{words}; give both the same fingerprint", words=words), "fingerprint")
+        item.refuse(tr("{words}; use the same fingerprint for both", words=words), "fingerprint")
     if same_endpoint and device.endpoint_device == earlier.endpoint_device:
         item.refuse(
             tr(
-                "{id} and {id2} are the same device of {endpoint}; leave one out",
+                "{id} and {id2} are the same device of {endpoint}; remove one of them",
                 id=device.id,
                 id2=earlier.id,
                 endpoint=device.endpoint,
@@ -258,6 +258,7 @@ def _device_document(device: Device) -> dict[str, object]:
         **document,
         "cap_bytes": device.cap_bytes,
         "margin_bytes": device.margin_bytes,
+        # Older programs refuse keys that they do not know, so rare ones are only written if they are needed.
         **{key: size for key in _BUFFER_KEYS if (size := getattr(device.buffers, key)) is not None},
         **({} if device.buffers.mixes_streams else {"mixes_streams": False}),
         "capabilities": {

@@ -1,1 +1,1 @@
-"""The models that a computer has: found in folders and in other programs' stores, grouped, described and remembered."""
+"""The model library: finds model files, groups and describes them, and indexes the results."""

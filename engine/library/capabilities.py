@@ -1,4 +1,4 @@
-"""What a model can do, as far as its header tells: tools and thinking by its chat template, embeddings by pooling."""
+"""Capabilities of a model by its header: tools and thinking by the chat template, embeddings by the pooling type."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from engine.base.language import tr
 from engine.model.architectures.registry import find_architecture
 from engine.model.gguf.model_file import MetadataValue
 
+# In display order.
 CAPABILITIES = ("images", "sound", "tools", "thinking", "embeddings")
-"""In the order in which they are shown."""
 CAPABILITY_WORDS = {
     "images": tr("images"),
     "sound": tr("sound"),
@@ -26,7 +26,7 @@ _NO_POOLING = 0
 
 
 def capabilities_of(metadata: Mapping[str, MetadataValue], architecture: str) -> tuple[str, ...]:
-    """Return which of `CAPABILITIES` a header speaks of. Images and sound are a projector's."""
+    """Return the `CAPABILITIES` of a header. Images and sound need a projector."""
     found = set()
     templates = [value for key, value in metadata.items() if key.startswith(_TEMPLATE) and isinstance(value, str)]
     if any(_TOOLS.search(template) for template in templates):

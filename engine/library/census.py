@@ -1,4 +1,4 @@
-"""The result of a scan: the files found, nothing read from them yet, and the differences to the scan before."""
+"""The result of a scan: the files found, before any header is read, and the differences to the previous scan."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from engine.library.stores import Store
 
 
 class FoundFile(msgspec.Struct, frozen=True, gc=False):
-    """A file of a model.
+    """A model file, or a file that belongs to one.
 
-    `name` is what people know it by: its own name, or the model's in a store whose files are named by numbers.
-    `title` names the repository or folder that it belongs to, empty where that says nothing. `device` and `inode` are
-    those of the file itself, whatever links lead to it. `sha256` where the store tells it. `role` where the store
-    tells it, else None. `beside`: the model that the store has it for. `texts`: template, parameters and the like.
-    `is_missing`: it was there at an earlier look.
+    `name`: the file's own name. In stores with numbered blobs, the name of the model.
+    `title`: name of the repository or folder that the file belongs to, empty if it has none.
+    `device`, `inode`: those of the file itself, after links are followed.
+    `sha256`: the hash that the store states, else None.
+    `role`: the role that the store states, else None.
+    `beside`: the model that the store lists the file with, else None.
+    `texts`: kinds and paths of texts that the store has for the model, such as its template.
+    `is_missing`: whether an earlier scan found the file and the last one did not.
     """
 
     path: Path
@@ -41,28 +44,28 @@ class FoundFile(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def state(self) -> tuple[int, int, int]:
-        """What tells whether the file is as it was read: size, time of change (ns) and inode."""
+        """Size, modification time (ns) and inode. A change means that the file has to be read again."""
         return self.size_bytes, self.mtime_ns, self.inode
 
     @property
     def content(self) -> tuple[int, int]:
-        """Device and inode: the same for all links to one file."""
+        """Device and inode, which are equal for all links to one file."""
         return self.device, self.inode
 
     @property
     def parsed(self) -> FileName:
-        """The name taken apart."""
+        """The parts of the name."""
         return parse_name(self.name)
 
 
 def found_file(path: Path, state: os.stat_result, store: Store, name: str, title: str) -> FoundFile:
-    """Return the file at `path` as a look found it."""
+    """Return a `FoundFile` for `path` with the given `stat` result."""
     return FoundFile(path, store, name, title, state.st_size, state.st_mtime_ns, state.st_dev, state.st_ino)
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A place that could not be looked into, or something in it: `sentence` names it and what to do."""
+    """A folder or file that could not be scanned. `sentence` names it and says what to do."""
 
     store: Store
     sentence: str
@@ -70,7 +73,10 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """One look at `stores`. `folders` are those looked into, with their times of change (ns): see `is_stale`."""
+    """Result of one scan of `stores`.
+
+    `folders`: each scanned folder with its modification time (ns), for `is_stale`.
+    """
 
     stores: tuple[Store, ...] = ()
     files: tuple[FoundFile, ...] = ()
@@ -80,18 +86,22 @@ class Census:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """`moved`: from where to where. `gone`: what is no longer in other programs' stores. `missing`: what people put
-    in a folder and is not there any more; it stays listed until they forget it."""
+    """Differences between two scans.
+
+    `moved`: pairs of the old file and the new one with the same content.
+    `gone`: files that are no longer in another program's store.
+    `missing`: files that are no longer in a folder of the user. They stay listed until the user removes them.
+    """
 
     moved: tuple[tuple[FoundFile, FoundFile], ...] = ()
     gone: tuple[FoundFile, ...] = ()
     missing: tuple[FoundFile, ...] = ()
 
     def sentence(self) -> str:
-        """Return what to tell of it, empty where there is nothing."""
+        """Return one sentence about the changes; empty if there are none."""
         parts = [
             _phrase(
-                [tr("{name} is in {parent} now", name=old.name, parent=new.path.parent) for old, new in self.moved]
+                [tr("{name} was moved to {parent}", name=old.name, parent=new.path.parent) for old, new in self.moved]
             ),
             _phrase([tr("{name} is gone ({words})", name=file.name, words=file.store.words) for file in self.gone]),
             _phrase(
@@ -106,7 +116,7 @@ class Changes:
 
 
 def compare(before: Census, after: Census, facts: Mapping[Path, Facts], marks: Mapping[Path, str]) -> Changes:
-    """Return what became of the files of `before`. `marks`: fingerprints of new files, where they were read."""
+    """Return the differences between two scans. `marks`: fingerprints of new files, by path."""
     there = {file.path for file in after.files}
     looked_at = {store.root for store in after.stores}
     lost = [file for file in before.files if file.path not in there and file.store.root in looked_at]
@@ -126,7 +136,7 @@ def compare(before: Census, after: Census, facts: Mapping[Path, Facts], marks: M
 
 
 def with_missing(after: Census, changes: Changes) -> Census:
-    """Return a look at the stores with what is missing still listed."""
+    """Return the scan `after` with the missing files added."""
     return replace(
         after, files=(*after.files, *(msgspec.structs.replace(file, is_missing=True) for file in changes.missing))
     )

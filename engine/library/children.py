@@ -1,8 +1,7 @@
-"""Headers read and forecasts made in a child, which is asked again for the rest if a file breaks it.
+"""Reads headers and makes forecasts in a child process, and starts another one for the rest if a file crashes it.
 
-Both are Python from beginning to end: in a thread of the window they would hold up every frame. Files are strangers':
-the child, `python -m engine.library.children`, has no rights to write, carries out one request, and ends with its
-parent.
+Both are pure Python, so in a thread of the window they would delay every frame. The files are untrusted: the child,
+`python -m engine.library.children`, has no write access, carries out one request, and ends with its parent.
 """
 
 from __future__ import annotations
@@ -19,34 +18,34 @@ from engine.base.cancellation import CancelToken
 from engine.base.errors import EngineError, LibraryError
 from engine.base.programs import child_argv
 from engine.devices.device import Rig
-from engine.library.facts import Facts, fingerprint
-from engine.library.fit import Fit
-from engine.library.names import role_of
-from engine.library.orders import (
+from engine.library.child_messages import (
     AllFound,
     AnyFound,
     FactsFound,
     FitsFound,
-    Order,
+    LibraryRequest,
     PlanModels,
     ReadHeaders,
     Working,
     path_of,
-    plan_order,
-    read_order,
+    plan_request,
+    read_request,
 )
+from engine.library.facts import Facts, fingerprint
+from engine.library.fit import Fit
+from engine.library.names import role_of
 from engine.planning.fit.strategies.constraints import Constraints
 from engine.runtime.process.outcome import EndReason
 from engine.runtime.process.questions import Questions
-from engine.runtime.protocol.effort import WorkTicks
+from engine.runtime.protocol.heartbeat import WorkHeartbeat
 from engine.runtime.protocol.messages import Message
 from engine.runtime.protocol.pipe import Limits, limit_work, run_child
 
+# Crashes of the child in one request after which the files are no longer taken for the cause.
 MAX_BREAKDOWNS = 64
-"""So many processes may end before their time in one order: then it is not the files."""
 _ENVIRONMENT = {"MALLOC_ARENA_MAX": "2"}
+# Seconds without a message before the child counts as stuck; longer than any working disk needs.
 SILENT_S = 120.0
-"""Without an answer and without a sign of work, longer than any disk that still answers: it was stopped, or hangs."""
 _BROKE = "broke the process that read it"
 _Asked = TypeVar("_Asked")
 _Found = TypeVar("_Found", Facts, Fit)
@@ -60,18 +59,20 @@ def read_headers(
     *,
     argv: Sequence[str] | None = None,
 ) -> None:
-    """Read the headers of models, each with its parts, and hand what they say to `take` in this thread.
+    """Read the headers of models, each with its parts, and call `take` with the facts of each in this thread.
 
-    `argv` is the command of the child, by default our own.
+    `argv`: command of the child, None for our own.
 
     Raises:
-        LibraryError: where no process can be started, or they all break.
+        LibraryError: if no child can be started, or if children crash again and again.
     """
 
     def broken(paths: tuple[Path, ...]) -> Facts:
         return Facts(kind=role_of(paths[0].name), error=_BROKE, fingerprint=fingerprint(paths[0]))
 
-    _work_through(wanted, read_order, FactsFound, take, broken, token, child_argv("library") if argv is None else argv)
+    _work_through(
+        wanted, read_request, FactsFound, take, broken, token, child_argv("library") if argv is None else argv
+    )
 
 
 def plan_models(
@@ -82,10 +83,10 @@ def plan_models(
     take: Callable[[str, Fit], None],
     token: CancelToken,
 ) -> None:
-    """Forecast models, each a fingerprint and a path, and hand each forecast to `take`; raises as `read_headers`."""
+    """Forecast models, given as fingerprint and path, and call `take` with each forecast; raises as `read_headers`."""
 
-    def order(asked: Sequence[tuple[str, Path]]) -> Order:
-        return plan_order([path for _, path in asked], rig, strategy, constraints)
+    def order(asked: Sequence[tuple[str, Path]]) -> LibraryRequest:
+        return plan_request([path for _, path in asked], rig, strategy, constraints)
 
     def broken(asked: tuple[str, Path]) -> Fit:
         return Fit("unknown", strategy, reason=f"{asked[1].name} {_BROKE}.")
@@ -97,14 +98,17 @@ def plan_models(
 
 def _work_through(
     wanted: Sequence[_Asked],
-    order: Callable[[Sequence[_Asked]], Order],
+    order: Callable[[Sequence[_Asked]], LibraryRequest],
     kind: type[FactsFound | FitsFound],
     take: Callable[[_Asked, _Found], None],
     broken: Callable[[_Asked], _Found],
     token: CancelToken,
     argv: Sequence[str],
 ) -> None:
-    """Have everything of `wanted` done; what breaks a child is found by halves, and is told as `broken`."""
+    """Process all of `wanted`.
+
+    A crash is narrowed down by halving the request; `broken` makes the result of its cause.
+    """
     waiting = [wanted] if wanted else []
     n_broken = 0
     while waiting and not token.cancelled:
@@ -112,6 +116,7 @@ def _work_through(
         is_whole = False
         with closing(_answers(order(list(left.values())), kind, token, argv)) as answers:
             for found in answers:
+                # An empty answer is the last one: the child has finished.
                 is_whole = not found
                 for number, value in found:
                     if number in left and not token.cancelled:
@@ -131,9 +136,9 @@ def _work_through(
 
 
 def _answers(
-    order: Order, kind: type[FactsFound | FitsFound], token: CancelToken, argv: Sequence[str]
+    order: LibraryRequest, kind: type[FactsFound | FitsFound], token: CancelToken, argv: Sequence[str]
 ) -> Generator[Sequence[tuple[int, Any]]]:
-    """Yield what a child of its own answers, nothing at last if it came to its end."""
+    """Yield the answers of a new child, and an empty one if it finished the request."""
     child = Questions(
         argv=argv,
         name="library",
@@ -148,6 +153,7 @@ def _answers(
                     yield answer.found
                 yield ()
             except BaseException:
+                # Closed early or after an error: nobody waits for the rest of the request.
                 child.end(kill=True)
                 raise
     except EngineError as error:
@@ -155,16 +161,16 @@ def _answers(
             raise LibraryError(f"No process can be started to look into models ({child.outcome.detail}).") from error
 
 
+# Seconds for which results are collected: every message wakes the window up.
 HOLD_S = 0.05
-"""Headers are sent some at a time: the window wakes up for each message."""
+# Seconds of processor time between two results. Longer than any forecast takes.
 WORK_S = 900.0
-"""Of this process's processor time without an answer: longer than any forecast."""
 _MOST_HELD = 64
 _NICENESS = 5
 
 
 class Answers:
-    """Sends what was found, held back for `hold_s` at most as long as more comes."""
+    """Sends results in groups. A group is held back for at most `hold_s` seconds."""
 
     def __init__(self, send: Callable[[Any], None], hold_s: float) -> None:
         self._send, self._hold_s = send, hold_s
@@ -172,14 +178,15 @@ class Answers:
         self._sent_s = time.monotonic()
 
     def add(self, number: int, found: Any) -> None:
-        """Send what was found of a model, soon."""
+        """Add the result of a model, which is sent within `hold_s`."""
+        # Starts the allowance anew: it is for one model, and not for the request.
         limit_work(WORK_S)
         self._held.append((number, found))
         if len(self._held) >= _MOST_HELD or time.monotonic() - self._sent_s >= self._hold_s:
             self.flush()
 
     def flush(self) -> None:
-        """Send what is held back."""
+        """Send the collected results."""
         if self._held:
             self._send(tuple(self._held))
         self._held = []
@@ -187,21 +194,24 @@ class Answers:
 
 
 def main() -> None:
-    """Carry out one request."""
+    """Run the child: carry out one request."""
     if hasattr(os, "nice"):
+        # A scan must not delay the window.
         os.nice(_NICENESS)
-    run_child(Order, lambda _order: Limits(readable=(Path("/"),)), carry_out)
+    # Models may be anywhere, so everything may be read and nothing written.
+    run_child(LibraryRequest, lambda _order: Limits(readable=(Path("/"),)), carry_out)
 
 
-def carry_out(order: Order, send: Callable[[Message], None]) -> None:
-    """Do what is ordered, sending what is found."""
+def carry_out(order: LibraryRequest, send: Callable[[Message], None]) -> None:
+    """Carry out a request, and send its results."""
     limit_work(WORK_S)
-    with WorkTicks(lambda: send(Working())):
+    with WorkHeartbeat(lambda: send(Working())):
         match order:
             case ReadHeaders():
                 answers = Answers(lambda found: send(FactsFound(found=found)), HOLD_S)
                 _read(order, answers)
             case PlanModels():
+                # A forecast takes much longer than a message, so each is sent at once.
                 answers = Answers(lambda found: send(FitsFound(found=found)), 0.0)
                 _plan(order, answers)
         answers.flush()

@@ -1,4 +1,4 @@
-"""The `library` document of the contract, and the same as text for people."""
+"""The `library` document of the contract (`docs/contract.md`), and the same list as text for people."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ import msgspec
 from engine.base.units import format_bytes
 from engine.library.census import Census
 from engine.library.entry import Entry, Quantisation
-from engine.library.fit import Fit, fit_words, speed_words
+from engine.library.fit import Fit, fit_words, sourced_speed_words
 from engine.library.listed import Listed
+from engine.planning.speed.prediction import rate_text
+from engine.planning.speed.speeds import Source
 
 
 class FitDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """What a quantisation would do on the rig. Speeds in tokens per second, null where nobody can tell."""
+    """The forecast of a quantisation on the rig. Speeds are in tokens per second, null if there is no prediction.
+
+    `tokens_per_second`: the prediction, between `slowest` and `fastest`. `source` says how sure it is.
+    """
 
     kind: str
     strategy: str
@@ -23,17 +28,33 @@ class FitDocument(msgspec.Struct, frozen=True, kw_only=True):
     slowest: float | None
     fastest: float | None
     reason: str
+    tokens_per_second: float | None
+    source: Source | None
 
 
 class CopyDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a quantisation lies; `parts` are paths in order."""
+    """One copy of a quantisation.
+
+    `parts`: paths in order. `owner`: the program whose store it is in, empty for folders.
+    """
 
     owner: str
     parts: tuple[str, ...]
 
 
+class MeasuredDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """The speed of the last long answer. `same_layout`: it had the layout of the forecast."""
+
+    tokens_per_second: float
+    devices: tuple[str, ...]
+    same_layout: bool
+
+
 class QuantisationDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """`fault`: why it cannot be opened, null where nothing says so. `fit` null: not asked for."""
+    """One quantisation.
+
+    `fault`: reason why it cannot be opened, null if none is known. `fit`: null unless requested.
+    """
 
     quantisation: str
     size_bytes: int
@@ -41,10 +62,11 @@ class QuantisationDocument(msgspec.Struct, frozen=True, kw_only=True):
     n_parameters: int | None
     fault: str | None
     fit: FitDocument | None
+    measured: MeasuredDocument | None
 
 
 class SideFileDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """A file beside a model; `role`: projector, draft, adapter or imatrix."""
+    """A related file of a model. `role`: projector, draft, adapter or imatrix."""
 
     role: str
     path: str
@@ -52,7 +74,7 @@ class SideFileDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """One model; null where no header tells."""
+    """One model. Fields are null if no header was read or the header lacks the value."""
 
     name: str
     architecture: str | None
@@ -66,7 +88,7 @@ class ModelDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """A place that was looked into; `owner` is empty for folders that people added."""
+    """A scanned store. `owner` is empty for folders that the user added."""
 
     kind: str
     owner: str
@@ -75,7 +97,7 @@ class StoreDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LibraryDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it. `problems`: a sentence for each place that could not be looked into."""
+    """The whole document. `problems`: a sentence for each place that could not be scanned."""
 
     stores: tuple[StoreDocument, ...]
     models: tuple[ModelDocument, ...]
@@ -83,7 +105,7 @@ class LibraryDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def library_document(census: Census, models: Iterable[Listed]) -> LibraryDocument:
-    """Return the document; stores that have nothing are left out, but for folders."""
+    """Return the document. Stores without models are left out, except folders that the user added."""
     counts = {store: sum(file.store == store for file in census.files) for store in census.stores}
     return LibraryDocument(
         stores=tuple(
@@ -122,6 +144,18 @@ def _quantisation(model: Listed, each: Quantisation) -> QuantisationDocument:
         n_parameters=each.facts.n_parameters if each.facts is not None else None,
         fault=each.fault or None,
         fit=None if fit is None else _fit(fit),
+        measured=_measured(model, each),
+    )
+
+
+def _measured(model: Listed, each: Quantisation) -> MeasuredDocument | None:
+    notes = model.notes_of(each)
+    if not notes.measured:
+        return None
+    return MeasuredDocument(
+        tokens_per_second=round(notes.measured, 2),
+        devices=tuple(filter(None, notes.measured_on.split(", "))),
+        same_layout=model.measured_of(each) > 0,
     )
 
 
@@ -134,6 +168,8 @@ def _fit(fit: Fit) -> FitDocument:
         slowest=fit.slowest or None,
         fastest=fit.fastest or None,
         reason=fit.reason,
+        tokens_per_second=fit.speed if fit.fits and fit.speed else None,
+        source=fit.source if fit.fits and fit.speed else None,
     )
 
 
@@ -145,11 +181,18 @@ def _side_files(entry: Entry) -> tuple[SideFileDocument, ...]:
 
 
 def library_text(models: Sequence[Listed]) -> str:
-    """Return the list for people: a line for each model, one for each of its quantisations."""
+    """Return the list as text: a line for each model, then one for each of its quantisations and copies."""
     lines = [line for model in models for line in _lines(model)]
     if not models:
         lines.append("No models found. Add a folder with --folder DIR.")
     return "\n".join(lines)
+
+
+def _speed(model: Listed, each: Quantisation, fit: Fit) -> str:
+    measured, predicted = model.measured_of(each), sourced_speed_words(fit)
+    if not measured:
+        return predicted
+    return f"{rate_text(measured)} tokens/s measured (predicted {rate_text(fit.speed)})"
 
 
 def _lines(model: Listed) -> Iterable[str]:
@@ -162,7 +205,7 @@ def _lines(model: Listed) -> Iterable[str]:
         if each.fault:
             words.append(each.fault)
         elif fit is not None:
-            words += [fit_words(fit), speed_words(fit)]
+            words += [fit_words(fit), _speed(model, each, fit)]
         yield "  " + "  ".join(filter(None, words)).rstrip()
         for copy in each.copies:
             owner = f" ({copy.first.store.label})" if copy.first.store.label else ""

@@ -1,4 +1,4 @@
-"""The same content twice: links to one file cost nothing, copies cost their size. Content is compared by SHA-256."""
+"""Finds duplicate files by SHA-256. Links to one file cost no space; copies cost their size."""
 
 from __future__ import annotations
 
@@ -17,30 +17,31 @@ _READ_BYTES = 4 * MIB
 
 @dataclass(frozen=True, slots=True)
 class Duplicates:
-    """Files with the same content. `is_linked`: they are one file with several names, which takes its room once."""
+    """Files with the same content. `is_linked`: they are names of one file, so its space is used once."""
 
     files: tuple[FoundFile, ...]
     is_linked: bool
 
     @property
     def wasted_bytes(self) -> int:
-        """What would be free without the copies."""
+        """Bytes that would be free with one copy only."""
         return 0 if self.is_linked else (len({file.content for file in self.files}) - 1) * self.files[0].size_bytes
 
 
 def suspects(files: Sequence[FoundFile]) -> tuple[FoundFile, ...]:
-    """Return the files that could be copies of others: of the same size, but not the same file."""
+    """Return the files that may be duplicates: different files of the same size."""
     return tuple(file for group in _by_size(files) for file in group if len({each.content for each in group}) > 1)
 
 
 def find_duplicates(files: Sequence[FoundFile], hashes: Mapping[Path, str]) -> tuple[Duplicates, ...]:
-    """Return what is there more than once, the most wasteful first. `hashes`: SHA-256 of what was read or is told.
+    """Return the groups of duplicates, the largest waste first. `hashes`: known SHA-256 values, by path.
 
-    Files whose hash is not known are only compared by which file they are.
+    Files without a known hash are compared by device and inode only, which finds links.
     """
     found: list[Duplicates] = []
     for group in _by_size(files):
         alike: dict[object, list[FoundFile]] = defaultdict(list)
+        # A hash known for one link holds for all links to the file.
         of_content = {file.content: known for file in group if (known := file.sha256 or hashes.get(file.path))}
         for file in group:
             alike[of_content.get(file.content) or file.content].append(file)
@@ -51,10 +52,10 @@ def find_duplicates(files: Sequence[FoundFile], hashes: Mapping[Path, str]) -> t
 
 
 def sha256_of(path: Path, token: CancelToken, progress: Callable[[int], None] | None = None) -> str | None:
-    """Return the SHA-256 of a file, None where nobody waits any more. `progress` is told the bytes of each step.
+    """Return the SHA-256 of a file, or None if `token` is cancelled. `progress` gets the number of bytes of each step.
 
     Raises:
-        OSError: where it cannot be read.
+        OSError: if the file cannot be read.
     """
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:

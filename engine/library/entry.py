@@ -1,4 +1,4 @@
-"""A model of the library as people see it: one entry, with its quantisations and what lies beside them."""
+"""An entry of the library: one model with its quantisations, their copies, and related files."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from engine.base.language import tr
 from engine.library.capabilities import CAPABILITIES
 from engine.library.census import FoundFile
 from engine.library.facts import Facts
-from engine.library.names import Role
-from engine.model.gguf.file_names import bits_of
+from engine.library.names import Role, normal
+from engine.model.gguf.file_names import bits_of, display_name
 
+# Quantisations that are preferred, in this order, as in llama.cpp.
 _USUAL_TAGS = ("Q4_K_M", "Q8_0")
-"""What is proposed of several quantisations, as llama.cpp does."""
 
 
 class Copy(msgspec.Struct, frozen=True, gc=False):
-    """One model on disk: its parts in order. `missing` are the numbers, from 1, of parts that are not there."""
+    """One copy of a model: its parts in order. `missing`: numbers of missing parts, from 1."""
 
     parts: tuple[FoundFile, ...]
     missing: tuple[int, ...] = ()
@@ -30,7 +30,7 @@ class Copy(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def path(self) -> Path:
-        """What is opened."""
+        """Path of the first part, which is the one to open."""
         return self.first.path
 
     @property
@@ -47,7 +47,7 @@ class Copy(msgspec.Struct, frozen=True, gc=False):
 
 
 class SideFile(msgspec.Struct, frozen=True, gc=False):
-    """What lies beside a model: a projector, a draft model, an adapter, an importance matrix."""
+    """A file that belongs to a model: a projector, a draft model, a LoRA adapter or an importance matrix."""
 
     role: Role
     file: FoundFile
@@ -59,7 +59,7 @@ class SideFile(msgspec.Struct, frozen=True, gc=False):
 
 
 class Quantisation(msgspec.Struct, frozen=True, gc=False):
-    """One quantisation of a model. `copies`: where it lies, the same content as far as size and name tell."""
+    """One quantisation of a model. `copies`: places with the same content, judged by size and name."""
 
     label: str
     copies: tuple[Copy, ...]
@@ -67,7 +67,7 @@ class Quantisation(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def copy(self) -> Copy:
-        """The copy that is opened."""
+        """The preferred copy, which is the one to open."""
         return self.copies[0]
 
     @property
@@ -76,7 +76,7 @@ class Quantisation(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def fault(self) -> str:
-        """Why it cannot be opened, empty where nothing says so."""
+        """Reason why it cannot be opened; empty if none is known."""
         if self.copy.is_missing:
             return tr("is no longer at {path}", path=self.copy.path)
         if self.copy.missing:
@@ -87,8 +87,12 @@ class Quantisation(msgspec.Struct, frozen=True, gc=False):
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
-    """One model. `quantisations` from the smallest to the largest; `title` as its name or its store has it. `key`: what
-    it is known by as long as its files stay where they are."""
+    """One model.
+
+    `title`: name of the model by its file names or its store.
+    `key`: identifies the entry as long as its files are not moved.
+    `quantisations`: from the smallest to the largest.
+    """
 
     title: str
     key: str
@@ -107,19 +111,27 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def facts(self) -> Facts | None:
-        """What a header tells of the model, None as long as none was read."""
+        """Facts of a readable header of the model; None if none was read yet."""
         return next(
             (each.facts for each in self.quantisations if each.facts is not None and not each.facts.error), None
         )
 
     @property
+    def header_name(self) -> str:
+        """The name in the header; empty if the title says the same, or if it is the label of a training run."""
+        if self.facts is None:
+            return ""
+        shown = display_name(self.proposed.copy.path, self.facts.name)
+        return "" if normal(shown) == normal(self.title) else shown
+
+    @property
     def owners(self) -> tuple[str, ...]:
-        """Whose stores it lies in, or which folders."""
+        """Names of the programs or folders that have copies."""
         return tuple(dict.fromkeys(copy.first.store.words for each in self.quantisations for copy in each.copies))
 
     @property
     def capabilities(self) -> tuple[str, ...]:
-        """What it can do, with a projector beside it."""
+        """Capabilities of the model, including those of its projector."""
         found = set(self.facts.capabilities) if self.facts is not None else set()
         for side in self.side_files:
             if side.role == "projector":
@@ -128,12 +140,12 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def size_bytes(self) -> int:
-        """What the proposed quantisation takes on disk."""
+        """Size of the proposed quantisation on disk."""
         return self.proposed.size_bytes
 
     @property
     def search_text(self) -> str:
-        """What a search looks at, in small letters."""
+        """The text that a search looks at, in lower case."""
         words = [self.title, *self.owners, *(each.label for each in self.quantisations)]
         words += [copy.first.name for each in self.quantisations for copy in each.copies]
         words += [copy.first.title for each in self.quantisations for copy in each.copies]
@@ -142,12 +154,15 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
         return " ".join(words).casefold()
 
     def side_file(self, role: Role, quantisation: Quantisation) -> SideFile | None:
-        """Return the file of this role that goes best with a quantisation: the same tag, then as many bits."""
+        """Return the side file that suits a quantisation best.
+
+        It has the same tag, else the nearest bits per weight.
+        """
         return nearest([side for side in self.side_files if side.role == role], quantisation.label)
 
 
 def nearest(sides: Sequence[SideFile], tag: str) -> SideFile | None:
-    """Return the one with this tag, else the one whose weights have the nearest number of bits."""
+    """Return the side file with this quantisation tag, else the one with the nearest number of bits per weight."""
 
     def distance(side: SideFile) -> tuple[bool, int, str]:
         return side.tag != tag, abs(bits_of(side.tag) - bits_of(tag)), str(side.file.path)

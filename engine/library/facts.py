@@ -1,4 +1,7 @@
-"""What the header of a file tells about it: kind, size, trained context, what it can do. Read once and kept."""
+"""Facts from the header of a model file: kind, size, trained context, capabilities.
+
+They are read once and kept in the index.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +22,23 @@ from engine.model.gguf.header import FileHeader, skim_header
 from engine.model.gguf.model_file import MetadataValue, mix_name
 from engine.model.gguf.quoting import clean
 
+# Headers read at a time. Disks serve several requests in the time of one.
 READERS = 8
-"""Headers that are read at a time: disks answer several questions in the time of one."""
+# Bytes of either end of a file that its fingerprint covers.
 _EDGE_BYTES = 1 << 16
-"""Of either end of a file, for its fingerprint."""
 _MAX_NAME = 120
 _BLOCK = re.compile(r"blk\.(\d{1,6})\.")
 
 
 class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a header says; None where it does not. `kind` is what the file is, whatever its name.
+    """Facts from a header. A field is None, or empty, if the header lacks it.
 
-    `widths`: lengths that a side file's tensors have, to be compared with the width of a model. `n_blocks`: layers that
-    the tensors of a side file speak of. `tokenizer`: kind and rules of the vocabulary. `error`: why it cannot be read,
-    else empty. `fingerprint`: the same for the same content, under any name; from size and both ends of the file.
+    `kind`: what the file is by its header, whatever its name.
+    `widths`: lengths of a side file's tensors that may equal the width (`n_embd`) of its model.
+    `n_blocks`: number of layers that the tensors of a side file refer to.
+    `tokenizer`: model and pre-tokenizer of the vocabulary.
+    `error`: reason why the header cannot be read, else empty.
+    `fingerprint`: hash of the size and both ends of the file, equal for equal content under any name.
     """
 
     kind: Role = "other"
@@ -57,9 +63,10 @@ class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def read_facts(paths: tuple[Path, ...]) -> Facts:
-    """Read the header of a file, or those of all parts of one. A file that cannot be read has an `error`."""
+    """Read the header of a model, or of all its parts. If it cannot be read, the result has an `error`."""
     first = paths[0]
     role = role_of(first.name)
+    # Older imatrix files (.dat) are not GGUF, and have no header to read.
     if role == "imatrix" and not first.name.lower().endswith(".gguf"):
         return Facts(kind="imatrix", fingerprint=fingerprint(first))
     try:
@@ -70,7 +77,7 @@ def read_facts(paths: tuple[Path, ...]) -> Facts:
 
 
 def read_many(wanted: Iterable[tuple[int, tuple[Path, ...]]], take: Callable[[int, Facts], None]) -> None:
-    """Read the facts of several models, some at a time, and hand each to `take` in this thread, by its number."""
+    """Read several models in parallel, and call `take` in this thread with the index and the facts of each."""
     with ThreadPoolExecutor(READERS, thread_name_prefix="header") as pool:
         pending = {pool.submit(read_facts, paths): number for number, paths in wanted}
         for done in as_completed(pending):
@@ -78,7 +85,7 @@ def read_many(wanted: Iterable[tuple[int, tuple[Path, ...]]], take: Callable[[in
 
 
 def fingerprint(path: Path) -> str:
-    """Return what tells this content from others without reading all of it; empty where it cannot be read."""
+    """Return a hash of the size and both ends of a file; empty if it cannot be read."""
     try:
         with open_regular(path) as file:
             digest = blake2b(file.read(_EDGE_BYTES), digest_size=16)
@@ -127,7 +134,10 @@ def _facts(headers: list[FileHeader], role: Role, mark: str) -> Facts:
 
 
 def _kind(metadata: Mapping[str, MetadataValue], architecture: str, role: Role) -> Role:
-    """Return what a file is. A draft is a model by its header: that it belongs to another one is in its name."""
+    """Return the role of a file.
+
+    By its header a draft model is a model: only its name shows that it belongs to another.
+    """
     told = metadata.get("general.type")
     if architecture == "clip" or told == "mmproj":
         return "projector"
@@ -141,7 +151,7 @@ def _kind(metadata: Mapping[str, MetadataValue], architecture: str, role: Role) 
 
 
 def _widths(kind: Role, header: FileHeader) -> Iterator[int]:
-    """Yield lengths in which the width of the model that a side file is for has to be."""
+    """Yield tensor lengths of a side file; one of them is the width of its model."""
     if kind == "projector":
         for part in ("vision", "audio"):
             width = _number(header.metadata, f"clip.{part}.projection_dim")
@@ -165,4 +175,5 @@ def _text(metadata: Mapping[str, MetadataValue], key: str) -> str:
 
 def _number(metadata: Mapping[str, MetadataValue], key: str) -> int | None:
     value = metadata.get(key)
+    # A bool is an int in Python, and not a count.
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62 else None

@@ -1,24 +1,37 @@
-"""What a model would do on a rig, as a value with its words: where layers go, with how much context, how fast."""
+"""Forecast of a model on a rig, as a value with its texts: placement of layers, context length, speed."""
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import Literal
 
 import msgspec
 
 from engine.base.language import tr
 from engine.devices.device import CPU_ID
+from engine.planning.layout.layout import Layout
+from engine.planning.speed.prediction import rate_text, source_words
+from engine.planning.speed.speeds import Source
 
+# Result of a forecast.
+# "devices": all layers are on devices. "split": some weights are on the CPU. "cpu": all layers are on the CPU.
+# "disk": weights on the CPU exceed its memory, so each token reads them from disk. "no": no layout fits.
+# "unknown": the arithmetic does not cover the model.
 FitKind = Literal["devices", "split", "cpu", "disk", "no", "unknown"]
-"""All layers on devices; some, or all, on the CPU; more on the CPU than its memory, read from disk again and again;
-no layout fits; nobody can tell."""
 
 FITTING: tuple[FitKind, ...] = ("devices", "split", "cpu")
 
 
 class Fit(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`layers`: how many are on each device, in the order of the layout. Speeds in tokens per second, 0 where nobody
-    can tell. `reason`: a sentence where it does not fit or cannot be told."""
+    """The forecast of one model on one rig. Speeds are in tokens per second, 0 if there is no prediction.
+
+    `layers`: number of layers on each device, in the order of the layout.
+    `slowest`, `fastest`: bounds of the prediction (a full context and poor bandwidth; an empty one and full bandwidth).
+    `reason`: a sentence if the model does not fit, or if that is unknown.
+    `layout`: key of the layout (`layout_key`), to be compared with the one that a speed was measured on.
+    `expected`: speed with a usual number of tokens in the context, the same number as the editor shows.
+    `source`: the least sure source among the devices that matter for `expected`.
+    """
 
     kind: FitKind
     strategy: str = ""
@@ -28,6 +41,9 @@ class Fit(msgspec.Struct, frozen=True, omit_defaults=True):
     fastest: float = 0.0
     has_overrides: bool = False
     reason: str = ""
+    layout: str = ""
+    expected: float = 0.0
+    source: Source = "guess"
 
     @property
     def fits(self) -> bool:
@@ -35,12 +51,24 @@ class Fit(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def speed(self) -> float:
-        """The middle of what is predicted, in tokens per second."""
-        return (self.slowest + self.fastest) / 2
+        """The predicted speed in tokens per second."""
+        return self.expected or (self.slowest + self.fastest) / 2
+
+    @property
+    def is_speed_known(self) -> bool:
+        """Whether the prediction rests on measurements or on the card's figures, not on what is usual."""
+        return self.source != "guess"
+
+
+def layout_key(layout: Layout) -> str:
+    """Return a key that is equal for equal layouts."""
+    if len(layout.devices) == 1 and not layout.overrides:
+        return layout.devices[0]  # The split mode changes nothing on one device.
+    return blake2b(msgspec.json.encode(layout), digest_size=12).hexdigest()
 
 
 def fit_words(fit: Fit) -> str:
-    """Return a few words on a forecast, for a line of a list."""
+    """Return a short text on the result, for a line of a list."""
     match fit.kind:
         case "devices":
             places = " + ".join(device for device, _ in fit.layers)
@@ -62,20 +90,35 @@ def fit_words(fit: Fit) -> str:
             return tr("larger than memory")
         case "no":
             return tr("does not fit")
-    return tr("cannot be told")
+    return tr("unknown")
 
 
 def place_words(fit: Fit) -> str:
-    """Return how many layers are where."""
+    """Return the number of layers on each device, as text."""
     return ", ".join(tr("{count} on {device}", count=count, device=device) for device, count in fit.layers)
 
 
 def speed_words(fit: Fit) -> str:
-    """Return the predicted speed for people, empty where there is none."""
+    """Return the predicted speed for a line of a list, in the words of the layout editor; empty if there is none."""
+    if not fit.fits or fit.speed <= 0:
+        return ""
+    rate = rate_text(fit.speed)
+    return tr("about {rate} tokens/s", rate=rate) if fit.is_speed_known else tr("roughly {rate} tokens/s", rate=rate)
+
+
+def sourced_speed_words(fit: Fit) -> str:
+    """Return the predicted speed with its source; empty if there is none."""
+    words = speed_words(fit)
+    return words and tr("{speed} ({source})", speed=words, source=source_words(fit.source))
+
+
+def speed_range_words(fit: Fit) -> str:
+    """Return the bounds of the prediction and its source, for a tool tip; empty if there is none."""
     if not fit.fits or fit.fastest <= 0:
         return ""
-    return tr("{rate}–{rate2} tokens/s", rate=_rate(fit.slowest), rate2=_rate(fit.fastest))
-
-
-def _rate(rate: float) -> str:
-    return f"{rate:.0f}" if rate >= 10 else f"{rate:.1f}" if rate >= 1 else f"{rate:.2g}"
+    return tr(
+        "Predicted: {slowest} tokens/s with a full context to {fastest} with an empty one ({source})",
+        slowest=rate_text(fit.slowest),
+        fastest=rate_text(fit.fastest),
+        source=source_words(fit.source),
+    )

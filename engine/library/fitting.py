@@ -1,4 +1,4 @@
-"""Finds what a model would do on this rig with the strategy that people like best."""
+"""Forecasts a model on a rig with the preferred strategy."""
 
 from __future__ import annotations
 
@@ -9,29 +9,33 @@ import msgspec
 from engine.base.errors import EngineError
 from engine.base.units import format_bytes
 from engine.devices.device import CPU_ID, Rig
-from engine.library.fit import Fit
+from engine.library.fit import Fit, layout_key
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.fit.strategies.catalogue import find_strategy
 from engine.planning.fit.strategies.constraints import AutoLayout, Constraints
-from engine.planning.fit.strategies.fastest import predict_layout
+from engine.planning.layout.layout import Layout
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.plan.decisions.context_length import default_context
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import FitReport
+from engine.planning.settings.context_settings import ContextSettings
+from engine.planning.speed.prediction import CostModel, SpeedForecast, SpeedRange
+from engine.planning.speed.speeds import Speeds
+from engine.planning.speed.work import Work
 
+# Tokens. With less context a model does not count as fitting.
 SHORTEST_CONTEXT = 2048
-"""Tokens below which a model is of little use: it does not fit then."""
 
 
 def find_fit(model: ModelFile, rig: Rig, strategy: str, constraints: Constraints) -> Fit:
-    """Return what `strategy` makes of `model` on `rig` with the settings that a model is opened with.
+    """Return the forecast of `model` on `rig` by `strategy`, with the settings that a model is opened with.
 
-    Where those need too much, less context is tried.
+    If those need too much memory, the context is halved, down to `SHORTEST_CONTEXT`.
 
     Raises:
-        ArgumentError: for a strategy that is none.
-        CancelledError: `constraints.watch` says that nobody waits any more.
+        ArgumentError: if `strategy` is unknown.
+        CancelledError: if `constraints.watch` is cancelled.
     """
     memory = ModelMemory(model)
     if memory.probe_only is not None:
@@ -44,6 +48,14 @@ def find_fit(model: ModelFile, rig: Rig, strategy: str, constraints: Constraints
     return _fit(memory, rig, strategy, found, constraints)
 
 
+def predict_speed(
+    memory: ModelMemory, rig: Rig, layout: Layout, context: ContextSettings, speeds: Speeds
+) -> tuple[SpeedForecast, SpeedRange]:
+    """Return the speed of an answer of usual length, as the layout editor shows it, and the range around it."""
+    model = CostModel(Work(memory.model), rig, context, memory.for_context(context), speeds)
+    return model.answer(layout), model.range(layout)
+
+
 def _fit(memory: ModelMemory, rig: Rig, strategy: str, found: AutoLayout, constraints: Constraints) -> Fit:
     plan = Plan(memory, rig, Edit(found.layout, found.context, constraints.side_files))
     if not found.fits:
@@ -52,25 +64,32 @@ def _fit(memory: ModelMemory, rig: Rig, strategy: str, found: AutoLayout, constr
     for run in found.layout.runs:
         counts[run.device] += run.length
     from_disk_bytes = _read_from_disk(plan.report, rig)
-    speed = predict_layout(memory, rig, found.layout, found.context, constraints.speeds)
+    speed, bounds = predict_speed(memory, rig, found.layout, found.context, constraints.speeds)
     moved_to_host = any(override.device == CPU_ID for override in found.layout.overrides)
     result = Fit(
         "devices" if not counts[CPU_ID] and not moved_to_host else "cpu" if set(counts) == {CPU_ID} else "split",
         strategy,
         found.context.n_ctx,
         tuple((device, count) for device, count in counts.items() if count),
-        1 / max(speed.worst_s, 1e-9),
-        1 / max(speed.best_s, 1e-9),
+        1 / max(bounds.worst_s, 1e-9),
+        1 / max(bounds.best_s, 1e-9),
         bool(found.layout.overrides),
+        layout=layout_key(found.layout),
+        expected=speed.tokens_per_second,
+        source=speed.source,
     )
     if from_disk_bytes <= 0:
         return result
     reason = f"{format_bytes(from_disk_bytes)} more than the computer's memory would be read from disk for each token."
-    return msgspec.structs.replace(result, kind="disk", slowest=0.0, fastest=0.0, reason=reason)
+    # Predictions assume the bandwidth of memory, so they do not hold for a disk.
+    return msgspec.structs.replace(result, kind="disk", slowest=0.0, fastest=0.0, expected=0.0, reason=reason)
 
 
 def _read_from_disk(report: FitReport, rig: Rig) -> int:
-    """Return how much of what is mapped has no room in the host's memory: a load works, and every token waits."""
+    """Return the bytes of mapped weights that exceed the host's memory.
+
+    Such a model loads, but each token reads the disk.
+    """
     host = report.rows[-1]
     return host.need_bytes + host.mapped_bytes + host.margin_bytes - rig.host.available_bytes
 
@@ -84,5 +103,5 @@ def _shortfall(report: FitReport) -> str:
 
 
 def unknown_fit(error: EngineError) -> Fit:
-    """Return what is kept of a model that cannot be planned."""
+    """Return the forecast of a model that cannot be planned."""
     return Fit("unknown", reason=error.summary())

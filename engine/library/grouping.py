@@ -1,4 +1,4 @@
-"""Files to entries: parts of one model, its quantisations and copies, and the side files that belong to it."""
+"""Groups files into entries: parts into models, models into quantisations and copies, and side files with models."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from engine.library.facts import Facts
 from engine.library.names import Role, normal
 from engine.model.gguf.file_names import split_tag
 
+# Least number of folders below a root that a side file shares with its model. There they name the repository.
 _SHARED_AT_LEAST = {"lm_studio": 2, "huggingface": 1}
-"""Folders below a store's root that a side file and its model share: repositories are strangers to each other."""
 
 
 def pair(sides: Sequence[SideFile], entries: Sequence[Entry]) -> list[tuple[SideFile, ...]]:
@@ -28,12 +28,12 @@ def pair(sides: Sequence[SideFile], entries: Sequence[Entry]) -> list[tuple[Side
     return [tuple(sorted(each, key=lambda side: (side.role, str(side.file.path)))) for each in found]
 
 
+# The root of a store, and the folders from there to a file.
 Place = tuple[Path, tuple[str, ...]]
-"""A store's root, and the folders from there to a file."""
 
 
 def _neighbourhoods(entries: Sequence[Entry]) -> dict[Place, list[int]]:
-    """Return which entries are in or below each folder."""
+    """Return the indices of the entries in or below each folder."""
     found: dict[Place, dict[int, None]] = defaultdict(dict)
     for index, entry in enumerate(entries):
         for each in entry.quantisations:
@@ -59,12 +59,13 @@ def _owners(
     neighbourhoods: Mapping[Place, list[int]],
     opened: Mapping[Path, list[int]],
 ) -> list[int]:
-    """Return the entries that `side` belongs to: several where nothing tells them apart."""
+    """Return the indices of the entries that `side` belongs to; several if nothing tells them apart."""
     if side.file.beside is not None:
         return opened.get(side.file.beside, [])
     near = _nearest_entries(side.file, neighbourhoods)
     possible = [index for index in near if agreement(side, entries[index].facts) is not False]
     named = [index for index in possible if names_agree(side.file.parsed.base, entries[index].title)]
+    # A side file next to a single model needs no agreeing name.
     if named or len(near) == 1:
         return named or possible
     if not side.file.parsed.says_nothing:
@@ -73,7 +74,7 @@ def _owners(
 
 
 def _nearest_entries(file: FoundFile, neighbourhoods: Mapping[Place, list[int]]) -> list[int]:
-    """Return the entries that share the deepest folder with `file`."""
+    """Return the indices of the entries that share the deepest folder with `file`."""
     root, folders = place_of(file)
     for depth in range(len(folders), _SHARED_AT_LEAST.get(file.store.kind, 0) - 1, -1):
         near = neighbourhoods.get((root, folders[:depth]))
@@ -83,19 +84,19 @@ def _nearest_entries(file: FoundFile, neighbourhoods: Mapping[Place, list[int]])
 
 
 def place_of(file: FoundFile) -> Place:
-    """Return where a file lies."""
+    """Return the root and the folders of a file."""
     root, folder = file.store.root, file.path.parent
     return root, folder.relative_to(root).parts if folder.is_relative_to(root) else ()
 
 
 def names_agree(side_base: str, title: str) -> bool:
-    """Return whether a side file is named after a model: all of its words, in their order, begin the model's name."""
+    """Return whether the name of a side file begins with the name of a model, or the other way round, word by word."""
     side, model = normal(side_base), normal(title)
     return bool(side) and (side == model or model.startswith(f"{side}-") or side.startswith(f"{model}-"))
 
 
 def agreement(side: SideFile, model: Facts | None) -> bool | None:
-    """Return whether headers say that `side` goes with a model, or does not; None where they say nothing of it."""
+    """Return whether the headers of a side file and a model match; None if they do not tell."""
     own = side.facts
     if own is None or own.error or model is None:
         return None
@@ -116,13 +117,13 @@ def agreement(side: SideFile, model: Facts | None) -> bool | None:
     return None
 
 
+# Facts by the path of a model's first part.
 FactsOf = Mapping[Path, Facts]
-"""By the path of a model's first part."""
 _Shape = tuple[str, int | None, int | None]
 
 
 def group(files: Sequence[FoundFile], facts: FactsOf) -> tuple[Entry, ...]:
-    """Return the models that `files` are, by title. Every file is in one of them, or beside one, or is no model's."""
+    """Group files into entries, sorted by title. Each file is in an entry, a side file of one, or not of a model."""
     copies = join_parts(file for file in files if _role(file, facts) in ("model", "other"))
     entries = [_entry(members, facts) for members in _same_model(copies, facts)]
     sides = [
@@ -138,7 +139,7 @@ def group(files: Sequence[FoundFile], facts: FactsOf) -> tuple[Entry, ...]:
 
 
 def join_parts(files: Iterable[FoundFile]) -> tuple[Copy, ...]:
-    """Return the models that are whole, or as whole as they are there, each with its parts in order."""
+    """Join the parts of models. The parts of a copy are in order, and its missing parts are listed."""
     alone: list[Copy] = []
     parts: dict[tuple[Path, str, int], dict[int, FoundFile]] = defaultdict(dict)
     for file in files:
@@ -157,8 +158,8 @@ def join_parts(files: Iterable[FoundFile]) -> tuple[Copy, ...]:
     return (*alone, *joined)
 
 
+# Parts up to this number are listed as missing: a file name may claim 99999 parts.
 _MOST_PARTS = 1000
-"""Of which missing ones are looked for: a name may claim 99999."""
 
 
 def _role(file: FoundFile, facts: FactsOf) -> Role:
@@ -170,7 +171,7 @@ def _role(file: FoundFile, facts: FactsOf) -> Role:
 
 
 def _same_model(copies: Iterable[Copy], facts: FactsOf) -> list[list[Copy]]:
-    """Return copies of the same model together: by name, and by header where that is known."""
+    """Group copies of the same model, by name and, if it is known, by the shape in the header."""
     named: dict[str, list[Copy]] = defaultdict(list)
     for copy in copies:
         named[normal(base_of(copy.first))].append(copy)
@@ -189,7 +190,7 @@ def _same_model(copies: Iterable[Copy], facts: FactsOf) -> list[list[Copy]]:
 
 
 def base_of(file: FoundFile) -> str:
-    """Return what names the model of a file, without its quantisation."""
+    """Return the name of the model that a file belongs to, without its quantisation."""
     if file.store.kind == "ollama":
         return split_tag(file.name)[0].removesuffix(":latest")
     name = file.parsed
@@ -213,6 +214,7 @@ def _entry(copies: Sequence[Copy], facts: FactsOf) -> Entry:
         for (label, _), members in alike.items()
     ]
     quantisations.sort(key=lambda each: (each.size_bytes, each.label, str(each.copy.path)))
+    # Independent of the order in which the files were found.
     key = min(f"{copy.path} {copy.first.name}" for copy in copies)
     return Entry(base_of(min(copies, key=_preference).first), key, tuple(quantisations))
 
@@ -223,7 +225,7 @@ def _first_facts(copies: Sequence[Copy], facts: FactsOf) -> Facts | None:
 
 
 def _preference(copy: Copy) -> tuple[bool, bool, bool, str]:
-    """Sort what is there and whole first, and what people put there themselves."""
+    """Sort key of copies: existing and complete ones first, then those in folders of the user."""
     return copy.is_missing, bool(copy.missing), not copy.first.store.is_ours, str(copy.path)
 
 

@@ -1,7 +1,7 @@
-"""The library's memory: one SQLite file with what headers said, what people noted, and what was forecast.
+"""The index of the library: one SQLite file with facts from headers, notes of the user, and forecasts.
 
-It can be made again from the files, but for notes and named layouts: a file that is damaged or from a newer version is
-kept aside, never written over.
+All but notes, named layouts and presets can be made again from the model files. A file that is damaged, or from a newer
+version, is renamed and never overwritten.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from engine.base.texts import shorten
 from engine.library.census import Census
 from engine.library.facts import Facts
 from engine.library.fit import Fit
-from engine.library.notes import NO_NOTES, KeptDocument, Notes
+from engine.library.notes import NO_NOTES, Notes, SavedDocument
 
 SCHEMA_VERSION = 1
+# Opened models that are remembered; older ones are forgotten.
 MAX_OPENED = 200
-"""Models that were opened and are remembered for it; the latest count."""
 MAX_SHOWN_PATH = 400
+# Seconds to wait for a lock: window and command line may write at the same time.
 BUSY_TIMEOUT_S = 5.0
-"""Window and command line may write at the same time."""
 
 _SCHEMA = """
 CREATE TABLE census (id INTEGER PRIMARY KEY CHECK (id = 1), document BLOB NOT NULL);
@@ -49,17 +49,17 @@ CREATE TABLE documents (
     fingerprint TEXT NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL, document TEXT NOT NULL,
     PRIMARY KEY (fingerprint, kind, name)) WITHOUT ROWID;
 """
+# A table that files of version 1 may lack. Older programs ignore it.
 _LATER = "CREATE TABLE IF NOT EXISTS opened (path TEXT PRIMARY KEY, at REAL NOT NULL) WITHOUT ROWID"
-"""What a file of version 1 may lack; older programs do not mind it."""
 
 _Key = TypeVar("_Key")
 _Kept = TypeVar("_Kept")
+# Size, modification time (ns) and inode of a file.
 State = tuple[int, int, int]
-"""Size, time of change (ns) and inode of a file."""
 
 
 class LibraryIndex:
-    """One open index, for any thread: calls take turns. `set_aside` is where an unusable one was moved, else None."""
+    """An open index, for any thread; a lock serialises calls. `set_aside`: new path of an unusable file, else None."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -75,15 +75,17 @@ class LibraryIndex:
     # ------------------------------------------------------------------ what was found
 
     def census(self) -> Census:
-        """Return the last look at the stores, an empty one where there is none."""
+        """Return the last scan; an empty one if there is none."""
         row = self._one("SELECT document FROM census")
         try:
             return msgspec.msgpack.decode(row[0], type=Census, dec_hook=_decode) if row is not None else Census()
+        # In a damaged file the column may hold a number in place of bytes.
         except (TypeError, *UNREADABLE):
             return Census()
 
-    def keep_census(self, census: Census) -> None:
-        """Keep a look at the stores as the last one."""
+    def save_census(self, census: Census) -> None:
+        """Save the last scan."""
+        # msgpack has no type for paths.
         document = msgspec.msgpack.encode(census, enc_hook=str)
         with self._writing() as connection:
             connection.execute("INSERT OR REPLACE INTO census VALUES (1, ?)", (document,))
@@ -93,62 +95,62 @@ class LibraryIndex:
         rows = self._all("SELECT path FROM folders ORDER BY place")
         return tuple(Path(path) for (path,) in rows if _is_text(path))
 
-    def keep_folders(self, folders: Iterable[Path]) -> None:
-        """Keep these as the folders that people added."""
+    def save_folders(self, folders: Iterable[Path]) -> None:
+        """Save the folders that the user added."""
         with self._writing() as connection:
             connection.execute("DELETE FROM folders")
             rows = [(str(folder), place) for place, folder in enumerate(dict.fromkeys(folders))]
             connection.executemany("INSERT INTO folders VALUES (?, ?)", rows)
 
     def opened(self) -> tuple[Path, ...]:
-        """Return the models that people opened, the latest first: each by its only file or its first part."""
+        """Return the opened models, the latest first, each by its only file or its first part."""
         return tuple(Path(row[0]) for row in self._all("SELECT path FROM opened ORDER BY at DESC, path"))
 
-    def keep_opened(self, path: Path, at_s: float) -> None:
-        """Keep that a model was opened, in seconds since 1970."""
+    def save_opened(self, path: Path, at_s: float) -> None:
+        """Save when a model was opened, in seconds since 1970."""
         with self._writing() as connection:
             connection.execute("INSERT OR REPLACE INTO opened VALUES (?, ?)", (str(path), at_s))
             latest = f"SELECT path FROM opened ORDER BY at DESC, path LIMIT {MAX_OPENED}"
             connection.execute(f"DELETE FROM opened WHERE path NOT IN ({latest})")
 
     def forget_opened(self, paths: Iterable[Path]) -> None:
-        """Forget that these were opened."""
+        """Remove files from the opened models."""
         with self._writing() as connection:
             connection.executemany("DELETE FROM opened WHERE path = ?", [(str(path),) for path in paths])
 
     # ------------------------------------------------------------------ what files say
 
     def facts(self) -> dict[Path, tuple[State, Facts]]:
-        """Return what is known of files, with the states in which they were read."""
+        """Return the facts of files, with the file states in which they were read."""
         rows = self._all("SELECT path, size_bytes, mtime_ns, inode, facts FROM facts")
         read = _readable((((Path(row[0]), row[1:4]), row[4]) for row in rows if _is_text(row[0])), Facts)
         return {path: (state, facts) for (path, state), facts in read}
 
-    def keep_facts(self, known: Mapping[Path, tuple[State, Facts]]) -> None:
-        """Keep what was read of files."""
+    def save_facts(self, known: Mapping[Path, tuple[State, Facts]]) -> None:
+        """Save the facts of files."""
         encoder = msgspec.msgpack.Encoder()
         rows = [(str(path), *state, encoder.encode(facts)) for path, (state, facts) in known.items()]
         with self._writing() as connection:
             connection.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?, ?, ?, ?)", rows)
 
     def hashes(self) -> dict[Path, tuple[State, str]]:
-        """Return the SHA-256 of files whose content was read, with their states then."""
+        """Return known SHA-256 hashes of files, with the file states in which they were read."""
         rows = self._all("SELECT path, size_bytes, mtime_ns, inode, sha256 FROM hashes")
         return {Path(row[0]): (row[1:4], row[4]) for row in rows if _is_text(row[0])}
 
-    def keep_hash(self, path: Path, state: State, sha256: str) -> None:
-        """Keep the SHA-256 of a file."""
+    def save_hash(self, path: Path, state: State, sha256: str) -> None:
+        """Save the SHA-256 of a file."""
         with self._writing() as connection:
             connection.execute("INSERT OR REPLACE INTO hashes VALUES (?, ?, ?, ?, ?)", (str(path), *state, sha256))
 
     # ------------------------------------------------------------------ what people said
 
     def notes(self) -> dict[str, Notes]:
-        """Return what is noted of models, by fingerprint."""
+        """Return the notes, by fingerprint."""
         return dict(_readable(self._all("SELECT fingerprint, notes FROM notes"), Notes))
 
-    def keep_notes(self, fingerprints: Iterable[str], notes: Notes) -> None:
-        """Keep `notes` of models; empty ones are forgotten."""
+    def save_notes(self, fingerprints: Iterable[str], notes: Notes) -> None:
+        """Save `notes` under fingerprints. Empty notes are removed."""
         marks = [(mark,) for mark in fingerprints if mark]
         document = msgspec.msgpack.encode(notes)
         with self._writing() as connection:
@@ -156,15 +158,15 @@ class LibraryIndex:
             if notes != NO_NOTES:
                 connection.executemany("INSERT INTO notes VALUES (?, ?)", [(mark, document) for (mark,) in marks])
 
-    def documents(self, fingerprint: str) -> tuple[KeptDocument, ...]:
+    def documents(self, fingerprint: str) -> tuple[SavedDocument, ...]:
         """Return the named layouts and presets of a model."""
         rows = self._all(
             "SELECT kind, name, document FROM documents WHERE fingerprint = ? ORDER BY kind, name", (fingerprint,)
         )
-        return tuple(KeptDocument(*row) for row in rows if all(map(_is_text, row)))
+        return tuple(SavedDocument(*row) for row in rows if all(map(_is_text, row)))
 
-    def keep_document(self, fingerprint: str, document: KeptDocument) -> None:
-        """Keep a layout or a preset under its name, in the place of one that had it."""
+    def save_document(self, fingerprint: str, document: SavedDocument) -> None:
+        """Save a layout or a preset under its name, in place of one with the same name."""
         with self._writing() as connection:
             connection.execute(
                 "INSERT OR REPLACE INTO documents VALUES (?, ?, ?, ?)",
@@ -172,7 +174,7 @@ class LibraryIndex:
             )
 
     def forget_document(self, fingerprint: str, kind: str, name: str) -> None:
-        """Forget a layout or a preset."""
+        """Remove a layout or a preset."""
         with self._writing() as connection:
             connection.execute(
                 "DELETE FROM documents WHERE fingerprint = ? AND kind = ? AND name = ?", (fingerprint, kind, name)
@@ -181,11 +183,11 @@ class LibraryIndex:
     # ------------------------------------------------------------------ what was forecast
 
     def fits(self, rig: str) -> dict[str, Fit]:
-        """Return the forecasts for a rig, by fingerprint of the model."""
+        """Return the forecasts for a rig (`rig_key`), by fingerprint."""
         return dict(_readable(self._all("SELECT fingerprint, fit FROM fits WHERE rig = ?", (rig,)), Fit))
 
-    def keep_fits(self, rig: str, fits: Mapping[str, Fit]) -> None:
-        """Keep forecasts for a rig."""
+    def save_fits(self, rig: str, fits: Mapping[str, Fit]) -> None:
+        """Save forecasts for a rig (`rig_key`), by fingerprint."""
         encoder = msgspec.msgpack.Encoder()
         with self._writing() as connection:
             connection.executemany(
@@ -209,16 +211,20 @@ class LibraryIndex:
             reason = getattr(error, "strerror", None) or error
             raise LibraryError(
                 tr(
-                    "What is known of models cannot be kept in {path} ({reason}); check the folder.",
+                    "The library's index cannot be saved in {path} ({reason}); check the folder.",
                     path=shorten(str(self.path), MAX_SHOWN_PATH),
                     reason=reason,
                 )
             ) from error
 
     def _connect(self) -> sqlite3.Connection:
+        # Autocommit (`isolation_level=None`): `_writing` begins and ends transactions itself.
         connection = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S, check_same_thread=False, isolation_level=None)
         try:
+            # With WAL the command line can read while the window writes.
             connection.execute("PRAGMA journal_mode = WAL")
+            # With WAL a power loss may then cost the last transactions, but does not damage the file (SQLite's pragma
+            # page).
             connection.execute("PRAGMA synchronous = NORMAL")
             version = connection.execute("PRAGMA user_version").fetchone()[0]
             if version > SCHEMA_VERSION:
@@ -232,6 +238,7 @@ class LibraryIndex:
                     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
                 connection.execute("COMMIT")
             connection.execute(_LATER)
+            # Notes cannot be made again, so their damage has to show now, while the file can still be set aside.
             connection.execute("SELECT count(*) FROM notes").fetchone()
         except BaseException:
             connection.close()
@@ -254,6 +261,8 @@ class LibraryIndex:
     def _writing(self) -> Iterator[sqlite3.Connection]:
         with self._lock:
             try:
+                # IMMEDIATE takes the write lock now and waits for it. A transaction that begins with a read may fail
+                # without waiting.
                 self._connection.execute("BEGIN IMMEDIATE")
                 try:
                     yield self._connection
@@ -268,16 +277,16 @@ class LibraryIndex:
 
 
 class _NewerError(Exception):
-    """The file was written by a later version."""
+    """The file was written by a newer version."""
 
 
 def _is_text(value: object) -> bool:
-    """Return whether a column has the text that it was given: in a damaged file it may have anything."""
+    """Return whether a column holds text: in a damaged file it may hold anything."""
     return isinstance(value, str)
 
 
 def _readable(rows: Iterable[tuple[_Key, bytes]], kind: type[_Kept]) -> Iterator[tuple[_Key, _Kept]]:
-    """Yield the rows whose document can be read; what cannot is found out anew."""
+    """Yield the rows with a readable document. The others will be made again."""
     decoder = msgspec.msgpack.Decoder(kind)
     for key, document in rows:
         with suppress(TypeError, *UNREADABLE):
@@ -286,7 +295,7 @@ def _readable(rows: Iterable[tuple[_Key, bytes]], kind: type[_Kept]) -> Iterator
 
 @lru_cache(maxsize=256)
 def _path(text: str) -> Path:
-    """Return a path, the same one for the store that thousands of files are in."""
+    """Return a path, with one shared object for a store that thousands of files are in."""
     return Path(text)
 
 

@@ -1,4 +1,4 @@
-"""Models as the list shows them, with notes and forecasts: search, filters and order."""
+"""Models as the list shows them, with notes and forecasts, and the search, the filter and the sort order."""
 
 from __future__ import annotations
 
@@ -20,11 +20,16 @@ _ORDER = {"devices": 0, "split": 1, "cpu": 1, "disk": 2, "unknown": 3, "no": 4}
 
 
 class Listed(msgspec.Struct, frozen=True, gc=False):
-    """`fits` has a forecast, or None where there is none yet, for each quantisation of the entry.
+    """A model of the list: an entry with its notes, and a forecast and a measured speed of each quantisation.
 
-    `chosen` is the quantisation that is opened, `size_bytes` its size, `fit` its forecast. `sort_name` sorts by name as
-    people do, numbers by their size; `search_text` is what a search looks at, in small letters. They are made with the
-    row, beside the window's thread, which asks for them at every key.
+    `notes`: the notes of the quantisation that was used last.
+    `fits`: the forecast of each quantisation of `entry`, None if there is none yet.
+    `chosen`: the quantisation that is opened. `size_bytes` and `fit` are its size and its forecast.
+    `sort_name`: the title with padded numbers, so that 9B sorts before 70B.
+    `search_text`: the text that a search looks at, in lower case.
+    `own_notes`: the notes of each quantisation of `entry`.
+
+    Derived fields are made with the row, in a background thread, because every key of a search reads them.
     """
 
     entry: Entry
@@ -35,6 +40,17 @@ class Listed(msgspec.Struct, frozen=True, gc=False):
     fit: Fit | None
     sort_name: str
     search_text: str
+    own_notes: tuple[Notes, ...]
+
+    def notes_of(self, quantisation: Quantisation) -> Notes:
+        """Return the notes of one quantisation."""
+        pairs = zip(self.entry.quantisations, self.own_notes, strict=True)
+        return next((notes for each, notes in pairs if each is quantisation), NO_NOTES)
+
+    def measured_of(self, quantisation: Quantisation) -> float:
+        """Return the speed (tokens/s) of a quantisation measured on the layout of its forecast, else 0."""
+        notes, fit = self.notes_of(quantisation), self.fit_of(quantisation)
+        return notes.measured if fit is not None and notes.is_measured_on(fit.layout) else 0.0
 
     def fit_of(self, quantisation: Quantisation) -> Fit | None:
         """Return the forecast of one quantisation."""
@@ -42,19 +58,23 @@ class Listed(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def fit_rank(self) -> int:
-        """What sorts by how well it fits, the best first."""
+        """Rank of the forecast in the order by fit, 0 for the best."""
         return _ORDER[self.fit.kind] if self.fit is not None else 3
 
 
-def marks_of(entry: Entry) -> tuple[str, ...]:
-    """Return the fingerprints of an entry's files: what its notes are kept by."""
+def fingerprints_of(entry: Entry) -> tuple[str, ...]:
+    """Return the fingerprints of an entry, under which its notes are saved."""
     marks = (each.facts.fingerprint for each in entry.quantisations if each.facts is not None)
     return tuple(dict.fromkeys(mark for mark in marks if mark))
 
 
 def listed(entry: Entry, notes: Mapping[str, Notes], fits: Mapping[str, Fit]) -> Listed:
-    """Return an entry with its notes and forecasts, both by fingerprint. Of several notes the last used counts."""
-    own = [notes[mark] for mark in marks_of(entry) if mark in notes]
+    """Return an entry with its notes and forecasts, both by fingerprint."""
+    own = [notes[mark] for mark in fingerprints_of(entry) if mark in notes]
+    of_each = tuple(
+        notes.get(each.facts.fingerprint, NO_NOTES) if each.facts is not None else NO_NOTES
+        for each in entry.quantisations
+    )
     noted = max(own, key=lambda each: (each.last_used, each.is_favourite, each.text), default=NO_NOTES)
     forecast = tuple(
         fits.get(each.facts.fingerprint) if each.facts is not None else None for each in entry.quantisations
@@ -69,11 +89,12 @@ def listed(entry: Entry, notes: Mapping[str, Notes], fits: Mapping[str, Fit]) ->
         _fit_of(entry, forecast, chosen),
         _NUMBER.sub(lambda match: match[0].zfill(_MOST_DIGITS), entry.title.casefold()),
         " ".join((entry.search_text, *noted.tags, noted.text)).casefold(),
+        of_each,
     )
 
 
 def _chosen(entry: Entry, fits: Sequence[Fit | None]) -> Quantisation:
-    """Return the proposed quantisation where it fits, else the largest that does."""
+    """Return the proposed quantisation if it fits, else the largest one that does."""
     proposed = entry.proposed
     fit = _fit_of(entry, fits, proposed)
     if fit is None or fit.fits:
@@ -93,9 +114,15 @@ ORDERS: tuple[Order, ...] = ("name", "size", "fit", "speed", "used", "parameters
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What is to be shown. `text`: words that all have to be there. `fit`: "any", "fits" or "devices".
-    `capabilities`: all of these. `max_bytes`: of the quantisation that is opened, None: any."""
+class ListFilter:
+    """Search, filter and order of the list.
+
+    `text`: words that must all be found.
+    `fit`: "any", "fits", or "devices" for models that fit without the CPU.
+    `capabilities`: capabilities that a model must have, all of them.
+    `max_bytes`: largest size of the quantisation that is opened, None for any.
+    `tag`: a tag that the model must have, empty for any.
+    """
 
     text: str = ""
     order: Order = "name"
@@ -106,20 +133,25 @@ class Wanted:
     only_favourites: bool = False
     tag: str = ""
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words of `text` in lower case."""
+        return tuple(self.text.casefold().split())
 
-ALL = Wanted()
+
+ALL = ListFilter()
 
 
 def by_name(models: Iterable[Listed]) -> tuple[Listed, ...]:
-    """Return `models` in the order of their names, which is that of the shelf."""
+    """Return `models` sorted by name."""
     return tuple(sorted(models, key=lambda model: (model.sort_name, model.entry.key)))
 
 
-def arrange(models: Sequence[Listed], wanted: Wanted) -> tuple[Listed, ...]:
-    """Return what is wanted of `models` (`by_name`), in the wanted order; what cannot be told stands last."""
+def arrange(models: Sequence[Listed], wanted: ListFilter) -> tuple[Listed, ...]:
+    """Return the models that pass the filter, in its order. `models` are sorted by name; unknown values come last."""
     if wanted == ALL:
         return tuple(models)
-    words = wanted.text.casefold().split()
+    words = wanted.words
     kept = [model for model in models if _is_wanted(model, wanted, words)]
     if wanted.order == "name":
         return tuple(reversed(kept)) if wanted.descending else tuple(kept)
@@ -130,7 +162,7 @@ def arrange(models: Sequence[Listed], wanted: Wanted) -> tuple[Listed, ...]:
     return (*(reversed(told) if wanted.descending else told), *unknown)
 
 
-def _is_wanted(model: Listed, wanted: Wanted, words: Sequence[str]) -> bool:
+def _is_wanted(model: Listed, wanted: ListFilter, words: Sequence[str]) -> bool:
     if wanted.only_favourites and not model.notes.is_favourite:
         return False
     if wanted.tag and wanted.tag not in model.notes.tags:
@@ -147,13 +179,15 @@ def _is_wanted(model: Listed, wanted: Wanted, words: Sequence[str]) -> bool:
 
 
 def _speed(model: Listed) -> float:
-    return model.notes.measured or (model.fit.speed if model.fit is not None else 0.0)
+    measured = model.measured_of(model.chosen)
+    return measured or (model.fit.speed if model.fit is not None and model.fit.fits else 0.0)
 
 
 def _parameters(model: Listed) -> int:
     return (model.entry.facts.n_parameters or 0) if model.entry.facts is not None else 0
 
 
+# Sort key of each order: whether the value is unknown, and the value.
 _KEYS: dict[Order, Callable[[Listed], tuple[bool, Any]]] = {
     "name": lambda model: (False, model.sort_name),
     "size": lambda model: (False, model.size_bytes),
@@ -163,4 +197,3 @@ _KEYS: dict[Order, Callable[[Listed], tuple[bool, Any]]] = {
     "used": lambda model: (model.notes.last_used <= 0, -model.notes.last_used),
     "parameters": lambda model: (_parameters(model) <= 0, _parameters(model)),
 }
-"""Whether it cannot be told, and what is compared."""

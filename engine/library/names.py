@@ -1,4 +1,4 @@
-"""What names of files say: which model, which quantisation, which part, and what is no model."""
+"""Parses file names: model, quantisation, part number, and the role of the file."""
 
 from __future__ import annotations
 
@@ -23,8 +23,13 @@ _IMATRIX_ENDINGS = (".dat", ".imatrix")
 
 
 class FileName(msgspec.Struct, frozen=True, gc=False):
-    """A name taken apart: `base` names the model (as written), `tag` its quantisation (empty: none), `number` of
-    `count` the part, from 1 (1 of 1: it stands alone)."""
+    """The parts of a file name.
+
+    `base`: name of the model, as written.
+    `tag`: quantisation, empty for none.
+    `number`, `count`: number of the part, from 1, and of all parts; 1 of 1 for a single file.
+    `role`: role of the file by its name.
+    """
 
     base: str
     tag: str
@@ -34,19 +39,19 @@ class FileName(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def says_nothing(self) -> bool:
-        """Whether the name is one of those that any model may have."""
+        """Whether any model may have this name, such as "model.gguf"."""
         return normal(self.base) in _NOTHING_SAID
 
 
 def is_wanted(name: str) -> bool:
-    """Return whether a file with this name can be of a model; unfinished downloads have other endings."""
+    """Return whether a file with this name may belong to a model. Unfinished downloads have other endings."""
     lower = name.lower()
     return lower.endswith(".gguf") or ("imatrix" in lower and lower.endswith(_IMATRIX_ENDINGS))
 
 
 @lru_cache(maxsize=1 << 16)
 def parse_name(name: str) -> FileName:
-    """Return what the name of a file says."""
+    """Parse the name of a file."""
     part = parse_part_name(name)
     stem = part.stem if part is not None else name.rpartition(".")[0] or name
     role = role_of(name)
@@ -58,10 +63,10 @@ def parse_name(name: str) -> FileName:
 
 
 def role_of(name: str) -> Role:
-    """Return what a file is by its name alone; adapters show in their header only."""
+    """Return the role of a file by its name alone. LoRA adapters show in their header only."""
     return side_role_of(name) or "model"
 
 
 def normal(base: str) -> str:
-    """Return a name for comparing: letters alike, whatever stands between words."""
+    """Return a name for comparison: in lower case, with one kind of separator."""
     return _BETWEEN.sub("-", base.casefold()).strip("-")

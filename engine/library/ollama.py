@@ -1,6 +1,6 @@
-"""Ollama's store: manifests name blobs, and a blob is a GGUF file, a template or parameters.
+"""Reads Ollama's store: manifests name blobs, and a blob is a GGUF file, a template or parameters.
 
-Layout of `manifests/HOST/NAMESPACE/MODEL/TAG` from ollama's types/model/name.go and server/manifest.go.
+The layout `manifests/HOST/NAMESPACE/MODEL/TAG` is that of Ollama's types/model/name.go and server/manifest.go.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def manifest_paths(root: Path, walk: Walk) -> Iterator[Path]:
 
 
 def model_name(manifest: Path) -> str:
-    """Return what Ollama calls the model of a manifest: `llama3.2:1b`."""
+    """Return the name that Ollama has for the model of a manifest, such as `llama3.2:1b`."""
     host, namespace, model, tag = manifest.parts[-4:]
     prefix = "" if namespace == _USUAL_NAMESPACE else f"{namespace}/"
     if host != _USUAL_HOST:
@@ -83,10 +83,10 @@ def model_name(manifest: Path) -> str:
 
 
 def blobs_of(root: Path, manifest: Path) -> tuple[Path, ...]:
-    """Return every blob that a manifest names, whatever it is.
+    """Return the paths of all blobs that a manifest names.
 
     Raises:
-        OSError, UNREADABLE: where it cannot be read.
+        OSError, UNREADABLE: if the manifest cannot be read.
     """
     document = _read(manifest)
     layers = (*document.layers, *((document.config,) if document.config is not None else ()))
@@ -125,6 +125,6 @@ def _manifest_files(store: Store, path: Path, manifest: _Manifest, walk: Walk) -
 
 
 def _blob(root: Path, layer: _Layer) -> Path | None:
-    """Return where a layer lies; None for a digest that is none, as it becomes part of a path."""
+    """Return the path of a layer; None for an invalid digest, because it becomes part of a path."""
     match = _DIGEST.fullmatch(layer.digest)
     return root / "blobs" / f"sha256-{match[1]}" if match else None

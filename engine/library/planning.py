@@ -1,4 +1,4 @@
-"""What is to be forecast of a library, on which rig, and the key under which forecasts are saved."""
+"""Selects the models to forecast, settles the rig, and makes the key under which forecasts are saved."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ from engine.library.fit import Fit
 from engine.planning.fit.strategies.constraints import Constraints
 from engine.planning.speed.speeds import Speeds
 
-FIT_VERSION = 2
-"""Goes up where a forecast of the same model on the same rig would be another one: kept results are then not used."""
+# Version of forecasts.
+# Increase it if the same model on the same rig would get another forecast; saved ones are then ignored.
+FIT_VERSION = 3
 _STEP_BYTES = 256 * MIB
 _STEPS = 64
+# Steps of the host, coarser than those of devices.
+# Its free memory changes all the time, and forecasts of hundreds of models should outlast that.
 _HOST_STEPS = 16
-"""The computer's own memory goes up and down by the hour: forecasts of hundreds of models are to outlast that."""
+# Speeds that change by less than this factor make no new forecasts: each answer changes them a little.
 _SPEED_STEP = 1.2
-"""Each answer teaches a little: forecasts are made again where a speed has changed by more than this factor."""
 
 
 def settled_rig(rig: Rig, before: Rig | None = None) -> Rig:
-    """Return `rig` with free memory in coarse steps, so that forecasts outlast the ups and downs of a second.
+    """Return `rig` with free memory in coarse steps, so that forecasts stay valid while it fluctuates.
 
-    Where nothing differs from `before` by more than a step, it is `before`.
+    If nothing differs from `before` by more than a step, `before` is returned.
     """
     first, *others = (
         replace(device, free_bytes=device.available_bytes // _step(device) * _step(device), holdings=())
@@ -56,7 +58,7 @@ def _is_near(rig: Rig, before: Rig) -> bool:
 
 
 def settled_speeds(speeds: Speeds, before: Speeds | None) -> Speeds:
-    """Return `before` where nothing in `speeds` differs from it by more than a step, else `speeds`."""
+    """Return `before` if no speed differs from it by more than a step, else `speeds`."""
     if before is None:
         return speeds
     now, then = dict(_figures(speeds)), dict(_figures(before))
@@ -70,7 +72,7 @@ def _steps(factor: float) -> float:
 
 
 def _figures(speeds: Speeds) -> Iterator[tuple[str, float]]:
-    """Yield what predictions are made of; all of it is above 0."""
+    """Yield name and value of all figures that predictions use; all are above 0."""
     for kind in ("bandwidths", "op_seconds", "factors", "ratios"):
         yield from ((f"{kind} {name}", value) for name, value in getattr(speeds, kind).items())
     for device_id, types in speeds.by_type.items():
@@ -81,7 +83,7 @@ def _figures(speeds: Speeds) -> Iterator[tuple[str, float]]:
 
 
 def rig_key(rig: Rig, constraints: Constraints, strategy: str) -> str:
-    """Return what forecasts of a rig are kept under: another rig, other wishes or other speeds have another key."""
+    """Return the key of forecasts: a hash of the rig, the strategy with its constraints, and the speeds."""
     speeds = constraints.speeds
     said: Mapping[str, object] = {
         "version": FIT_VERSION,
@@ -102,12 +104,12 @@ def rig_key(rig: Rig, constraints: Constraints, strategy: str) -> str:
     return blake2b(msgspec.json.encode(said), digest_size=12).hexdigest()
 
 
+# Fingerprint and path of a model.
 Job = tuple[str, Path]
-"""A model's fingerprint, and where it is."""
 
 
 def jobs(entries: Iterable[Entry], known: Mapping[str, Fit]) -> tuple[Job, ...]:
-    """Return what is still to be forecast: of each model first what is opened, then the other quantisations."""
+    """Return the models without a forecast: the proposed quantisation of each model first, then the others."""
     first: dict[str, Path] = {}
     later: dict[str, Path] = {}
     for entry in entries:

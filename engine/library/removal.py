@@ -1,6 +1,6 @@
-"""What goes to the trash with a model, what that frees, and whose it is. Nothing is removed here but on request.
+"""Moves models to the trash: which files that means, how much space it frees, and whose files they are.
 
-Blobs of the Hugging Face cache and of Ollama go only where nothing else leads to them.
+Blobs of the Hugging Face cache and of Ollama are removed only with the last link or manifest that leads to them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from engine.base.errors import LibraryError
 from engine.base.json_file import UNREADABLE
-from engine.base.language import tr
+from engine.base.language import tr, tr_count
 from engine.base.units import format_bytes
 from engine.library.census import FoundFile
 from engine.library.entry import Copy, Entry, Quantisation
@@ -23,8 +23,14 @@ _SHARED_STORE = ".huggingface-shared-blobs"
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """`paths` go to the trash. `freed_bytes`: what is free once the trash is emptied. `owner`: another program whose
-    store they are in, empty: none. `beside`: side files among them. `refusal`: why it is not done at all."""
+    """The effect of moving one copy to the trash.
+
+    `paths`: files to move.
+    `freed_bytes`: space that is free once the trash is emptied.
+    `owner`: program whose store they are in, empty for none.
+    `beside`: side files among them.
+    `refusal`: reason why it cannot be done, else empty.
+    """
 
     paths: tuple[Path, ...]
     freed_bytes: int
@@ -33,11 +39,11 @@ class Removal:
     refusal: str = ""
 
     def question(self, title: str) -> str:
-        """Return what to ask before it is done."""
-        files = "1 file" if len(self.paths) == 1 else tr("{count} files", count=len(self.paths))
+        """Return the question before the files are moved."""
+        files = tr_count("{count} file", "{count} files", len(self.paths))
         parts = [
             tr(
-                "Move {title} to the trash? {files}, which frees {freed}.",
+                "Move {title} to the trash? This frees {freed} ({files}).",
                 title=title,
                 files=files,
                 freed=format_bytes(self.freed_bytes),
@@ -46,19 +52,19 @@ class Removal:
         if self.beside:
             parts.append(
                 tr(
-                    "With it goes {names}, which nothing else uses.",
+                    "{names} is moved with it, because nothing else uses it.",
                     names=", ".join(file.name for file in self.beside),
                 )
             )
         if self.owner:
-            parts.append(tr("It belongs to {owner}, which will not find it any more.", owner=self.owner))
+            parts.append(tr("It belongs to {owner}, which will no longer find it.", owner=self.owner))
         return " ".join(parts)
 
 
 def plan_removal(entry: Entry, quantisation: Quantisation, copy: Copy, others: Sequence[Entry]) -> Removal:
-    """Return what removing one copy of a quantisation means. `others`: all entries, to see what they share.
+    """Return the effect of removing one copy of a quantisation. `others`: all entries, to find shared files.
 
-    Asks the file system: not for the thread of a window.
+    It reads the file system, so not for the GUI thread.
     """
     files = [*copy.parts, *_side_files_alone(entry, quantisation, copy, others)]
     beside = tuple(files[len(copy.parts) :])
@@ -78,10 +84,10 @@ def plan_removal(entry: Entry, quantisation: Quantisation, copy: Copy, others: S
 
 
 def to_trash(paths: Sequence[Path], send: Callable[[str], None] | None = None) -> None:
-    """Move files to the system's trash. `send` does so for one; None: Send2Trash.
+    """Move files to the system's trash. `send` moves one file, None for Send2Trash.
 
     Raises:
-        LibraryError: naming the file that stayed, and those before it that went.
+        LibraryError: naming the file that could not be moved, and those that were moved before.
     """
     move = send or _send2trash()
     for index, path in enumerate(paths):
@@ -106,7 +112,7 @@ def _send2trash() -> Callable[[str], None]:
 def _side_files_alone(
     entry: Entry, quantisation: Quantisation, copy: Copy, others: Sequence[Entry]
 ) -> Iterator[FoundFile]:
-    """Yield what lies beside the last copy of a model and beside no other one."""
+    """Yield the side files of the last copy of a model that no other model uses."""
     if len(entry.quantisations) > 1 or len(quantisation.copies) > 1 or not copy.first.store.is_ours:
         return
     shared = {side.file.path for other in others if other.key != entry.key for side in other.side_files}
@@ -116,16 +122,17 @@ def _side_files_alone(
 
 
 def _hub_paths(file: FoundFile) -> tuple[Path, ...]:
-    """Return a snapshot's link and, where nothing else in the repository leads there, the blob."""
+    """Return a snapshot's link and, if nothing else in the repository leads to it, the blob."""
     path = file.path
     if not path.is_symlink():
         return (path,)
+    # One step and not `resolve`: the blob may itself be a link into a store of shared blobs.
     blob = path.parent / path.readlink()
     if blob.is_symlink() or _SHARED_STORE in blob.parts:
         raise LibraryError(
             tr(
-                "{name} lies in blobs that repositories share, which only their own program may remove; "
-                "use `hf cache delete`.",
+                "{name} is stored in blobs shared by several repositories, so Layerdeck cannot remove it; use "
+                "`hf cache delete`.",
                 name=file.name,
             )
         )
@@ -152,7 +159,7 @@ def _ollama_paths(file: FoundFile) -> tuple[Path, ...]:
 
 
 def _freed_bytes(paths: Sequence[Path]) -> int:
-    """Return what the files take that have no other name; links take nothing."""
+    """Return the size of the files that have no other hard link; symbolic links count as nothing."""
     freed_bytes, seen = 0, set()
     for path in paths:
         try:

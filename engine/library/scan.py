@@ -1,4 +1,4 @@
-"""Looks into stores, and tells whether a look is still true."""
+"""Scans stores for model files, and checks whether a scan is still valid."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def scan(stores: Iterable[Store]) -> Census:
-    """Return the files of models in `stores`; those that are not there have none."""
+    """Return the model files in `stores`. A store that does not exist has none."""
     looked, files, problems = tuple(stores), [], []
     folders: dict[str, int] = {}
     for store in looked:
@@ -36,7 +36,7 @@ def scan(stores: Iterable[Store]) -> Census:
 
 
 def is_stale(census: Census) -> bool:
-    """Return whether folders or files are not as `census` found them; asks for their states only."""
+    """Return whether folders or files have changed since the scan, by their `stat` results alone."""
     try:
         if any(Path(folder).stat().st_mtime_ns != mtime_ns for folder, mtime_ns in census.folders):
             return True
@@ -111,7 +111,7 @@ def _hub_files(store: Store, walk: Walk) -> Iterator[FoundFile]:
 
 
 def _repositories(store: Store, walk: Walk) -> list[Path]:
-    """Return the repositories in a cache. The folder itself is noted, so that a new one is seen."""
+    """Return the repositories in a cache. The folder itself is recorded, so that `is_stale` notices new ones."""
     try:
         walk.folders[str(store.root)] = store.root.stat().st_mtime_ns
         return sorted(path for path in store.root.iterdir() if _REPOSITORY.fullmatch(path.name))
@@ -123,7 +123,7 @@ def _repositories(store: Store, walk: Walk) -> list[Path]:
 
 
 def _snapshots(repository: Path, walk: Walk) -> list[Path]:
-    """Return the snapshots of a repository, that of its main branch first."""
+    """Return the snapshots of a repository, the one of its main branch first."""
     folder = repository / "snapshots"
     try:
         walk.folders[str(folder)] = folder.stat().st_mtime_ns
@@ -138,7 +138,7 @@ def _snapshots(repository: Path, walk: Walk) -> list[Path]:
 
 
 def _linked_hash(path: Path) -> str | None:
-    """Return the SHA-256 of large files, which is the name of the blob that the snapshot's link leads to."""
+    """Return the SHA-256 of a large file: the name of the blob that the snapshot's link leads to."""
     try:
         name = path.readlink().name
     except OSError:
@@ -147,13 +147,13 @@ def _linked_hash(path: Path) -> str | None:
 
 
 def _once_each(files: Iterable[FoundFile]) -> tuple[FoundFile, ...]:
-    """Return the files with each path once, as stores may lie in each other; one of Ollama's may have several names."""
+    """Return each file once, because stores may contain each other. A blob of Ollama may have several names."""
     return tuple({(file.path, file.name): file for file in reversed(list(files))}.values())[::-1]
 
 
 def _with_remedy(store: Store, sentence: str) -> str:
     if store.kind == "ollama" and NOT_READABLE in sentence:
         return sentence.replace(
-            NOT_READABLE, tr("may not be read; join the group ollama, or have Ollama use another folder")
+            NOT_READABLE, tr("cannot be read (no permission); join the group ollama, or make Ollama use another folder")
         )
     return f"{store.owner}: {sentence}" if store.owner else sentence

@@ -1,4 +1,4 @@
-"""Models for people who have none: small ones with open licences, as data, offered where they fit."""
+"""Small models with open licences that are offered to people who have none."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from engine.base.language import tr
 from engine.devices.device import Rig
 
 N_OFFERED = 3
+# Memory that a model needs with its context, as a multiple of its file size.
 _WORKING_ROOM = 1.3
-"""What a model with its context needs, as a multiple of its file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Starter:
-    """A model to begin with: `address` is the hub's repository and quantisation; sizes are the files', rounded."""
+    """A model to begin with. `address`: repository and quantisation at the hub. Sizes are rounded file sizes."""
 
     name: str
     address: str
@@ -23,10 +23,13 @@ class Starter:
     purpose: str
 
 
+# From the smallest to the largest.
 STARTERS = (
     Starter("Qwen3 0.6B", "Qwen/Qwen3-0.6B-GGUF:Q8_0", 640_000_000, tr("Tiny: runs anywhere, to try things out")),
     Starter("Gemma 3 1B", "ggml-org/gemma-3-1b-it-GGUF:Q4_K_M", 810_000_000, tr("Small and quick, many languages")),
-    Starter("Qwen3 1.7B", "Qwen/Qwen3-1.7B-GGUF:Q8_0", 1_840_000_000, tr("Thinks before it answers, on little memory")),
+    Starter(
+        "Qwen3 1.7B", "Qwen/Qwen3-1.7B-GGUF:Q8_0", 1_840_000_000, tr("Thinks before it answers, needs little memory")
+    ),
     Starter("Gemma 3 4B", "ggml-org/gemma-3-4b-it-GGUF:Q4_K_M", 2_490_000_000, tr("Good answers, reads images")),
     Starter("Qwen3 4B", "Qwen/Qwen3-4B-GGUF:Q4_K_M", 2_500_000_000, tr("Good answers, tools and thinking")),
     Starter("Qwen3 8B", "Qwen/Qwen3-8B-GGUF:Q4_K_M", 5_030_000_000, tr("Strong for its size, tools and thinking")),
@@ -34,14 +37,16 @@ STARTERS = (
         "gpt-oss 20B",
         "ggml-org/gpt-oss-20b-GGUF:MXFP4",
         12_110_000_000,
-        tr("Large, quick by its experts; needs a card"),
+        tr("Large and fast (mixture of experts); needs a GPU"),
     ),
 )
-"""From the smallest to the largest."""
 
 
 def starters_for(rig: Rig, starters: Sequence[Starter] = STARTERS) -> tuple[Starter, ...]:
-    """Return the three largest that have room on the devices of `rig` or, without any, in half of its memory."""
+    """Return the three largest starters that fit.
+
+    They go on the devices of `rig` or, if it has none, take half of its memory.
+    """
     room_bytes = max(
         sum(device.available_bytes - device.margin_bytes for device in rig.devices if device.kind == "gpu"),
         rig.host.available_bytes // 2,

@@ -1,4 +1,4 @@
-"""Where models may be: folders that people added, and the stores of other programs, which are only read."""
+"""Places with models: folders that the user added, and the stores of other programs, which are only read."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from engine.base.language import tr
 StoreKind = Literal["folder", "huggingface", "llama_cpp", "lm_studio", "ollama", "opened"]
 
 _OPENED = tr("Opened")
+# Store of the service that Ollama installs on Linux.
 _OLLAMA_SERVICE = Path("/usr/share/ollama/.ollama/models")
-"""Where Ollama's own installer for Linux has the service keep them."""
 
 
 class Store(msgspec.Struct, frozen=True, gc=False):
-    """A place with models. `owner` is whose it is, for sentences; empty for folders that people added.
+    """A place with models. `owner`: program that it belongs to, empty for folders that the user added.
 
-    What was only opened is a store of its own: `root` is the file, the first one of several parts.
+    An opened file is a store of its own, with the file, or its first part, as `root`.
     """
 
     kind: StoreKind
@@ -30,38 +30,39 @@ class Store(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_ours(self) -> bool:
-        """Whether people put the files there themselves."""
+        """Whether the user put the files there, so that a missing one stays listed."""
         return self.kind in ("folder", "opened")
 
     @property
     def label(self) -> str:
-        """Whose it is, or how it came to be known, for people; empty for folders that people added."""
+        """The owner, or "Opened", for people; empty for folders that the user added."""
         return _OPENED if self.kind == "opened" else self.owner
 
     @property
     def words(self) -> str:
-        """The same, or which folder."""
+        """The label, or the folder if there is none."""
         return self.label or str(self.root)
 
 
 def folder_stores(folders: Iterable[Path]) -> tuple[Store, ...]:
-    """Return the stores of folders that people added."""
+    """Return the stores of folders that the user added."""
     return tuple(Store("folder", folder) for folder in folders)
 
 
 def opened_stores(paths: Iterable[Path]) -> tuple[Store, ...]:
-    """Return the stores of models that people opened, wherever they are."""
+    """Return the stores of opened models."""
     return tuple(Store("opened", path) for path in paths)
 
 
 def known_stores(environment: Mapping[str, str], home: Path) -> tuple[Store, ...]:
-    """Return where other programs keep models by `environment` and `home`; none of them need be there.
+    """Return the stores of other programs by `environment` and `home`. They need not exist.
 
     Sources: huggingface_hub's constants.py, llama.cpp's common/hf-cache.cpp and fs_get_cache_directory, LM Studio's
     and Ollama's documentation.
     """
     found: dict[Path, Store] = {}
     for store in _candidates(environment, home):
+        # Two variables may name the same folder; the first store counts.
         found.setdefault(store.root, store)
     return tuple(found.values())
 
@@ -80,6 +81,17 @@ def _candidates(environment: Mapping[str, str], home: Path) -> Iterator[Store]:
         yield Store("ollama", named, "Ollama")
     yield Store("ollama", home / ".ollama/models", "Ollama")
     yield Store("ollama", _OLLAMA_SERVICE, tr("Ollama service"))
+
+
+def models_folder(opened: Iterable[Path], added: Iterable[Path], stores: Iterable[Store]) -> Path | None:
+    """Return the folder in which a file dialog for models begins; None if no candidate exists.
+
+    `opened`: models that people opened, the latest first. `added`: folders that they added to the library.
+    `stores`: folders of other programs. Ollama's are left out: its files have no names that people know.
+    """
+    named = (store.root for store in stores if store.kind != "ollama")
+    candidates = (*(path.parent for path in opened), *added, *named)
+    return next((folder for folder in candidates if folder.is_dir()), None)
 
 
 def _path(text: str | None, home: Path) -> Path | None:

@@ -1,4 +1,4 @@
-"""Walks through folders of strangers: links are followed, loops and depth are bounded, nothing is opened."""
+"""Walks through folders: links are followed, loops, depth and numbers are bounded, and no file is opened."""
 
 from __future__ import annotations
 
@@ -12,18 +12,22 @@ from engine.base.language import tr
 from engine.library.names import is_wanted
 from engine.model.gguf.quoting import quote
 
+# Deepest level of folders below the root.
 MAX_DEPTH = 12
-"""Folders below the root that are looked into."""
-NOT_READABLE = tr("may not be read; ask for its permissions")
+NOT_READABLE = tr("cannot be read (no permission); change the permissions of the folder")
 MAX_FOLDERS = 20_000
 MAX_FILES = 100_000
+# Ending of the control file that aria2 keeps next to an unfinished file with its final name and size.
 _CONTROL_FILE = ".aria2"
-"""Beside a file with its final name and size that is still being fetched."""
 
 
 @dataclass(slots=True)
 class Walk:
-    """What was met on the way: folders with their times of change (ns), sentences on what could not be looked into."""
+    """A walk through one or more roots, with its results.
+
+    `folders`: visited folders, with their modification times (ns).
+    `problems`: sentences about folders and files that were skipped.
+    """
 
     folders: dict[str, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -44,7 +48,11 @@ class Walk:
                     continue
                 if not is_text(entry.name):
                     self.problems.append(
-                        tr("{folder} has a name that is no text; rename {name}.", folder=folder, name=quote(entry.name))
+                        tr(
+                            "The name of a file in {folder} is not valid text; rename {name}.",
+                            folder=folder,
+                            name=quote(entry.name),
+                        )
                     )
                     continue
                 try:
@@ -55,7 +63,7 @@ class Walk:
                         if self.n_files == MAX_FILES:
                             self.problems.append(
                                 tr(
-                                    "{root} has more than {max_files} files; the others are left out.",
+                                    "{root} has more than {max_files} files; the others are not listed.",
                                     root=root,
                                     max_files=MAX_FILES,
                                 )
@@ -69,7 +77,7 @@ class Walk:
                     continue  # A link to nowhere, or a file that has just gone: there is no model.
 
     def _enter(self, folder: str) -> bool:
-        """Note `folder`; False where it was entered by another way, or too many were."""
+        """Record `folder`; return False if it was visited by another path, or if there are too many."""
         try:
             state = Path(folder).stat()
         except FileNotFoundError:
@@ -82,7 +90,7 @@ class Walk:
         if len(self.folders) == MAX_FOLDERS:
             self.problems.append(
                 tr(
-                    "{folder} was not looked into: there are more than {max_folders} folders here.",
+                    "{folder} was skipped: there are more than {max_folders} folders here.",
                     folder=folder,
                     max_folders=MAX_FOLDERS,
                 )
@@ -107,7 +115,7 @@ class Walk:
 
 
 def is_text(name: str) -> bool:
-    """Return whether a name can be kept and shown: on this system names may be any bytes."""
+    """Return whether a name is valid Unicode. On Linux file names may be any bytes."""
     return name.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 

@@ -1,1 +1,1 @@
-"""Child processes: the protocol, starting and watching them, probes, sessions, and the child itself."""
+"""Child processes: protocol, supervision, probes, sessions, and the model child itself."""

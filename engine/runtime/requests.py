@@ -1,24 +1,42 @@
-"""A plan as the child is asked for it: the requests of a probe and of a load, and the environment to ask them in."""
+"""Makes the requests `Load` and `Probe` from a plan, and the environment of the child that gets them."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from engine.base.errors import ModelFileError
 from engine.base.language import tr
-from engine.devices.device import CPU_ID, Rig
+from engine.base.pci import parse_pci_id
+from engine.devices.device import CPU_ID, Device, Rig
+from engine.devices.telemetry.cards import list_nvidia_cards
 from engine.planning.memory.backends import backend_traits
 from engine.planning.memory.side_files import Projector
 from engine.planning.plan.plan import Plan
-from engine.runtime.protocol.messages import OFFLOAD_VARIABLE, AdapterFile, DeviceRef, Load, Probe, ProjectorFile, Reach
+from engine.runtime.protocol.messages import (
+    OFFLOAD_VARIABLE,
+    AdapterFile,
+    DeviceRef,
+    FileAccess,
+    Load,
+    Probe,
+    ProjectorFile,
+)
+
+CUDA_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 def load_request(plan: Plan, *, sequences: Path | None = None) -> Load:
-    """Return the request of a real load; raises as `Plan.parameters` does, and `ModelFileError` for a path.
+    """Return the request of a real load.
 
-    `sequences`: the folder in which the child may save sequences, and read them; None: it writes nothing.
+    `sequences`: folder in which the child may save and restore KV states; None if it may not.
+
+    Raises:
+        ModelFileError: a path is not UTF-8 text, which JSON and llama.cpp need.
+        RuleViolationError, LayoutError: as of `Plan.parameters`.
     """
     side_files = plan.edit.side_files
+    # Landlock lets the child open only these files, all parts of a split model included.
     beside = [each.path for each in side_files.adapters]
     beside += [side_files.projector.path] if side_files.projector is not None else []
     writable = () if sequences is None else (_as_text(sequences),)
@@ -29,12 +47,12 @@ def load_request(plan: Plan, *, sequences: Path | None = None) -> Load:
         context=plan.settings,
         adapters=tuple(AdapterFile(_as_text(each.path), each.scale) for each in side_files.adapters),
         projector=None if side_files.projector is None else _projector_file(plan, side_files.projector),
-        reach=Reach(readable=tuple(map(_as_text, (*plan.model.paths, *beside))), writable=writable),
+        access=FileAccess(readable=tuple(map(_as_text, (*plan.model.paths, *beside))), writable=writable),
     )
 
 
 def probe_request(plan: Plan) -> Probe:
-    """Return the request of a no-alloc load; raises as `load_request` does."""
+    """Return the request of a load without memory (`no_alloc`). Raises as `load_request` does."""
     projector = plan.edit.side_files.projector
     beside = () if projector is None else (projector.path,)
     return Probe(
@@ -43,18 +61,56 @@ def probe_request(plan: Plan) -> Probe:
         parameters=plan.parameters,
         context=plan.settings,
         projector=None if projector is None else _projector_file(plan, projector),
-        reach=Reach(readable=tuple(map(_as_text, (*plan.model.paths, *beside)))),
+        access=FileAccess(readable=tuple(map(_as_text, (*plan.model.paths, *beside)))),
     )
 
 
 def environment(plan: Plan) -> dict[str, str]:
-    """Return what the child's environment has to say: the engine reads some settings nowhere else."""
+    """Return environment variables for a child that probes or loads `plan`.
+
+    ggml and CUDA read them at the start and have no other interface for these settings. Asks the driver; may take a
+    moment.
+    """
+    found = {}
     tokens = plan.edit.context.op_offload_min_batch
-    return {} if tokens is None else {OFFLOAD_VARIABLE: str(tokens)}
+    if tokens is not None:
+        found[OFFLOAD_VARIABLE] = str(tokens)
+    cards = _visible_cards(plan)
+    if cards is not None:
+        found[CUDA_VARIABLE] = ",".join(cards)
+    return found
+
+
+def _visible_cards(plan: Plan) -> tuple[str, ...] | None:
+    """Return the UUIDs of the CUDA cards that the plan uses, or None if not all cards can be named.
+
+    llama.cpp asks every visible card for its memory, which makes a CUDA context of several hundred MiB on each one
+    (`ggml_backend_cuda_device_get_memory`: `cudaSetDevice`, `cudaMemGetInfo`). A card without room for it aborts the
+    process. UUIDs hold whatever CUDA_DEVICE_ORDER and CUDA_VISIBLE_DEVICES of the user say; what the user has hidden is
+    in no plan.
+    """
+    local = {device.id: parse_pci_id(device.pci_bus_id or "") for device in plan.rig.devices if _is_cuda(device)}
+    # Slices of one card (MIG) have its slot, and the UUID of the card would choose another slice.
+    if not local or None in local.values() or len(set(local.values())) < len(local):
+        return None
+    if "MIG-" in os.environ.get(CUDA_VARIABLE, ""):
+        return None
+    # HIP reads the same variable, and would find none of its cards among these UUIDs.
+    if any(device.backend == "HIP" and not device.is_rpc for device in plan.rig.devices):
+        return None
+    known = {card.slot: card.uuid for card in list_nvidia_cards()}
+    used = [known.get(slot) for device in plan.devices_in_use if (slot := local.get(device.id)) is not None]
+    return None if None in used or not known else tuple(uuid for uuid in used if uuid is not None)
+
+
+def _is_cuda(device: Device) -> bool:
+    return device.backend == "CUDA" and not device.is_rpc
 
 
 def device_refs(rig: Rig) -> tuple[DeviceRef, ...]:
-    """Describe the rig's devices to the child. A local device's id is ggml's own name unless somebody renamed it."""
+    """Return how the child finds each device of the rig. A local device's id is ggml's name, unless a rig file renames
+    it.
+    """
     return tuple(
         DeviceRef(
             id=device.id,

@@ -37,7 +37,7 @@ def require_venv() -> None:
 
 def install(wheel: Path, *, tests: bool, reinstall: bool) -> None:
     """Install the engine, the pinned dependencies and the project itself (editable) into .venv."""
-    pip = [str(venv_program("python")), "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
+    pip = _pip_install()
     say("Installing dependencies")
     project = f"{ROOT}[dev]" if tests else str(ROOT)
     anew = ["--reinstall-package", ENGINE] if reinstall else []
@@ -47,6 +47,16 @@ def install(wheel: Path, *, tests: bool, reinstall: bool) -> None:
     if reinstall:  # pip takes a wheel of an installed version for the same, whatever its build options
         call_pip([*pip, "--no-deps", "--force-reinstall", str(wheel)])
     call_pip([*pip, str(wheel), "--editable", project])
+
+
+def install_packages(packages: Sequence[str]) -> None:
+    """Install further packages into .venv, unless they are there."""
+    if not try_uv(["pip", "install", "--python", str(venv_program("python")), *packages]):
+        call_pip([*_pip_install(), *packages])
+
+
+def _pip_install() -> list[str]:
+    return [str(venv_program("python")), "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
 
 
 def call_pip(command: Sequence[str]) -> None:

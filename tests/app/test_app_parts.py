@@ -122,6 +122,10 @@ def test_bad_news_outlives_what_is_waited_for_and_good_news_do_not_stay(qtbot: Q
     assert line.text() == "Reading x…"
     line.set_busy("a", "")
     assert (line.text(), line.property("role")) == ("bad", "error")
+    line.withdraw("another")
+    assert line.text() == "bad"
+    line.withdraw("bad")
+    assert line.text() == ""
     line._timer.setInterval(1)
     line.show_notice(Notice("good", bad=False))
     assert line.text() == "good"

@@ -20,7 +20,7 @@ from engine.model.demo.speaking import (
     sample_questions,
 )
 from engine.model.gguf.reader import read_model
-from engine.planning.fit.strategies.fewest import initial_layout
+from engine.planning.fit.strategies.fastest import initial_layout
 from engine.planning.layout.layout import single_device
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.plan.decisions.context_length import default_context

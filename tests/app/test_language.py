@@ -52,7 +52,7 @@ def test_what_is_no_catalogue_is_one_sentence(tmp_path: Path, content: bytes | N
     path = tmp_path / "fr.po"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(ArgumentError, match=r"fr\.po is no catalogue of texts \(.+\); check the file\.$"):
+    with pytest.raises(ArgumentError, match=r"fr\.po is not a readable translation \(.+\); check the file\.$"):
         find_language(str(path))
 
 

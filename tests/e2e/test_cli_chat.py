@@ -208,7 +208,7 @@ def test_an_answer_that_breaks_off_with_the_engine_is_kept_as_the_window_keeps_i
     assert (events[-1]["event"], events[-1].get("request")) == ("crashed", None)
     answer = home.path(of(events, "conversation")[0]["id"])[-1]
     assert (answer.content, answer.state) == (text_of(events), "interrupted")
-    assert answer.note == "The engine ended in the middle of this answer. What had come is kept."
+    assert answer.note == "The engine ended during this answer. The partial answer was kept."
     assert answer.timings is not None
     assert answer.timings.generated_tokens > 2
 
@@ -236,7 +236,7 @@ def test_old_turns_are_left_out_once_and_said_once(home: Home, model: Path) -> N
     )
     assert len(of(events, "done")) == 8
     (notice,) = of(events, "notice")
-    assert "oldest turns" in notice["message"]
+    assert "oldest messages" in notice["message"]
     assert len(home.path(of(events, "conversation")[0]["id"])) == 16
     conversation = of(events, "conversation")[0]["id"]
     assert ["context is full" in message.note for message in home.path(conversation)].count(True) == 1
@@ -248,7 +248,7 @@ def test_old_turns_are_left_out_once_and_said_once(home: Home, model: Path) -> N
     full = home.events(
         model, "--threads", "1", "--ctx", "256", "--overflow", "stop", lines=lines[:61] + "x" * 400 + "\n"
     )
-    assert "longer than the context" in of(full, "notice")[0]["message"]
+    assert "too long for the context" in of(full, "notice")[0]["message"]
 
 
 def test_presets_give_a_system_prompt_and_settings(home: Home, model: Path) -> None:
@@ -270,7 +270,7 @@ def test_a_question_that_is_not_asked_ends_with_an_error_where_it_is_the_only_on
     )
     last = json.loads(answer.out.splitlines()[-1])
     assert (answer.code, last["event"], last["kind"]) == (2, "failed", "argument")
-    assert "longer than the context" in last["message"]
+    assert "too long for the context" in last["message"]
 
 
 def test_a_kept_conversation_gets_another_system_prompt_and_preset_for_good(
@@ -314,7 +314,7 @@ def test_an_attached_image_goes_to_a_model_that_sees(home: Home, model: Path, tm
     assert of(events, "done")[0]["prompt_tokens"] == len("What?") + 4 + 4, "four of the template, four of the image"
     refused = home.run(*words, "--json")
     assert refused.returncode == 2
-    assert "name its projector with --mmproj" in refused.stdout + refused.stderr
+    assert "needs a projector for images; add --mmproj" in refused.stdout + refused.stderr
 
 
 def test_an_attached_sound_goes_to_a_model_that_hears(home: Home, model: Path, tmp_path: Path) -> None:
@@ -328,13 +328,13 @@ def test_an_attached_sound_goes_to_a_model_that_hears(home: Home, model: Path, t
     assert of(events, "done")[0]["prompt_tokens"] == len("What?") + 4 + 10 + marks, "640 samples are a token"
     refused = home.run(*words, "--json")
     assert refused.returncode == 2
-    assert "name a projector for sound with --mmproj" in refused.stdout + refused.stderr
+    assert "needs a projector for sound; add --mmproj" in refused.stdout + refused.stderr
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ((), "needs the FILE.gguf"),
+        ((), "needs a FILE.gguf"),
         (("none.gguf", "--conversation", "zz"), "no conversation of this id"),
         (("none.gguf", "--preset", "zz"), 'there is no preset "zz"'),
         (("none.gguf", "--top-p", "2"), "2 is outside of 0 to 1"),

@@ -73,7 +73,7 @@ def test_a_lab_says_when_a_worker_ends_and_goes_on() -> None:
         endpoint = document["devices"][1]["endpoint"]
         (victim,) = [worker for worker in command.children() if listens(worker, endpoint)]
         victim.kill()
-        assert said(command, "RPC1").startswith("layerdeck-cli: RPC1 (lab worker) is gone.")
+        assert said(command, "RPC1").startswith("layerdeck-cli: RPC1 (lab worker) stopped.")
         assert greet(*parse_endpoint(document["devices"][0]["endpoint"])).ok
         command.process.terminate()
         assert command.wait() == 0

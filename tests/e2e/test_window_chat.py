@@ -32,7 +32,7 @@ def test_what_was_on_the_screen_survives_a_kill_and_can_be_gone_on_with(desktop:
     with open_window(desktop, tmp_path, model=model) as window:
         window.wait_for("the conversation", lambda: "tell me more" in window.ask("text", "chat.messages"))
         assert answer_of(window).startswith(shown)
-        assert "ended in the middle" in window.ask("last_note")
+        assert "ended during this answer" in window.ask("last_note")
         window.desktop.key("ctrl+3")
         window.wait_for("the list", lambda: window.ask("text", f"{CHATS}.list_model.rowCount") == "1")
         window.desktop.key("ctrl+n")
@@ -68,11 +68,11 @@ def test_a_killed_window_reads_nothing_again(desktop: Desktop, tmp_path: Path) -
         window.wait_for("the model", lambda: window.ask("layout") == [["CPU", 0, 1]])
         window.wait_for("its place on the screen", lambda: window.ask("text", "isActiveWindow") == "True")
         load(window)
-        window.wait_for("the cache", lambda: "tokens restored" in window.ask("text", "chat.status_text"))
+        window.wait_for("the cache", lambda: "KV state restored" in window.ask("text", "chat.status_text"))
         before = answer_of(window)
         ask_model(window, "go on")
         # stopped before its first words it would not have looked into the cache
         window.wait_for("words", lambda: answer_of(window) not in ("", "go on", before))
         window.ask("trigger", "stop_answer")
-        window.wait_for("the end of the answer", lambda: "read from cache" in window.ask("last_note"))
+        window.wait_for("the end of the answer", lambda: "from the cache" in window.ask("last_note"))
         assert window.ask("bugs") == []

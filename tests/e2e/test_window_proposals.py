@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.desktop import open_desktop, open_window
-from tests.support.window_steps import LOAD_BUTTON, load, open_demo, set_context
+from tests.support.window_steps import LOAD_BUTTON, load, load_anyway, open_demo, set_context
 
 FIRST_BUTTON = "load_report.proposal_list.buttons.0"
 
@@ -19,6 +19,7 @@ def test_the_first_proposal_is_applied_loaded_and_undone(tmp_path: Path, theme: 
         set_context(window, 131072)
         before = window.ask("text", "desk.document.edit")
         window.click(LOAD_BUTTON)
+        load_anyway(window)
         window.wait_for("the refusal", lambda: window.ask("text", "load_report.badge_text") == "OUT OF MEMORY")
         window.wait_for("its place", lambda: bool(window.ask("visible", "load_report.proposal_list")))
         desktop.picture(tmp_path / "proposals.png")

@@ -17,8 +17,8 @@ from engine.model.gguf.reader import read_model
 from engine.planning.fit.strategies.catalogue import auto_layout
 from engine.planning.layout.layout import Layout, make_layout
 from engine.planning.memory import model_memory
-from engine.planning.memory.effort import TooMuchWorkError, go_on, limited
 from engine.planning.memory.model_memory import ModelMemory
+from engine.planning.memory.work_limit import TooMuchWorkError, check_limits, limited
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.plan_document import plan_document
@@ -57,7 +57,7 @@ def test_a_model_that_lacks_what_all_of_its_kind_have_is_left_to_the_engine(name
     model = without(truth_model(name), stem)
     plan = Plan(ModelMemory(model), RIG, Edit(layout_of(model), CONTEXT))
     assert plan.report.probe_only is not None
-    assert "only a probe can tell" in plan.report.probe_only
+    assert "known only after a probe" in plan.report.probe_only
     assert sum(row.weights_bytes for row in plan.forecast) > 0
 
 
@@ -66,10 +66,10 @@ def test_what_takes_too_long_is_left_to_the_engine_and_not_tried_again(monkeypat
     memory = ModelMemory(model)
     assert memory.probe_only is None
     with limited(0.0):
-        monkeypatch.setattr("engine.planning.memory.effort._LOOKS", 1)
+        monkeypatch.setattr("engine.planning.memory.work_limit._CALLS_PER_CHECK", 1)
         found = memory.estimate(layout_of(model), CONTEXT, RIG)
     assert found.unknown == ("compute",)
-    assert "its time" in (found.probe_only or "")
+    assert "too large to compute" in (found.probe_only or "")
     asked: list[object] = []
     monkeypatch.setattr(model_memory, "limited", asked.append)
     assert memory.estimate(layout_of(model), CONTEXT, RIG) == found
@@ -77,7 +77,7 @@ def test_what_takes_too_long_is_left_to_the_engine_and_not_tried_again(monkeypat
 
 
 def test_a_forecast_that_nobody_waits_for_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.planning.memory.effort._LOOKS", 1)
+    monkeypatch.setattr("engine.planning.memory.work_limit._CALLS_PER_CHECK", 1)
     model, token = truth_model("llama-dense"), CancelToken()
     memory = ModelMemory(model)
     token.cancel()
@@ -89,7 +89,7 @@ def test_a_forecast_that_nobody_waits_for_ends(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_search_that_takes_too_long_ends_with_a_layout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.planning.memory.effort._LOOKS", 1)
+    monkeypatch.setattr("engine.planning.memory.work_limit._CALLS_PER_CHECK", 1)
     monkeypatch.setattr("engine.planning.fit.strategies.catalogue.SEARCH_SECONDS", 0.0)
     memory = ModelMemory(truth_model("llama-dense"))
     found = auto_layout("fewest", memory, RIG, CONTEXT)
@@ -98,11 +98,11 @@ def test_a_search_that_takes_too_long_ends_with_a_layout(monkeypatch: pytest.Mon
 
 
 def test_an_outer_limit_holds_within_an_inner_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.planning.memory.effort._LOOKS", 1)
+    monkeypatch.setattr("engine.planning.memory.work_limit._CALLS_PER_CHECK", 1)
     with limited(0.0), limited(60.0), pytest.raises(TooMuchWorkError):
-        go_on()
+        check_limits()
     for _ in range(5):
-        go_on()
+        check_limits()
 
 
 def _read(path: Path) -> ModelFile | None:

@@ -58,14 +58,14 @@ def test_a_killed_engine_is_in_the_log_with_what_helps(tmp_path: Path, caplog: p
 
 
 ASSERTS = {
-    "llama-model.cpp:1234: GGML_ASSERT(hparams.n_expert > 0) failed": "Another layout would not help",
-    "/build/src/llama-vocab.cpp:99: GGML_ASSERT(id < size) failed": "Another layout would not help",
-    "ggml.c:3012: GGML_ASSERT(ggml_can_mul_mat(a, b)) failed": "Another layout would not help",
-    "qwen3.cpp:12: GGML_ASSERT(n_embd_head == 128) failed": "Another layout would not help",
-    "ggml-backend.cpp:1500: GGML_ASSERT(n_splits < max) failed": "Check this machine",
-    "llama-context.cpp:300: GGML_ASSERT(backend) failed": "Check this machine",
-    "ggml-cuda.cu:88: GGML_ASSERT(x) failed": "Check this machine",
-    "something else broke": "Check this machine",
+    "llama-model.cpp:1234: GGML_ASSERT(hparams.n_expert > 0) failed": "Another layout does not help",
+    "/build/src/llama-vocab.cpp:99: GGML_ASSERT(id < size) failed": "Another layout does not help",
+    "ggml.c:3012: GGML_ASSERT(ggml_can_mul_mat(a, b)) failed": "Another layout does not help",
+    "qwen3.cpp:12: GGML_ASSERT(n_embd_head == 128) failed": "Another layout does not help",
+    "ggml-backend.cpp:1500: GGML_ASSERT(n_splits < max) failed": "Check This Machine",
+    "llama-context.cpp:300: GGML_ASSERT(backend) failed": "Check This Machine",
+    "ggml-cuda.cu:88: GGML_ASSERT(x) failed": "Check This Machine",
+    "something else broke": "Check This Machine",
 }
 
 
@@ -73,7 +73,7 @@ ASSERTS = {
 def test_an_assertion_about_the_model_does_not_ask_for_another_layout(text: str, remedy: str) -> None:
     outcome = ProcessOutcome(EndReason.ITSELF, signal=int(signal.SIGABRT), abort_text=text)
     assert remedy in outcome.sentence
-    assert ("Another layout" in outcome.sentence) != ("Check this machine" in outcome.sentence)
+    assert ("Another layout" in outcome.sentence) != ("Check This Machine" in outcome.sentence)
 
 
 def endings(caplog: pytest.LogCaptureFixture) -> list[str]:

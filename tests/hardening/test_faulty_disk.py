@@ -32,7 +32,7 @@ from engine.planning.layout.layout import single_device
 from engine.planning.layout.layout_file import LayoutFile, write_layout
 from engine.machines.rigs.self_test import SelfTest, keep_verdict
 from engine.planning.settings.context_settings import ContextSettings
-from engine.machines.tunnel.pairings import PairingBook, make_pairing
+from engine.machines.tunnel.pairings import PairingStore, make_pairing
 from engine.runtime.child.generate.saved_kv_state import (
     ModelIdentity, SequenceFileError, SequenceHeader, write_sequence,
 )
@@ -60,7 +60,7 @@ writes = {
     "self_test.json": lambda path: keep_verdict(path, rig.devices[0], SelfTest(1, 0)),
     "demo.gguf": write_demo_model,
     "presets.json": lambda path: write_presets(path, [Preset(name="p")]),
-    "pairings.json": lambda path: PairingBook(path)._write([make_pairing("server", "attic", b"certificate")]),
+    "pairings.json": lambda path: PairingStore(path)._write([make_pairing("server", "attic", b"certificate")]),
     "c.state": write_state,
     "layout.json": lambda path: write_layout(path, LayoutFile("m", single_device(4, "CPU"), ContextSettings())),
 }
@@ -157,7 +157,7 @@ def test_conversations_survive_a_fault_of_the_disk(tmp_path: Path) -> None:
     said = json.loads(done.stdout)
     for fault in ("full", "gone"):
         sentence, notice, kept = said[fault]
-        assert "cannot be kept" in sentence, said
+        assert "cannot be stored" in sentence, said
         assert "check the disk" in sentence
         assert (notice, kept) == ("", ["after", "amid", "before"]), fault
     assert said["short"] == ["kept", "", ["after", "amid", "before"]]

@@ -14,6 +14,7 @@ import pytest
 
 from engine.chat.store import ChatStore
 from tests.support.faulty_children import build_preload
+from tests.support.patience import DEADLINE_S
 
 LINUX_ONLY = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the fault is preloaded, as Linux does it")
 ROOT = Path(__file__).parents[2]
@@ -90,7 +91,7 @@ def test_what_had_no_room_is_read_and_written_later(tmp_path: Path, ending: str)
     """A conversation that began on a full disk was never kept, however much room there was later."""
     told = run_on_faulty_disk(TALK, tmp_path, {}, ending)
     assert len(told["sentences"]) == 1
-    assert "check the disk's room" in told["sentences"][0]
+    assert "check the disk's free space" in told["sentences"][0]
     assert told["seen"] == {
         "chats": ["before", "new"],
         "before": ["Question 0", WORDS, "Question 1", WORDS],
@@ -139,17 +140,17 @@ bench.attacher.add([folder / "1.png"])
 bench.wait(lambda: not bench.attacher.is_reading)
 answer = bench.say("What is on this image?")
 second, shown = bench.conversation.chat.id, [message.content for message in bench.path]
-bench.desk.shelf.open(first)
+bench.desk.chat_controller.open(first)
 bench.wait(lambda: bench.conversation.chat.id == first)
 states = [message.state for message in bench.path]
-bench.desk.shelf.open(second)
+bench.desk.chat_controller.open(second)
 bench.wait(lambda: bench.conversation.chat.id == second)
 again = [message.content for message in bench.path]
 meanwhile = [notice.text for notice in told if notice.bad]
 full.unlink()
 bench.wait(lambda: not archive._store.is_behind)
 bench.say("And now?")
-bench.wait(lambda: any("kept again" in notice.text for notice in told))
+bench.wait(lambda: any("saved again" in notice.text for notice in told))
 bench.desk.close()
 print(json.dumps({
     "first": first, "second": second, "answer": [answer.state, answer.note], "states": states, "same": shown == again,
@@ -168,7 +169,7 @@ def test_on_a_full_disk_a_chat_goes_on_and_is_whole_afterwards(tmp_path: Path) -
     assert told["states"] == ["done"] * 4
     assert told["same"]
     (sentence,) = told["meanwhile"]
-    assert "What is said now is shown, but not kept" in sentence
+    assert "New messages are shown, but not stored" in sentence
     assert told["bad"] == told["meanwhile"]
     (path,) = folder.rglob("chats.sqlite3")
     kept = ChatStore(path)
@@ -196,6 +197,7 @@ def run_on_faulty_disk(script: str, tmp_path: Path, places: Mapping[str, str], *
         env={**os.environ, "PYTHONPATH": str(ROOT), **faults, **places},
         capture_output=True,
         text=True,
+        timeout=DEADLINE_S,
         check=False,
     )
     assert done.returncode == (-9 if "killed" in words else 0), done.stderr

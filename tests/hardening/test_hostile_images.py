@@ -8,7 +8,7 @@ import pytest
 
 from engine.base.errors import ChatError
 from engine.runtime.media.images import pictures
-from engine.runtime.media.images.pictures import MAX_SIDE_PX, DecodedImage, look_at, read_image
+from engine.runtime.media.images.pictures import MAX_SIDE_PX, DecodedImage, inspect_image, read_image
 from tests.support.pictures import picture
 
 FORMS = ("JPEG", "PNG", "BMP", "GIF", "WEBP")
@@ -57,4 +57,4 @@ def test_a_mutated_image_is_pixels_or_a_sentence(form: str) -> None:
 def test_a_decoder_that_was_taken_over_is_not_believed(monkeypatch: pytest.MonkeyPatch, answer: DecodedImage) -> None:
     monkeypatch.setattr(pictures, "ask_decoder", lambda *_, **__: answer)
     with pytest.raises(ChatError, match=r"^photo cannot be read"):
-        look_at(picture(), "photo")
+        inspect_image(picture(), "photo")

@@ -14,7 +14,7 @@ from engine.runtime.media.sounds.recordings import (
     LOOK_RATE,
     MAX_LENGTH_MS,
     DecodedSound,
-    listen_to,
+    inspect_sound,
     read_sound,
     sample_count,
     samples_of,
@@ -77,7 +77,7 @@ def test_a_decoder_that_was_taken_over_is_not_believed(monkeypatch: pytest.Monke
         samples_of(tone(), "voice", 400, LOOK_RATE)
     if answer.length_ms not in (400, 900):
         with pytest.raises(ChatError, match=r"^voice cannot be read"):
-            listen_to(tone(), "voice")
+            inspect_sound(tone(), "voice")
 
 
 def test_whatever_bytes_a_decoder_gives_are_samples(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from engine.devices.rig_file import encode_rig, parse_rig
 from engine.library.downloads.job import Job, JobState, QueueFile
 from engine.library.downloads.queue import DownloadQueue
 from engine.machines.rigs.self_test import read_verdicts
-from engine.machines.tunnel.pairings import PairingBook
+from engine.machines.tunnel.pairings import PairingStore
 from engine.planning.fit.calibration import read_calibration
 from engine.planning.fit.speed_book import read_speed_book
 from engine.planning.layout.layout_file import encode_layout, parse_layout
@@ -137,7 +137,7 @@ def test_what_people_edit_is_read_or_refused_with_a_sentence(
         (CALIBRATION, read_calibration),
         (SPEEDS, read_speed_book),
         (VERDICTS, read_verdicts),
-        (PAIRINGS, lambda path: [(each.fingerprint, each.words) for each in PairingBook(path).all()]),
+        (PAIRINGS, lambda path: [(each.fingerprint, each.words) for each in PairingStore(path).all()]),
         (DOWNLOADS, lambda path: DownloadQueue._read(cast(Any, SimpleNamespace(_path=path)))),
         (RUN, lambda path: [run.report for run in RunMarks(path.parent).take_ended()]),
         (KEPT_WEIGHTS, _read_list),

@@ -32,7 +32,7 @@ from engine.library.index import LibraryIndex
 from engine.library.notes import Notes
 from engine.library.scan import scan
 from engine.library.stores import Store
-from engine.machines.rigs.check_book import read_check_book
+from engine.machines.rigs.check_results import read_check_results
 from tests.support.hub_server import HubServer, Repo, hub_server
 from tests.support.mutation import mutate_json
 from tests.support.patience import DEADLINE_S
@@ -115,7 +115,7 @@ def _use_index(path: Path) -> None:
             index.hashes,
             lambda: index.fits("rig"),
             lambda: index.documents("mark"),
-            lambda: index.keep_notes(("mark",), Notes(text="new")),
+            lambda: index.save_notes(("mark",), Notes(text="new")),
         ]
         for call in calls:
             with suppress(LibraryError):
@@ -131,9 +131,9 @@ def _make_chats(path: Path) -> None:
 
 def _make_index(path: Path) -> None:
     with closing(LibraryIndex(path)) as index:
-        index.keep_folders([path.parent])
-        index.keep_facts({path: ((1, 2, 3), Facts(kind="model", n_layers=3))})
-        index.keep_notes(("mark",), Notes(text="good"))
+        index.save_folders([path.parent])
+        index.save_facts({path: ((1, 2, 3), Facts(kind="model", n_layers=3))})
+        index.save_notes(("mark",), Notes(text="good"))
 
 
 @pytest.mark.parametrize(("make", "use"), [(_make_chats, _use_chats), (_make_index, _use_index)])
@@ -198,7 +198,7 @@ def test_what_the_engine_was_found_to_do_is_read_or_forgotten(tmp_path: Path) ->
     path = tmp_path / "checks.json"
     for seed in range(examples(1000)):
         path.write_bytes(mutated(book, random.Random(seed)))
-        read_check_book(path)
+        read_check_results(path)
 
 
 def test_manifests_of_others_are_read_or_told_about(tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ def test_settings_whose_name_is_no_text_are_not_kept_under_another(tmp_path: Pat
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/a\xff"))
     folder.mkdir()
     settings = Settings(folder / "layerdeck.ini")
-    assert "is no text" in settings.fault
+    assert "is not valid text" in settings.fault
     settings.theme = "dark"
     settings.sync()
     assert settings.theme == "dark"

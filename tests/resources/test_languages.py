@@ -20,7 +20,7 @@ NO_TEXTS = ("app/cli", "app/gui.py", "app/log_file.py", "app/logs.py", "app/prog
 ENGLISH = (
     "app/bug_report.py: Layerdeck {}, Python {}, PySide6 {}, {}",
     "app/bug_report.py: not installed",
-    "app/language.py: {} is no catalogue of texts ({}); check the file.",
+    "app/language.py: {} is not a readable translation ({}); check the file.",
     "app/window/recovery.py: run mark",
     "app/window/recovery.py: what was open",
     "app/models/open_models.py: close a model",

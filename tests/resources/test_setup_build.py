@@ -165,6 +165,20 @@ def test_an_engine_beside_the_set_ups_is_unpacked_once_and_found_first(
     use_engine("cpu")
 
 
+def test_a_cuda_engine_that_was_built_elsewhere_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _use_cache(tmp_path, monkeypatch)
+    monkeypatch.setattr("resources.setup.beside.install_packages", lambda _packages: None)
+    wheel = tmp_path / "cuda.whl"
+    monkeypatch.setenv("LAYERDECK_CUDA_WHEEL", str(wheel))
+    monkeypatch.setenv("PYTHONPATH", "")
+    with pytest.raises(SetupError, match="is not a file"):
+        use_engine("cuda")
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("llama_cpp/__init__.py", "")
+    assert use_engine("cuda") == "cuda"
+    assert (Path(os.environ["PYTHONPATH"]) / "llama_cpp" / "__init__.py").exists()
+
+
 @pytest.mark.parametrize(
     ("system", "environ", "folder"),
     [

@@ -250,7 +250,7 @@ class FakeWorker:
             case "line_bytes":
                 say(Piece(request=request.id, text=str(self.line_bytes[request.id])))
             case _:
-                say(Piece(request=request.id, text=request.prompt))
+                say(Piece(request=request.id, text=request.prompt, context_used=6))
         say(
             Generated(
                 request=request.id,

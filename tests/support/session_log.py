@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from engine.runtime.protocol.messages import DeviceMemoryReadings
-from engine.runtime.session.driver import News
+from engine.runtime.session.driver import SessionUpdate
 from engine.runtime.session.events import AnyEvent, Attempt, Progress, Reading, Token
 from engine.runtime.session.session import ModelSession
 from engine.runtime.session.snapshot import Snapshot
@@ -68,7 +68,7 @@ class SessionLog:
             while not self._condition.wait_for(condition, LOOK_S if quietly else DEADLINE_S):
                 assert time.monotonic() < deadline_s, f"still waiting; so far {self.events}, {self.phases}"
 
-    def _take(self, news: News) -> None:
+    def _take(self, news: SessionUpdate) -> None:
         if isinstance(news, DeviceMemoryReadings):
             if self.on_device_memory is not None:
                 self.on_device_memory(news)

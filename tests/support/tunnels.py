@@ -16,7 +16,7 @@ from engine.machines.tunnel.calling import open_session, pair_with
 from engine.machines.tunnel.identity import Identity, read_identity
 from engine.machines.tunnel.listener import Listener
 from engine.machines.tunnel.pairing import OpenCode
-from engine.machines.tunnel.pairings import Pairing, PairingBook
+from engine.machines.tunnel.pairings import Pairing, PairingStore
 from engine.machines.tunnel.streams import (
     Purpose,
     Stream,
@@ -40,8 +40,8 @@ class Home:
         return read_identity(self.folder / "identity.pem")
 
     @property
-    def book(self) -> PairingBook:
-        return PairingBook(self.folder / "pairings.json")
+    def book(self) -> PairingStore:
+        return PairingStore(self.folder / "pairings.json")
 
 
 _Result = TypeVar("_Result")

@@ -20,7 +20,7 @@ from PySide6.QtWidgets import QApplication, QWidget
 from app.bug_report import BugReporter
 from app.gui import QuitOnSignals
 from app.logs import start_logging
-from app.opening import Opening, Wishes
+from app.opening import Opening, StartOptions
 from app.paths import log_path
 from app.settings import Settings
 from app.theme import Theme
@@ -157,8 +157,8 @@ def main() -> None:
     start_logging(log_path())
     application = QApplication(sys.argv[:1])
     BugReporter(application).install()
-    wishes = Wishes([Path(model)] if model else [], Path(rig) if rig else None)
-    opening = Opening(Settings(), Theme(application, "dark" if theme == "dark" else "light"), wishes)
+    options = StartOptions([Path(model)] if model else [], Path(rig) if rig else None)
+    opening = Opening(Settings(), Theme(application, "dark" if theme == "dark" else "light"), options)
     signals = QuitOnSignals(application)
 
     def listen(answers: Answers) -> None:

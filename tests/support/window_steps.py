@@ -59,6 +59,12 @@ def set_context(window: Window, tokens: int) -> None:
     window.wait_for("the context", lambda: window.ask("text", "desk.document.edit.context.n_ctx") == str(tokens))
 
 
+def load_anyway(window: Window) -> None:
+    """Answer the question before a load that will not fit. Its buttons move when the proposal arrives."""
+    window.wait_for("the question", lambda: bool(window.ask("visible", "load_question.proposal_button")))
+    window.click("load_question.beside_button")
+
+
 def ask_model(window: Window, question: str) -> None:
     window.click("chat.prompt_edit")
     window.desktop.type_text(question)

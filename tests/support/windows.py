@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from PySide6.QtCore import QCoreApplication, QEvent
 from pytestqt.qtbot import QtBot
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ class WindowOpener:
         from app.wiring import make_window
 
         window = make_window(Settings(self._folder / "settings.ini"), Theme(self._qapp, theme))
+        # pytest-qt has called `deleteLater`. The window is deleted now, while Python still holds its parts: the garbage
+        # collector would take them apart while Qt still delivers events to them.
+        self._stack.callback(QCoreApplication.sendPostedEvents, window.main, QEvent.Type.DeferredDelete)
         self._stack.callback(window.main.close)
         self._qtbot.addWidget(window.main)
         window.main.show()

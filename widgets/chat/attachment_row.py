@@ -1,4 +1,4 @@
-"""The files that go with the next question: a chip for each above the input, with what it takes."""
+"""The attachments of the next question: a chip for each above the input, with size and tokens."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ PICTURE_PX = 32
 
 @dataclass(frozen=True, slots=True)
 class AttachedFile:
-    """A file. `detail`: size and tokens, or that it is being read; `is_bad`: it is too large for the context.
+    """An attachment.
 
-    `picture`: of an image, its name in the gallery.
+    `detail`: size and tokens, or that it is being read.
+    `is_bad`: it is too large for the context.
+    `picture`: the key of an image in the gallery; empty for other files.
     """
 
     id: str
@@ -34,7 +36,7 @@ class AttachedFile:
 
 
 class AttachmentRow(QWidget):
-    """Chips, and below them why a file was not taken."""
+    """Chips of attachments, and below them the reason why a file cannot be attached."""
 
     removed = Signal(str)
 
@@ -42,6 +44,7 @@ class AttachmentRow(QWidget):
         super().__init__(parent)
         self._gallery = gallery
         self._pictures: dict[str, QLabel] = {}
+        # A thumbnail is decoded in a process of its own, and arrives after its chip.
         gallery.arrived.connect(self._show_picture)
         self._files: tuple[AttachedFile, ...] = ()
         self._chips = QWidget()
@@ -57,11 +60,12 @@ class AttachmentRow(QWidget):
 
     @property
     def files(self) -> tuple[AttachedFile, ...]:
-        """What is shown."""
+        """The shown attachments."""
         return self._files
 
     def show_files(self, files: Sequence[AttachedFile]) -> None:
-        """Show a chip for each."""
+        """Show a chip for each file."""
+        # Unchanged chips keep the focus of their buttons.
         if tuple(files) == self._files:
             return
         self._files = tuple(files)
@@ -77,7 +81,7 @@ class AttachmentRow(QWidget):
         self._refresh()
 
     def show_fault(self, sentence: str) -> None:
-        """Say why a file was not taken; empty: nothing."""
+        """Show why a file cannot be attached; empty: no error."""
         self.fault_label.setText(sentence)
         self._refresh()
 
@@ -91,7 +95,7 @@ class AttachmentRow(QWidget):
         detail = plain_label(file.detail, "dim")
         if file.is_bad:
             set_role(detail, "error")
-        button = tool_button("×", tr("Leave {name} out", name=file.name), tip=tr("Leave this file out"))
+        button = tool_button("×", tr("Remove {name}", name=file.name), tip=tr("Remove this file"))
         button.clicked.connect(partial(self.removed.emit, file.id))
         self.remove_buttons[file.id] = button
         row = QHBoxLayout(chip)

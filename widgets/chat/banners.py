@@ -1,4 +1,4 @@
-"""Rows above the input of the chat: a sentence with buttons, and how much of a question has been read."""
+"""Rows above the input of the chat: banners with buttons, and the progress of reading a prompt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from widgets.common.roles import plain_label
 
 
 class Banner(QFrame):
-    """Hidden until there is something to say."""
+    """A sentence with a button; hidden at first."""
 
     def __init__(self, text: str, button: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -25,44 +25,45 @@ class Banner(QFrame):
         self.hide()
 
     def show_words(self, text: str, button: str) -> None:
-        """Say something else."""
+        """Set sentence and button."""
         self.label.setText(text)
         self.button.setText(button)
 
     def add_button(self, text: str) -> QPushButton:
-        """Return a button for another thing that can be done, before the first one."""
+        """Add another button before the first one, and return it."""
         button = QPushButton(text)
         self._row.insertWidget(self._row.indexOf(self.button), button)
         return button
 
 
 class OverflowBanner(Banner):
-    """Asks whether the oldest messages are left out of a full context; hidden while nothing is asked."""
+    """Asks whether to drop the oldest messages from a full context; hidden while there is no question."""
 
     answered = Signal(bool)
-    """Whether they are left out."""
+    """True: drop them. False: do not send the question."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__("", tr("Do not ask"), parent)
-        self.leave_out_button = self.add_button(tr("Leave out the oldest"))
+        super().__init__("", tr("Do not send"), parent)
+        self.leave_out_button = self.add_button(tr("Drop oldest messages"))
         self.cancel_button = self.button
         self.leave_out_button.clicked.connect(lambda: self.answered.emit(True))
         self.cancel_button.clicked.connect(lambda: self.answered.emit(False))
 
     def ask(self, sentence: str) -> None:
-        """Ask, with a sentence on what is full; an empty sentence withdraws the question."""
+        """Ask with this sentence; an empty one withdraws the question."""
         self.label.setText(sentence)
         self.setVisible(bool(sentence))
 
 
 class ReadingRow(QWidget):
-    """Hidden while nothing is being read."""
+    """Progress of reading a prompt; hidden while nothing is read."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.progress = QProgressBar()
+        # The label beside it has the numbers.
         self.progress.setTextVisible(False)
-        self.progress.setAccessibleName(tr("How much of the question has been read"))
+        self.progress.setAccessibleName(tr("Progress of prompt processing"))
         self.label = plain_label("", "dim")
         row = QHBoxLayout(self)
         row.setContentsMargins(0, 0, 0, 0)
@@ -71,7 +72,7 @@ class ReadingRow(QWidget):
         self.hide()
 
     def show_share(self, share: float | None, words: str) -> None:
-        """Show which part has been read, 0 to 1; None: nothing is being read."""
+        """Show the part that was read, 0 to 1, with `words`; None: hide the row."""
         self.setVisible(share is not None)
         self.progress.setValue(round(100 * (share or 0.0)))
         self.label.setText(words)

@@ -1,4 +1,4 @@
-"""One message of the conversation: rendered Markdown that grows while it streams, with what was thought before it."""
+"""The widget of one message: Markdown that grows while it streams, with thought, attachments, note and actions."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from widgets.markdown.view import MarkdownView
 INSET_PX = 10
 GAP_PX = 6
 LEAST_SPEAKER_PX = 84
-"""Of the name of who asked, which gives way to what can be done beside it."""
+"""Least width of the speaker's name in a question; the buttons next to it take the rest."""
 BELOW_PX = 10
 BUTTON_INSET_PX = 10
 
 
 class Bubble(QWidget):
-    """Places its parts itself, top to bottom: a list of a thousand asks only those in sight."""
+    """Lays out its parts itself in `fit`, since a Qt layout for each of a thousand messages would be slow."""
 
     acted = Signal(MessageAction)
     height_changed = Signal()
@@ -37,6 +37,7 @@ class Bubble(QWidget):
         super().__init__(parent)
         self.message = message
         self._typesetter = typesetter
+        # Messages can be reached by Tab, for people who use no mouse.
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self._speaker = ElidedLabel("", "dim", self)
         self.head = MessageHead(self)
@@ -47,6 +48,7 @@ class Bubble(QWidget):
         self.edit_box: EditBox | None = None
         self._is_pointed_at = False
         self._is_last = False
+        self._shows_details = False
         self._files = plain_label("", "dim", wrap=True)
         self._files.setParent(self)
         self._note = plain_label("", "dim", wrap=True)
@@ -75,39 +77,39 @@ class Bubble(QWidget):
         return self._note.text()
 
     def show_message(self, message: ShownMessage) -> None:
-        """Show what is new of the same message."""
+        """Show another value of the same message."""
+        # Setting the same text would parse it again and lose the selection.
         if message.text != self.view.text:
             self.view.set_text(message.text)
         if message.thinking != self.thinking.text:
             self.thinking.set_text(message.thinking)
         self.message = message
-        self.setAccessibleName(tr("Message of {speaker}", speaker=message.speaker))
-        self.view.setAccessibleName(tr("Words of {speaker}", speaker=message.speaker))
-        self._speaker.setText(
-            tr("{speaker} · pinned", speaker=message.speaker) if message.is_pinned else message.speaker
-        )
+        self.setAccessibleName(tr("Message from {speaker}", speaker=message.speaker))
+        self.view.setAccessibleName(tr("Text from {speaker}", speaker=message.speaker))
+        self._speaker.setText(_speaker_words(message))
         self.head.show_message(message)
         self.show_actions()
         self.thinking.show_note(message.thinking_note, is_open=message.is_open and not message.text)
         self._files.setText(tr("With {files}", files=message.files) if message.files else "")
         self.images.show_images(message.images)
         set_role(self._note, "error" if message.is_error else "dim")
-        self._note.setText(message.note)
+        self._show_note()
         if not message.is_open:
             self.view.live.finish()
         self.height_changed.emit()
 
     def append(self, text: str, thinking: str = "") -> None:
-        """Add to what is said and thought."""
+        """Add text and thought."""
         if thinking:
             self.thinking.append(thinking)
         if text:
+            # The first text of the answer: the thought is complete, though its duration is not known yet.
             if self.thinking.text and not self.view.text:
                 self.thinking.show_note(tr("Thoughts"), is_open=False)
             self.view.live.append(text)
 
     def fit(self, width: int) -> int:
-        """Place everything for this width and return the height."""
+        """Lay out all parts for this width, and return the height."""
         top = 0
         inner = width - 2 * INSET_PX
         is_answer = self.message.role == "assistant"
@@ -141,21 +143,21 @@ class Bubble(QWidget):
         shows_view = self.edit_box is None and bool(self.text)
         self.view.setVisible(shows_view)
         if shows_view:
-            # Its words begin where the name above and the note below do.
+            # The document has a margin; without it the text is aligned with the name above and the note below.
             margin = round(self.view.document().documentMargin())
             height = self.view.fit(width - 2 * INSET_PX + 2 * margin)
             self.view.move(INSET_PX - margin, top)
             top += height + GAP_PX
         top += self._fit_label(self._note, top, width)
         if is_answer:
-            # A button's words begin where all others do.
+            # The text of the first button is aligned with the other texts.
             self.head.setGeometry(INSET_PX - BUTTON_INSET_PX, top, inner + BUTTON_INSET_PX, HEAD_HEIGHT_PX)
             top += HEAD_HEIGHT_PX
         self.resize(width, top + BELOW_PX)
         return top + BELOW_PX
 
     def _fit_label(self, label: QLabel, top: int, width: int) -> int:
-        """Place a label that has words, and return what it takes of the height."""
+        """Place a label if it has text, and return the height that it takes."""
         label.setVisible(bool(label.text()))
         if not label.text():
             return 0
@@ -166,7 +168,8 @@ class Bubble(QWidget):
     # ------------------------------------------------------------------ what people do
 
     def start_editing(self) -> None:
-        """Put the words in an editor, to be sent again."""
+        """Show an editor for the question."""
+        # Answers cannot be edited; a message that is being written has no final text.
         if self.edit_box is not None or self.message.role != "user" or self.message.is_open:
             return
         self.edit_box = EditBox(self.text, self)
@@ -178,7 +181,7 @@ class Bubble(QWidget):
         self.edit_box.edit.setFocus()
 
     def stop_editing(self) -> None:
-        """Leave the words as they were."""
+        """Close the editor without a change."""
         if self.edit_box is not None:
             self.edit_box.hide()
             self.edit_box.deleteLater()
@@ -191,16 +194,26 @@ class Bubble(QWidget):
         self.acted.emit(MessageAction("edit", self.message.id, text))
 
     def _on_chosen(self, kind: str) -> None:
-        if kind == "edit":
-            self.start_editing()
-        else:
-            self._act(kind)
+        match kind:
+            case "edit":
+                self.start_editing()
+            case "details":
+                self._shows_details = not self._shows_details
+                self._show_note()
+                self.height_changed.emit()
+            case _:
+                self._act(kind)
+
+    def _show_note(self) -> None:
+        lines = (self.message.note, self.message.details if self._shows_details else "")
+        self._note.setText("\n".join(filter(None, lines)))
 
     def _act(self, kind: str) -> None:
         self.acted.emit(MessageAction(kind, self.message.id))  # type: ignore[arg-type]
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        """C copies, E edits, R writes again, the arrows go through versions, Delete deletes the turn."""
+        """Handle keys: C copies, E edits, R regenerates, B branches, arrows change the version, Delete deletes."""
+        # The letters act only on a focused message, not on text that is being edited in it.
         if event.modifiers() & ~Qt.KeyboardModifier.KeypadModifier or not self.hasFocus():
             super().keyPressEvent(event)
             return
@@ -220,14 +233,14 @@ class Bubble(QWidget):
             super().keyPressEvent(event)
 
     def show_actions(self) -> None:
-        """Offer what can be done while the pointer or the keyboard is here, and with what was said last."""
+        """Show the buttons while the message has pointer or focus, and on the last message."""
         focused = QApplication.focusWidget()
         has_keyboard = focused is not None and (focused is self or self.isAncestorOf(focused))
         is_waiting = self._is_last and not self.message.is_open
         self.head.set_active(self._is_pointed_at or has_keyboard or is_waiting)
 
     def set_last(self, is_last: bool) -> None:
-        """Say whether this is what was said last: what can be done with it is seen without looking for it."""
+        """Set whether this is the last message, whose buttons are always visible."""
         if is_last != self._is_last:
             self._is_last = is_last
             self.show_actions()
@@ -260,3 +273,10 @@ class Bubble(QWidget):
         painter.setBrush(QColor(palette.card) if self.message.role == "user" else Qt.BrushStyle.NoBrush)
         painter.drawRoundedRect(box, 8, 8)
         painter.end()
+
+
+def _speaker_words(message: ShownMessage) -> str:
+    """Return who wrote a message, and whether it is pinned or dropped from the prompt."""
+    if message.is_left_out:
+        return tr("{speaker} · dropped from the context", speaker=message.speaker)
+    return tr("{speaker} · pinned", speaker=message.speaker) if message.is_pinned else message.speaker

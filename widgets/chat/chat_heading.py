@@ -27,7 +27,7 @@ RESERVE_PATTERN = Qt.BrushStyle.Dense4Pattern
 
 @dataclass(frozen=True, slots=True)
 class ContextPart:
-    """`colour` is a name of the palette."""
+    """A part of the context meter. `colour`: the name of a field of `Palette`."""
 
     label: str
     tokens: int
@@ -35,7 +35,7 @@ class ContextPart:
 
 
 class ContextMeter(QWidget):
-    """A thin bar under "1 204 / 16 384"."""
+    """Shows the tokens of the context, such as "1 204 / 16 384", with a thin bar of their parts below."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -47,6 +47,7 @@ class ContextMeter(QWidget):
         self._pending = 0
         self._text = ""
         self._font = ui_font(12)
+        # Numbers such as "1 204 / 16 384" have the same order in all languages.
         keep_left_to_right(self)
         self.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
         self.hide()
@@ -57,19 +58,22 @@ class ContextMeter(QWidget):
 
     def apply_palette(self, palette: Palette) -> None:
         """Use the colours of `palette`."""
+        self._font = ui_font(12)  # at the present zoom
         self._palette = palette
         self.update()
 
     def show_parts(self, parts: Sequence[ContextPart] | None, total: int | None, reserve: int = 0) -> None:
-        """Show how many of `total` tokens the parts take; None: nobody counted them. Hidden without a total.
+        """Show the tokens of each part.
 
-        `reserve`: what is kept free for the answer.
+        `parts`: None if they are unknown.
+        `total`: size of the context; without it the meter is hidden.
+        `reserve`: tokens kept free for the answer.
         """
         self._counted, self._total, self._reserve = None if parts is None else tuple(parts), total, reserve
         self._show()
 
     def show_pending(self, tokens: int) -> None:
-        """Show what files take that go with the next question."""
+        """Show the tokens of attachments of the next question."""
         self._pending = tokens
         self._show()
 
@@ -78,15 +82,17 @@ class ContextMeter(QWidget):
         if self._pending:
             parts = (*(parts or ()), ContextPart(tr("attachments of the next question"), self._pending, "experts"))
         self._parts = parts or ()
+        # Unknown is not 0: a conversation that no model has counted yet may fill the context.
         used = "–" if parts is None else format_count(sum(part.tokens for part in self._parts))
         self._text = "" if total is None else f"{used} / {format_count(total)}"
         lines = [
             tr("{label}: {tokens} tokens", label=part.label, tokens=format_count(part.tokens)) for part in self._parts
         ]
         if self._reserve:
-            lines.append(tr("kept free for the answer: {reserve} tokens", reserve=format_count(self._reserve)))
-        self.setToolTip(plain_tool_tip("\n".join([tr("Tokens of the context that the conversation takes"), *lines])))
+            lines.append(tr("reserved for the answer: {reserve} tokens", reserve=format_count(self._reserve)))
+        self.setToolTip(plain_tool_tip("\n".join([tr("Tokens of the conversation in the context"), *lines])))
         self.setAccessibleName(tr("Context: {text}", text=self._text))
+        # Without a loaded model there is no context.
         self.setVisible(total is not None)
         self.updateGeometry()
         self.update()
@@ -115,6 +121,7 @@ class ContextMeter(QWidget):
         left = 0.0
         for part in self._parts:
             width = min(part.tokens / self._total * bar.width(), bar.width() - left)
+            # From 95 % on the whole bar is red.
             colour = palette.bad if used > self._total * FULL_SHARE else getattr(palette, part.colour)
             painter.fillRect(QRectF(left, bar.top(), width, BAR_PX), QColor(colour))
             left += width
@@ -126,13 +133,14 @@ class ContextMeter(QWidget):
 UNTITLED = tr("New conversation")
 MIN_TITLE_PX = 42
 ROOMY_METER_PX, ROOMY_TITLE_PX = 90, 150
-"""Where a title would have less, buttons are signs and leave it their room."""
+"""If meter or title had less room, the buttons show symbols instead of words."""
+# U+FE0E asks for the glyph of the text font; without it many systems show a coloured emoji.
 SETTINGS_WORDS, SETTINGS_SIGN = tr("Settings"), "⚙\ufe0e"
 NEW_WORDS, NEW_SIGN = tr("New"), "+"
 
 
 class ChatHeading(QWidget):
-    """Its buttons are connected by the pane that it is in."""
+    """Title, context meter and buttons. `ChatPane` connects the buttons."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -144,7 +152,7 @@ class ChatHeading(QWidget):
             SETTINGS_WORDS, tr("System prompt, preset and samplers of this conversation"), "compact"
         )
         self.settings_button.setCheckable(True)
-        self.new_button = tool_button(NEW_WORDS, tr("Begin a new conversation"), "compact")
+        self.new_button = tool_button(NEW_WORDS, tr("Start a new conversation"), "compact")
         row = QHBoxLayout(self)
         row.setContentsMargins(0, 0, 0, 0)
         row.setSpacing(4)
@@ -154,23 +162,25 @@ class ChatHeading(QWidget):
             row.addWidget(widget)
         buttons = (self.list_button, self.settings_button, self.new_button)
         around_px = ROOMY_METER_PX + 4 * row.spacing()
+        # Measured with the words, and below with the symbols: the hint of a button follows its present text.
         self._roomy_px = sum(button.sizeHint().width() for button in buttons) + around_px + ROOMY_TITLE_PX
         self._show_words(False)
         least_px = sum(button.sizeHint().width() for button in buttons) + 4 * row.spacing()
         self._least_px = least_px + MIN_TITLE_PX + self.context_meter.minimumSizeHint().width()
+        # The layout's minimum would keep the words; `minimumSizeHint` counts the symbols.
         row.setSizeConstraint(QLayout.SizeConstraint.SetNoConstraint)
 
     def show_title(self, title: str) -> None:
-        """Name the conversation."""
+        """Show the title of the conversation."""
         self.title_label.setText(title or UNTITLED)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Have signs for words where there is little room."""
+        """Show symbols instead of words if there is little room."""
         super().resizeEvent(event)
         self._show_words(self.width() >= self._roomy_px)
 
     def minimumSizeHint(self) -> QSize:
-        """Room for the signs: words give way when the room does."""
+        """Return room for the symbols, so that words do not keep the panel wide."""
         return QSize(self._least_px, super().minimumSizeHint().height())
 
     def _show_words(self, is_roomy: bool) -> None:

@@ -1,4 +1,4 @@
-"""The conversations in the list, as values and as a Qt model: 10,000 rows cost what the visible ones cost."""
+"""The Qt model of the conversation list, and its values. Texts are made only for visible rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from widgets.common.tool_tips import plain_tool_tip
 
 @dataclass(frozen=True, slots=True)
 class ListedChat:
-    """A conversation in the list; `folder` empty: in none."""
+    """A conversation in the list. `folder`: empty if it is in none."""
 
     id: str
     title: str
@@ -24,17 +24,23 @@ class ListedChat:
 
 @dataclass(frozen=True, slots=True)
 class ListedHit:
-    """A place that a search found; `message` empty: the title."""
+    """A match of a search.
+
+    `message`: its id; empty if the match is in the title.
+    `snippet`: text around the match on one line. `begin`, `end`: place of the match in it.
+    """
 
     chat: str
     message: str
     title: str
     snippet: str
+    begin: int = 0
+    end: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ChatPlace:
-    """Where to go: a conversation, and a message in it or none."""
+    """The target of a row: a conversation, and a message in it. `message`: empty for none."""
 
     chat: str
     message: str = ""
@@ -49,20 +55,22 @@ class ChatChange:
 
 
 def folders_of(chats: tuple[ListedChat, ...]) -> list[str]:
-    """Return the names of folders, in the order in which they are listed."""
+    """Return the names of folders in the order of the list."""
     return sorted({chat.folder for chat in chats if chat.folder}, key=str.casefold)
 
 
+HIT_ROLE = Qt.ItemDataRole.UserRole
+"""The `ListedHit` of a row; None for other rows."""
 AnyIndex = QModelIndex | QPersistentModelIndex
 Row = ListedChat | ListedHit | str
-"""A heading is a text."""
+"""A plain string is a heading."""
 
 
 class ChatListModel(QAbstractListModel):
-    """Conversations, those in folders below the others, or what a search found."""
+    """Conversations, with folders below the others, or the matches of a search."""
 
     renamed = Signal(ChatChange)
-    """Somebody gave a conversation another title."""
+    """A conversation has a new title."""
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -80,16 +88,16 @@ class ChatListModel(QAbstractListModel):
         self._set_rows(rows, {row.id: place for place, row in enumerate(rows) if isinstance(row, ListedChat)})
 
     def set_hits(self, hits: Sequence[ListedHit]) -> None:
-        """Show what a search found."""
-        rows: list[Row] = [*hits] or [tr("Nothing was found.")]
+        """Show the matches of a search."""
+        rows: list[Row] = [*hits] or [tr("No matches.")]
         self._set_rows(rows, {hit.chat: place for place, hit in enumerate(hits) if not hit.message})
 
     def row_of(self, chat: str) -> int | None:
-        """Return the row of a conversation as a whole."""
+        """Return the row of a conversation; None if it is not shown."""
         return self._row_of.get(chat)
 
     def place_at(self, index: AnyIndex) -> ChatPlace | None:
-        """Return where this row leads; None: it is a heading."""
+        """Return the target of a row; None for a heading."""
         match self._row(index):
             case ListedChat(id=chat):
                 return ChatPlace(chat)
@@ -114,7 +122,10 @@ class ChatListModel(QAbstractListModel):
         match role:
             case Qt.ItemDataRole.DisplayRole | Qt.ItemDataRole.EditRole:
                 return _text(row)
+            case Qt.ItemDataRole.UserRole:  # HIT_ROLE; a bare name would be a capture pattern
+                return row if isinstance(row, ListedHit) else None
             case Qt.ItemDataRole.ToolTipRole if not isinstance(row, str):
+                # Bold text alone does not tell screen readers that a conversation is pinned.
                 is_pinned = isinstance(row, ListedChat) and row.pinned
                 return plain_tool_tip(tr("{title}\npinned", title=row.title) if is_pinned else _text(row))
             case Qt.ItemDataRole.FontRole if isinstance(row, ListedChat) and row.pinned:
@@ -124,7 +135,7 @@ class ChatListModel(QAbstractListModel):
         return None
 
     def setData(self, index: AnyIndex, value: object, role: int = Qt.ItemDataRole.EditRole) -> bool:
-        """Take a new title; the list shows it when it is given back as the conversation's."""
+        """Report a new title. The row changes when the conversation is set again."""
         row, title = self._row(index), " ".join(str(value).split())
         if role != Qt.ItemDataRole.EditRole or not isinstance(row, ListedChat) or title in ("", row.title):
             return False
@@ -136,7 +147,7 @@ class ChatListModel(QAbstractListModel):
 
     def _set_rows(self, rows: list[Row], row_of: dict[str, int]) -> None:
         if row_of == self._row_of and len(rows) == len(self._rows) and row_of:
-            # The same conversations in the same places: marks and an editor stay.
+            # The same conversations in the same rows: selection and open editor stay.
             changed = [place for place, row in enumerate(rows) if row != self._rows[place]]
             self._rows = rows
             if changed:

@@ -1,11 +1,14 @@
 """The chat pane: messages, streaming answers, input, and how much of the context is used.
 
-What was typed is never lost: it stays in the input until it can be sent, and comes back there when its answer fails.
+A text stays in the input until it can be sent. A question whose answer failed stays in the conversation, with Retry.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import replace
+from operator import attrgetter
 
 from PySide6.QtCore import QEvent, QObject, Qt, QTimer, Signal
 from PySide6.QtGui import QDragEnterEvent, QDropEvent, QKeyEvent, QTextCursor
@@ -24,30 +27,38 @@ from widgets.chat.attachment_row import AttachedFile, AttachmentRow
 from widgets.chat.banners import Banner, OverflowBanner, ReadingRow
 from widgets.chat.chat_heading import ChatHeading, ContextPart
 from widgets.chat.empty_chat import ChatStart, EmptyChat
+from widgets.chat.find_bar import FindBar
 from widgets.chat.message_list import MessageList
+from widgets.chat.message_search import MessageSearch
 from widgets.chat.prompt_edit import PromptEdit, files_of
 from widgets.chat.settings_panel import SettingsPanel
 from widgets.chat.shown import MessageAction, ShownMessage
 from widgets.common.palette import Palette
 from widgets.common.roles import plain_label, tool_button
+from widgets.common.tool_tips import plain_tool_tip
+from widgets.markdown.matches import match_pattern
 from widgets.markdown.typesetter import Typesetter
 
-CONTEXT_FULL = tr("The context is full. Begin a new conversation, or load with a larger context.")
+CONTEXT_FULL = tr("The context is full. Begin a new conversation, or load with a longer context.")
 LOADING = tr("Loading…")
-MODEL_LOST = tr("The model's engine ended. What was said stays here.")
+LOST = tr("The engine ended. Looking for the cause…")
+MODEL_LOST = tr("The engine of this model has stopped. The conversation was kept.")
 DRAFT_INTERVAL_MS = 600
 MAX_WIDTH_PX = 868
 MARGIN_PX = 8
 _NEXT_IS_TYPED = ("edit", "regenerate", "continue", "delete", "answer_now")
 
 
-def chat_start(status: ModelStatus) -> ChatStart:
-    """Return what a chat says of its model before it can answer."""
+def chat_start(status: ModelStatus, last_model: str = "") -> ChatStart:
+    """Return title, hint and button of a chat whose model cannot answer yet.
+
+    `last_model`: name of the model that can be loaded again; empty for none.
+    """
     name = status.name
     if not name:
-        return ChatStart(
-            tr("No model is open"), tr("Open a model to chat."), tr("Open a model…"), tr("No model is open.")
-        )
+        hint = tr("Answers appear here once a model is loaded.")
+        button = tr("Load {name}", name=last_model) if last_model else tr("Open a model…")
+        return ChatStart(tr("No model is open"), hint, button, tr("No model is open."))
     if status.is_loading:
         return ChatStart(name, status.waits or LOADING)
     if status.is_loaded:
@@ -59,19 +70,19 @@ def chat_start(status: ModelStatus) -> ChatStart:
 
 
 class ChatPane(QWidget):
-    """Shows a conversation and reports what the person asks for; it knows no model."""
+    """Shows one conversation and reports the actions of people. It has no access to models."""
 
     send_requested = Signal(str)
     files_given = Signal(object)  # tuple[Path, ...]
     image_given = Signal(bytes)
-    """An image without a file: it was pasted."""
+    """A pasted image without a file."""
     attach_requested = Signal()
     file_removed = Signal(str)
     stop_requested = Signal()
     new_requested = Signal()
     reload_requested = Signal()
     start_requested = Signal()
-    """What is missing before anybody can answer is to be done: a model opened, or loaded."""
+    """The model should be loaded; if there is none, one should be opened."""
     check_requested = Signal()
     list_toggled = Signal()
     settings_made = Signal(SettingsPanel)
@@ -84,19 +95,21 @@ class ChatPane(QWidget):
     def __init__(self, typesetter: Typesetter, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._status = ModelStatus()
+        self._last_model = ""
         self._context_full = False
         self._is_answering = False
+        self._is_lost = False
         self._is_settling = False
         self._is_reading_files = False
         self._remark = ""
         self._draft_timer = QTimer(self)
         self._draft_timer.setSingleShot(True)
         self._draft_timer.setInterval(DRAFT_INTERVAL_MS)
-        self._draft_timer.timeout.connect(self._tell_draft)
+        self._draft_timer.timeout.connect(self._report_draft)
 
         self.message_list = MessageList(typesetter)
         self.settings_panel: SettingsPanel | None = None
-        """Made when it is first looked at: it has many parts."""
+        """Made when it is first shown, since it has many parts."""
         self._middle = QStackedWidget()
         self._middle.addWidget(self.message_list)
         self.empty = EmptyChat()
@@ -105,10 +118,17 @@ class ChatPane(QWidget):
         self.attachments = AttachmentRow(self.message_list.gallery)
         self.sample_questions = self.empty.sample_questions
         self.attach_button = tool_button(
-            tr("Attach…"), tr("Let files go with the question: text, code, PDF, images"), "compact"
+            tr("Attach…"), tr("Attach files to the question: text, code, PDF, images, sound"), "compact"
         )
         self.send_button = QPushButton(tr("Send"))
         self.stop_button = QPushButton(tr("Stop"))
+        self.stop_button.setToolTip(plain_tool_tip(tr("Stop the answer (Esc)")))
+        self.find_bar = FindBar()
+        self._search = MessageSearch(typesetter, self)
+        self._match: int | None = None
+        """The current match of the search, counted from 0."""
+        self._first_place = 0
+        """Messages above this place were above the reader when the search began."""
         self.heading = ChatHeading()
         self.context_meter = self.heading.context_meter
         self.reading = ReadingRow()
@@ -118,29 +138,32 @@ class ChatPane(QWidget):
         self.start_banner = Banner("", "")
         self.check_button = self.lost_banner.add_button(tr("Check This Machine…"))
         self.overflow_banner = OverflowBanner()
-        self._undo_banner = Banner(tr("A turn was deleted."), tr("Undo"))
+        self._undo_banner = Banner(tr("Question and answers deleted."), tr("Undo"))
         self.setAcceptDrops(True)
+        # The focus of the pane is that of its input.
         self.setFocusProxy(self.prompt_edit)
         self._build()
         self._connect()
         self._refresh()
 
-    # ------------------------------------------------------------------ what is told
+    # ------------------------------------------------------------------ values to show
 
     def show_messages(self, messages: Sequence[ShownMessage], *, at_end: bool = True) -> None:
-        """Show `messages`; the end of them unless the reader is to stay."""
+        """Show `messages`. `at_end`: scroll to the last one."""
         self.message_list.set_messages(messages)
         self._refresh()
         if at_end:
             self.message_list.scroll_to_end()
         self._refresh()
+        self._search_again()
 
     def show_title(self, title: str) -> None:
-        """Name the conversation."""
+        """Show the title of the conversation."""
         self.heading.show_title(title)
 
     def show_draft(self, text: str) -> None:
-        """Put what was typed in this conversation before into the input."""
+        """Put the stored draft of the conversation into the input."""
+        # A draft shown by the program is not reported as typed.
         self._is_settling = True
         self.prompt_edit.setPlainText(text)
         self.prompt_edit.moveCursor(QTextCursor.MoveOperation.End)
@@ -148,91 +171,98 @@ class ChatPane(QWidget):
         self._draft_timer.stop()
 
     def flush(self) -> None:
-        """Tell all that is typed, here and among the settings, and not told yet."""
+        """Report typed text at once, here and in the settings, instead of after a pause."""
+        # The last letters may still wait for the pause.
         if self._draft_timer.isActive():
-            self._tell_draft()
+            self._report_draft()
         if self.settings_panel is not None:
             self.settings_panel.flush()
 
-    def _tell_draft(self) -> None:
+    def _report_draft(self) -> None:
         self._draft_timer.stop()
         self.draft_changed.emit(self.prompt_edit.toPlainText())
 
-    def return_question(self, text: str) -> None:
-        """Put a question back that was not answered, unless something else is typed."""
-        if not self.prompt_edit.toPlainText().strip():
-            self.prompt_edit.setPlainText(text)
-            self.prompt_edit.moveCursor(QTextCursor.MoveOperation.End)
-
     def show_files(self, files: Sequence[AttachedFile], *, is_reading: bool) -> None:
-        """Show what goes with the next question; it waits while a file is being read."""
+        """Show the attachments of the next question. It cannot be sent while a file is being read."""
         self._is_reading_files = is_reading
         self.attachments.show_files(files)
         self._refresh()
 
     def set_sample_questions(self, questions: Sequence[str]) -> None:
-        """Offer questions while nothing was said."""
+        """Offer sample questions while the conversation is empty."""
         self.sample_questions.set_questions(questions)
         self._refresh()
 
     def show_remark(self, text: str) -> None:
-        """Say something about the last answer that people should know; empty: nothing."""
+        """Show a sentence about the last answer or the prompt; empty: none."""
         self._remark = text
         self._refresh()
 
+    def set_last_model(self, name: str) -> None:
+        """Offer to load this model while none is open; empty: there is none."""
+        self._last_model = name
+        self.set_status(self._status)
+
     def set_status(self, status: ModelStatus) -> None:
-        """Show who answers here, or what has to be done first: open a model, load it, or load it again."""
+        """Show the model's name, or what has to be done first: open a model, or load it (again)."""
         self._status = status
-        start = chat_start(status)
-        self.empty.show_start(start)
+        start = chat_start(status, self._last_model)
+        # Without a model the welcome page or the library panel offers to open one; once is enough.
+        self.empty.show_start(start if status.name else replace(start, button=""))
         self.start_banner.show_words(start.sentence, start.button)
         self._refresh()
 
-    def set_answering(self, answering: bool) -> None:
-        """Say whether an answer is being written."""
-        self._is_answering = answering
+    def set_answering(self, answering: bool, *, is_lost: bool = False) -> None:
+        """Show whether an answer is being written. `is_lost`: its engine has ended, and the cause is looked for."""
+        self._is_answering, self._is_lost = answering, is_lost
         if not answering:
             self.show_reading(None)
+            self._search_again()
         self._refresh()
 
     def show_context(self, parts: Sequence[ContextPart] | None, total: int | None, reserve: int = 0) -> None:
-        """Show how many of `total` tokens the conversation takes, by part; None: not known. `reserve`: kept free for
-        the answer."""
+        """Show the tokens of the context by part.
+
+        `parts`: None if they are unknown.
+        `total`: size of the context; None if no model is loaded.
+        `reserve`: tokens kept free for the answer.
+        """
         self.context_meter.show_parts(parts, total, reserve)
 
     def show_reading(self, share: float | None, words: str = "") -> None:
-        """Show how much of a long question has been read, 0 to 1; None: nothing is being read."""
+        """Show the part of a long prompt that was read, 0 to 1, with `words`; None: nothing is being read."""
         self.reading.show_share(share, words)
 
     def set_context_full(self, full: bool) -> None:
-        """Show or hide the words for a full context; nothing can be sent while it is full."""
+        """Show or hide the banner for a full context. Nothing can be sent while it is full."""
         self._context_full = full
         self._refresh()
 
     def offer_undo(self, offered: bool) -> None:
-        """Show or hide the way back from a deletion."""
+        """Show or hide the banner that can undo a deletion."""
         self._undo_banner.setVisible(offered)
 
     def apply_palette(self, palette: Palette) -> None:
         """Use the colours of `palette`."""
         self.context_meter.apply_palette(palette)
 
-    # ------------------------------------------------------------------ what can be asked of it
+    # ------------------------------------------------------------------ shown values
 
     @property
     def messages(self) -> tuple[tuple[str, str], ...]:
-        """What is shown, as (role, text)."""
+        """The shown messages as (role, text)."""
         return tuple((message.role, message.text) for message in self.message_list.messages)
 
     @property
     def last_text(self) -> str:
-        """The words of the last message."""
+        """The text of the last message."""
         return self.message_list.messages[-1].text
 
     @property
     def last_note(self) -> str:
-        """What is said below the last message."""
-        return self.message_list.messages[-1].note
+        """The line below the last message, with its details."""
+        last = self.message_list.messages[-1]
+        return " · ".join(filter(None, (last.note, last.details)))
 
     @property
     def context_text(self) -> str:
@@ -242,10 +272,10 @@ class ChatPane(QWidget):
     def status_text(self) -> str:
         return self._status_label.text()
 
-    # ------------------------------------------------------------------ what the person does
+    # ------------------------------------------------------------------ actions of people
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """The arrow up in an empty input edits the last question."""
+        """Edit the last question if the arrow up is pressed in the empty input."""
         if (
             watched is self.prompt_edit
             and isinstance(event, QKeyEvent)
@@ -258,15 +288,22 @@ class ChatPane(QWidget):
             return self.message_list.edit_last()
         return super().eventFilter(watched, event)
 
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        """Escape stops the answer, unless a child widget, such as the editor of a question, uses the key itself."""
+        if event.key() == Qt.Key.Key_Escape and not event.modifiers() and not self.stop_button.isHidden():
+            self._on_stop()
+            return
+        super().keyPressEvent(event)
+
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
-        """Take files that may go with a question; what is left is for the window."""
+        """Accept files that can be attached. Others, such as models, are for the window."""
         if files_of(event.mimeData()):
             event.acceptProposedAction()
         else:
             super().dragEnterEvent(event)
 
     def dropEvent(self, event: QDropEvent) -> None:
-        """Tell of the files that were dropped."""
+        """Report the dropped files."""
         event.acceptProposedAction()
         self.files_given.emit(files_of(event.mimeData()))
 
@@ -277,10 +314,10 @@ class ChatPane(QWidget):
             return
         self.show_draft("")
         self._send(text)
-        self._tell_draft()
+        self._report_draft()
 
     def _on_sample_chosen(self, question: str) -> None:
-        """Ask it; where nobody can answer yet it waits in the input, unless something is written there."""
+        """Send the question. If the model cannot answer yet, put it into the input, unless that has text."""
         if self._can_send():
             self._send(question)
         elif not self.prompt_edit.toPlainText().strip():
@@ -291,17 +328,18 @@ class ChatPane(QWidget):
         self.stop_requested.emit()
 
     def _send(self, text: str) -> None:
+        # Set at once: a second Return must not send another question before the model reports.
         self._is_answering = True
         self.heading.settings_button.setChecked(False)
         self.offer_undo(False)
         self._refresh()
         self.message_list.scroll_to_end()
-        # What was clicked goes; the next question is typed while this one is answered.
+        # The clicked button disappears; the next question can be typed during the answer.
         self.prompt_edit.setFocus()
         self.send_requested.emit(text)
 
     def _on_acted(self, action: MessageAction) -> None:
-        """Tell of it, and leave the keyboard where people go on: the message that it was at may be gone."""
+        """Report the action, and move the focus: the message that had it may be gone."""
         place = self.message_list.place_of(action.message)
         self.acted.emit(action)
         if action.kind in _NEXT_IS_TYPED:
@@ -321,6 +359,62 @@ class ChatPane(QWidget):
         if not self._is_settling and not self._draft_timer.isActive():
             self._draft_timer.start()
 
+    # ------------------------------------------------------------------ search
+
+    def open_find(self) -> None:
+        """Open the bar that searches in this conversation."""
+        self.heading.settings_button.setChecked(False)
+        self.find_bar.open()
+        self._on_find_typed(self.find_bar.text_edit.text())
+
+    def _on_find_typed(self, text: str) -> None:
+        self._match = None
+        self._first_place = self.message_list.first_place
+        self._search.start(text, self.message_list.messages)
+
+    def _search_again(self) -> None:
+        """Search the messages as they are now; the current match stays, if it is still there."""
+        if not self.find_bar.isHidden():
+            self._search.start(self._search.query, self.message_list.messages)
+
+    def _on_searched(self) -> None:
+        matches = self._search.matches
+        if self._match is None:
+            # The first one that the reader has not passed; if there is none, the first of all.
+            later = bisect_left(matches, self._first_place, key=attrgetter("place"))
+            if later < len(matches):
+                self._match = later
+            elif self._search.is_done and matches:
+                self._match = 0
+        elif self._match >= len(matches):
+            if not self._search.is_done:
+                return  # a repeated search has not come to the current match yet
+            self._match = len(matches) - 1 if matches else None
+        self._show_match()
+
+    def _step_match(self, step: int) -> None:
+        if self._search.matches:
+            self._match = ((-1 if step > 0 else 0) if self._match is None else self._match) + step
+            # After the last match comes the first one.
+            self._match %= len(self._search.matches)
+            self._show_match()
+
+    def _show_match(self) -> None:
+        matches, query = self._search.matches, self._search.query
+        current = matches[self._match] if self._match is not None and self._match < len(matches) else None
+        self.find_bar.show_count(self._match, len(matches), is_done=self._search.is_done)
+        self.message_list.show_matches(match_pattern(query) if query.strip() else None, current)
+
+    def close_find(self) -> None:
+        """Close the bar and remove its highlights."""
+        self.find_bar.hide()
+        self._match = None
+        self._search.start("", ())
+
+    def _on_find_closed(self) -> None:
+        self.close_find()
+        self.prompt_edit.setFocus()
+
     # ------------------------------------------------------------------ inside
 
     def _can_send(self) -> bool:
@@ -333,21 +427,25 @@ class ChatPane(QWidget):
 
     def _refresh(self) -> None:
         status, answering = self._status, self._is_answering
-        self.stop_button.setVisible(answering)
-        self.send_button.setVisible(not answering)
+        # Nothing can be stopped any more while the cause of a lost engine is looked for, which takes seconds.
+        can_stop = answering and not self._is_lost
+        self.stop_button.setVisible(can_stop)
+        self.send_button.setVisible(not can_stop)
         self.send_button.setEnabled(self._can_send() and self._has_words())
         self.full_banner.setVisible(self._context_full and not answering)
         self.lost_banner.setVisible(bool(status.fault) and not status.is_loaded)
         self.lost_banner.button.setEnabled(not status.is_loading)
-        # After a crash people may want to know what of the engine works here before they try again.
+        # After a crash a check of the engine helps to find a broken driver.
         self.check_button.setVisible(status.fault == "crashed")
         is_empty = not answering and not self.message_list.has_messages
-        can_start = bool(chat_start(status).button)
+        # A conversation with messages gets a banner; an empty one has the same button in its middle.
+        can_start = bool(chat_start(status, self._last_model).button)
         self.start_banner.setVisible(can_start and not is_empty and not status.fault)
         self.sample_questions.show_while(is_empty)
-        # An empty chat says in its middle that the model is being loaded.
+        # The empty chat shows in its middle that the model is being loaded.
         loading = (status.waits or LOADING) if status.is_loading and not is_empty else ""
-        self._status_label.setText(self._remark if status.is_loaded else loading)
+        remark = LOST if answering and self._is_lost else self._remark
+        self._status_label.setText(remark if status.is_loaded else loading)
         self._status_label.setVisible(bool(self._status_label.text()))
         self._show_middle()
 
@@ -379,12 +477,12 @@ class ChatPane(QWidget):
             self.lost_banner,
             self.start_banner,
             self.attachments,
-            self._status_label,  # on lines of its own: between the buttons there is no room for words
+            self._status_label,  # on its own lines: there is no room between the buttons
             self.prompt_edit,
         ):
             column.addWidget(widget)
         column.addLayout(buttons)
-        # As wide as the messages above, and in the middle like them.
+        # As wide as the messages above, and centred like them.
         middle = QHBoxLayout()
         middle.addStretch(1)
         middle.addWidget(below, 1000)
@@ -393,6 +491,7 @@ class ChatPane(QWidget):
         layout.setContentsMargins(MARGIN_PX, 0, MARGIN_PX, MARGIN_PX)
         layout.setSpacing(MARGIN_PX)
         layout.addWidget(self.heading)
+        layout.addWidget(self.find_bar)
         layout.addWidget(self._middle, 1)
         layout.addLayout(middle)
 
@@ -416,6 +515,11 @@ class ChatPane(QWidget):
             button.clicked.connect(self.start_requested.emit)
         self.check_button.clicked.connect(self.check_requested.emit)
         self._undo_banner.button.clicked.connect(self.undo_requested.emit)
+        self.find_bar.text_changed.connect(self._on_find_typed)
+        self.find_bar.next_requested.connect(lambda: self._step_match(1))
+        self.find_bar.previous_requested.connect(lambda: self._step_match(-1))
+        self.find_bar.closed.connect(self._on_find_closed)
+        self._search.progressed.connect(self._on_searched)
         self.message_list.acted.connect(self._on_acted)
         self.message_list.link_opened.connect(self.link_opened)
         self.message_list.save_requested.connect(self.save_requested)

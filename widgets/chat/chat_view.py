@@ -1,4 +1,4 @@
-"""The chat as a view of its own: the list of conversations, and the panes of the models beside it."""
+"""The chat view: the list of conversations, and one or two chat panes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import (
-    QComboBox,
     QHBoxLayout,
     QSplitter,
     QStackedWidget,
@@ -17,16 +16,22 @@ from PySide6.QtWidgets import (
 from engine.base.language import tr
 from widgets.chat.conversation_list import ConversationList
 from widgets.common.elided_label import ElidedLabel
+from widgets.common.inputs import ComboBox
 from widgets.common.roles import tool_button
 
 LIST_WIDTH_PX = 240
 
 
 class ChatView(QWidget):
-    """`panes` shows one pane per model, `beside` that of another one; what is put in `above` stays in sight."""
+    """The list of conversations and the chat panes.
+
+    `panes`: a pane for each model; the current one is shown.
+    `beside`: the pane at the right, of another model.
+    `above`: a layout for widgets above the chat.
+    """
 
     beside_chosen = Signal(int)
-    """The place in the list of the model that is wanted at the right."""
+    """Index in the list of models: the one to show at the right."""
     beside_closed = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -37,8 +42,8 @@ class ChatView(QWidget):
         self.panes = QStackedWidget()
         self.beside = QStackedWidget()
         self._left_label = ElidedLabel("", "strong")
-        self.beside_box = QComboBox()
-        self.beside_box.setAccessibleName(tr("Model at the right"))
+        self.beside_box = ComboBox()
+        self.beside_box.setAccessibleName(tr("Model on the right"))
         self.close_button = tool_button("×", tr("Show one conversation only"))
         self._left = _column((self._left_label,), self.panes)
         self._right = _column((self.beside_box, self.close_button), self.beside)
@@ -50,6 +55,7 @@ class ChatView(QWidget):
         self._splitter.setStretchFactor(0, 0)
         self._splitter.setStretchFactor(1, 1)
         self._splitter.setStretchFactor(2, 1)
+        # The list may be dragged away; a chat may not.
         self._splitter.setCollapsible(1, False)
         self._splitter.setCollapsible(2, False)
         self._splitter.setSizes([LIST_WIDTH_PX, 600])
@@ -60,6 +66,7 @@ class ChatView(QWidget):
         layout.setSpacing(4)
         layout.addLayout(self.above)
         layout.addWidget(self._splitter, 1)
+        # `activated` is emitted only for a choice by the user, not while `show_beside` fills the box.
         self.beside_box.activated.connect(self.beside_chosen)
         self.close_button.clicked.connect(self.beside_closed.emit)
         self.hide_beside()
@@ -74,11 +81,12 @@ class ChatView(QWidget):
             self._left_label.setMinimumHeight(self.beside_box.sizeHint().height())
             self._left_label.show()
             self._right.show()
+            # A hidden list has a size of 0, and would stay closed when it is shown again.
             list_px, *rest = self._splitter.sizes()
             self._splitter.setSizes([list_px or LIST_WIDTH_PX, sum(rest) // 2, sum(rest) // 2])
 
     def hide_beside(self) -> None:
-        """Show one pane."""
+        """Show one pane only."""
         self._left_label.hide()
         self._right.hide()
 

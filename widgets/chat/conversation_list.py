@@ -1,12 +1,34 @@
-"""The list of conversations: folders, pinned ones first, search through all that was said, and what can be done."""
+"""The list of conversations with folders, pinned conversations, full-text search and a menu for each row."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
-from PySide6.QtCore import QEvent, QModelIndex, QObject, QPersistentModelIndex, QPoint, QRect, Qt, QTimer, Signal
-from PySide6.QtGui import QKeyEvent, QMouseEvent, QPainter, QPalette, QShowEvent
+from PySide6.QtCore import (
+    QEvent,
+    QModelIndex,
+    QObject,
+    QPersistentModelIndex,
+    QPoint,
+    QPointF,
+    QRect,
+    QSize,
+    Qt,
+    QTimer,
+    Signal,
+)
+from PySide6.QtGui import (
+    QFont,
+    QFontMetrics,
+    QKeyEvent,
+    QMouseEvent,
+    QPainter,
+    QPalette,
+    QShowEvent,
+    QTextLayout,
+)
 from PySide6.QtWidgets import (
     QFrame,
     QHBoxLayout,
@@ -22,17 +44,25 @@ from PySide6.QtWidgets import (
 )
 
 from engine.base.language import tr
-from widgets.chat.chat_list_model import ChatChange, ChatListModel, ChatPlace, ListedChat, ListedHit, folders_of
+from widgets.chat.chat_list_model import (
+    HIT_ROLE,
+    ChatChange,
+    ChatListModel,
+    ChatPlace,
+    ListedChat,
+    ListedHit,
+    folders_of,
+)
 from widgets.common.roles import plain_label
 
 SEARCH_DELAY_MS = 180
 
 
 class ConversationList(QWidget):
-    """Shows what it is given; keys: Enter opens, F2 renames, Delete deletes."""
+    """Shows conversations or search results. Enter opens the current row, F2 renames it, Delete deletes it."""
 
     came_into_sight = Signal()
-    """People see the list from now on; nobody needs to keep it up to date before."""
+    """The list has become visible; its owner need not update it before."""
 
     opened = Signal(ChatPlace)
     new_requested = Signal()
@@ -44,7 +74,7 @@ class ConversationList(QWidget):
     undo_requested = Signal()
     search_requested = Signal(str)
     folder_requested = Signal(str)
-    """Somebody wants a new folder for this conversation."""
+    """A new folder is requested for this conversation."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -61,11 +91,13 @@ class ConversationList(QWidget):
         self.list_view.setModel(self.list_model)
         self.list_view.setAccessibleName(tr("Conversations"))
         self.list_view.setProperty("role", "chats")
+        # Qt then measures one row instead of all 10,000.
         self.list_view.setUniformItemSizes(True)
         self.list_view.setTextElideMode(Qt.TextElideMode.ElideRight)
         self.list_view.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.list_view.setItemDelegate(ChatRows(self.list_view))
         self.list_view.setMouseTracking(True)
+        # Clicks on the menu sign are filtered before the view sees them.
         self.list_view.viewport().installEventFilter(self)
         self.list_view.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         self.undo_button = QPushButton(tr("Undo"))
@@ -86,6 +118,7 @@ class ConversationList(QWidget):
         layout.addWidget(self._undo_bar)
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
+        # A search starts after a pause, and not for each letter.
         self._timer.setInterval(SEARCH_DELAY_MS)
         self._timer.timeout.connect(lambda: self.search_requested.emit(self.search_edit.text()))
         self.new_button.clicked.connect(self.new_requested.emit)
@@ -99,24 +132,24 @@ class ConversationList(QWidget):
     # ------------------------------------------------------------------ values
 
     def show_chats(self, chats: Sequence[ListedChat]) -> None:
-        """Show these, in this order within their folders."""
+        """Show these conversations, in this order within their folders."""
         if tuple(chats) != self._chats:
             self._chats = tuple(chats)
             if self._hits is None:
                 self._fill()
 
     def show_current(self, chat: str) -> None:
-        """Mark the conversation that is open."""
+        """Select the row of the shown conversation."""
         self._current = chat
-        self._mark()
+        self._select_current()
 
     def show_hits(self, hits: Sequence[ListedHit] | None) -> None:
-        """Show what a search found in place of all; None: all again."""
+        """Show the matches of a search; None: show all conversations."""
         self._hits = None if hits is None or not self.search_edit.text().strip() else tuple(hits)
         self._fill()
 
     def offer_undo(self, title: str) -> None:
-        """Offer the way back from a deletion; empty: no more."""
+        """Offer to undo the deletion of `title`; empty: hide the offer."""
         self._undo_label.setText(tr("“{title}” was deleted.", title=title))
         self._undo_bar.setVisible(bool(title))
 
@@ -127,15 +160,15 @@ class ConversationList(QWidget):
     # ------------------------------------------------------------------ the list
 
     def _fill(self) -> None:
-        # A place that was found has a line of what is said there below its title.
+        # Rows of matches in messages have a second line.
         self.list_view.setUniformItemSizes(self._hits is None)
         if self._hits is None:
             self.list_model.set_chats(self._chats)
         else:
             self.list_model.set_hits(self._hits)
-        self._mark()
+        self._select_current()
 
-    def _mark(self) -> None:
+    def _select_current(self) -> None:
         row = self.list_model.row_of(self._current)
         self.list_view.setCurrentIndex(QModelIndex() if row is None else self.list_model.index(row))
 
@@ -146,7 +179,7 @@ class ConversationList(QWidget):
         self.came_into_sight.emit()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        """Delete deletes the conversation that is marked."""
+        """Delete the current conversation on Delete."""
         place = self.list_model.place_at(self.list_view.currentIndex())
         if event.key() == Qt.Key.Key_Delete and self.list_view.hasFocus() and place is not None:
             self.delete_requested.emit(place.chat)
@@ -154,8 +187,9 @@ class ConversationList(QWidget):
         super().keyPressEvent(event)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """A click on the sign of a row opens its menu and not the conversation."""
-        kinds = (QEvent.Type.MouseButtonPress, QEvent.Type.MouseButtonRelease)
+        """Open the menu of a row for a click on its menu sign, instead of the conversation."""
+        # The second press of a double click is an event of its own, which the view takes as a wish to open the row.
+        kinds = (QEvent.Type.MouseButtonPress, QEvent.Type.MouseButtonDblClick, QEvent.Type.MouseButtonRelease)
         if isinstance(event, QMouseEvent) and event.type() in kinds and event.button() == Qt.MouseButton.LeftButton:
             position = event.position().toPoint()
             if self._is_on_sign(position):
@@ -190,7 +224,7 @@ class ConversationList(QWidget):
             menu.popup(self.list_view.viewport().mapToGlobal(position))
 
     def _edit(self, chat: str) -> None:
-        row = self.list_model.row_of(chat)  # the list may have changed under the menu
+        row = self.list_model.row_of(chat)  # The list may have changed while the menu was open.
         if row is not None:
             self.list_view.edit(self.list_model.index(row))
 
@@ -198,17 +232,20 @@ class ConversationList(QWidget):
         self.moved.emit(ChatChange(chat, folder))
 
     def menu_for(self, index: QModelIndex) -> QMenu:
-        """Return the menu of a conversation; the caller shows it."""
+        """Return the menu of a row. The caller shows it."""
         place = self.list_model.place_at(index)
         chat = next((each for each in self._chats if place is not None and each.id == place.chat), None)
         menu = QMenu(self)
         if chat is None:
             return menu
-        rename = menu.addAction(tr("Rename"), lambda: self._edit(chat.id))
-        rename.setEnabled(bool(index.flags() & Qt.ItemFlag.ItemIsEditable))
+        if index.flags() & Qt.ItemFlag.ItemIsEditable:
+            menu.addAction(tr("Rename"), lambda: self._edit(chat.id))
+        else:
+            menu.addAction(tr("Rename (clear the search first)")).setEnabled(False)
         menu.addAction(tr("Unpin") if chat.pinned else tr("Pin"), lambda: self.pin_toggled.emit(chat.id))
         folders = menu.addMenu(tr("Move to folder"))
         for folder in self.folders():
+            # Qt takes a single ampersand for a mnemonic.
             name = folder.replace("&", "&&")
             folders.addAction(name, partial(self._move, chat.id, folder))
         folders.addAction(tr("New folder…"), lambda: self.folder_requested.emit(chat.id))
@@ -222,42 +259,135 @@ class ConversationList(QWidget):
 
 SIGN = "⋯"
 SIGN_PX = 28
-"""How wide the place of the sign is."""
+"""Width of the menu sign's place at the end of a row."""
 _PADDING_PX = 8
-"""Beside a title, as of the stylesheet."""
+"""Padding of `QListView::item` in the stylesheet, on each side."""
+_IDLE_OPACITY = 0.55
+"""Opacity of the menu sign on rows that are neither current nor under the pointer."""
+_LINE_PX = 2
+"""Gap between the title of a hit and its snippet, in pixels."""
+LEAD_SHARE = 3
+"""A match begins within the first third of the line, so that the rest of its sentence can be read."""
 
 
 def sign_place(row: QRect, direction: Qt.LayoutDirection) -> QRect:
-    """Return where in a row the sign is."""
+    """Return the rectangle of the menu sign in a row."""
     place = QRect(row.right() - SIGN_PX + 1, row.top(), SIGN_PX, row.height())
     return QStyle.visualRect(direction, row, place)
 
 
+@dataclass(frozen=True, slots=True)
+class FittedSnippet:
+    """A snippet cut to a width. `begin` and `end`: the place of the match in `text`."""
+
+    text: str
+    begin: int
+    end: int
+
+
+def fit_snippet(hit: ListedHit, metrics: QFontMetrics, width: int) -> FittedSnippet:
+    """Cut text before the match of a hit, at a word, until the match begins in the first third of `width` pixels."""
+    begin = hit.begin
+    # Text after the match is elided at the right, as usual.
+    room = width // LEAD_SHARE
+    first = 0
+    while first < begin and metrics.horizontalAdvance(hit.snippet[first:begin]) > room:
+        following = hit.snippet.find(" ", first + 1, begin)
+        # A word that is longer than the room is cut inside.
+        first = following + 1 if following >= 0 else first + 1
+    lead = "…" if first else ""
+    text = lead + hit.snippet[first:]
+    moved = len(lead) - first
+    return FittedSnippet(text, begin + moved, max(hit.end, begin) + moved)
+
+
 class ChatRows(QStyledItemDelegate):
-    """Paints rows as the style does; titles end before the sign."""
+    """Paints rows as the style does. A conversation has a menu sign at its end; a hit has a line with its match."""
 
     def paint(
         self, painter: QPainter, option: QStyleOptionViewItem, index: QModelIndex | QPersistentModelIndex
     ) -> None:
-        state = option.state
-        is_marked = bool(state & (QStyle.StateFlag.State_MouseOver | QStyle.StateFlag.State_Selected))
-        if not is_marked or not index.flags() & Qt.ItemFlag.ItemIsEditable:
+        hit = index.data(HIT_ROLE)
+        if isinstance(hit, ListedHit):
+            self._paint_hit(painter, option, index, hit)
+        elif index.flags() & Qt.ItemFlag.ItemIsEditable:
+            self._paint_with_sign(painter, option, index)
+        else:
             super().paint(painter, option, index)
-            return
-        self._paint_with_sign(painter, option, index)
+
+    def sizeHint(self, option: QStyleOptionViewItem, index: QModelIndex | QPersistentModelIndex) -> QSize:
+        """Return room for one line; for two, if the row is a hit in a message."""
+        size = super().sizeHint(option, index)
+        hit = index.data(HIT_ROLE)
+        if isinstance(hit, ListedHit) and hit.message:
+            size.setHeight(2 * option.fontMetrics.lineSpacing() + _LINE_PX + 2 * _PADDING_PX)
+        return size
 
     def _paint_with_sign(
         self, painter: QPainter, option: QStyleOptionViewItem, index: QModelIndex | QPersistentModelIndex
     ) -> None:
         shown = QStyleOptionViewItem(option)
         self.initStyleOption(shown, index)
-        words = shown.text
         room = shown.rect.width() - SIGN_PX - 2 * _PADDING_PX
-        shown.text = shown.fontMetrics.elidedText(words, Qt.TextElideMode.ElideRight, room)
+        shown.text = shown.fontMetrics.elidedText(shown.text, Qt.TextElideMode.ElideRight, room)
         style = shown.widget.style()
         style.drawControl(QStyle.ControlElement.CE_ItemViewItem, shown, painter, shown.widget)
+        is_marked = bool(option.state & (QStyle.StateFlag.State_MouseOver | QStyle.StateFlag.State_Selected))
         painter.save()
+        # The sign is always there: at the end of a long title the dots of the cut would be taken for it.
+        painter.setOpacity(1.0 if is_marked else _IDLE_OPACITY)
         painter.setPen(shown.palette.color(QPalette.ColorRole.Text))
         place = sign_place(shown.rect, shown.direction)
         painter.drawText(place, int(Qt.AlignmentFlag.AlignCenter), SIGN)
         painter.restore()
+
+    def _paint_hit(
+        self,
+        painter: QPainter,
+        option: QStyleOptionViewItem,
+        index: QModelIndex | QPersistentModelIndex,
+        hit: ListedHit,
+    ) -> None:
+        shown = QStyleOptionViewItem(option)
+        self.initStyleOption(shown, index)
+        shown.text = ""
+        style = shown.widget.style()
+        style.drawControl(QStyle.ControlElement.CE_ItemViewItem, shown, painter, shown.widget)
+        room = shown.rect.adjusted(_PADDING_PX + 2, 0, -_PADDING_PX - 2, 0)
+        colour = shown.palette.color(QPalette.ColorRole.Text)
+        metrics = shown.fontMetrics
+        painter.save()
+        painter.setFont(shown.font)
+        painter.setPen(colour)
+        if not hit.message:
+            self._draw_line(painter, shown, QPointF(room.left(), room.center().y() - metrics.height() / 2), room, hit)
+            painter.restore()
+            return
+        top = room.top() + _PADDING_PX
+        title = metrics.elidedText(hit.title, Qt.TextElideMode.ElideRight, room.width())
+        line = QRect(room.left(), top, room.width(), metrics.lineSpacing())
+        painter.drawText(line, int(Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeading), title)
+        below = QPointF(room.left(), top + metrics.lineSpacing() + _LINE_PX)
+        painter.setOpacity(0.85)
+        self._draw_line(painter, shown, below, room, hit)
+        painter.restore()
+
+    def _draw_line(
+        self, painter: QPainter, shown: QStyleOptionViewItem, place: QPointF, room: QRect, hit: ListedHit
+    ) -> None:
+        """Draw the snippet of a hit on one line, with the match in bold."""
+        fitted = fit_snippet(hit, shown.fontMetrics, room.width())
+        text = shown.fontMetrics.elidedText(fitted.text, Qt.TextElideMode.ElideRight, room.width())
+        bold = QTextLayout.FormatRange()
+        bold.start = fitted.begin
+        bold.length = max(min(fitted.end, len(text)) - fitted.begin, 0)
+        bold.format.setFontWeight(QFont.Weight.Bold)
+        layout = QTextLayout(text, shown.font)
+        layout.setFormats([bold])
+        layout.beginLayout()
+        line = layout.createLine()
+        line.setLineWidth(room.width())
+        layout.endLayout()
+        painter.setClipRect(room)
+        # A text layout and no `drawText`: it draws bold parts of bidirectional text correctly.
+        layout.draw(painter, place)

@@ -1,4 +1,4 @@
-"""An empty chat: who would answer, or what is missing for that, and sample questions."""
+"""The page of an empty chat: the model's name, or what has to be done first, and sample questions."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from engine.base.language import tr
 from widgets.common.roles import plain_label
 
 AROUND_PX = 28
-"""Of a button, beside its words."""
+"""Width of a button in pixels, in addition to its text."""
 MIN_CHARACTERS = 16
 
 
 class SampleQuestions(QWidget):
-    """Shown by whoever owns it while nothing was said; takes no room without questions."""
+    """Buttons with sample questions. Without questions it takes no room."""
 
     chosen = Signal(str)
 
@@ -34,7 +34,7 @@ class SampleQuestions(QWidget):
         self.hide()
 
     def set_questions(self, questions: Sequence[str]) -> None:
-        """Offer these questions in the place of earlier ones."""
+        """Show these questions instead of earlier ones."""
         for button in self.buttons:
             self._layout.removeWidget(button)
             button.deleteLater()
@@ -43,7 +43,8 @@ class SampleQuestions(QWidget):
         self.show_while(True)
 
     def show_while(self, is_empty: bool) -> None:
-        """Show the questions where there are some and the conversation is empty."""
+        """Show the questions, if there are any, while the conversation is empty."""
+        # Without questions the layout would still keep its spacing around an empty widget.
         self.setVisible(is_empty and bool(self.buttons))
 
     def resizeEvent(self, event: QResizeEvent) -> None:
@@ -52,14 +53,14 @@ class SampleQuestions(QWidget):
             button.setText(self._words(question))
 
     def _words(self, question: str) -> str:
-        """Return it on as many lines as the width asks for; an ampersand in it is no shortcut."""
+        """Return the question wrapped to the width, with its ampersands escaped: Qt takes them for mnemonics."""
         widest = max(self.fontMetrics().averageCharWidth(), 1)
         characters = max((self.width() - AROUND_PX) // widest, MIN_CHARACTERS)
         return fill(question, characters).replace("&", "&&")
 
     def _make_button(self, question: str) -> QPushButton:
         button = QPushButton(self._words(question))
-        # It takes the width that there is: a long question asks for no wide window.
+        # `Ignored`: a long question must not widen the window.
         button.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
         button.clicked.connect(partial(self.chosen.emit, question))
         self._layout.addWidget(button)
@@ -71,9 +72,10 @@ MAX_WIDTH_PX = 440
 
 @dataclass(frozen=True, slots=True)
 class ChatStart:
-    """What stands where nothing is said; `button`: what is to be done first, empty where nothing is.
+    """Texts of an empty chat.
 
-    `sentence` says the same in one line, for a conversation in which something was said.
+    `button`: the action that is needed first; empty if the model can answer.
+    `sentence`: the same in one line, for the banner of a conversation that is not empty.
     """
 
     title: str = ""
@@ -83,13 +85,14 @@ class ChatStart:
 
 
 class EmptyChat(QScrollArea):
-    """In the middle of the room; scrolls where that is small."""
+    """Centres the texts, and scrolls if there is little room."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setWidgetResizable(True)
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        # Tab goes from the heading to the buttons inside; the page itself has nothing to focus.
         self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         self.setAccessibleName(tr("Conversation"))
         self.title_label = plain_label(role="title", wrap=True)
@@ -100,7 +103,7 @@ class EmptyChat(QScrollArea):
         self.show_start(ChatStart())
 
     def show_start(self, start: ChatStart) -> None:
-        """Show these words and, where something is to be done first, the button for that."""
+        """Show these texts, and the button if it has one."""
         for label, text in ((self.title_label, start.title), (self.hint_label, start.hint)):
             label.setText(text)
             label.setVisible(bool(text))
@@ -124,6 +127,7 @@ class EmptyChat(QScrollArea):
         around = QHBoxLayout(content)
         around.setContentsMargins(0, 0, 0, 0)
         around.addStretch(1)
+        # 1000 to 1: the texts take all width up to their maximum, and only then the margins grow.
         around.addWidget(middle, 1000)
         around.addStretch(1)
         self.setWidget(content)

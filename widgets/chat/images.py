@@ -1,4 +1,4 @@
-"""Images of a conversation: small decoded pictures by name (the gallery), and the strip of them in a message."""
+"""Images of a conversation: the gallery of thumbnails, and the strip of images in a message."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CHANNELS = 3
 
 
 class Gallery(QObject):
-    """Pictures by the names that messages give them. One that is not there is asked for, once."""
+    """Thumbnails by key (SHA-256). A missing one is requested once by `wanted`."""
 
     wanted = Signal(str)
     arrived = Signal(str)
@@ -29,18 +29,20 @@ class Gallery(QObject):
 
     @property
     def pictures(self) -> Mapping[str, QPixmap]:
-        """Those that are here."""
+        """The available thumbnails."""
         return self._pictures
 
     def ask(self, name: str) -> None:
-        """Ask for a picture; `arrived` tells when it is here."""
+        """Request a thumbnail; `arrived` is emitted when it is available."""
         if name not in self._pictures and name not in self._asked:
             self._asked.add(name)
             self.wanted.emit(name)
 
     def put(self, name: str, width_px: int, height_px: int, pixels: bytes) -> None:
-        """Take a picture: red, green and blue of each pixel, row by row."""
+        """Add a thumbnail. `pixels`: red, green and blue of each pixel, row by row, one byte each."""
+        # It may be requested again when the gallery has dropped it.
         self._asked.discard(name)
+        # The oldest thumbnails go first; they are requested again when they are needed.
         while len(self._pictures) >= MOST_PICTURES:
             self._pictures.pop(next(iter(self._pictures)))
         self._pictures[name] = pixmap_of(width_px, height_px, pixels)
@@ -48,7 +50,9 @@ class Gallery(QObject):
 
 
 def pixmap_of(width_px: int, height_px: int, pixels: bytes) -> QPixmap:
-    """Return plain pixels as a picture."""
+    """Return RGB pixels as a pixmap."""
+    # The length of a row is given, because Qt assumes rows padded to 4 bytes. `QImage` does not own `pixels`; the
+    # pixmap is a copy of them.
     image = QImage(pixels, width_px, height_px, _CHANNELS * width_px, QImage.Format.Format_RGB888)
     return QPixmap.fromImage(image)
 
@@ -58,7 +62,7 @@ GAP_PX = 6
 
 
 class ImageStrip(QWidget):
-    """Paints what the gallery has; the others are boxes of the same height until they come."""
+    """Paints the images of a message. A missing thumbnail is a box of the same size."""
 
     def __init__(self, gallery: Gallery, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -68,11 +72,11 @@ class ImageStrip(QWidget):
 
     @property
     def images(self) -> tuple[ShownImage, ...]:
-        """What is shown."""
+        """The shown images."""
         return self._images
 
     def show_images(self, images: Sequence[ShownImage]) -> None:
-        """Show these."""
+        """Show these images."""
         self._images = tuple(images)
         for image in self._images:
             self._gallery.ask(image.picture)
@@ -82,8 +86,9 @@ class ImageStrip(QWidget):
         self.update()
 
     def fit(self, width: int) -> int:
-        """Return the height for this width."""
+        """Lay out the images for this width, and return the height."""
         boxes = self._boxes(width)
+        # `QRect.bottom` is the last row of pixels inside, not the edge.
         height = boxes[-1].bottom() + 1 if boxes else 0
         self.resize(width, height)
         return height
@@ -100,7 +105,7 @@ class ImageStrip(QWidget):
         return boxes
 
     def _size(self, image: ShownImage) -> QSize:
-        """Return the size of an image's box: known before its picture, so that nothing moves when that comes."""
+        """Return the size of an image's box. It does not need the thumbnail, so nothing moves when that arrives."""
         size = QSize(max(image.width_px, 1), max(image.height_px, 1))
         return size.scaled(QSize(2 * PICTURE_PX, PICTURE_PX), Qt.AspectRatioMode.KeepAspectRatio)
 

@@ -1,7 +1,12 @@
-"""The scrolled list of messages. Only those in sight are laid out; it follows the end while the reader is there."""
+"""The scrolled list of messages.
+
+Only messages in sight have a widget (`Bubble`) and are laid out; the height of the others is guessed. When a message
+gets its real height, the first visible one stays in place. If the reader is at the end, the list follows new text.
+"""
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,21 +19,22 @@ from PySide6.QtWidgets import QAbstractScrollArea, QApplication, QWidget
 from engine.base.language import tr
 from widgets.chat.bubble import Bubble
 from widgets.chat.images import Gallery
+from widgets.chat.message_search import Match
 from widgets.chat.shown import MessageAction, ShownMessage
 from widgets.markdown.typesetter import Typesetter
 
 NEAR_END_PX = 8
 MAX_WIDTH_PX = 860
-"""Longer lines are hard to read."""
+"""Most width of a message: longer lines are hard to read."""
 MARGIN_PX = 4
 LINE_PX, CHARACTER_PX, AROUND_PX = 21, 7.5, 68
-"""By which the height of a message is guessed that was not laid out yet."""
+"""Line height, mean width of a character and height of the rest, for guessing the height of a message."""
 KEPT_SCREENS = 1.0
-"""Bubbles that are out of sight by more than that are given up."""
+"""Bubbles farther out of sight than this many screens are deleted."""
 
 
 class MessageList(QAbstractScrollArea):
-    """Bubbles from top to bottom, for values."""
+    """Shows `ShownMessage` values as bubbles from top to bottom."""
 
     acted = Signal(MessageAction)
     link_opened = Signal(str)
@@ -38,52 +44,61 @@ class MessageList(QAbstractScrollArea):
         super().__init__(parent)
         self._typesetter = typesetter
         self.gallery = Gallery(self)
-        """The small pictures of images; somebody else brings them."""
+        """Thumbnails of images, provided from outside."""
         self.setAccessibleName(tr("Conversation"))
         self.setFrameShape(QAbstractScrollArea.Shape.NoFrame)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        # The chat's background shows through.
         self.viewport().setAutoFillBackground(False)
         self.verticalScrollBar().setSingleStep(2 * LINE_PX)
         self._messages: list[ShownMessage] = []
         self._places: dict[str, int] = {}
         self._late: dict[str, list[tuple[str, str]]] = {}
-        """What came of a message since its value was given."""
+        """Text and thought added to a message since its value was set."""
         self._bubbles: dict[str, Bubble] = {}
         self._heights: list[int] = []
         self._measured: set[str] = set()
         self._offsets: list[int] = [0]
         self._follows = True
         self._is_placing = False
+        self._pattern: re.Pattern[str] | None = None
+        """The text that is searched for and highlighted."""
+        self._match: Match | None = None
+        """The current match of the search."""
+        self._reveals_match = False
+        """Whether the list still has to scroll to the current match, once its message is drawn."""
         self._timer = QTimer(self)
+        # Started with 0 ms: several bubbles that change their height in one event are laid out once.
         self._timer.setSingleShot(True)
         self._timer.timeout.connect(self._place)
         self.verticalScrollBar().valueChanged.connect(self._on_scrolled)
         application = QApplication.instance()
         assert isinstance(application, QApplication)
+        # Enter and leave events of bubbles do not come when the focus moves by keys.
         application.focusChanged.connect(self._on_focus_changed)
 
     # ------------------------------------------------------------------ values
 
     @property
     def messages(self) -> tuple[ShownMessage, ...]:
-        """What is shown, with all text that came since."""
+        """The shown messages with all text that was added since."""
         return tuple(self._whole(message) for message in self._messages)
 
     @property
     def has_messages(self) -> bool:
-        """Whether anything was said."""
+        """Whether there are messages."""
         return bool(self._messages)
 
     def bubbles(self) -> tuple[Bubble, ...]:
-        """Return those that are laid out, from top to bottom."""
+        """Return the bubbles that exist, from top to bottom."""
         return tuple(self._bubbles[each.id] for each in self._messages if each.id in self._bubbles)
 
     def bubble(self, message: str) -> Bubble | None:
-        """Return that of a message, None while it is out of sight."""
+        """Return the bubble of a message; None while it is out of sight."""
         return self._bubbles.get(message)
 
     def set_messages(self, messages: Sequence[ShownMessage]) -> None:
-        """Show `messages`; those that were shown stay where they are."""
+        """Show `messages`. Messages that were shown before keep their bubbles and the scroll position."""
         before = dict(zip((each.id for each in self._messages), self._heights, strict=True))
         wanted = {each.id for each in messages}
         for gone in [each for each in self._bubbles if each not in wanted]:
@@ -91,6 +106,7 @@ class MessageList(QAbstractScrollArea):
         self._late.clear()
         self._messages = list(messages)
         self._places = {each.id: place for place, each in enumerate(messages)}
+        # Known heights are kept: a refreshed list must not jump.
         self._heights = [before.get(each.id) or self._guess(each) for each in messages]
         self._measured &= wanted
         for message in messages:
@@ -102,7 +118,7 @@ class MessageList(QAbstractScrollArea):
         self._place()
 
     def update_message(self, message: ShownMessage) -> None:
-        """Show another state of a message that is there."""
+        """Replace the value of a shown message."""
         place = self._places.get(message.id)
         if place is None:
             return
@@ -115,13 +131,13 @@ class MessageList(QAbstractScrollArea):
             self._measured.discard(message.id)
 
     def append(self, message: str, text: str, thinking: str = "") -> None:
-        """Add to what a message says."""
+        """Add text and thought to a message."""
         self._late.setdefault(message, []).append((text, thinking))
         bubble = self._bubbles.get(message)
         if bubble is not None:
             bubble.append(text, thinking)
             if not bubble.message.text:
-                # The first words: what was thought before has an end now.
+                # The answer begins, so the thought has ended.
                 self._timer.start(0)
 
     def show_message(self, message: str) -> None:
@@ -131,25 +147,70 @@ class MessageList(QAbstractScrollArea):
             self._follows = False
             self.verticalScrollBar().setValue(self._offsets[place])
             self._place()
-            # What was guessed above it is known now.
+            # Messages above it may have got their real heights.
             self.verticalScrollBar().setValue(self._offsets[place])
             bubble = self._bubbles.get(message)
             if bubble is not None:
                 bubble.setFocus()
 
+    def show_matches(self, pattern: re.Pattern[str] | None, current: Match | None = None) -> None:
+        """Highlight the matches of a search, and scroll to the current one; None: end the search."""
+        moved = current is not None and current != self._match
+        self._pattern, self._match = pattern, current
+        for bubble in self._bubbles.values():
+            self._highlight(bubble)
+        place = None if current is None else self._places.get(current.message)
+        if not moved or place is None:
+            return
+        self._follows = False
+        self._reveals_match = True
+        bar = self.verticalScrollBar()
+        if self._bubbles.get(self._messages[place].id) is None:
+            # Brings the message in sight, so that it is laid out; `_reveal_match` then finds the line.
+            self._place()
+            bar.setValue(self._offsets[place])
+        self._place()
+
+    def _highlight(self, bubble: Bubble) -> None:
+        is_current = self._match is not None and self._match.message == bubble.message.id
+        number = self._match.number if is_current and self._match is not None else None
+        bubble.view.show_matches(self._pattern, number)
+
+    def _reveal_match(self) -> bool:
+        """Scroll so that the current match is in sight; return whether the list has to be placed again."""
+        match = self._match
+        bubble = None if match is None else self._bubbles.get(match.message)
+        if match is None or bubble is None:
+            return False
+        rect = bubble.view.match_rect(match.number)
+        if rect is None:
+            return False  # A long text is parsed in another thread; its new height brings us back here.
+        self._reveals_match = False
+        height, bar = self.viewport().height(), self.verticalScrollBar()
+        top = self._offsets[self._places[match.message]] + bubble.view.y() + rect.top()
+        if bar.value() <= top and top + rect.height() <= bar.value() + height:
+            return False
+        bar.setValue(top - height // 3)
+        return True
+
     def place_of(self, message: str) -> int | None:
-        """Return how many messages are above this one; None where it is not shown."""
+        """Return the number of messages above this one; None if it is not shown."""
         return self._places.get(message)
 
     def focus_message(self, place: int | None) -> None:
-        """Give the keyboard to the message at this place, where that is in sight."""
+        """Set the focus to the message at this place, if it is in sight."""
         if place is not None and place < len(self._messages):
             bubble = self._bubbles.get(self._messages[place].id)
             if bubble is not None:
                 bubble.setFocus()
 
+    @property
+    def first_place(self) -> int:
+        """The place of the first message in sight."""
+        return max(bisect_right(self._offsets, self.verticalScrollBar().value()) - 1, 0)
+
     def scroll_to_end(self) -> None:
-        """Follow the end from now on."""
+        """Scroll to the end, and follow new text."""
         self._follows = True
         self._place()
 
@@ -167,12 +228,15 @@ class MessageList(QAbstractScrollArea):
     # ------------------------------------------------------------------ places
 
     def _place(self) -> None:
-        """Lay out what is in sight, and put it where it belongs."""
+        """Lay out the messages in sight, and move them to their places."""
+        # Laying out a bubble emits `height_changed`, which would call this again.
         if self._is_placing:
             return
         self._is_placing = True
         try:
             self._place_now()
+            if self._reveals_match and self._reveal_match():
+                self._place_now()
         finally:
             self._is_placing = False
 
@@ -180,13 +244,14 @@ class MessageList(QAbstractScrollArea):
         height, bar = self.viewport().height(), self.verticalScrollBar()
         self._sum_up()
         anchor = self._anchor(bar.value())
-        for _ in range(4):  # Each round may find that what was guessed is of another height.
+        for _ in range(4):  # Real heights instead of guessed ones may bring other messages in sight.
             value = max(self._offsets[-1] - height, 0) if self._follows else self._value_of(anchor)
             if not self._measure(value, value + height):
                 break
             self._sum_up()
         maximum = max(self._offsets[-1] - height, 0)
         value = maximum if self._follows else min(self._value_of(anchor), maximum)
+        # Otherwise `_on_scrolled` would place the messages again.
         blocked = bar.blockSignals(True)
         bar.setRange(0, maximum)
         bar.setPageStep(height)
@@ -196,7 +261,7 @@ class MessageList(QAbstractScrollArea):
         self._move(bar.value(), height)
 
     def _measure(self, top: int, bottom: int) -> bool:
-        """Lay out messages between these heights; return whether one is of another height than was thought."""
+        """Lay out messages between these heights; return whether the height of one has changed."""
         changed = False
         first = max(bisect_right(self._offsets, top) - 1, 0)
         for place in range(first, len(self._messages)):
@@ -217,6 +282,7 @@ class MessageList(QAbstractScrollArea):
             place = self._places[message]
             top, bottom = self._offsets[place] - value, self._offsets[place + 1] - value
             if bottom < -height * KEPT_SCREENS or top > height * (1 + KEPT_SCREENS):
+                # A message with the focus is kept, or the focus would be lost while scrolling.
                 if not bubble.isAncestorOf(self.focusWidget() or self):
                     self._drop(message)
                 continue
@@ -224,7 +290,7 @@ class MessageList(QAbstractScrollArea):
             bubble.setVisible(bottom > 0 and top < height)
 
     def _anchor(self, value: int) -> tuple[int, int]:
-        """Return what is to stay where it is: the first message in sight whose height is known."""
+        """Return place and offset of the message that stays in place: the first in sight with a known height."""
         first = place = max(bisect_right(self._offsets, value) - 1, 0)
         bottom = value + self.viewport().height()
         while place < len(self._messages) and self._messages[place].id not in self._measured:
@@ -238,12 +304,14 @@ class MessageList(QAbstractScrollArea):
         return self._offsets[min(place, len(self._offsets) - 1)] + within
 
     def _sum_up(self) -> None:
+        # Heights are positive, so offsets ascend, and a place in sight is found by bisection.
         self._offsets = list(accumulate(self._heights, initial=0))
 
     def _width(self) -> int:
         return max(min(self.viewport().width() - 2 * MARGIN_PX, MAX_WIDTH_PX), 120)
 
     def _guess(self, message: ShownMessage) -> int:
+        # A guess only sets the length of the scroll bar; messages in sight are measured.
         per_line = max(self._width() / CHARACTER_PX, 10)
         return round(AROUND_PX + LINE_PX * (1 + len(message.text) / per_line + message.text.count("\n") * 0.7))
 
@@ -258,6 +326,7 @@ class MessageList(QAbstractScrollArea):
         bubble.installEventFilter(self)
         bubble.set_last(self._is_last(message.id))
         self._bubbles[message.id] = bubble
+        self._highlight(bubble)
         return bubble
 
     def _is_last(self, message: str) -> bool:
@@ -265,6 +334,7 @@ class MessageList(QAbstractScrollArea):
 
     def _drop(self, message: str) -> None:
         bubble = self._bubbles.pop(message)
+        # Deleted later: this may run in a signal of the bubble itself.
         bubble.hide()
         bubble.deleteLater()
 
@@ -279,7 +349,7 @@ class MessageList(QAbstractScrollArea):
     # ------------------------------------------------------------------ events
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Bring what the keyboard goes to in sight."""
+        """Scroll to a message that gets the focus."""
         if event.type() is QEvent.Type.FocusIn and isinstance(watched, Bubble):
             self._reveal(watched)
         return super().eventFilter(watched, event)
@@ -294,7 +364,7 @@ class MessageList(QAbstractScrollArea):
         self._place()
 
     def scrollContentsBy(self, _dx: int, _dy: int) -> None:
-        """Nothing is scrolled by itself: bubbles are moved."""
+        """Do nothing: `_move` moves the bubbles."""
 
     def _on_scrolled(self, value: int) -> None:
         self._follows = value >= self.verticalScrollBar().maximum() - NEAR_END_PX

@@ -1,4 +1,4 @@
-"""Parts of a message: head with actions and versions, thoughts, the editor of a question, dots before the answer."""
+"""Parts of a message: action bar with versions, thought, editor of a question, waiting dots."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from engine.base.language import tr
 from widgets.chat.prompt_edit import PromptEdit
 from widgets.chat.shown import ShownMessage
 from widgets.common.roles import plain_label, tool_button
+from widgets.common.tool_tips import plain_tool_tip
 from widgets.markdown.typesetter import Typesetter
 from widgets.markdown.view import MarkdownView
 
@@ -30,32 +31,36 @@ TOLD_MS = 1500
 COPIED = tr("Copied")
 _WORDS: dict[str, tuple[str, str]] = {
     "copy": (tr("Copy"), tr("Copy this message as Markdown")),
-    "edit": (tr("Edit"), tr("Change this question and send it again, as a branch")),
-    "regenerate": (tr("Regenerate"), tr("Write another version of this answer")),
-    "continue": (tr("Continue"), tr("Go on where this answer ended")),
-    "tokens": (tr("Tokens"), tr("How probable each token of this answer was, and what else there was")),
-    "pin": (tr("Pin"), tr("Have this stay in the context when it is full, or no more")),
-    "branch": (tr("Branch"), tr("Go on from here in a new conversation")),
+    "edit": (tr("Edit"), tr("Change this question and send it as another version")),
+    "regenerate": (tr("Regenerate"), tr("Generate another version of this answer")),
+    "continue": (tr("Continue"), tr("Continue this answer where it ended")),
+    "details": (tr("Details"), tr("Show or hide prompt speed, first token, cache and layout of this answer")),
+    "tokens": (tr("Tokens"), tr("Probabilities and alternatives for each token of this answer")),
+    "pin": (tr("Pin"), tr("Keep this message in the context when it is full")),
+    "branch": (tr("Branch"), tr("Continue from here in a new conversation")),
     "delete": (tr("Delete"), tr("Delete this question with its answers")),
 }
+RETRY = (tr("Retry"), tr("Send this question again"))
+"""Label and tool tip of `regenerate` on an answer that failed without any text."""
 
 
 class MessageHead(QWidget):
-    """Its buttons are there while it is active; those without room are in a menu."""
+    """Action bar of a message. Buttons are visible while it is active; actions without room are in a menu."""
 
     chosen = Signal(str)
-    """A word of `ActionKind`."""
+    """The chosen `ActionKind`."""
     copy_chosen = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setFixedHeight(HEAD_HEIGHT_PX)
-        self.older_button = _button("‹", tr("The version before this one"))
-        self.newer_button = _button("›", tr("The version after this one"))
+        self.older_button = _button("‹", tr("Previous version"))
+        self.newer_button = _button("›", tr("Next version"))
         self._versions = plain_label("", "dim")
         self.buttons = {kind: _button(*words) for kind, words in _WORDS.items()}
-        self.more_button = _button("⋯", tr("What else can be done with this message"))
+        self.more_button = _button("⋯", tr("More actions"))
         self._copied = QTimer(self)
+        # "Copied" replaces the button's text for a moment.
         self._copied.setSingleShot(True)
         self._copied.setInterval(TOLD_MS)
         self._copied.timeout.connect(self._refresh)
@@ -75,16 +80,21 @@ class MessageHead(QWidget):
         self.newer_button.clicked.connect(lambda: self.chosen.emit("newer"))
         self._offered: set[str] = set()
         self._rest: tuple[str, ...] = ()
-        """What is offered and has no room for a button."""
+        """Actions without room for a button."""
         self._is_active = False
 
     def show_message(self, message: ShownMessage) -> None:
-        """Show what there is to say of `message`."""
-        # What is below the words begins where they do; beside a name it ends where they do.
+        """Show versions and actions of `message`."""
+        # Below an answer the buttons are left-aligned; next to the name of a question they are right-aligned.
         is_below = message.role == "assistant"
         self._row.setStretch(0, int(not is_below))
         self._row.setStretch(self._row.count() - 1, int(is_below))
         self.buttons["pin"].setText(tr("Unpin") if message.is_pinned else tr("Pin"))
+        is_failed = message.is_error and not message.text
+        again, tip = RETRY if is_failed else _WORDS["regenerate"]
+        self.buttons["regenerate"].setText(again)
+        self.buttons["regenerate"].setToolTip(plain_tool_tip(tip))
+        self.buttons["regenerate"].setAccessibleName(tip)
         many = message.versions > 1
         for widget in (self.older_button, self._versions, self.newer_button):
             widget.setVisible(many)
@@ -98,6 +108,8 @@ class MessageHead(QWidget):
                 offered.add("continue")
             if message.has_choices:
                 offered.add("tokens")
+            if message.details:
+                offered.add("details")
         self._offered = offered
         self._refresh()
 
@@ -107,7 +119,7 @@ class MessageHead(QWidget):
         self._refresh()
 
     def choose(self, kind: str, _checked: bool = False) -> bool:
-        """Do what a button does, whether there is room for it or not; return whether it is offered."""
+        """Carry out an action, whether its button has room or not; return whether the message has it."""
         if kind not in self._offered:
             return False
         if kind == "copy":
@@ -119,7 +131,7 @@ class MessageHead(QWidget):
         return True
 
     def more_menu(self) -> QMenu:
-        """Return the menu of what has no room; the caller shows it."""
+        """Return the menu of actions without room. The caller shows it."""
         menu = QMenu(self)
         for kind in self._rest:
             menu.addAction(self.buttons[kind].text(), partial(self.choose, kind))
@@ -130,13 +142,14 @@ class MessageHead(QWidget):
         self._refresh()
 
     def wanted_width(self) -> int:
-        """Return the width in pixels that all that is offered takes."""
+        """Return the width of all actions in pixels."""
         buttons = [self.buttons[kind] for kind in self._offered]
         versions = [each for each in (self.older_button, self._versions, self.newer_button) if not each.isHidden()]
         return sum(widget.sizeHint().width() + SPACING_PX for widget in (*versions, *buttons)) + SPACING_PX
 
     def _on_more(self) -> None:
         menu = self.more_menu()
+        # The menu is made anew each time, since its entries depend on the width.
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         menu.popup(self.more_button.mapToGlobal(QPoint(0, self.more_button.height())))
 
@@ -150,13 +163,14 @@ class MessageHead(QWidget):
         self.more_button.setVisible(bool(self._rest))
 
     def _fitting(self, offered: list[str]) -> list[str]:
-        """Return those at the beginning of `offered` that have room, all of them or some with a button for the rest."""
+        """Return the first actions that have room: all of them, or some with a menu button for the rest."""
         others = (self.older_button, self._versions, self.newer_button)
         around = [widget.sizeHint().width() + SPACING_PX for widget in others if not widget.isHidden()]
         room = self.width() - sum(around) - SPACING_PX
         widths = [self.buttons[kind].sizeHint().width() + SPACING_PX for kind in offered]
         if sum(widths) <= room:
             return offered
+        # The menu button itself needs room.
         room -= self.more_button.sizeHint().width() + SPACING_PX
         count = 0
         while count < len(widths) and sum(widths[: count + 1]) <= room:
@@ -180,7 +194,7 @@ INSET_PX = 14
 
 
 class ThinkingBox(QWidget):
-    """A line that unfolds. While it thinks there is a button to have it answer now."""
+    """The thought of an answer, folded to one line. While the model thinks it has a button Answer Now."""
 
     answer_now_requested = Signal()
     height_changed = Signal()
@@ -195,11 +209,11 @@ class ThinkingBox(QWidget):
         self.fold_button.toggled.connect(self._on_toggled)
         self.now_button = QToolButton(self)
         self.now_button.setText(tr("Answer now"))
-        self.now_button.setToolTip(tr("End the thinking here and answer with what there is"))
+        self.now_button.setToolTip(tr("Stop thinking and answer now"))
         self.now_button.setProperty("role", "quiet")
         self.now_button.clicked.connect(self.answer_now_requested.emit)
         self.view = MarkdownView(typesetter, self)
-        self.view.setAccessibleName(tr("What was thought"))
+        self.view.setAccessibleName(tr("Thoughts of the model"))
         self.view.hide()
         self.view.height_changed.connect(self._on_view_height)
         self._note = ""
@@ -207,6 +221,7 @@ class ThinkingBox(QWidget):
 
     @property
     def text(self) -> str:
+        # Joined when somebody asks: joining for each piece of a stream would copy the whole thought each time.
         if len(self._pieces) > 1:
             self._pieces = ["".join(self._pieces)]
         return self._pieces[0] if self._pieces else ""
@@ -216,16 +231,18 @@ class ThinkingBox(QWidget):
         return self.fold_button.isChecked()
 
     def set_text(self, text: str) -> None:
-        """Show these thoughts."""
+        """Show this thought."""
         self._pieces = [text]
+        # A folded thought is parsed when it is unfolded.
         if self.is_unfolded:
             self.view.set_text(text)
         self._refresh()
 
     def append(self, text: str) -> None:
-        """Add to them. Folded ones are not even parsed."""
+        """Add text. A folded thought is not parsed."""
         is_first = not self.text
         self._pieces.append(text)
+        # Long thoughts that nobody reads cost no parsing.
         if self.is_unfolded:
             self.view.live.append(text)
         self._refresh()
@@ -233,13 +250,13 @@ class ThinkingBox(QWidget):
             self.height_changed.emit()
 
     def show_note(self, note: str, *, is_open: bool) -> None:
-        """Say how long it took, or that it goes on."""
+        """Show how long the model thought; `is_open`: it still does."""
         self._note = note
         self.now_button.setVisible(is_open)
         self._refresh()
 
     def fit(self, width: int) -> int:
-        """Place everything for this width and return the height."""
+        """Lay out all parts for this width, and return the height."""
         self.fold_button.setGeometry(0, 0, min(self.fold_button.sizeHint().width(), width), ROW_PX)
         self.now_button.setGeometry(self.fold_button.width() + 4, 0, self.now_button.sizeHint().width(), ROW_PX)
         height = ROW_PX
@@ -276,7 +293,7 @@ class ThinkingBox(QWidget):
 
 
 class EditBox(QWidget):
-    """Enter sends, Escape leaves everything as it was."""
+    """The editor of a question. Enter sends, Escape cancels."""
 
     sent = Signal(str)
     cancelled = Signal()
@@ -285,11 +302,11 @@ class EditBox(QWidget):
     def __init__(self, text: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.edit = PromptEdit()
-        self.edit.setAccessibleName(tr("The question, changed"))
+        self.edit.setAccessibleName(tr("Edited question"))
         self.edit.setPlainText(text)
         self.edit.submitted.connect(self._on_send)
         self.edit.textChanged.connect(self.height_changed)
-        self.send_button = QPushButton(tr("Send as a branch"))
+        self.send_button = QPushButton(tr("Send"))
         self.send_button.setProperty("role", "primary")
         self.cancel_button = QPushButton(tr("Cancel"))
         self.send_button.clicked.connect(self._on_send)
@@ -304,6 +321,7 @@ class EditBox(QWidget):
         column.addLayout(buttons)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
+        # Accepted here, so that it does not go on to the pane, where Escape stops an answer.
         if event.key() == Qt.Key.Key_Escape:
             self.cancelled.emit()
             return
@@ -323,7 +341,7 @@ COUNT = 3
 
 
 class WaitingDots(QWidget):
-    """They move only while they are seen."""
+    """Dots before the first text of an answer. They move only while they are visible."""
 
     def __init__(self, typesetter: Typesetter, parent: QWidget | None = None) -> None:
         super().__init__(parent)

@@ -16,15 +16,15 @@ MODEL_ENDING = ".gguf"
 
 
 def files_of(source: QMimeData) -> tuple[Path, ...]:
-    """Return the files of a drop or of the clipboard that may go with a question; models are for the window."""
+    """Return the files of a drop or clipboard that can be attached; none if one is a model, which the window opens."""
     files = tuple(Path(url.toLocalFile()) for url in source.urls() if url.isLocalFile())
     return () if any(file.suffix.lower() == MODEL_ENDING for file in files) else files
 
 
 def image_of(source: QMimeData) -> bytes:
-    """Return the image file in a clipboard or a drop, as it was put there; empty where there is none.
+    """Return the image of a clipboard or a drop as the bytes of a file; empty if there is none.
 
-    It is not decoded here. What only another program of this kind can give out, as pixels, is written as a PNG.
+    An image file is not decoded here. Plain pixels are encoded as PNG.
     """
     for kind in IMAGE_TYPES:
         if source.hasFormat(kind) and (data := bytes(source.data(kind).data())):
@@ -39,11 +39,11 @@ def image_of(source: QMimeData) -> bytes:
 
 
 class PromptEdit(QPlainTextEdit):
-    """Plain text that asks to be submitted; it never clears itself."""
+    """Multi-line input. It reports Enter and does not clear itself."""
 
     submitted = Signal()
     files_given = Signal(object)  # tuple[Path, ...]
-    """Files were dropped here or pasted."""
+    """Files were dropped or pasted."""
     image_given = Signal(bytes)
     """An image without a file was pasted or dropped."""
 
@@ -51,17 +51,18 @@ class PromptEdit(QPlainTextEdit):
         super().__init__(parent)
         self.setPlaceholderText(tr("Ask something…"))
         self.setAccessibleName(tr("Message to the model"))
+        # Tab leaves the input, as people without a mouse expect.
         self.setTabChangesFocus(True)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.textChanged.connect(self._fit_height)
         self._fit_height()
 
     def canInsertFromMimeData(self, source: QMimeData) -> bool:
-        """Take text, files and images."""
+        """Accept text, files and images."""
         return bool(files_of(source)) or source.hasImage() or super().canInsertFromMimeData(source)
 
     def insertFromMimeData(self, source: QMimeData) -> None:
-        """Text goes where the cursor is, files go with the question."""
+        """Insert text at the cursor; report files and images."""
         files = files_of(source)
         if files:
             self.files_given.emit(files)
@@ -71,7 +72,7 @@ class PromptEdit(QPlainTextEdit):
             super().insertFromMimeData(source)
 
     def event(self, event: QEvent) -> bool:
-        """Undo and Redo are the window's where nothing was typed that could be taken back."""
+        """Leave Undo and Redo to the window if there is no typed text to undo: then they concern the layout."""
         if event.type() == QEvent.Type.ShortcutOverride and isinstance(event, QKeyEvent):
             undoes = event.matches(QKeySequence.StandardKey.Undo) and not self.document().isUndoAvailable()
             if undoes or (event.matches(QKeySequence.StandardKey.Redo) and not self.document().isRedoAvailable()):
@@ -96,10 +97,11 @@ class PromptEdit(QPlainTextEdit):
         lines = min(wanted_lines, MAX_LINES)
         policy = Qt.ScrollBarPolicy.ScrollBarAsNeeded if wanted_lines > lines else Qt.ScrollBarPolicy.ScrollBarAlwaysOff
         self.setVerticalScrollBarPolicy(policy)
-        # Before it has its place the viewport has any size.
+        # Before the first layout the viewport has an arbitrary size.
         around = max(self.height() - self.viewport().height(), 2 * self.frameWidth()) + 2 * round(
             self.document().documentMargin()
         )
         height = lines * self.fontMetrics().lineSpacing() + around
+        # Setting the height emits a resize event, which calls this again.
         if height != self.height():
             self.setFixedHeight(height)

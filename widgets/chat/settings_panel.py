@@ -22,8 +22,9 @@ from PySide6.QtWidgets import (
 
 from engine.base.language import tr
 from engine.planning.settings.kinds import Choice, Text, Texts
-from engine.planning.settings.sampling_table import SAMPLING, SAMPLING_GROUPS, SamplingGroup, SamplingSetting
+from engine.planning.settings.sampling_table import SAMPLING, SamplingGroup, SamplingSetting
 from widgets.common.elided_label import ElidedLabel
+from widgets.common.inputs import ComboBox
 from widgets.common.roles import plain_label, tool_button
 from widgets.common.tool_tips import plain_tool_tip
 from widgets.common.wrap_layout import WrapLayout
@@ -33,7 +34,7 @@ AROUND_PX = 20
 
 
 class SamplingField(QWidget):
-    """Tells what was typed when it is left or Enter is pressed, not on the way there."""
+    """An input that reports its text when it loses the focus or Enter is pressed."""
 
     committed = Signal(str)
 
@@ -43,13 +44,15 @@ class SamplingField(QWidget):
         self.control: QComboBox | QPlainTextEdit | QLineEdit
         kind = setting.kind
         if isinstance(kind, Choice):
-            self.control = QComboBox()
+            self.control = ComboBox()
             self.control.addItems(kind.words)
             self.control.activated.connect(self._commit)
         elif isinstance(kind, Texts | Text):
             self.control = QPlainTextEdit()
             self.control.setTabChangesFocus(True)
+            # On the widget around it: the height of the editor itself is set by the stylesheet.
             self.setFixedHeight(lines_height(self, LONG_LINES))
+            # `QPlainTextEdit` has no signal for the end of editing.
             self.control.installEventFilter(self)
         else:
             self.control = QLineEdit()
@@ -62,7 +65,7 @@ class SamplingField(QWidget):
 
     @property
     def text(self) -> str:
-        """What is typed now."""
+        """The typed text."""
         match self.control:
             case QComboBox():
                 return self.control.currentText()
@@ -72,7 +75,7 @@ class SamplingField(QWidget):
                 return self.control.text()
 
     def show_text(self, text: str) -> None:
-        """Show the value that holds."""
+        """Show the current value."""
         self._shown = text
         if self.text == text:
             return
@@ -85,32 +88,33 @@ class SamplingField(QWidget):
                 self.control.setText(text)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Long texts are told when the keyboard leaves them."""
+        """Report a long text when its editor loses the focus."""
         if event.type() is QEvent.Type.FocusOut:
             self._commit()
         return super().eventFilter(watched, event)
 
     def _commit(self) -> None:
+        # `editingFinished` is also emitted if nothing was typed.
         if self.text != self._shown:
             self._shown = self.text
             self.committed.emit(self.text)
 
 
 def lines_height(widget: QWidget, lines: int) -> int:
-    """Return the height of an editor that shows so many lines, for the widget around it.
+    """Return the height of a widget around an editor with so many lines.
 
-    The stylesheet gives editors a least height of their own, which a layout prefers to what they ask for.
+    The stylesheet sets a least height for editors, which a layout would prefer to their size hint.
     """
     return lines * widget.fontMetrics().lineSpacing() + AROUND_PX
 
 
-OF_MODEL, OTHER = tr("The model's own"), tr("Another one")
+OF_MODEL, OTHER = tr("From the model"), tr("Custom")
 EDIT_DELAY_MS = 800
 EDIT_LINES = 6
 
 
 class TemplateField(QWidget):
-    """A choice, and the text of what is chosen, which may be changed."""
+    """A choice of chat templates, with an editor for the chosen one."""
 
     template_changed = Signal(str)
     """The text; empty: the model's own."""
@@ -118,7 +122,7 @@ class TemplateField(QWidget):
     def __init__(self, known: Mapping[str, str], parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._known = dict(known)
-        self.choice_box = QComboBox()
+        self.choice_box = ComboBox()
         self.choice_box.setAccessibleName(tr("Chat template"))
         self.choice_box.setAccessibleDescription(tr("Chat template"))
         for name in (OF_MODEL, *self._known, OTHER):
@@ -131,7 +135,7 @@ class TemplateField(QWidget):
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
         self._timer.setInterval(EDIT_DELAY_MS)
-        self._timer.timeout.connect(self._tell)
+        self._timer.timeout.connect(self._report)
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(4)
@@ -145,6 +149,7 @@ class TemplateField(QWidget):
         """Show the conversation's own template; empty: it has none."""
         names = {template: name for name, template in self._known.items()}
         self._is_showing = True
+        # An empty text means the model's own template, except just after "Custom" was chosen and nothing typed yet.
         if text or self.choice_box.currentText() != OTHER:
             self.choice_box.setCurrentText(names.get(text, OTHER) if text else OF_MODEL)
         if self.text_edit.toPlainText() != text:
@@ -153,15 +158,16 @@ class TemplateField(QWidget):
         self.text_edit.setVisible(self.choice_box.currentText() != OF_MODEL)
 
     def flush(self) -> None:
-        """Tell what is typed and not told yet."""
+        """Report typed text at once."""
         if self._timer.isActive():
-            self._tell()
+            self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         self._timer.stop()
         self.template_changed.emit(self.text_edit.toPlainText())
 
     def _on_chosen(self) -> None:
+        # Choosing a known template fills the editor when the presenter shows it, so only its text is reported here.
         name = self.choice_box.currentText()
         text = "" if name == OF_MODEL else self._known.get(name, self.text_edit.toPlainText())
         self.text_edit.setVisible(name != OF_MODEL)
@@ -177,12 +183,12 @@ NO_PRESET = tr("No preset")
 SYSTEM_DELAY_MS = 500
 SYSTEM_LINES = 4
 MAX_WIDTH_PX = 868
-"""As wide as messages and input."""
+"""The width of messages and input."""
 
 
 @dataclass(frozen=True, slots=True)
 class SettingRow:
-    """A value as a person would type it; `source` in words, `is_own` where this conversation sets it itself."""
+    """A setting: its value as text, its source as text, and whether the conversation itself sets it."""
 
     text: str
     source: str
@@ -191,7 +197,7 @@ class SettingRow:
 
 @dataclass(frozen=True, slots=True)
 class SettingChange:
-    """What somebody typed for a setting; None: leave it to preset and model."""
+    """A typed value of a setting. `text`: None to use the value of preset or model."""
 
     key: str
     text: str | None
@@ -199,16 +205,25 @@ class SettingChange:
 
 _TITLES: dict[SamplingGroup, str] = {
     "Answer": tr("Answer"),
-    "Repetition": tr("Repetition"),
-    "Choice": tr("Choice"),
     "Temperature": tr("Temperature"),
+    "Choice": tr("Choice of tokens"),
+    "Repetition": tr("Repetition"),
     "Mirostat": "Mirostat",
-    "Shape": tr("Shape"),
+    "Shape": tr("Output format"),
 }
+"""Titles of the groups, in the order of the panel. Temperature and top-p come first, because people change them most;
+`SAMPLING` has the order in which the sampler chain applies the settings."""
+FIRST_KEYS = ("temperature", "top_p", "top_k", "min_p")
+"""Settings at the top of their groups."""
+
+
+def _panel_place(setting: SamplingSetting) -> int:
+    """Return the place of a setting in its group; settings with the same place stay in the order of the table."""
+    return FIRST_KEYS.index(setting.key) if setting.key in FIRST_KEYS else len(FIRST_KEYS)
 
 
 class SettingsPanel(QScrollArea):
-    """Shows values and tells what is changed; whoever owns the conversation checks them."""
+    """Shows the settings of a conversation and reports changes. The presenter checks them."""
 
     system_changed = Signal(str)
     preset_chosen = Signal(str)
@@ -226,7 +241,7 @@ class SettingsPanel(QScrollArea):
         self.system_edit = QPlainTextEdit()
         self.system_edit.setTabChangesFocus(True)
         self.system_edit.setAccessibleName(tr("System prompt"))
-        self.preset_box = QComboBox()
+        self.preset_box = ComboBox()
         self.preset_box.setAccessibleName(tr("Preset"))
         self.preset_box.setAccessibleDescription(tr("Preset"))
         self.save_button = QPushButton(tr("Save as preset…"))
@@ -240,8 +255,9 @@ class SettingsPanel(QScrollArea):
         self._labels: list[QLabel] = []
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
+        # Not restarted while somebody types: text is stored every 500 ms, and not for each letter.
         self._timer.setInterval(SYSTEM_DELAY_MS)
-        self._timer.timeout.connect(self._tell_system)
+        self._timer.timeout.connect(self._report_system)
         self._is_showing = False
         self._build()
         self.system_edit.textChanged.connect(self._on_system_typed)
@@ -251,7 +267,7 @@ class SettingsPanel(QScrollArea):
         self.delete_button.clicked.connect(self.preset_delete_requested.emit)
 
     def show_system(self, text: str, inherited: str) -> None:
-        """Show the conversation's own system prompt; `inherited` is what holds without one."""
+        """Show the conversation's own system prompt. `inherited`: that of the preset, used if `text` is empty."""
         self._is_showing = True
         if self.system_edit.toPlainText() != text:
             self.system_edit.setPlainText(text)
@@ -259,7 +275,7 @@ class SettingsPanel(QScrollArea):
         self._is_showing = False
 
     def show_presets(self, names: Sequence[str], chosen: str) -> None:
-        """Show the presets that there are, and which one is chosen."""
+        """Show all presets and the chosen one."""
         self.preset_box.clear()
         self.preset_box.addItem(NO_PRESET, "")
         for name in names:
@@ -268,24 +284,24 @@ class SettingsPanel(QScrollArea):
         self.delete_button.setEnabled(chosen in names)
 
     def show_values(self, rows: Mapping[str, SettingRow]) -> None:
-        """Show the values that hold."""
+        """Show the current values by key."""
         for key, row in rows.items():
             self.fields[key].show_text(row.text)
             self._sources[key].setText(row.source)
             self._resets[key].setVisible(row.is_own)
 
     def show_fault(self, sentence: str) -> None:
-        """Say what is wrong with what was typed; empty: nothing."""
+        """Show an error about the typed value; empty: none."""
         self.fault_label.setText(sentence)
         self.fault_label.setVisible(bool(sentence))
 
     def flush(self) -> None:
-        """Tell what is typed as system prompt and template, and not told yet."""
+        """Report the typed system prompt and template at once."""
         if self._timer.isActive():
-            self._tell_system()
+            self._report_system()
         self.template_field.flush()
 
-    def _tell_system(self) -> None:
+    def _report_system(self) -> None:
         self._timer.stop()
         self.system_changed.emit(self.system_edit.toPlainText())
 
@@ -316,14 +332,15 @@ class SettingsPanel(QScrollArea):
         column.addWidget(plain_label(tr("Preset"), "strong"))
         column.addLayout(presets)
         column.addWidget(self.fault_label)
-        for group in SAMPLING_GROUPS:
-            column.addWidget(plain_label(_TITLES[group], "strong"))
+        for group, title in _TITLES.items():
+            column.addWidget(plain_label(title, "strong"))
             grid = QGridLayout()
             grid.setHorizontalSpacing(8)
             grid.setVerticalSpacing(4)
             grid.setColumnStretch(1, 1)
             grid.setColumnStretch(2, 1)
-            for row, setting in enumerate(each for each in SAMPLING if each.group == group):
+            settings = [each for each in SAMPLING if each.group == group]
+            for row, setting in enumerate(sorted(settings, key=_panel_place)):
                 self._add_row(grid, row, setting)
             column.addLayout(grid)
         column.addWidget(plain_label(tr("Chat template"), "strong"))
@@ -344,9 +361,10 @@ class SettingsPanel(QScrollArea):
         key = setting.key
         field = self.fields[key] = SamplingField(setting)
         source = self._sources[key] = ElidedLabel("", "dim")
-        name = tr("Leave {label} to preset and model", label=setting.label)
-        reset = self._resets[key] = tool_button("×", name, tip=tr("Leave this to preset and model"))
+        name = tr("Reset {label} to the preset or model default", label=setting.label)
+        reset = self._resets[key] = tool_button("×", name, tip=tr("Reset to the preset or model default"))
         keep = reset.sizePolicy()
+        # The columns must not move when a reset button appears.
         keep.setRetainSizeWhenHidden(True)
         reset.setSizePolicy(keep)
         reset.hide()

@@ -1,4 +1,4 @@
-"""What the chat shows, as values: messages from top to bottom, and what people do with one."""
+"""Values of the chat: the messages that it shows, and the actions of people on them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Role = Literal["user", "assistant", "note"]
-"""`note`: a sentence of ours between messages."""
+"""`note`: a sentence of the program between messages."""
 ActionKind = Literal[
     "edit", "regenerate", "continue", "branch", "delete", "pin", "older", "newer", "answer_now", "tokens"
 ]
@@ -14,7 +14,7 @@ ActionKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class ShownImage:
-    """An image of a message; `picture` is its name in the gallery."""
+    """An image of a message. `picture`: its key in the gallery."""
 
     picture: str
     name: str
@@ -24,11 +24,18 @@ class ShownImage:
 
 @dataclass(frozen=True, slots=True)
 class ShownMessage:
-    """A message. `version` of `versions` counts from 1; `thinking_note` tells how long was thought.
+    """A message as the list shows it.
 
-    `files` names what is attached to it beside `images`. `is_open`: its text is still coming. `can_continue`: an answer
-    that ended before its end. `is_pinned`: it stays in a context that is full. `has_choices`: how its tokens were
-    chosen is kept.
+    `thinking_note`: how long the model thought.
+    `note`: the line below the text: an error, or speed and tokens.
+    `details`: the rest of that line, shown on a click.
+    `version` of `versions`: counted from 1.
+    `is_open`: more text is still to come.
+    `can_continue`: the answer stopped before its end, so that Continue can go on.
+    `files`: names of the attachments that are not images.
+    `is_pinned`: the message stays in the prompt when the context is full.
+    `has_choices`: the probabilities of its tokens are stored.
+    `is_left_out`: the message is not part of the prompt, because the context is full.
     """
 
     id: str
@@ -38,6 +45,7 @@ class ShownMessage:
     thinking: str = ""
     thinking_note: str = ""
     note: str = ""
+    details: str = ""
     is_error: bool = False
     version: int = 1
     versions: int = 1
@@ -47,11 +55,12 @@ class ShownMessage:
     images: tuple[ShownImage, ...] = ()
     is_pinned: bool = False
     has_choices: bool = False
+    is_left_out: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class MessageAction:
-    """What somebody did with a message; `text` is what an edited question says now."""
+    """An action of a person on a message. `text`: the new text of an edited question."""
 
     kind: ActionKind
     message: str

@@ -1,4 +1,4 @@
-"""Dialogs that show text token by token: the prompt that a model reads, and how the tokens of an answer were chosen."""
+"""Dialogs that show text token by token: the raw prompt, and the token probabilities of an answer."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from widgets.common.row_table import RowTable
 from widgets.markdown.blocks import visible
 
 MOST_SHADED = 8000
-"""So many tokens are told apart by their shade; of more the text alone is shown."""
+"""Up to this number tokens have background shades; longer texts are plain."""
 
 
 class TokenText(QPlainTextEdit):
-    """Read-only; the document's own signal `cursorPositionChanged` tells that another token may be at the cursor."""
+    """Read-only text of tokens. Qt's signal `cursorPositionChanged` means that another token may be at the cursor."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -33,7 +33,7 @@ class TokenText(QPlainTextEdit):
         self._ends: list[int] = []
 
     def show_tokens(self, pieces: Sequence[str], shade: Callable[[int], QColor | None]) -> None:
-        """Show tokens from the first on; `shade` gives the ground of each, None: that of the page."""
+        """Show tokens. `shade`: returns the background of a token by its place; None: no background."""
         shown = list(map(shown_piece, pieces))
         self._ends = list(accumulate(map(_length, shown)))
         self.setPlainText("")
@@ -45,9 +45,10 @@ class TokenText(QPlainTextEdit):
 
     @property
     def token(self) -> int | None:
-        """The place of the token at the cursor, None where there are none."""
+        """The place of the token at the cursor; None if there are no tokens."""
         if not self._ends:
             return None
+        # Ends ascend. `bisect_right`: a cursor between two tokens is at the one that begins there.
         return min(bisect_right(self._ends, self.textCursor().position()), len(self._ends) - 1)
 
     def select(self, token: int) -> None:
@@ -58,6 +59,7 @@ class TokenText(QPlainTextEdit):
 
     def _write(self, pieces: Sequence[str], shade: Callable[[int], QColor | None]) -> None:
         cursor = QTextCursor(self.document())
+        # One edit block: Qt lays the document out once and not for each token.
         cursor.beginEditBlock()
         for number, piece in enumerate(pieces):
             look, ground = QTextCharFormat(), shade(number)
@@ -68,33 +70,35 @@ class TokenText(QPlainTextEdit):
 
 
 def shown_piece(piece: str) -> str:
-    """Return how a token is written; a character that is cut between two tokens is a mark in each."""
+    """Return a token as it is shown; a part of a UTF-8 character is a replacement character."""
+    # `visible` escapes U+FFFD with its neighbours; the decoder puts it for bytes that are no whole character.
     return visible(piece).replace("\\ufffd", "\N{REPLACEMENT CHARACTER}")
 
 
 def piece_words(piece: str) -> str:
-    """Return how a token is named in a line."""
+    """Return a token in quotation marks for use in a line."""
     return "“" + shown_piece(piece).replace("\n", "↵") + "”"
 
 
 def _length(text: str) -> int:
-    """Return how many positions a text takes in a document of Qt, which counts halves of pairs."""
+    """Return the length of a text in a Qt document, in UTF-16 units."""
+    # A character outside the basic plane is two UTF-16 units in Qt.
     return len(text) + sum(letter > "\uffff" for letter in text)
 
 
 TABLE_HEIGHT_PX = 210
 _ALIGNMENT = Qt.ItemDataRole.TextAlignmentRole
 MOST_OPAQUE = 100
-"""Of 255: the words stay readable on the darkest shade."""
+"""Alpha of the darkest shade, of 255: text stays readable on it."""
 LIKELY = 0.999
-"""From this probability on a token has no shade: there was no choice."""
+"""From this probability on a token has no shade."""
 HEADINGS = (tr("Token"), tr("Probability"))
-SOURCE = tr("By the model's own numbers, before all samplers and at temperature 1. Darker tokens were less probable.")
+SOURCE = tr("Probabilities before all samplers, at temperature 1. Darker tokens were less probable.")
 
 
 @dataclass(frozen=True, slots=True)
 class ShownChoice:
-    """A token with its probability, and the likeliest ones there, the first of all first."""
+    """A chosen token with its probability, and the likeliest tokens at its place, most probable first."""
 
     text: str
     probability: float
@@ -102,14 +106,14 @@ class ShownChoice:
 
 
 class AlternativesTable(RowTable):
-    """The likeliest tokens at a place."""
+    """Table of the likeliest tokens at a place."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(HEADINGS, tr("What else there was"), parent, wide=0)
+        super().__init__(HEADINGS, tr("Alternatives"), parent, wide=0)
         self.setFixedHeight(TABLE_HEIGHT_PX)
 
     def show_choice(self, choice: ShownChoice | None) -> None:
-        """Show what else there was; None: nothing is known of it."""
+        """Show the alternatives; None: unknown."""
         rows = () if choice is None else choice.likeliest
         self.show_rows([(piece_words(text), percent(probability)) for text, probability in rows])
         for row in range(len(rows)):
@@ -118,7 +122,7 @@ class AlternativesTable(RowTable):
 
 
 def doubt_shade(choice: ShownChoice, palette: Palette) -> QColor | None:
-    """Return the ground of a token: darker where it was less probable; None: that of the page."""
+    """Return the background of a token, darker for a less probable one; None if it is nearly certain."""
     probability = min(1.0, max(0.0, choice.probability))
     if probability >= LIKELY:
         return None
@@ -128,7 +132,7 @@ def doubt_shade(choice: ShownChoice, palette: Palette) -> QColor | None:
 
 
 def percent(probability: float) -> str:
-    """Return a probability as people read it."""
+    """Return a probability in percent, as text."""
     return f"{100 * probability:.2f} %" if probability < 0.1 else f"{100 * probability:.1f} %"
 
 
@@ -163,7 +167,7 @@ class TokenDialog(Dialog):
         raise NotImplementedError
 
     def _choice(self, place: int) -> ShownChoice | None:
-        """Return how the token at a place was chosen, None if that is not known."""
+        """Return the probabilities at a place; None if they are unknown."""
         raise NotImplementedError
 
     def _token_words(self, place: int) -> str:
@@ -193,8 +197,8 @@ class ShownPrompt:
     pieces: the text of each token; an image or a sound is one piece.
     n_ctx: the size of the context in tokens; None: unknown.
     note: a remark on the chat template; empty: none.
-    n_tokens: the length in tokens, images and sounds at their length; None: as many as `pieces`.
-    choices: how tokens of earlier answers were chosen, by place, if that was kept.
+    n_tokens: the length in tokens, including those of images and sounds; None: as many as `pieces`.
+    choices: probabilities of tokens of earlier answers, by place, if they were stored.
     """
 
     tokens: Sequence[int]
@@ -206,11 +210,11 @@ class ShownPrompt:
 
 
 class PromptDialog(TokenDialog):
-    """The prompt that a model reads. Neighbouring tokens without a choice differ in their shade."""
+    """Shows the raw prompt. Neighbouring tokens without a known probability alternate in their shade."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         self._prompt = ShownPrompt((), ())
-        super().__init__(tr("What the model reads"), tr("The prompt"), parent)
+        super().__init__(tr("Raw prompt"), tr("The prompt"), parent)
         self.count_label.setText(tr("Asking the model…"))
         self.table.hide()
         self.source_label.hide()
@@ -223,12 +227,13 @@ class PromptDialog(TokenDialog):
         self.count_label.setText(tr("{count}{room} tokens", count=format_count(count), room=room))
         self.note_label.setText(prompt.note)
         self.note_label.setVisible(bool(prompt.note))
+        # Probabilities exist only for answers that were requested with them.
         self.table.setVisible(bool(prompt.choices))
         self.source_label.setVisible(bool(prompt.choices))
         self._show_tokens()
 
     def show_fault(self, sentence: str) -> None:
-        """Say why there is nothing to show."""
+        """Show why there is no prompt."""
         self.show_prompt(ShownPrompt((), (), note=sentence))
 
     def _pieces(self) -> Sequence[str]:
@@ -254,7 +259,7 @@ class PromptDialog(TokenDialog):
 
 
 class ChoicesDialog(TokenDialog):
-    """How the tokens of an answer were chosen: each is shaded by how probable it was."""
+    """Shows the tokens of an answer, each with a shade for its probability."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         self._choices: Sequence[ShownChoice] = ()

@@ -1,1 +1,1 @@
-"""What several widget packages share: palette, bars, text."""
+"""Parts shared by the widget packages: palette, memory bars, text, dialogs."""

@@ -1,4 +1,4 @@
-"""Counts (tokens, layers) as people read them."""
+"""Counts (tokens, layers) as text, with separators for thousands."""
 
 from __future__ import annotations
 
@@ -6,11 +6,5 @@ SEPARATOR = "\N{NARROW NO-BREAK SPACE}"
 
 
 def format_count(count: int) -> str:
-    """Return `count` with its thousands apart: 16 384."""
+    """Return `count` with separators for thousands: 16 384."""
     return f"{count:,}".replace(",", SEPARATOR)
-
-
-def parse_count(text: str) -> int | None:
-    """Return the number in `text`, whatever separates its thousands; None if there is none."""
-    digits = "".join(character for character in text if character in "0123456789")
-    return int(digits[:18]) if digits else None

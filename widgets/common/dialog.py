@@ -1,4 +1,4 @@
-"""Dialogs as all of ours are made: a title, parts one below the other, and a row of buttons at the end."""
+"""Base classes of our dialogs: a title, parts one below the other, and a row of buttons at the end."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ class Dialog(QDialog):
     def add_button(self, text: str, do: Callable[[], object]) -> QPushButton:
         """Add a button to the row that does not close the dialog; pressing it calls `do`."""
         button = self.buttons.addButton(text, QDialogButtonBox.ButtonRole.ActionRole)
+        # `clicked` passes whether the button is checked, which `do` does not take.
         button.clicked.connect(lambda _checked: do())
         return button
 
@@ -88,5 +89,6 @@ class EntryDialog(Dialog):
             self.problem_label.setText(error.summary() if isinstance(error, EngineError) else str(error))
             self.problem_label.show()
             return
+        # The dialog is hidden before `entered`, whose listener may open another one or show an error.
         super().accept()
         self.entered.emit(entry)

@@ -1,4 +1,4 @@
-"""A label that may be narrower than its text, which then ends in an ellipsis and is whole in the tooltip."""
+"""A label that may be narrower than its text: it elides the text, and the tooltip has all of it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from widgets.common.tool_tips import plain_tool_tip
 
 
 class ElidedLabel(QLabel):
-    """Plain text on one line."""
+    """Plain text on one line, elided at its end."""
 
     def __init__(self, text: str = "", role: str = "", parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setTextFormat(Qt.TextFormat.PlainText)
+        # With a `minimumSizeHint` of one ellipsis, `Preferred` lets the layout make the label narrower than its text.
         self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
         if role:
             self.setProperty("role", role)
@@ -25,7 +26,8 @@ class ElidedLabel(QLabel):
         return self.fontMetrics().elidedText(self.text(), Qt.TextElideMode.ElideRight, self.contentsRect().width())
 
     def setText(self, text: str) -> None:
-        """Show `text`, on one line whatever it holds."""
+        """Show `text` on one line; line breaks become spaces."""
+        # One line is painted and measured; a line break in an error message would add height.
         super().setText(" ".join(text.split()))
         self._update_tool_tip()
 
@@ -39,11 +41,13 @@ class ElidedLabel(QLabel):
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
+        # A painter begins with the direction of the application, not with that of the widget.
         painter.setLayoutDirection(self.layoutDirection())
         painter.setPen(self.palette().color(self.foregroundRole()))
         painter.drawText(self.contentsRect(), self.alignment().value, self.shown_text())
         painter.end()
 
     def _update_tool_tip(self) -> None:
+        # A tooltip that repeats what is read already would only cover the row below.
         cut = self.shown_text() != self.text()
         self.setToolTip(plain_tool_tip(self.text()) if cut else "")

@@ -1,4 +1,4 @@
-"""The bar of a device's memory: other programs, what a layout takes by part, what is free, and what does not fit."""
+"""The bar of a device's memory: other programs, the parts of a layout, free memory, and memory that is missing."""
 
 from __future__ import annotations
 
@@ -17,17 +17,22 @@ from engine.planning.plan.report import DeviceRow
 from widgets.common.painting import colour, mix, paint_hatch
 from widgets.common.palette import Palette
 
-PartRole = Literal["weights", "kv", "compute", "pipeline"]
+PartRole = Literal["weights", "experts", "kv", "compute", "pipeline", "other"]
+"""A part of a device's memory, which is also the name of its colour in `Palette`.
+
+Lanes, bars, legend and report take colours of parts by this name, so that one part has one colour everywhere.
+"""
 
 OVERFLOW_WIDTH = 18.0
-"""Pixels kept free right of the bar, for what goes past its end."""
+"""Room in pixels right of the bar, for memory beyond the device's end."""
+# Below this share of the device's memory a cap becomes the whole length of the bar.
 _SMALL_CAP_SHARE = 0.25
 _MIN_SEGMENT = 1.5
 
 
 @dataclass(frozen=True, slots=True)
 class BarPart:
-    """One segment. `role` is the palette's colour for it, `label` what people call it."""
+    """One segment of a bar, with its translated name."""
 
     role: PartRole
     label: str
@@ -35,10 +40,30 @@ class BarPart:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryBar:
-    """What a bar shows. The bar is `span_bytes` long; beyond `line_bytes` (limit less margin) is too much.
+class PlacedWeights:
+    """Weights that a layout puts on one device, by the sizes of its tensors.
 
-    `other_bytes` None: the memory held by other programs is unknown. `mapped_bytes` is reclaimable and never too much.
+    total_bytes: all of them; None if overrides by tensor name leave it unknown.
+    expert_bytes: the experts among them.
+    """
+
+    total_bytes: int | None = None
+    expert_bytes: int = 0
+
+
+UNKNOWN_WEIGHTS = PlacedWeights()
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBar:
+    """The values of a bar.
+
+    span_bytes: bytes of the whole length of the bar.
+    other_bytes: memory of other programs; None if it is unknown.
+    mapped_bytes: weights that are read from the mapped file. The system can drop them, so they are never too much.
+    mapped_expert_bytes: the experts among the mapped weights.
+    line_bytes: the limit with the margin subtracted; parts beyond it do not fit.
+    shortfall_bytes: what is missing; negative if everything fits.
     """
 
     span_bytes: int
@@ -47,18 +72,23 @@ class MemoryBar:
     mapped_bytes: int
     line_bytes: int
     shortfall_bytes: int
+    mapped_expert_bytes: int = 0
 
     @property
     def used_bytes(self) -> int:
-        """Where the parts end, from the bar's start."""
+        """Memory of other programs and all parts."""
         return (self.other_bytes or 0) + sum(part.size_bytes for part in self.parts)
 
 
-def row_parts(row: DeviceRow) -> tuple[BarPart, ...]:
+def row_parts(row: DeviceRow, placed: PlacedWeights = UNKNOWN_WEIGHTS) -> tuple[BarPart, ...]:
     """Return the segments of `row`, in the order of the bar, without empty ones."""
+    # `compute_bytes` includes the copies for a pipeline, which are a segment of their own.
     alone_bytes = row.compute_bytes - row.pipeline_bytes
+    # Experts that are mapped are not in `weights_bytes`; those are painted with the mapped part.
+    expert_bytes = min(placed.expert_bytes, row.weights_bytes)
     parts = (
-        BarPart("weights", tr("weights"), row.weights_bytes),
+        BarPart("weights", tr("weights"), row.weights_bytes - expert_bytes),
+        BarPart("experts", tr("experts"), expert_bytes),
         BarPart("kv", tr("KV"), row.kv_cache_bytes + row.recurrent_bytes),
         BarPart("compute", tr("compute"), alone_bytes + row.output_bytes + row.overhead_bytes),
         BarPart("pipeline", tr("pipeline"), row.pipeline_bytes),
@@ -67,20 +97,34 @@ def row_parts(row: DeviceRow) -> tuple[BarPart, ...]:
 
 
 def available_bytes(row: DeviceRow) -> int:
-    """Return what may be planned on the device of `row`: its free memory or its cap, whichever is less."""
+    """Return the memory that may be planned on the device: the smaller of free memory and cap."""
+    # The shortfall is signed and is need + margin - available, so this also holds if everything fits.
     return row.need_bytes + row.margin_bytes - row.shortfall_bytes
 
 
 def shortfall_within(row: DeviceRow, room: DeviceRow) -> int:
-    """Return what the need of `row` lacks in the memory that `room` was planned with; negative when it fits."""
+    """Return how much memory `row` lacks on the device as it is in `room`; negative if it fits."""
     return row.need_bytes + row.margin_bytes - available_bytes(room)
 
 
-def bar_of_row(row: DeviceRow, room: DeviceRow | None = None) -> MemoryBar:
-    """Return the bar of `row`. `room` is the row whose free memory counts, for one measured after it took its part."""
+def used_mapped_bytes(row: DeviceRow, placed: PlacedWeights) -> int:
+    """Return how much of the mapped file the layout reads on this device.
+
+    llama.cpp maps the range from the first to the last tensor on the CPU (`llama_model_loader::get_mapping_range`), so
+    the experts of three layers can count as almost the whole file. Pages of other tensors in the range are never read.
+    """
+    if placed.total_bytes is None:
+        return row.mapped_bytes
+    return min(row.mapped_bytes, max(placed.total_bytes - row.weights_bytes, 0))
+
+
+def bar_of_row(row: DeviceRow, room: DeviceRow | None = None, placed: PlacedWeights = UNKNOWN_WEIGHTS) -> MemoryBar:
+    """Return the bar of `row`. `room`: row with the free memory from before the load, if `row` was measured."""
     room = row if room is None else room
     limit_bytes = available_bytes(room)
+    # An unknown reading stays None. As 0 it would say that no other program uses the device.
     other_bytes = None if room.free_bytes is None else max(room.total_bytes - room.free_bytes, 0)
+    mapped_bytes = used_mapped_bytes(row, placed)
     span_bytes = room.total_bytes
     unused_bytes = span_bytes - (other_bytes or 0)
     if limit_bytes < unused_bytes and limit_bytes < span_bytes * _SMALL_CAP_SHARE:
@@ -89,8 +133,10 @@ def bar_of_row(row: DeviceRow, room: DeviceRow | None = None) -> MemoryBar:
     return MemoryBar(
         span_bytes=max(span_bytes, 1),
         other_bytes=other_bytes,
-        parts=row_parts(row),
-        mapped_bytes=row.mapped_bytes,
+        parts=row_parts(row, placed),
+        mapped_bytes=mapped_bytes,
+        mapped_expert_bytes=min(max(placed.expert_bytes - row.weights_bytes, 0), mapped_bytes),
+        # A margin larger than the free memory puts the limit at the end of the other programs.
         line_bytes=(other_bytes or 0) + max(limit_bytes - row.margin_bytes, 0),
         shortfall_bytes=shortfall_within(row, room),
     )
@@ -117,18 +163,23 @@ def parts_texts(bar: MemoryBar) -> tuple[str, ...]:
         return f"{separator.join(values)} {unit}"
 
     full = [name for name, _ in named]
+    # "KV" stays whole: "K" alone would be another cache.
     letters = [name if len(name) == 2 else name[0] for name in full]
     return join(full, " · "), join(letters, " · "), join(letters, " ")
 
 
-def bar_tooltip(row: DeviceRow, room: DeviceRow | None = None) -> str:
+def bar_tooltip(row: DeviceRow, room: DeviceRow | None = None, placed: PlacedWeights = UNKNOWN_WEIGHTS) -> str:
     """Return every number of `row`, a line each, for a plain-text tooltip."""
     room = row if room is None else room
+    used_bytes = used_mapped_bytes(row, placed)
+    # Zeros are left out: most devices have no recurrent state, pipeline or mapped file.
     lines = [
         (label, size)
         for label, size in (
             (tr("weights"), row.weights_bytes),
-            (tr("mapped from the file, reclaimable"), row.mapped_bytes),
+            (tr("of that, experts"), min(placed.expert_bytes, row.weights_bytes)),
+            (tr("read from the mapped file, reclaimable"), used_bytes),
+            (tr("mapped range of the file"), row.mapped_bytes if row.mapped_bytes > used_bytes else 0),
             (tr("KV cache"), row.kv_cache_bytes),
             (tr("recurrent state"), row.recurrent_bytes),
             (tr("compute buffer"), row.compute_bytes),
@@ -143,12 +194,12 @@ def bar_tooltip(row: DeviceRow, room: DeviceRow | None = None) -> str:
     text += [f"{label}: {format_bytes(size)}" for label, size in lines]
     text.append(
         tr(
-            "in all: {need}, and a margin of {margin}",
+            "total: {need}, plus a margin of {margin}",
             need=format_bytes(row.need_bytes),
             margin=format_bytes(row.margin_bytes),
         )
     )
-    free = tr("unknown, planned with the total") if room.free_bytes is None else format_bytes(room.free_bytes)
+    free = tr("unknown; the total is assumed") if room.free_bytes is None else format_bytes(room.free_bytes)
     text.append(tr("free: {free}; total: {total}", free=free, total=format_bytes(room.total_bytes)))
     if room.free_bytes is not None and available_bytes(room) < room.free_bytes:
         text.append(tr("cap: {available}", available=format_bytes(available_bytes(room))))
@@ -157,27 +208,45 @@ def bar_tooltip(row: DeviceRow, room: DeviceRow | None = None) -> str:
     return "\n".join(text)
 
 
+def part_colour(palette: Palette, role: PartRole) -> str:
+    """Return the colour of a part as `#rrggbb`."""
+    name: str = getattr(palette, role)
+    return name
+
+
 def paint_bar(painter: QPainter, rect: QRectF, bar: MemoryBar, palette: Palette) -> None:
-    """Paint `bar` into `rect`; its last `OVERFLOW_WIDTH` pixels are for what goes past the device's end."""
+    """Paint `bar` into `rect`; its last `OVERFLOW_WIDTH` pixels are for memory beyond the device's end."""
     body = rect.adjusted(0, 0, -OVERFLOW_WIDTH, 0)
     painter.fillRect(body, mix(palette.panel, palette.line, 0.75))
     scale = body.width() / bar.span_bytes
     position = body.left()
     line_x = body.left() + min(bar.line_bytes, bar.span_bytes) * scale
-    segments = [(palette.other, 1.0, bar.other_bytes or 0)]
-    segments += [(getattr(palette, part.role), 1.0, part.size_bytes) for part in bar.parts]
-    for name, opacity, size_bytes in segments:
+    # Other programs come first: their memory is taken whatever the layout does.
+    segments = [(part_colour(palette, "other"), bar.other_bytes or 0)]
+    segments += [(part_colour(palette, part.role), part.size_bytes) for part in bar.parts]
+    for name, size_bytes in segments:
         if size_bytes > 0:
+            # Small parts stay visible, so a bar may be a few pixels longer than its bytes. `& body` cuts it at the
+            # device's end.
             width = max(size_bytes * scale, _MIN_SEGMENT)
-            _paint_segment(painter, QRectF(position, rect.top(), width, rect.height()) & body, name, opacity)
+            _paint_segment(painter, QRectF(position, rect.top(), width, rect.height()) & body, name)
             position += width
-    if bar.mapped_bytes > 0 and position < body.right():
-        width = max(bar.mapped_bytes * scale, _MIN_SEGMENT)
-        mapped = QRectF(position, rect.top(), width, rect.height()) & body
-        painter.fillRect(mapped, colour(palette.weights, 0.3))
-        paint_hatch(painter, mapped, colour(palette.weights, 0.8), step=4.0, width=1.0)
+    # Mapped weights are painted after this, and do not count: the system can drop their pages.
+    end = position
+    mapped_parts: tuple[tuple[PartRole, int], ...] = (
+        ("weights", bar.mapped_bytes - bar.mapped_expert_bytes),
+        ("experts", bar.mapped_expert_bytes),
+    )
+    for role, size_bytes in mapped_parts:
+        if size_bytes > 0 and position < body.right():
+            width = max(size_bytes * scale, _MIN_SEGMENT)
+            mapped = QRectF(position, rect.top(), width, rect.height()) & body
+            painter.fillRect(mapped, colour(part_colour(palette, role), 0.3))
+            paint_hatch(painter, mapped, colour(part_colour(palette, role), 0.8), step=4.0, width=1.0)
+            position += width
     if bar.parts and bar.shortfall_bytes > 0:
-        _paint_overflow(painter, rect, line_x, position, palette)
+        _paint_overflow(painter, rect, line_x, end, palette)
+    # Last, so that the overflow, which begins here, does not cover the limit.
     pen = QPen(colour(palette.text, 0.75), 1.5)
     pen.setDashPattern([2.0, 1.5])
     pen.setCapStyle(Qt.PenCapStyle.FlatCap)
@@ -185,14 +254,14 @@ def paint_bar(painter: QPainter, rect: QRectF, bar: MemoryBar, palette: Palette)
     painter.drawLine(QPointF(line_x, rect.top() - 3), QPointF(line_x, rect.bottom() + 3))
 
 
-def _paint_segment(painter: QPainter, rect: QRectF, name: str, opacity: float) -> None:
-    # A hairline of background at the right end tells neighbours apart without their colours.
+def _paint_segment(painter: QPainter, rect: QRectF, name: str) -> None:
+    # A hairline of background at the right end separates neighbours for people who cannot see their colours.
     gap = 1.0 if rect.width() > 3 else 0.0
-    painter.fillRect(rect.adjusted(0, 0, -gap, 0), colour(name, opacity))
+    painter.fillRect(rect.adjusted(0, 0, -gap, 0), colour(name))
 
 
 def _paint_overflow(painter: QPainter, rect: QRectF, line_x: float, end_x: float, palette: Palette) -> None:
-    """Paint what is beyond the line in red: hatched up to the device's end, an arrow where it goes on past that."""
+    """Paint memory beyond the limit in red: hatched up to the device's end, then as an arrow."""
     body = rect.adjusted(0, 0, -OVERFLOW_WIDTH, 0)
     end_x = max(end_x, line_x + 3)
     inside = QRectF(line_x, rect.top(), min(end_x, body.right()) - line_x, rect.height())
@@ -201,6 +270,7 @@ def _paint_overflow(painter: QPainter, rect: QRectF, line_x: float, end_x: float
     if end_x <= body.right():
         return
     tip = min(end_x, rect.right())
+    # A flat end shows the true length; only what is longer than the room for it ends in an arrow.
     shoulder = tip - 5 if end_x > rect.right() else tip
     shape = QPolygonF(
         [
@@ -217,7 +287,7 @@ def _paint_overflow(painter: QPainter, rect: QRectF, line_x: float, end_x: float
 
 
 def holdings_text(holdings: Iterable[Holding]) -> str:
-    """Return a line for each model; empty without any."""
+    """Return a line for each model that holds memory; "" if there is none."""
     return "\n".join(
-        tr("{model} holds {size}", model=each.model, size=format_bytes(each.size_bytes)) for each in holdings
+        tr("{model} uses {size}", model=each.model, size=format_bytes(each.size_bytes)) for each in holdings
     )

@@ -36,11 +36,13 @@ def mix(below: str, above: str, share: float) -> QColor:
 
 
 def paint_hatch(painter: QPainter, rect: QRectF, line: QColor, *, step: float = 5.0, width: float = 1.5) -> None:
-    """Paint diagonal lines over `rect`, `step` pixels apart: the texture of what does not fit."""
+    """Paint diagonal lines over `rect`, `step` pixels apart, for memory that does not fit or is mapped."""
     painter.save()
     painter.setClipRect(rect)
     painter.setPen(QPen(line, width))
     height = rect.height()
+    # Every line meets the top at a multiple of `step`, so that hatches side by side are one pattern. Lines lean by 45
+    # degrees, so the first one begins one height to the left of the rectangle.
     start = rect.left() - height - rect.left() % step
     count = int((rect.width() + 2 * height) / step) + 2
     painter.drawLines(

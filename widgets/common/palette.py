@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Palette:
-    """Colours as `#rrggbb`, by what they mean.
+    """Colours as `#rrggbb`, by their use.
 
-    What words are written in has a contrast of at least 4.5 to each of `SURFACES`, what only fills bars one of 3.
+    Text colours have a contrast of at least 4.5 to each of `SURFACES`, fill colours one of 3, as WCAG 2 asks for.
     """
 
     name: str
@@ -34,11 +34,12 @@ class Palette:
 
 
 SURFACES = ("background", "panel", "card", "line")
-"""What lies under words: `line` is also the ground of a chosen row and of a pressed button."""
+"""Backgrounds of text. `line` is also the background of a selected row and of a pressed button."""
+# `tests/app/test_contrast.py` computes the contrasts from these names, and reads the stylesheets too.
 WORDS = ("text", "dim", "accent", "bad", "good", "experts", "kv", "compute")
-"""What words are written in; the last three in code, and `experts` for what fits barely."""
+"""Text colours. The last three colour source code, and `experts` also marks models that barely fit."""
 FILLED = {"accent": "on_accent", "bad": "on_bad", "good": "on_good"}
-"""Grounds of buttons and badges, with the colour of the words on them."""
+"""Backgrounds of buttons and badges, with the colour of their text."""
 
 DARK = Palette(
     name="dark",

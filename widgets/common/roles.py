@@ -14,14 +14,14 @@ def set_role(widget: QWidget, role: str) -> None:
     style = widget.style()
     style.unpolish(widget)
     style.polish(widget)
-    # Makes the widget forget its size hint: roles differ in padding and font.
+    # Clears the cached size hint: roles differ in padding and font.
     QCoreApplication.sendEvent(widget, QEvent(QEvent.Type.StyleChange))
 
 
 def plain_label(text: str = "", role: str = "", *, wrap: bool = False) -> QLabel:
     """Return a label that shows `text` as it is, never as markup. `role` is a word of the stylesheet."""
     label = QLabel()
-    # Qt guesses rich text by default, and names of models and devices are not ours.
+    # QLabel detects rich text by default, and names of models and devices come from foreign files.
     label.setTextFormat(Qt.TextFormat.PlainText)
     label.setText(text)
     label.setWordWrap(wrap)
@@ -31,7 +31,7 @@ def plain_label(text: str = "", role: str = "", *, wrap: bool = False) -> QLabel
 
 
 def tool_button(text: str, name: str, role: str = "quiet", *, tip: str = "") -> QToolButton:
-    """Return a small button. `name` says what it does: to screen readers, and as tool tip unless there is a `tip`."""
+    """Return a small button. `name`: accessible name, and tooltip unless `tip` is given."""
     button = QToolButton()
     button.setText(text)
     button.setAccessibleName(name)

@@ -1,4 +1,4 @@
-"""A table of texts to read and to choose one row of."""
+"""A read-only table of texts with one selected row."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from widgets.common.tool_tips import plain_tool_tip
 
 
 class RowTable(QTableWidget):
-    """Columns are as wide as their texts, the one at `wide` takes what is left. `name`: what a screen reader says.
+    """Columns are as wide as their texts; the column `wide` takes the remaining width. `name`: accessible name.
 
     Tab leaves it; the arrow keys go through the rows.
     """
@@ -24,15 +24,17 @@ class RowTable(QTableWidget):
         self.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
         self.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
         self.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
+        # By default Tab goes through the cells of a table, and the keyboard never leaves a long one.
         self.setTabKeyNavigation(False)
         self.setWordWrap(True)
         header = self.horizontalHeader()
         header.setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
+        # The remainder makes -1 the last column.
         header.setSectionResizeMode(wide % len(headings), QHeaderView.ResizeMode.Stretch)
 
     @property
     def chosen_row(self) -> int | None:
-        """The row that is chosen."""
+        """The selected row; None without a selection."""
         rows = self.selectionModel().selectedRows()
         return rows[0].row() if rows else None
 
@@ -43,6 +45,7 @@ class RowTable(QTableWidget):
 
         Nothing is emitted for `chosen`: it is the row that was chosen before, where it is now.
         """
+        # Selecting a row again would emit `itemSelectionChanged`, which its listener takes for a choice of the user.
         blocked = self.blockSignals(True)
         place = self.verticalScrollBar().value()
         self.clearSelection()

@@ -1,4 +1,4 @@
-"""Fonts and text of what we paint ourselves: fixed sizes, figures of one width, and text that fits its place."""
+"""Fonts and measuring of text for painted widgets: fixed sizes, tabular figures, and elided text."""
 
 from __future__ import annotations
 
@@ -11,16 +11,43 @@ BODY_PX = 13
 SMALL_PX = 11
 
 
+class _Zoom:
+    """The zoom of the interface; the application has one."""
+
+    factor = 1.0
+
+
+def set_zoom(factor: float) -> None:
+    """Set the zoom for fonts and lengths computed from now on. `app.theme` calls it for all widgets."""
+    _Zoom.factor = factor
+
+
+def zoom() -> float:
+    """Return the zoom of the interface, 1.0 for its own size."""
+    return _Zoom.factor
+
+
+def zoomed(length_px: float) -> int:
+    """Return a length in pixels at the present zoom."""
+    return round(length_px * _Zoom.factor)
+
+
 def tabular(font: QFont) -> QFont:
     """Return `font` with figures of one width, for numbers that change in place."""
     result = QFont(font)
+    # Proportional figures would make a line of numbers tremble with each reading.
     result.setFeature(QFont.Tag("tnum"), 1)
     return result
 
 
 def ui_font(size_px: int = BODY_PX, *, bold: bool = False) -> QFont:
-    """Return the application's font in `size_px` pixels, with tabular figures."""
+    """Return the application's font in `size_px` pixels at a zoom of 1, with tabular figures."""
+    return _font(zoomed(size_px), bold=bold)
+
+
+def _font(size_px: int, *, bold: bool) -> QFont:
     font = tabular(QGuiApplication.font())
+    # Pixels and not points, because painted widgets have fixed heights in pixels.
     font.setPixelSize(size_px)
     font.setWeight(QFont.Weight.DemiBold if bold else QFont.Weight.Normal)
     return font
@@ -32,7 +59,7 @@ def text_width(text: str, font: QFont) -> float:
 
 
 def elide(text: str, font: QFont, width: float) -> str:
-    """Return `text`, cut at its end with an ellipsis where it is wider than `width` pixels."""
+    """Return `text`, cut at its end with an ellipsis if it is wider than `width` pixels."""
     return QFontMetricsF(font).elidedText(text, Qt.TextElideMode.ElideRight, max(width, 0.0))
 
 
@@ -46,9 +73,9 @@ def fitting(variants: Sequence[str], font: QFont, width: float) -> str:
 
 
 class Fonts:
-    """The fonts of one painted widget, made once."""
+    """The fonts of one painted widget, made once. They are not zoomed: such a widget scales its painter instead."""
 
     def __init__(self) -> None:
-        self.body = ui_font(BODY_PX)
-        self.bold = ui_font(BODY_PX, bold=True)
-        self.small = ui_font(SMALL_PX)
+        self.body = _font(BODY_PX, bold=False)
+        self.bold = _font(BODY_PX, bold=True)
+        self.small = _font(SMALL_PX, bold=False)

@@ -7,7 +7,7 @@ from PySide6.QtWidgets import QLayout, QLayoutItem, QStyle, QWidget
 
 
 class WrapLayout(QLayout):
-    """Items keep their size hint, centred in their line; those that expand take what a line leaves, or give way."""
+    """Items keep their size hint, centred in their line; expanding ones fill or shrink to fit."""
 
     def __init__(self, parent: QWidget | None = None, *, spacing: int = 8) -> None:
         super().__init__(parent)
@@ -28,6 +28,7 @@ class WrapLayout(QLayout):
         return self._items.pop(index) if 0 <= index < len(self._items) else None
 
     def expandingDirections(self) -> Qt.Orientation:
+        # It takes no spare width from its neighbours; inside a line, expanding items take what is left.
         return Qt.Orientation(0)
 
     def hasHeightForWidth(self) -> bool:
@@ -41,6 +42,7 @@ class WrapLayout(QLayout):
         """All items in one line."""
         sizes = [item.sizeHint() for item in self._visible()]
         width = sum(size.width() for size in sizes) + self.spacing() * max(len(sizes) - 1, 0)
+        # A parent asks for this before it knows the width; the height for two lines comes from `heightForWidth`.
         return QSize(width, max((size.height() for size in sizes), default=0))
 
     def minimumSize(self) -> QSize:
@@ -61,11 +63,13 @@ class WrapLayout(QLayout):
                 width = min(_narrowest(item) + (max(spare, 0) if _expands(item) else 0), item.maximumSize().width())
                 size = QSize(min(width, rect.width()), item.sizeHint().height())
                 place = QRect(QPoint(left, top + (height - size.height()) // 2), size)
+                # Places are computed from left to right, and mirrored here for languages written from right to left.
                 item.setGeometry(QStyle.visualRect(direction, rect, place))
                 left += size.width() + self.spacing()
             top += height + self.spacing()
 
     def _visible(self) -> list[QLayoutItem]:
+        # A `QWidgetItem` is empty while its widget is hidden, unless its policy retains the size.
         return [item for item in self._items if not item.isEmpty()]
 
     def _lines(self, width: int) -> list[tuple[list[QLayoutItem], int]]:
@@ -88,4 +92,5 @@ def _expands(item: QLayoutItem) -> bool:
 
 
 def _narrowest(item: QLayoutItem) -> int:
+    # Lines are filled by the least widths of expanding items, so that one wide label does not begin a line of its own.
     return item.minimumSize().width() if _expands(item) else item.sizeHint().width()

@@ -1,4 +1,4 @@
-"""Automatic layouts: which one, on which devices, in which order. Stays open and shows why the layout is so."""
+"""Dialog for automatic layouts: strategy, devices and their order, and the explanation of the layout found."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import replace
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import (
     QCheckBox,
-    QComboBox,
     QGridLayout,
     QHBoxLayout,
     QListWidget,
@@ -22,6 +21,7 @@ from engine.base.units import format_bytes
 from engine.devices.device import Device
 from engine.planning.settings.context_settings import KV_TYPES
 from widgets.common.dialog import Dialog
+from widgets.common.inputs import ComboBox
 from widgets.common.roles import plain_label, set_role
 from widgets.controls.values import AutoWishes, StrategyWords
 
@@ -34,7 +34,7 @@ _ROW_GAP_PX = 1
 
 
 class AutoLayoutDialog(Dialog):
-    """Every change of a wish is reported at once; a layout is found when somebody asks for it."""
+    """Reports each change of an option at once; a search starts with "Find Layout". It stays open for the result."""
 
     wishes_changed = Signal(AutoWishes)
     layout_requested = Signal()
@@ -46,8 +46,9 @@ class AutoLayoutDialog(Dialog):
         self._wishes = AutoWishes()
         self._devices: tuple[Device, ...] = ()
         self._filling = False
-        self.strategy_box = QComboBox()
+        self.strategy_box = ComboBox()
         self.strategy_box.setAccessibleName(tr("Strategy"))
+        # On Linux Qt reports the chosen entry of a combo box as its name, so the purpose is also its description.
         self.strategy_box.setAccessibleDescription(tr("Strategy"))
         for words in strategies:
             self.strategy_box.addItem(words.title, words.name)
@@ -59,11 +60,11 @@ class AutoLayoutDialog(Dialog):
         self.up_button = QPushButton(tr("Earlier"))
         self.down_button = QPushButton(tr("Later"))
         self.order_label = plain_label("", "dim", wrap=True)
-        self.split_box = QCheckBox(tr("Use several devices even where one is enough"))
+        self.split_box = QCheckBox(tr("Use several devices even if one is enough"))
         self.type_boxes = {name: QCheckBox(name) for name in KV_TYPES}
         self.types_title = plain_label(tr("KV cache types that may be used"), "dim")
         self.pins_label = plain_label("", "dim", wrap=True)
-        self.release_button = QPushButton(tr("Release All"))
+        self.release_button = QPushButton(tr("Unpin All"))
         self.explanation_label = plain_label("", "dim", wrap=True)
         self.find_button = self.add_button(tr("Find Layout"), self.layout_requested.emit)
         self._lay_out()
@@ -93,7 +94,7 @@ class AutoLayoutDialog(Dialog):
             self.explanation_label,
             None,
         )
-        # Enter finds a layout from everywhere: else it presses whichever button comes next, and moves devices.
+        # Enter starts the search. As auto-default buttons, "Earlier" and "Later" would take Enter and move devices.
         for button in (self.up_button, self.down_button, self.release_button):
             button.setAutoDefault(False)
         self.find_button.setDefault(True)
@@ -105,7 +106,9 @@ class AutoLayoutDialog(Dialog):
         self.strategy_box.currentIndexChanged.connect(self._on_edited)
         self.device_list.itemChanged.connect(self._on_edited)
         self.device_list.currentRowChanged.connect(self._show_moves)
+        # Dragging a row emits no signal of the list itself, only of its model.
         self.device_list.model().rowsMoved.connect(self._on_edited)
+        # Buttons do the same as dragging, for people who use the keyboard.
         self.up_button.clicked.connect(lambda: self._move(-1))
         self.down_button.clicked.connect(lambda: self._move(1))
         self.split_box.toggled.connect(self._on_edited)
@@ -115,41 +118,44 @@ class AutoLayoutDialog(Dialog):
 
     @property
     def wishes(self) -> AutoWishes:
-        """What is chosen now."""
+        """The chosen options."""
         return self._wishes
 
     def set_wishes(self, wishes: AutoWishes) -> None:
-        """Show `wishes`."""
+        """Show these options, without reporting them."""
         if wishes != self._wishes:
             self._wishes = wishes
             self._fill()
 
     def set_devices(self, devices: Sequence[Device]) -> None:
-        """Offer these devices; the host takes what is left and is not listed."""
+        """List these devices. The host takes the layers that remain and is not listed."""
+        # An "accel" device works together with the CPU (BLAS, AMX; `GGML_BACKEND_DEVICE_TYPE_ACCEL`) and holds no
+        # layers.
         shown = tuple(device for device in devices if not device.is_host and device.kind != "accel")
+        # By their texts: free memory changes with every reading, and filling the list again would end a drag of a row.
         if [_line(device) for device in shown] != [_line(device) for device in self._devices]:
             self._devices = shown
             self._fill()
 
     def set_pins_text(self, text: str) -> None:
-        """Say what is pinned; "" where nothing is."""
-        self.pins_label.setText(text or tr("No layers are pinned: choose some in the editor and press P."))
+        """Show the pinned layers; empty if there are none."""
+        self.pins_label.setText(text or tr("No layers are pinned. Select some in the editor and press P."))
         self.release_button.setEnabled(bool(text))
 
     def set_ready(self, ready: bool) -> None:
-        """Whether there is a model to find a layout for."""
+        """Enable the search, once a model is open."""
         self.find_button.setEnabled(ready)
 
     def set_explanation(self, text: str, *, bad: bool = False) -> None:
-        """Show why the layout that was found is so."""
+        """Show the explanation of the layout that was found. `bad`: it does not fit."""
         self.explanation_label.setText(text)
         set_role(self.explanation_label, "error" if bad else "dim")
-        # A dialog does not grow by itself for words that come later.
+        # Qt does not enlarge a dialog for a wrapped label whose text comes later.
         lines_px = _LINES * self.fontMetrics().height()
         self.explanation_label.setMinimumHeight(max(lines_px, self.explanation_label.heightForWidth(self.width() - 40)))
 
     def _fill(self) -> None:
-        """Show the wishes without reporting them back."""
+        """Show the options without reporting them."""
         self._filling = True
         wishes = self._wishes
         self.strategy_box.setCurrentIndex(max(0, self.strategy_box.findData(wishes.strategy)))
@@ -171,7 +177,7 @@ class AutoLayoutDialog(Dialog):
         self._show_words()
 
     def _fit_list(self) -> None:
-        """Leave no empty room below a short list; a long one is scrolled."""
+        """Fit the height to the rows, up to `_LIST_ROWS`; a longer list scrolls."""
         rows = min(max(self.device_list.count(), 1), _LIST_ROWS)
         row_px = max(self.device_list.sizeHintForRow(0), self.fontMetrics().height()) + 2 * _ROW_GAP_PX
         self.device_list.setFixedHeight(rows * row_px + 2 * self.device_list.frameWidth() + 4)
@@ -180,11 +186,11 @@ class AutoLayoutDialog(Dialog):
         words = self._strategies[str(self.strategy_box.currentData())]
         self.purpose_label.setText(f"{words.purpose}.")
         order = (
-            tr("They are filled in this order.")
+            tr("Devices are filled in this order.")
             if words.uses_order
-            else tr("Their order matters to the strategy One after Another.")
+            else tr("Only the strategy One after Another uses the order of the devices.")
         )
-        self.order_label.setText(order if self._devices else tr("There are none besides the CPU."))
+        self.order_label.setText(order if self._devices else tr("There are no devices besides the CPU."))
         self.types_title.setVisible(words.uses_kv_types)
         for box in self.type_boxes.values():
             box.setVisible(words.uses_kv_types)
@@ -198,6 +204,7 @@ class AutoLayoutDialog(Dialog):
     def _move(self, step: int) -> None:
         row = self.device_list.currentRow()
         self._filling = True
+        # Taking the row out changes the current row, and each step would be reported as an edit.
         item = self.device_list.takeItem(row)
         self.device_list.insertItem(row + step, item)
         self.device_list.setCurrentRow(row + step)
@@ -207,6 +214,7 @@ class AutoLayoutDialog(Dialog):
     def _on_edited(self) -> None:
         if self._filling:
             return
+        # The list is the truth for order and check marks: a drag of a row has changed it before this is called.
         items = [self.device_list.item(row) for row in range(self.device_list.count())]
         shown = [str(item.data(_ID)) for item in items]
         off = {str(item.data(_ID)) for item in items if item.checkState() is Qt.CheckState.Unchecked}
@@ -226,5 +234,5 @@ class AutoLayoutDialog(Dialog):
 
 
 def _line(device: Device) -> str:
-    margin = tr(", keeps {margin} free", margin=format_bytes(device.margin_bytes)) if device.margin_bytes else ""
+    margin = tr(", leaves {margin} free", margin=format_bytes(device.margin_bytes)) if device.margin_bytes else ""
     return f"{device.id}  {device.name}  ({format_bytes(device.total_bytes)}{margin})"

@@ -20,24 +20,28 @@ from engine.planning.settings.context_settings import (
     KvType,
 )
 from widgets.common.counts import format_count
+from widgets.common.inputs import ComboBox
 from widgets.common.roles import plain_label, tool_button
 from widgets.common.tool_tips import plain_tool_tip
 from widgets.controls.decided import decided_text
 from widgets.controls.setting_controls import TokenSpinBox, is_typed_in, show_number
 from widgets.controls.values import CONTROL_HEIGHT_PX
 
+# Context lengths in tokens that models are commonly trained for.
 PRESETS = (2048, 4096, 8192, 16384, 32768, 65536, 131072)
-AUTO_PRESET = tr("Auto: as long as is sensible and fits")
+AUTO_PRESET = tr("Auto: as long as useful, up to what fits")
 
 
 class ContextEditor(QObject):
     """Edits the parts of `ContextSettings` that the bar shows; the rest passes through unchanged.
 
-    `groups` are the widgets to lay out.
+    `groups` are the widgets to lay out. Cache types and flash attention are shown only after "Details": people who try
+    a first model need none of them, and the defaults fit.
     """
 
     context_changed = Signal(ContextSettings)
     all_requested = Signal()
+    details_toggled = Signal(bool)
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -54,16 +58,25 @@ class ContextEditor(QObject):
         self.type_v_box = _choices(tr("Type of the V cache"), KV_TYPES)
         self.flash_box = _choices(tr("Flash attention"), FLASH_ATTENTION_MODES)
         self.all_button = tool_button("⋯", tr("All settings of the next load"), "compact")
-        self.all_button.setToolTip(tr("All settings of the next load, and what was decided"))
+        self.all_button.setToolTip(tr("All settings of the next load, with the values in use"))
         self.context_label = plain_label(tr("Context"), "dim")
+        self.details_button = tool_button(tr("Details"), tr("Show KV cache types and flash attention"), "segment")
+        self.details_button.setCheckable(True)
+        self._details = (
+            _group(plain_label(tr("KV cache"), "dim"), self.type_k_box, self.type_v_box),
+            _group(plain_label(tr("Flash attention"), "dim"), self.flash_box),
+        )
         self.groups = (
             _group(self.context_label, self.n_ctx_box, self.presets_button),
-            _group(plain_label("KV", "dim"), self.type_k_box, self.type_v_box),
-            _group(plain_label(tr("Flash attn"), "dim"), self.flash_box, self.all_button),
+            *self._details,
+            _group(self.details_button, self.all_button),
         )
+        self.show_details(False)
         self.n_ctx_box.valueChanged.connect(self._on_edited)
+        # `activated` is emitted only for a choice by the user; `currentIndexChanged` also for `setCurrentText`.
         for box in (self.type_k_box, self.type_v_box, self.flash_box):
             box.activated.connect(self._on_edited)
+        self.details_button.clicked.connect(self._on_details)
         self.all_button.clicked.connect(self.all_requested)
         self.set_settings(self._settings, None)
 
@@ -71,11 +84,27 @@ class ContextEditor(QObject):
     def settings(self) -> ContextSettings:
         return self._settings
 
+    @property
+    def controls(self) -> tuple[QWidget, ...]:
+        """All boxes and buttons, from left to right."""
+        boxes = (self.type_k_box, self.type_v_box, self.flash_box)
+        return (self.n_ctx_box, self.presets_button, *boxes, self.details_button, self.all_button)
+
+    def show_details(self, shown: bool) -> None:
+        """Show or hide cache types and flash attention, without a signal."""
+        self.details_button.setChecked(shown)
+        for group in self._details:
+            group.setVisible(shown)
+
+    def _on_details(self, shown: bool) -> None:
+        self.show_details(shown)
+        self.details_toggled.emit(shown)
+
     def set_settings(
         self, settings: ContextSettings, n_ctx_train: int | None, decisions: tuple[Decision, ...] = ()
     ) -> None:
         """Show `settings` and what was decided; `n_ctx_train`: the length trained for, None when unknown."""
-        # Free memory moves all the time, and with it a length left open: not under somebody's fingers.
+        # An automatic length follows free memory, which changes all the time. It must not replace a number being typed.
         keeps_typed = settings == self._settings and is_typed_in(self.n_ctx_box)
         self._settings = settings
         self._decisions = {each.setting: each for each in decisions}
@@ -85,13 +114,14 @@ class ContextEditor(QObject):
         self.type_k_box.setCurrentText(settings.type_k)
         self.type_v_box.setCurrentText(settings.type_v)
         self.flash_box.setCurrentText(settings.flash_attn)
+        # Filled only for another model: settings are shown again after every edit, and the menu may be open.
         if n_ctx_train != self._n_ctx_train or not self.presets_button.menu().actions():
             self._n_ctx_train = n_ctx_train
             self._fill_presets()
         self._show_hints()
 
     def _label(self) -> str:
-        """Name the box; with several requests at a time it says how many have that context each."""
+        """Return the label of the box; with several parallel requests it has their number."""
         count = self._settings.n_seq_max
         name = (
             tr("Context")
@@ -101,7 +131,7 @@ class ContextEditor(QObject):
         return tr("{name} · auto", name=name) if self._settings.n_ctx == AUTO_CONTEXT else name
 
     def _used_n_ctx(self) -> int:
-        """Return what one request has."""
+        """Return the context length of one request in tokens."""
         if self._settings.n_ctx != AUTO_CONTEXT:
             return self._settings.n_ctx_each
         decided = self._decisions.get("n_ctx")
@@ -110,7 +140,7 @@ class ContextEditor(QObject):
         return msgspec.structs.replace(self._settings, n_ctx=decided.value).n_ctx_each
 
     def _on_edited(self) -> None:
-        # The box may show another number than was asked for: a length left open, or one below its range.
+        # The box may show another number than was set: an automatic length, or one below its range.
         entered = self.n_ctx_box.value()
         asked = self._settings if entered == self._shown_n_ctx else self._settings.with_each(entered)
         self._change(
@@ -133,19 +163,21 @@ class ContextEditor(QObject):
     def _fill_presets(self) -> None:
         menu = self.presets_button.menu()
         menu.clear()
+        # `AUTO_CONTEXT` is kept in the settings; the length comes from the decision and follows the free memory.
         action = menu.addAction(AUTO_PRESET)
         action.triggered.connect(lambda: self._change(msgspec.structs.replace(self._settings, n_ctx=AUTO_CONTEXT)))
         menu.addSeparator()
         trained = self._n_ctx_train
         for preset in PRESETS:
+            # A longer context is allowed, but answers may get worse, so it has to be typed.
             if trained is None or preset < trained:
                 self._add_preset(menu, preset, "")
         if trained is not None:
-            self._add_preset(menu, trained, tr("  (trained for)"))
+            self._add_preset(menu, trained, tr("  (trained length)"))
 
     def _add_preset(self, menu: QMenu, n_ctx: int, suffix: str) -> None:
         def choose() -> None:
-            # The box may show just this number already, where the length was left open.
+            # Set first: with an automatic length the box may show this number already, and would emit nothing.
             self._change(self._settings.with_each(n_ctx))
             self.n_ctx_box.setValue(n_ctx)
 
@@ -157,14 +189,15 @@ class ContextEditor(QObject):
             hint = tr("Context length in tokens")
         elif settings.n_ctx_each > trained:
             hint = tr(
-                "Longer than the {trained} tokens that the model was trained for: answers may degrade",
+                "Longer than the trained length of {trained} tokens: answers may get worse",
                 trained=format_count(trained),
             )
         else:
-            hint = tr("Context length in tokens, trained for {trained}", trained=format_count(trained))
+            hint = tr("Context length in tokens; the model was trained with {trained}", trained=format_count(trained))
+        # Without `kv_unified` llama.cpp divides `n_ctx` by `n_seq_max`; the box shows the part of one request.
         if settings.n_seq_max > 1 and settings.n_ctx != AUTO_CONTEXT and not settings.kv_unified:
             hint += tr(
-                "\nFor each of {n_seq_max} requests at a time: {n_ctx} in all",
+                "\nFor each of {n_seq_max} parallel requests; {n_ctx} in total",
                 n_seq_max=settings.n_seq_max,
                 n_ctx=format_count(settings.n_ctx),
             )
@@ -182,20 +215,20 @@ class ContextEditor(QObject):
 
 
 def _choices(name: str, values: tuple[str, ...]) -> QComboBox:
-    box = QComboBox()
+    box = ComboBox()
     box.addItems(list(values))
     box.setAccessibleName(name)
     box.setToolTip(name)
     return box
 
 
-def _group(label: QLabel, *widgets: QWidget) -> QWidget:
+def _group(*widgets: QWidget) -> QWidget:
     group = QWidget()
     row = QHBoxLayout(group)
     row.setContentsMargins(0, 0, 0, 0)
     row.setSpacing(4)
-    row.addWidget(label)
     for widget in widgets:
-        widget.setFixedHeight(CONTROL_HEIGHT_PX)
+        if not isinstance(widget, QLabel):
+            widget.setFixedHeight(CONTROL_HEIGHT_PX)
         row.addWidget(widget)
     return group

@@ -1,4 +1,4 @@
-"""Decisions in a form: a row for each setting with its control, and a quiet line on what is used and why."""
+"""Decisions in a form: a row for each setting with its control, the value in use and the reason."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ from widgets.common.roles import plain_label
 from widgets.common.tool_tips import plain_tool_tip
 
 MIN_COUNT = 10_000
-"""From here on thousands are set apart."""
+"""Numbers from here on have a separator for thousands."""
 
 
 def decided_text(decision: Decision) -> str:
-    """Return value and reason in one line, the reason alone where somebody chose the value."""
+    """Return value and reason in one line; only the reason if the user chose the value."""
     return decision.reason if decision.overridden else f"{value_text(decision.value)}: {decision.reason}"
 
 
 def value_text(value: str | int | bool) -> str:
     """Return a decided value as it is shown."""
+    # First, because `bool` is a subclass of `int`.
     if isinstance(value, bool):
         return tr("on") if value else tr("off")
     return format_count(value) if isinstance(value, int) and value >= MIN_COUNT else str(value)
 
 
 TWO_LINES_PX = 34
-"""So that a dialog does not change its height with every reason."""
+"""Least height of a reason in pixels, so that the dialog does not change its height with every reason."""
 
 
 class DecidedRows:
-    """Lays out settings one below the other, in three columns, and tells each what was decided."""
+    """Lays out settings in three columns: label, controls, and the decision with its reason."""
 
     def __init__(self, grid: QGridLayout) -> None:
         self._grid = grid
@@ -45,6 +46,7 @@ class DecidedRows:
     def add_title(self, text: str) -> None:
         """Begin a group of settings."""
         row = self._grid.rowCount()
+        # An empty `QGridLayout` says that it has one row, so the first title is in row 1.
         if row > 1:
             self._grid.setRowMinimumHeight(row, 8)
             row += 1
@@ -59,16 +61,16 @@ class DecidedRows:
         self._grid.addWidget(name, row, 0)
         self._grid.addWidget(_beside(controls), row, 1)
         line = self._lines[setting] = plain_label("", "dim", wrap=True)
-        line.setAccessibleName(tr("{label}: what is used and why", label=label))
+        line.setAccessibleName(tr("{label}: value in use and reason", label=label))
         line.setMinimumHeight(TWO_LINES_PX)
         self._grid.addWidget(line, row, 2)
 
     def line(self, setting: str) -> str:
-        """Return what is said of a setting."""
+        """Return the decision shown for a setting."""
         return self._lines[setting].text()
 
     def show_decisions(self, decisions: Mapping[str, Decision]) -> None:
-        """Say of each setting what was decided, and nothing where nothing was."""
+        """Show the decision of each setting; settings without one get an empty line."""
         for setting, line in self._lines.items():
             decided = decisions.get(setting)
             line.setText("" if decided is None else decided_text(decided))

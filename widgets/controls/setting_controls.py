@@ -5,24 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
-from PySide6.QtCore import QEvent, QObject, Qt, Signal
+from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtGui import QStandardItemModel, QValidator
-from PySide6.QtWidgets import QComboBox, QSpinBox, QToolButton, QWidget
+from PySide6.QtWidgets import QSpinBox, QToolButton, QWidget
 
+from engine.base.units import parse_count
 from engine.planning.plan.decisions.decision import Decision
 from engine.planning.settings.context_settings import AUTO
-from engine.planning.settings.kinds import Choice, Switch, Value, WholeNumber
+from engine.planning.settings.kinds import Choice, Real, Switch, Value, WholeNumber
 from engine.planning.settings.table import CONTEXT_STEP as STEP
 from engine.planning.settings.table import Setting
-from widgets.common.counts import SEPARATOR, format_count, parse_count
+from widgets.common.counts import SEPARATOR, format_count
+from widgets.common.inputs import ComboBox, DoubleSpinBox, SpinBox
+from widgets.common.text import zoomed
 from widgets.common.tool_tips import plain_tool_tip
 
 
 def show_number(box: QSpinBox, number: int) -> int:
-    """Show `number` without a signal, and return what the box makes of it.
+    """Show `number` without a signal, and return it limited to the range of the box.
 
-    Where it has that number already, the text stays: somebody may be typing another one.
+    If the box has that number already, its text stays, because the user may be typing another one.
     """
+    # `setValue` writes the text again even if the value is the same, and with it what is being typed.
     if box.value() != min(max(number, box.minimum()), box.maximum()):
         blocked = box.blockSignals(True)
         box.setValue(number)
@@ -31,85 +35,94 @@ def show_number(box: QSpinBox, number: int) -> int:
 
 
 def is_typed_in(box: QSpinBox) -> bool:
-    """Return whether somebody is typing a number that is not entered yet."""
+    """Return whether the user has typed a number that is not entered yet."""
     return box.hasFocus() and box.lineEdit().isModified()
 
 
+# 16,777,216 tokens: more than any model is trained for. `QSpinBox` needs some upper limit.
 MAX_TOKENS = 1 << 24
+_COUNT_CHARACTERS = f"0123456789 ,.'_kKmM\u00a0{SEPARATOR}"
 PADDING = 22
 
 
-class TokenSpinBox(QSpinBox):
+class TokenSpinBox(SpinBox):
     """Reports a value when it is entered, not while it is typed; typed values are rounded up as the engine does."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setRange(STEP, MAX_TOKENS)
         self.setSingleStep(STEP)
+        # With tracking, "8192" would be reported as 8, 81, 819 and 8192, and a plan made for each.
         self.setKeyboardTracking(False)
         self.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self.setAccelerated(True)
         self.lineEdit().setAcceptDrops(False)  # Dropped files are for the window.
-        self.setFixedWidth(self.fontMetrics().horizontalAdvance(format_count(8 * 131072)) + PADDING)
-
+        self.fit_width()
         # With the value entered, Ctrl+Z is for the layout again and no longer for the typed text.
         self.lineEdit().returnPressed.connect(self.clearFocus)
+
+    def fit_width(self) -> None:
+        """Make room for the longest usual count in the present font."""
+        # The stylesheet sets the font when the widget is polished, which otherwise happens when it is first shown.
+        self.ensurePolished()
+        self.setFixedWidth(self.fontMetrics().horizontalAdvance(format_count(8 * 131072)) + zoomed(PADDING))
 
     def textFromValue(self, value: int) -> str:
         return format_count(value)
 
     def valueFromText(self, text: str) -> int:
-        typed = parse_count(text) or STEP
-        return min(-(-typed // STEP) * STEP, MAX_TOKENS)
+        try:
+            typed = parse_count(text)
+        except ValueError:
+            return self.value()
+        # Rounded up: llama.cpp pads `n_ctx` to a multiple of 256, and fewer tokens than typed would be a surprise.
+        return min(max(-(-typed // STEP), 1) * STEP, MAX_TOKENS)
 
     def validate(self, text: str, position: int) -> tuple[QValidator.State, str, int]:
-        if all(character in "0123456789 ,." or character == SEPARATOR for character in text):
-            found = parse_count(text)
-            state = QValidator.State.Intermediate if found is None else QValidator.State.Acceptable
+        try:
+            parse_count(text)
+        except ValueError:
+            # A beginning of "1.5k" or "16 384" is no count yet. Other letters are refused as they are typed.
+            can_begin = all(character in _COUNT_CHARACTERS for character in text)
+            state = QValidator.State.Intermediate if can_begin else QValidator.State.Invalid
             return state, text, position
-        return QValidator.State.Invalid, text, position
+        return QValidator.State.Acceptable, text, position
+
+    def fixup(self, text: str) -> str:
+        """Return the text of the present value, for a text that is left and is no count."""
+        return self.textFromValue(self.value())
 
 
 MOST_SHOWN = 1 << 20
-"""Numbers in plain boxes; a file may say more, which then stays as it is until somebody enters another."""
+"""Upper limit of plain number boxes. A larger value from a file stays until the user enters another one."""
 
 
 class SettingControl(QObject):
-    """Shows the value of one setting and says when somebody enters another. `widgets` are to be laid out in a row."""
+    """Shows the value of one setting, and reports when the user changes it. The caller lays out `widgets` in a row."""
 
     edited = Signal()
 
     def __init__(self, *widgets: QWidget) -> None:
         super().__init__()
         self.widgets = widgets
-        for widget in widgets:
-            # Scrolling through a form is not to change what happens to be under the mouse.
-            widget.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-            widget.installEventFilter(self)
-
-    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        if event.type() == QEvent.Type.Wheel and isinstance(watched, QWidget) and not watched.hasFocus():
-            event.ignore()
-            return True
-        return super().eventFilter(watched, event)
 
     def value(self) -> Value:
-        """Return what is entered."""
+        """Return the entered value."""
         raise NotImplementedError
 
     def show_value(self, value: Value, decided: Decision | None) -> None:
-        """Show `value`, and what is used where it is left open; says nothing."""
+        """Show `value`, or the decided value if it is automatic, without a signal."""
         raise NotImplementedError
 
     def disable_choices(self, refused: Mapping[str, str]) -> None:
-        """Show which values cannot be had, with the reasons, where there are values to choose from."""
+        """Disable values that cannot be used; `refused` has their reasons. Controls without a list do nothing."""
 
 
 class ChoiceControl(SettingControl):
     """A box with the words of a choice or a switch."""
 
     def __init__(self, name: str, kind: Choice | Switch) -> None:
-        self.box = QComboBox()
+        self.box = ComboBox()
         self.box.addItems(list(kind.words))
         self.box.setAccessibleName(name)
         super().__init__(self.box)
@@ -123,11 +136,13 @@ class ChoiceControl(SettingControl):
         self.box.setCurrentText(self._kind.text_of(value))
 
     def disable_choices(self, refused: Mapping[str, str]) -> None:
-        """Grey them out, with the reason as their tool tip; the one that is set stays."""
+        """Grey out refused values, with the reason as tooltip. The present value stays enabled."""
+        # A combo box without a model of its own has a `QStandardItemModel`, whose items can be disabled.
         model = cast(QStandardItemModel, self.box.model())
         for index in range(self.box.count()):
             reason = refused.get(self.box.itemText(index))
             item = model.item(index)
+            # A disabled current entry would look as if the whole box were disabled.
             item.setEnabled(reason is None or index == self.box.currentIndex())
             item.setData(plain_tool_tip(reason or ""), Qt.ItemDataRole.ToolTipRole)
 
@@ -144,7 +159,7 @@ class NumberControl(SettingControl):
         self.box.valueChanged.connect(self.edited)
 
     def value(self) -> Value:
-        # What was asked for stays where nobody entered anything: the range of the box may be narrower.
+        # Without an entry the original value stays: the range of the box may be narrower than that of the setting.
         if self.box.value() == self._shown:
             return self._asked
         return self._left_open.kept if self._left_open is not None and not self.box.value() else self.box.value()
@@ -154,8 +169,35 @@ class NumberControl(SettingControl):
         self._asked, self._shown = value, _show_value(self.box, number)
 
 
+class RealControl(SettingControl):
+    """A box for a number with a fraction."""
+
+    def __init__(self, name: str, kind: Real) -> None:
+        self.box = DoubleSpinBox()
+        self.box.setDecimals(3)
+        self.box.setRange(kind.low, kind.high)
+        self.box.setSingleStep(kind.step)
+        self.box.setKeyboardTracking(False)
+        self.box.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        self.box.setAccessibleName(name)
+        super().__init__(self.box)
+        self._asked: Value = None
+        self._shown = self.box.value()
+        self.box.valueChanged.connect(self.edited)
+
+    def value(self) -> Value:
+        # The box rounds to its decimals; a value that nobody changed stays as it was.
+        return self._asked if self.box.value() == self._shown else self.box.value()
+
+    def show_value(self, value: Value, decided: Decision | None) -> None:
+        blocked = self.box.blockSignals(True)
+        self.box.setValue(value if isinstance(value, int | float) else self.box.minimum())
+        self.box.blockSignals(blocked)
+        self._asked, self._shown = value, self.box.value()
+
+
 class LengthControl(SettingControl):
-    """A box for a length in tokens beside a button that leaves it open; then the box shows what is used."""
+    """A box for a length in tokens with an "Auto" button. While that is on, the box shows the length in use."""
 
     def __init__(self, name: str, kind: WholeNumber) -> None:
         self.auto_button = QToolButton()
@@ -175,7 +217,7 @@ class LengthControl(SettingControl):
     def value(self) -> Value:
         if self.auto_button.isChecked():
             return self._open_value
-        # A length that is no longer left open begins with what is shown.
+        # After "Auto" is switched off, the length begins with the one that was in use.
         is_asked = self.box.value() == self._shown and self._asked != self._open_value
         return self._asked if is_asked else self.box.value()
 
@@ -183,6 +225,7 @@ class LengthControl(SettingControl):
         is_open = value == self._open_value
         used = decided.value if decided is not None else value
         self._asked, self._shown = value, _show_value(self.box, used if is_open else value)
+        # `toggled` is emitted for `setChecked` as well, and would be reported as an edit.
         blocked = self.auto_button.blockSignals(True)
         self.auto_button.setChecked(is_open)
         self.auto_button.blockSignals(blocked)
@@ -192,14 +235,18 @@ class LengthControl(SettingControl):
 def make_control(setting: Setting) -> SettingControl:
     """Return the control for the kind of value that `setting` has."""
     kind, name = setting.kind, setting.label
+    if isinstance(kind, Real):
+        return RealControl(name, kind)
     if not isinstance(kind, WholeNumber):
         return ChoiceControl(name, kind)
+    # Of the numbers in the table only the context length has a step of more than 1.
     return LengthControl(name, kind) if kind.step > 1 else NumberControl(name, kind)
 
 
 def _number_box(name: str, kind: WholeNumber) -> QSpinBox:
-    """Return a box for a number; where it may be left open, 0 stands for that."""
-    box = QSpinBox()
+    """Return a box for a number; 0 stands for automatic if the setting allows that."""
+    box = SpinBox()
+    # `setSpecialValueText` is shown for the minimum, which is why 0 stands for automatic.
     box.setRange(kind.low if kind.left_open is None else 0, min(kind.high, MOST_SHOWN))
     if kind.left_open is not None:
         box.setSpecialValueText(AUTO)
@@ -210,5 +257,5 @@ def _number_box(name: str, kind: WholeNumber) -> QSpinBox:
 
 
 def _show_value(box: QSpinBox, value: Value) -> int:
-    """Show `value`, 0 where it is no number, and return what the box makes of it."""
+    """Show `value`, or 0 if it is no number, and return it limited to the range of the box."""
     return show_number(box, value if isinstance(value, int) else 0)

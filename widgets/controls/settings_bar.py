@@ -24,6 +24,7 @@ from engine.planning.plan.decisions.decision import Decision
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.session.status import ModelStatus, Phase
 from widgets.common.elided_label import ElidedLabel
+from widgets.common.text import zoomed
 from widgets.common.tool_tips import plain_tool_tip
 from widgets.common.wrap_layout import WrapLayout
 from widgets.controls.context_editor import ContextEditor
@@ -31,7 +32,7 @@ from widgets.controls.values import CONTROL_HEIGHT_PX, SplitModeChoice
 
 
 class SettingsBar(QFrame):
-    """Shows what it is told and reports what the person asks for; wraps into two lines when the window is narrow."""
+    """Settings of the next load and the load buttons. It wraps into two lines in a narrow window."""
 
     context_changed = Signal(ContextSettings)
     split_mode_changed = Signal(SplitModeChoice)
@@ -40,6 +41,7 @@ class SettingsBar(QFrame):
     unload_requested = Signal()
     model_menu_requested = Signal()
     all_settings_requested = Signal()
+    details_toggled = Signal(bool)
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -55,17 +57,19 @@ class SettingsBar(QFrame):
         layout.setContentsMargins(12, 4, 12, 4)
         layout.setSpacing(12)
         layout.addLayout(settings, 1)
+        # Outside of the wrapping part, so that Load stays at its place when settings need a second line.
         layout.addWidget(self.load_buttons, 0, Qt.AlignmentFlag.AlignTop)
         self.model_button.clicked.connect(self.model_menu_requested.emit)
         self.split_chooser.mode_chosen.connect(self.split_mode_changed)
         self.context_editor.context_changed.connect(self.context_changed)
         self.context_editor.all_requested.connect(self.all_settings_requested)
+        self.context_editor.details_toggled.connect(self._on_details)
         self.load_buttons.load_requested.connect(self.load_requested)
         self.load_buttons.cancel_requested.connect(self.cancel_requested)
         self.load_buttons.unload_requested.connect(self.unload_requested)
 
     def set_model_text(self, name: str, detail: str) -> None:
-        """Name the open model; an empty name: there is none."""
+        """Show name and details of the open model; an empty name means that none is open."""
         self.model_button.set_text(name, detail)
 
     def set_context(
@@ -74,12 +78,17 @@ class SettingsBar(QFrame):
         """Show `settings` and what was decided; `n_ctx_train`: the length trained for, None when unknown."""
         self.context_editor.set_settings(settings, n_ctx_train, decisions)
 
+    def show_details(self, shown: bool) -> None:
+        """Show or hide cache types and flash attention."""
+        self.context_editor.show_details(shown)
+        self._fit_height()
+
     def set_split_mode(self, mode: SplitMode, disabled: Mapping[SplitMode, str] | None = None) -> None:
-        """Show `mode` as chosen; `disabled` maps modes that cannot be had to the reason."""
+        """Show `mode` as chosen. `disabled`: reasons by mode that cannot be used."""
         self.split_chooser.set_mode(mode, disabled or {})
 
     def set_status(self, status: ModelStatus) -> None:
-        """Offer what the status of the current model allows; settings stay editable, for the next load."""
+        """Enable the buttons that the status of the current model allows. Settings stay editable for the next load."""
         self.load_buttons.set_status(status)
         self._fit_height()
 
@@ -91,8 +100,25 @@ class SettingsBar(QFrame):
         super().resizeEvent(event)
         self._fit_height()
 
+    def apply_zoom(self) -> None:
+        """Use the zoom of the interface for the controls, which all have one height."""
+        self.context_editor.n_ctx_box.fit_width()
+        controls = (
+            self.model_button,
+            *self.split_chooser.buttons,
+            *self.context_editor.controls,
+            *self.load_buttons.buttons,
+        )
+        for control in controls:
+            control.setFixedHeight(zoomed(CONTROL_HEIGHT_PX))
+        self._fit_height()
+
+    def _on_details(self, shown: bool) -> None:
+        self._fit_height()
+        self.details_toggled.emit(shown)
+
     def _fit_height(self) -> None:
-        # Fixed, because tool bars and docks around it do not ask for a height by width.
+        # Fixed, because QToolBar ignores the height for width of its widgets.
         height = self._row.heightForWidth(self.width())
         if height > 0 and height != self.height():
             self.setFixedHeight(height)
@@ -119,6 +145,7 @@ class ModelButton(QPushButton):
         row.setContentsMargins(MARGIN_PX, 0, MARGIN_PX, 0)
         row.setSpacing(8)
         for label in (self._name, self._detail, arrow):
+            # The labels cover the button, which has to get press, hover and tooltip.
             label.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
         row.addWidget(self._name)
         row.addWidget(self._detail)
@@ -131,7 +158,7 @@ class ModelButton(QPushButton):
         self.set_text("", "")
 
     def set_text(self, name: str, detail: str) -> None:
-        """Show `name` and `detail`; without a name, that there is no model."""
+        """Show `name` and `detail`; an empty name means that no model is open."""
         self._name.setText(name or NO_MODEL)
         self._detail.setText(detail)
         self._fit()
@@ -139,13 +166,16 @@ class ModelButton(QPushButton):
         self.setAccessibleName(tr("Model: {name} {detail}", name=name or tr("none"), detail=detail).strip())
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """The name comes first: the detail shows only where there is room for both."""
+        """Hide the detail if there is no room for both; the name comes first."""
         super().resizeEvent(event)
         self._fit()
 
     def _fit(self) -> None:
+        # One pixel more: a label exactly as wide as its text may elide it, because widths are rounded.
         name_width = self._name.fontMetrics().horizontalAdvance(self._name.text()) + 1
         needed = name_width + MIN_DETAIL_PX + 2 * MARGIN_PX + ARROW_PX
+        # By the width of the button, not of the label: hiding the detail changes that of the label, and it would
+        # flicker.
         has_detail = bool(self._detail.text()) and self.width() >= needed
         self._detail.setVisible(has_detail)
         self._name.setMinimumWidth(name_width if has_detail else 0)
@@ -160,15 +190,15 @@ class ModelButton(QPushButton):
 
 
 LABELS: Mapping[SplitMode, tuple[str, str]] = {
-    "layer": (tr("Layer"), tr("Whole layers go to devices, one after the other")),
-    "tensor": (tr("Tensor"), tr("Every layer is spread over the devices")),
-    "row": (tr("Row"), tr("The rows of matrices are spread over the devices")),
+    "layer": (tr("Layer"), tr("Each layer is on one device")),
+    "tensor": (tr("Tensor"), tr("Each layer is split over the devices, which compute at the same time")),
+    "row": (tr("Row"), tr("The rows of weight matrices are split over the devices")),
     "none": (tr("One device"), tr("The whole model on one device")),
 }
 
 
 class SplitModeChooser(QWidget):
-    """Reports what the person picks; shows what it is told."""
+    """Segments for the split modes; reports the one that was clicked."""
 
     mode_chosen = Signal(SplitModeChoice)
 
@@ -176,6 +206,7 @@ class SplitModeChooser(QWidget):
         super().__init__(parent)
         self._buttons: dict[SplitMode, QToolButton] = {}
         group = QButtonGroup(self)
+        # Exclusive: a click on the chosen segment does not uncheck it.
         group.setExclusive(True)
         row = QHBoxLayout(self)
         row.setContentsMargins(0, 0, 0, 0)
@@ -188,6 +219,8 @@ class SplitModeChooser(QWidget):
             button.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextOnly)
             button.setFixedHeight(CONTROL_HEIGHT_PX)
             group.addButton(button)
+            # `clicked` is for the user only, so `set_mode` reports nothing. The default argument keeps the mode of this
+            # round.
             button.clicked.connect(lambda _checked=False, chosen=mode: self.mode_chosen.emit(SplitModeChoice(chosen)))
             row.addWidget(button)
             self._buttons[mode] = button
@@ -201,6 +234,10 @@ class SplitModeChooser(QWidget):
             button.setToolTip(plain_tool_tip(disabled.get(candidate, LABELS[candidate][1])))
 
     @property
+    def buttons(self) -> tuple[QToolButton, ...]:
+        return tuple(self._buttons.values())
+
+    @property
     def tensor_button(self) -> QToolButton:
         return self._buttons["tensor"]
 
@@ -209,6 +246,7 @@ class SplitModeChooser(QWidget):
         return self._buttons[mode]
 
 
+# `QProgressBar` counts in 32-bit integers, so bytes would overflow at 2 GiB.
 PROGRESS_STEPS = 1000
 
 
@@ -219,14 +257,14 @@ def load_words(status: ModelStatus) -> tuple[str, str]:
     if status.phase is Phase.STOPPING:
         return tr("Load"), tr("One moment")
     if not status.is_loaded:
-        return tr("Load"), tr("Load the model as laid out") if status.name else tr("Open a model first")
+        return tr("Load"), tr("Load the model with this layout") if status.name else tr("Open a model first")
     if status.is_edited:
-        return tr("Reload"), tr("Replace what is loaded by what is shown")
-    return tr("Loaded"), tr("The model is loaded as shown")
+        return tr("Reload"), tr("Load again with the layout that is shown")
+    return tr("Loaded"), tr("The model is loaded with this layout")
 
 
 class LoadButtons(QWidget):
-    """Offers what the status of the current model allows."""
+    """Load, Cancel and Unload with a progress bar, as the status of the current model allows."""
 
     load_requested = Signal()
     cancel_requested = Signal()
@@ -239,20 +277,23 @@ class LoadButtons(QWidget):
         self.cancel_button = QPushButton(tr("Cancel"))
         self.cancel_button.setProperty("role", "primary")
         self.unload_button = QPushButton(tr("Unload"))
+        self.buttons = (self.unload_button, self.cancel_button, self.load_button)
+        """In the order of the row."""
         self.progress = QProgressBar()
         self.progress.setTextVisible(False)
         self.progress.setAccessibleName(tr("Load progress"))
         keep = self.progress.sizePolicy()
+        # The bar keeps its place while it is hidden, so that the row does not move when a load begins.
         keep.setRetainSizeWhenHidden(True)
         self.progress.setSizePolicy(keep)
         for button in (self.load_button, self.cancel_button):
             button.setMinimumWidth(100)
-        for button in (self.load_button, self.cancel_button, self.unload_button):
-            # A click leaves the focus where it was: these buttons hide and go grey, and focus would jump on.
+        for button in self.buttons:
+            # A click must not take the focus: the buttons hide or are disabled, and Qt would move the focus on.
             button.setFocusPolicy(Qt.FocusPolicy.TabFocus)
         row = QHBoxLayout()
         row.setSpacing(8)
-        for button in (self.unload_button, self.cancel_button, self.load_button):
+        for button in self.buttons:
             button.setFixedHeight(CONTROL_HEIGHT_PX)
             row.addWidget(button)
         layout = QVBoxLayout(self)
@@ -266,7 +307,7 @@ class LoadButtons(QWidget):
         self.set_status(ModelStatus())
 
     def set_status(self, status: ModelStatus) -> None:
-        """Offer what `status` allows."""
+        """Enable and show the buttons that `status` allows."""
         text, tool_tip = load_words(status)
         self.load_button.setText(text)
         self.load_button.setEnabled(status.can_load)
@@ -279,7 +320,11 @@ class LoadButtons(QWidget):
             self.set_progress(None, "")
 
     def set_progress(self, fraction: float | None, text: str) -> None:
-        """Show the progress of a load; None is work of unknown length, `text` says what goes on."""
+        """Show the progress of a load.
+
+        fraction: 0 to 1, None for work of unknown length.
+        text: the stage of the load.
+        """
         self.progress.setRange(0, 0 if fraction is None else PROGRESS_STEPS)
         if fraction is not None:
             self.progress.setValue(round(min(max(fraction, 0.0), 1.0) * PROGRESS_STEPS))

@@ -1,4 +1,4 @@
-"""All settings of the next load: what may be chosen, and what is used where the choice is left open."""
+"""Dialog with all settings of the next load, and the values that automatic settings get."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from typing import Any
 import msgspec
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import (
-    QComboBox,
     QDialog,
-    QDoubleSpinBox,
     QFrame,
     QGridLayout,
     QHBoxLayout,
@@ -27,6 +25,7 @@ from engine.planning.plan.decisions.decision import Decision
 from engine.planning.settings.context_settings import AUTO, ContextSettings, KvType
 from engine.planning.settings.table import GROUPS, SETTINGS, Group
 from widgets.common.elided_label import ElidedLabel
+from widgets.common.inputs import ComboBox, DoubleSpinBox
 from widgets.common.roles import plain_label
 from widgets.common.tool_tips import plain_tool_tip
 from widgets.controls.decided import DecidedRows, decided_text
@@ -41,8 +40,7 @@ _TITLES: dict[Group, str] = {"Context": tr("Context"), "Batches": tr("Batches"),
 
 
 class SettingsDialog(QDialog):
-    """A row for each setting of the table. Stays open beside the window; every change counts at once, and can be undone
-    there."""
+    """A row for each setting of the table. The dialog is not modal: changes count at once, and Undo reverts them."""
 
     context_changed = Signal(ContextSettings)
 
@@ -69,10 +67,11 @@ class SettingsDialog(QDialog):
         rows = DecidedRows(grid)
         for group in GROUPS:
             rows.add_title(_TITLES[group])
+            # In the order of the table, which options and the settings page have as well.
             for setting in SETTINGS:
                 if setting.group == group:
                     rows.add(setting.key, setting.label, *self.controls[setting.key].widgets, hint=setting.help)
-        rows.add_title(tr("Beside the model"))
+        rows.add_title(tr("Files Loaded with the Model"))
         column.addLayout(grid)
         column.addWidget(self.side_files)
         column.addWidget(self.loaded_label)
@@ -81,6 +80,7 @@ class SettingsDialog(QDialog):
         area.setAccessibleName(tr("All settings"))
         area.setWidgetResizable(True)
         area.setFrameShape(QFrame.Shape.NoFrame)
+        # The third column wraps its texts, so every width is enough for the page above `WIDTH_PX`.
         area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         area.setWidget(page)
         outer = QVBoxLayout(self)
@@ -111,17 +111,18 @@ class SettingsDialog(QDialog):
     def set_side_files(
         self, names: SideFileNames, devices: tuple[str, ...], decisions: tuple[Decision, ...] = ()
     ) -> None:
-        """Show what is loaded beside the model; `devices` are the ids that a projector may go to."""
+        """Show the files loaded with the model; `devices`: ids of devices for the projector."""
         self.side_files.set_names(names, devices, {each.setting: each for each in decisions})
 
     def set_loaded(self, text: str) -> None:
-        """Show in a line what is loaded now was loaded with; empty where nothing is."""
+        """Show the settings of the loaded model in a line; empty: hide the line."""
         self.loaded_label.setText(text)
         self.loaded_label.setVisible(bool(text))
 
     def _on_edited(self) -> None:
         entered: dict[str, Any] = {key: control.value() for key, control in self.controls.items()}
         settings = msgspec.structs.replace(self._settings, **entered)
+        # More parallel requests must not shorten each one's context, so `n_ctx` grows with their number.
         if settings.n_seq_max != self._settings.n_seq_max and settings.n_ctx == self._settings.n_ctx:
             settings = self._settings.with_requests(settings.n_seq_max)
         if settings != self._settings:
@@ -135,19 +136,19 @@ SCALE_STEP = 0.1
 
 @dataclass(frozen=True, slots=True)
 class AdapterScale:
-    """The person wants the adapter at `index` to count by `scale`."""
+    """A new scale for the adapter at `index`."""
 
     index: int
     scale: float
 
 
 class SideFileForm(QWidget):
-    """Shows names and reports what the person asks for; files are chosen and read elsewhere."""
+    """Form for projector and LoRA adapters. It reports requests; its owner chooses and reads the files."""
 
     projector_requested = Signal()
     projector_removed = Signal()
     projector_device_chosen = Signal(str)
-    """A device's id, or empty to leave it open."""
+    """Id of a device; empty for automatic."""
     adapter_requested = Signal()
     adapter_removed = Signal(int)
     adapter_scaled = Signal(AdapterScale)
@@ -158,7 +159,7 @@ class SideFileForm(QWidget):
         self.projector_label = ElidedLabel(tr("none"), "")
         self.choose_button = _button(tr("Choose…"))
         self.remove_button = _button(tr("Remove"))
-        self.device_box = QComboBox()
+        self.device_box = ComboBox()
         self.device_box.setAccessibleName(tr("Device of the projector"))
         self.add_button = _button(tr("Add…"))
         self.adapter_rows: list[AdapterRow] = []
@@ -184,7 +185,7 @@ class SideFileForm(QWidget):
     def set_names(
         self, names: SideFileNames, devices: tuple[str, ...], decisions: Mapping[str, Decision] | None = None
     ) -> None:
-        """Show what is loaded beside the model; `devices` are the ids that the projector may go to."""
+        """Show the files loaded with the model; `devices`: ids of devices for the projector."""
         for setting, line in (("projector", self.projector_line), ("adapters", self.adapters_line)):
             decided = (decisions or {}).get(setting)
             line.setText("" if decided is None else decided_text(decided))
@@ -193,10 +194,12 @@ class SideFileForm(QWidget):
         self.projector_label.setToolTip(plain_tool_tip(names.projector))
         for widget in (self.device_box, self.remove_button):
             widget.setVisible(bool(names.projector))
+        # Clearing and filling emit `currentIndexChanged`, but not `activated`, so nothing is reported.
         self.device_box.clear()
         self.device_box.addItems([AUTO, *devices])
         self.device_box.setCurrentText(names.device or AUTO)
         self._none_label.setText("" if names.adapters else tr("none"))
+        # Rows stay while the files do: a new scale comes from a box that has the keyboard focus, and must keep it.
         if [each.path for each in names.adapters] != [each.path for each in self._names.adapters]:
             self._rebuild(len(names.adapters))
         for row, adapter in zip(self.adapter_rows, names.adapters, strict=True):
@@ -215,11 +218,12 @@ class SideFileForm(QWidget):
 
     def _on_device_chosen(self) -> None:
         text = self.device_box.currentText()
+        # The first entry is "auto", by its place: a device could have that name.
         self.projector_device_chosen.emit("" if self.device_box.currentIndex() == 0 else text)
 
 
 class AdapterRow(QWidget):
-    """One adapter: its name, what it counts, and a way to take it off."""
+    """One adapter: name, scale, and a button to remove it."""
 
     removed = Signal(int)
     scaled = Signal(AdapterScale)
@@ -228,7 +232,8 @@ class AdapterRow(QWidget):
         super().__init__(parent)
         self._index = index
         self.name_label = ElidedLabel("", "")
-        self.scale_box = QDoubleSpinBox()
+        self.scale_box = DoubleSpinBox()
+        # llama.cpp takes any float as the scale of an adapter; a negative one subtracts it.
         self.scale_box.setRange(-MOST_SCALE, MOST_SCALE)
         self.scale_box.setSingleStep(SCALE_STEP)
         self.scale_box.setKeyboardTracking(False)
@@ -238,7 +243,7 @@ class AdapterRow(QWidget):
         row.setContentsMargins(16, 0, 0, 0)
         row.setSpacing(8)
         row.addWidget(self.name_label, 1)
-        row.addWidget(plain_label("by", "dim"))
+        row.addWidget(plain_label(tr("scale"), "dim"))
         row.addWidget(self.scale_box)
         row.addWidget(self.remove_button)
         self.scale_box.valueChanged.connect(lambda scale: self.scaled.emit(AdapterScale(self._index, scale)))
@@ -249,7 +254,8 @@ class AdapterRow(QWidget):
         name = Path(adapter.path).name
         self.name_label.setText(name)
         self.name_label.setToolTip(plain_tool_tip(adapter.path))
-        self.scale_box.setAccessibleName(tr("What {name} counts", name=name))
+        self.scale_box.setAccessibleName(tr("Scale of {name}", name=name))
+        # `valueChanged` is emitted for `setValue` too, and would be reported as an edit.
         blocked = self.scale_box.blockSignals(True)
         self.scale_box.setValue(adapter.scale)
         self.scale_box.blockSignals(blocked)

@@ -9,6 +9,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QSizePolicy, QSlider, QSpinBo
 
 from engine.base.language import tr
 from engine.planning.layout.moves import Move, SharesMove
+from widgets.common.inputs import Slider, SpinBox
 from widgets.common.roles import plain_label
 from widgets.common.wrap_layout import WrapLayout
 from widgets.controls.setting_controls import show_number
@@ -19,9 +20,9 @@ NUMBER_WIDTH_PX = 64
 
 
 class ShareEditor(QFrame):
-    """Shows shares in per cent of their sum; a change of one is made up for by the others in proportion.
+    """Shows shares in per cent of their sum. If one changes, the others change in proportion.
 
-    `moved` comes at each step of a slider, `move_finished` when the slider is released or a number was entered.
+    `moved` is emitted at each step of a slider, `move_finished` when it is released or a number was entered.
     """
 
     moved = Signal(Move)
@@ -42,12 +43,13 @@ class ShareEditor(QFrame):
 
     @property
     def shares(self) -> tuple[tuple[str, float], ...]:
-        """The shares as shown, in per cent."""
+        """The shown shares by device, in per cent."""
         return self._shares
 
     def set_shares(self, shares: Sequence[tuple[str, float]]) -> None:
-        """Show the devices with their shares of any unit; empty: nothing is split inside layers, and this is hidden."""
+        """Show devices with their shares, which need not sum to 100. The editor is hidden if there are none."""
         self._shares = percent_shares(shares)
+        # Sliders stay while the devices do, because a slider that is dragged must not be replaced.
         if list(self._members) != [device for device, _ in shares]:
             self._rebuild([device for device, _ in shares])
         for device, share in self._shares:
@@ -64,6 +66,7 @@ class ShareEditor(QFrame):
             member.deleteLater()
         self._members = {device: _Member(device, self) for device in devices}
         for device, member in self._members.items():
+            # The default argument keeps the device of this round of the loop.
             member.slider.valueChanged.connect(lambda percent, each=device: self._on_changed(each, percent))
             member.slider.sliderReleased.connect(self.move_finished)
             member.number.valueChanged.connect(lambda percent, each=device: self._on_entered(each, percent))
@@ -73,6 +76,7 @@ class ShareEditor(QFrame):
         shares = with_percent(self._shares, device, percent)
         if shares != self._shares:
             self.moved.emit(SharesMove(shares))
+        # A key or a click into the groove is no drag, so no `sliderReleased` follows.
         if not self._members[device].slider.isSliderDown():
             self.move_finished.emit()
 
@@ -87,15 +91,16 @@ class _Member(QWidget):
     def __init__(self, device: str, parent: QWidget) -> None:
         super().__init__(parent)
         self.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
-        self.slider = QSlider(Qt.Orientation.Horizontal)
+        self.slider = Slider()
         self.slider.setRange(0, WHOLE)
         self.slider.setFixedWidth(SLIDER_WIDTH_PX)
         self.slider.setAccessibleName(tr("Share of {device}", device=device))
-        self.number = QSpinBox()
+        self.number = SpinBox()
         self.number.setRange(0, WHOLE)
         self.number.setSuffix(" %")
         self.number.setFixedWidth(NUMBER_WIDTH_PX)
         self.number.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        # With tracking, "50" would be reported as 5 and as 50.
         self.number.setKeyboardTracking(False)
         self.number.setAccessibleName(tr("Share of {device} in per cent", device=device))
         row = QHBoxLayout(self)
@@ -106,7 +111,7 @@ class _Member(QWidget):
         row.addWidget(self.number)
 
     def set_percent(self, percent: int) -> None:
-        """Show a share without a word about it."""
+        """Show a share without a signal."""
         blocked = self.slider.blockSignals(True)
         self.slider.setValue(percent)
         self.slider.blockSignals(blocked)
@@ -120,14 +125,15 @@ def percent_shares(shares: Sequence[tuple[str, float]]) -> tuple[tuple[str, floa
 
 
 def with_percent(shares: Sequence[tuple[str, float]], device: str, percent: float) -> tuple[tuple[str, float], ...]:
-    """Return shares with `percent` for `device` and the rest for the others, as they were to one another.
+    """Return shares with `percent` for `device`; the others share the rest in their old proportion.
 
-    The last one with a share keeps all of it.
+    A single device always has 100.
     """
     others = sum(share for name, share in shares if name != device)
     if len(shares) < 2:
         return tuple((name, float(WHOLE)) for name, _ in shares)
     if others <= 0:
+        # If all others are 0, they have no proportion to keep.
         even = (WHOLE - percent) / (len(shares) - 1)
         return tuple((name, float(percent) if name == device else even) for name, _ in shares)
     return tuple(

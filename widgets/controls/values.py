@@ -10,14 +10,14 @@ from engine.planning.settings.context_settings import KvType
 
 @dataclass(frozen=True, slots=True)
 class SplitModeChoice:
-    """The person wants this split mode."""
+    """The split mode that was chosen."""
 
     mode: SplitMode
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterName:
-    """A LoRA adapter as it is shown: its file, and what it counts."""
+    """A LoRA adapter: its file and its scale."""
 
     path: str
     scale: float
@@ -25,7 +25,11 @@ class AdapterName:
 
 @dataclass(frozen=True, slots=True)
 class SideFileNames:
-    """What is loaded beside the model: `projector` empty for none, `device` None where that is left open."""
+    """Files that are loaded with the model.
+
+    projector: path, empty for none.
+    device: device of the projector; None if it is decided automatically.
+    """
 
     projector: str = ""
     device: str | None = None
@@ -34,9 +38,14 @@ class SideFileNames:
 
 @dataclass(frozen=True, slots=True)
 class AutoWishes:
-    """`order`: device ids, the preferred first; `off`: ids that are not to be used; `kv_types`: cache types that the
-    longest context may use, the preferred first (none: those of the settings); `split`: use several devices even where
-    one is enough."""
+    """Options of automatic layouts.
+
+    strategy: name in `STRATEGIES`.
+    order: device ids, the preferred one first.
+    off: ids of devices that must not be used.
+    kv_types: cache types for the longest context, the preferred one first; empty for those of the settings.
+    split: use several devices even if one is enough.
+    """
 
     strategy: str = "fewest"
     order: tuple[str, ...] = ()
@@ -45,14 +54,18 @@ class AutoWishes:
     split: bool = False
 
     def ordered(self, ids: tuple[str, ...]) -> tuple[str, ...]:
-        """Return `ids` in the preferred order, those that it leaves out behind."""
+        """Return `ids` in the preferred order; ids without a preference come last."""
         asked = [device_id for device_id in dict.fromkeys(self.order) if device_id in ids]
         return (*asked, *(device_id for device_id in ids if device_id not in asked))
 
 
 @dataclass(frozen=True, slots=True)
 class StrategyWords:
-    """A strategy's name, what people call it, and what it is for."""
+    """Texts of a strategy: name in the code, title, and purpose.
+
+    uses_order: the order of devices matters.
+    uses_kv_types: it may choose cache types.
+    """
 
     name: str
     title: str

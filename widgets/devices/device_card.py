@@ -33,6 +33,7 @@ from widgets.devices.readings import (
     status_line,
 )
 
+# In pixels, for "used / total" in full. Cards that do not fit side by side scroll.
 MIN_WIDTH = 160
 
 
@@ -69,12 +70,12 @@ class DeviceCard(QFrame):
 
     @property
     def alert(self) -> CardAlert:
-        """What is wrong with the device; empty where nothing is."""
+        """The problem of the device; empty without one."""
         return self._alert
 
     @property
     def used_bytes(self) -> int | None:
-        """What is used by the last reading."""
+        """Used memory by the last reading; None without a reading."""
         return None if self._last is None else self._last.used_bytes
 
     @property
@@ -83,7 +84,7 @@ class DeviceCard(QFrame):
 
     @property
     def used_share(self) -> float | None:
-        """What is used of the whole, 0 to 1."""
+        """Share of used memory, 0 to 1; None without a reading."""
         used, total = self.used_bytes, self.total_bytes
         return None if used is None or not total else used / total
 
@@ -100,7 +101,7 @@ class DeviceCard(QFrame):
         return self._status_label.text()
 
     def apply_palette(self, palette: Palette) -> None:
-        """Use the colours of `palette` for what is painted by hand."""
+        """Use the colours of `palette` in the graph."""
         self.plot.apply_palette(palette)
 
     def set_device(self, device: Device) -> None:
@@ -139,7 +140,7 @@ class DeviceCard(QFrame):
             self._show_tool_tip()
 
     def set_alert(self, alert: CardAlert) -> None:
-        """Show what is wrong with the device in place of its readings; an empty alert takes that back."""
+        """Show a problem in place of the readings; an empty alert shows the readings again."""
         if alert == self._alert:
             return
         self._alert = alert
@@ -150,6 +151,7 @@ class DeviceCard(QFrame):
     def context_menu(self) -> QMenu:
         """Return the menu of this device; the caller shows it."""
         menu = QMenu(self)
+        # The menu owns its actions: actions of the card would be left over after each time it is opened.
         limits = QAction(tr("Cap and margin…"), menu)
         limits.triggered.connect(self._on_limits)
         menu.addAction(limits)
@@ -170,7 +172,7 @@ class DeviceCard(QFrame):
         numbers.addWidget(self._used_label, 0, Qt.AlignmentFlag.AlignBaseline)
         numbers.addWidget(self._total_label, 1, Qt.AlignmentFlag.AlignBaseline)
         layout = QVBoxLayout(self)
-        layout.setContentsMargins(10, 8, 10, 8)  # what is used of the whole is not cut in the least width
+        layout.setContentsMargins(10, 8, 10, 8)  # narrow, so that "used / total" is not cut at `MIN_WIDTH`
         layout.setSpacing(4)
         layout.addLayout(heading)
         layout.addLayout(numbers)
@@ -182,6 +184,7 @@ class DeviceCard(QFrame):
 
     def _show_status(self) -> None:
         set_role(self._status_label, "error" if self._alert.words else "dim")
+        # Workers on this machine are reached over the loopback, whose latency says nothing.
         is_away = self._device.is_rpc and not is_on_this_machine(self._device)
         away = link_words(self._link) if is_away else ""
         status = status_line(self._last)
@@ -189,6 +192,7 @@ class DeviceCard(QFrame):
 
     def _show_total(self) -> None:
         text = f"/ {format_bytes(device_total_bytes(self._device, self._last))}"
+        # A cap above the total changes nothing.
         if self._device.cap_bytes is not None and self._device.cap_bytes < self._device.total_bytes:
             text += tr(" (cap {cap})", cap=format_bytes(self._device.cap_bytes))
         self._total_label.setText(text)
@@ -207,6 +211,7 @@ class DeviceCard(QFrame):
 
     def _on_context_menu(self, position: QPoint) -> None:
         menu = self.context_menu()
+        # `popup` returns at once, unlike `exec`, so the menu has to delete itself.
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         menu.popup(self.mapToGlobal(position))
 

@@ -24,9 +24,10 @@ from engine.devices.device import Device
 from engine.devices.telemetry.sample import Sample
 from engine.planning.plan.report import DeviceRow
 from engine.planning.speed.speeds import Link
+from widgets.common.elided_label import ElidedLabel
 from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import DARK, Palette
-from widgets.common.text import elide, text_width, ui_font
+from widgets.common.text import elide, text_width, ui_font, zoomed
 from widgets.common.tool_tips import plain_tool_tip
 from widgets.devices.limits import DeviceLimits, LimitsDialog
 from widgets.devices.readings import NO_ALERT, CardAlert
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 
 EMPTY_HEIGHT_PX = 128
-"""About that of a card: what is below stays where it is when the first one comes."""
+"""Height without cards, about that of a card, so that the editor below does not move when the first card appears."""
 
 
 class DeviceStrip(QWidget):
@@ -59,19 +60,24 @@ class DeviceStrip(QWidget):
         self.add_button = self._make_add_button()
         content = QWidget()
         content.setLayout(self._row)
+        # For layout requests of the cards, see `eventFilter`.
         content.installEventFilter(self)
         self._row.addStretch()
         self._row.addWidget(self.add_button)
         self._scroll = QScrollArea()
         self._scroll.setWidgetResizable(True)
         self._scroll.setAccessibleName(tr("Devices"))
-        self._scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # its cards have buttons, and bring themselves into sight
+        self._scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # buttons of cards scroll into view when they get the focus
         self._scroll.setFrameShape(QScrollArea.Shape.NoFrame)
         self._scroll.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self._scroll.setWidget(content)
-        layout = QVBoxLayout(self)
+        layout = self._column = QVBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
+        layout.setSpacing(2)
         layout.addWidget(self._scroll)
+        self.note_label = ElidedLabel(role="dim")
+        self.note_label.hide()
+        layout.addWidget(self.note_label)
         self.line = DeviceLine()
         self.line.hide()
         layout.addWidget(self.line)
@@ -98,16 +104,19 @@ class DeviceStrip(QWidget):
 
     def set_devices(self, devices: Sequence[Device]) -> None:
         """Show `devices` in this order."""
+        # Removed at once from the layout, deleted later: the removal may have been asked for by the card's own menu.
         for device_id in set(self._cards) - {device.id for device in devices}:
             card = self._cards.pop(device_id)
             self._row.removeWidget(card)
             card.hide()
             card.deleteLater()
+        # A new dict: `cards()` and the Tab order follow its insertion order.
         ordered: dict[str, DeviceCard] = {}
         for position, device in enumerate(devices):
             card = self._cards.get(device.id) or self._make_card(device)
             card.set_device(device)
             ordered[device.id] = card
+            # A card that is moved stays the same widget, because its graph holds the last two minutes.
             self._row.removeWidget(card)
             self._row.insertWidget(position, card, 1)
         self._cards = ordered
@@ -115,9 +124,9 @@ class DeviceStrip(QWidget):
         self.line.show_cards(self.cards())
 
     def _order_stops(self) -> None:
-        """Lead the Tab key over the cards, which come later than what the window was made with: after the button.
+        """Put the cards into the Tab order after the button, because they are made later than the rest of the window.
 
-        What lies before the button is not asked for: walking Qt's chain from Python corrupts memory (PySide 6.11.3).
+        The order is set from the button on. Reading Qt's focus chain from Python corrupts memory (PySide6 6.11.3).
         """
         before: QWidget = self.add_button
         for card in self._cards.values():
@@ -139,7 +148,7 @@ class DeviceStrip(QWidget):
             card.set_row(by_id.get(device_id))
 
     def set_links(self, links: Mapping[str, Link]) -> None:
-        """Show how far away workers are, by device id."""
+        """Show round trip and throughput of workers, by device id."""
         self._links = dict(links)
         for device_id, card in self._cards.items():
             card.set_link(self._links.get(device_id))
@@ -150,8 +159,16 @@ class DeviceStrip(QWidget):
             card.set_alert(alerts.get(device_id, NO_ALERT))
         self.line.show_cards(self.cards())
 
+    def set_note(self, text: str) -> None:
+        """Show a line below the cards; empty: none."""
+        self.note_label.setText(text)
+        self.note_label.setVisible(bool(text) and self.line.isHidden())
+        self._fit_height()
+
     def set_compact(self, compact: bool) -> None:
         """Hide the graphs if the room is needed below; they keep recording."""
+        if compact == self._is_compact:
+            return
         self._is_compact = compact
         for card in self._cards.values():
             card.plot.setVisible(not compact)
@@ -160,6 +177,7 @@ class DeviceStrip(QWidget):
         """Show all devices in one line instead of a card each."""
         self.line.setVisible(is_line)
         self._scroll.setVisible(not is_line)
+        self.note_label.setVisible(not is_line and bool(self.note_label.text()))
         self._fit_height()
 
     def edit_limits(self, device: Device) -> LimitsDialog:
@@ -170,7 +188,7 @@ class DeviceStrip(QWidget):
         return dialog
 
     def _make_card(self, device: Device) -> DeviceCard:
-        # With the first device: the library that draws the graphs takes longer to read than the window to come up.
+        # Imported with the first device: importing pyqtgraph takes longer than showing the window.
         from widgets.devices.device_card import DeviceCard
 
         card = DeviceCard(device, self)
@@ -199,20 +217,27 @@ class DeviceStrip(QWidget):
         self._fit_height()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        # A scroll area keeps to itself that its content wants another size (a card more, another font).
+        # QScrollArea does not report a changed size hint of its content, such as another card or font, to its parent.
         if event.type() is QEvent.Type.LayoutRequest:
             self._fit_height()
         return super().eventFilter(watched, event)
 
     def _fit_height(self) -> None:
         if not self.line.isHidden():
-            self.setFixedHeight(HEIGHT_PX)
+            self.setFixedHeight(zoomed(HEIGHT_PX))
             return
         height = max((card.sizeHint().height() for card in self.cards()), default=EMPTY_HEIGHT_PX)
+        # The scroll bar takes its height from inside the area, and would cut the cards.
         if self._row.minimumSize().width() > self.width():
             height += self.scroll_bar().sizeHint().height()
+        if not self.note_label.isHidden():
+            height += self.note_label.sizeHint().height() + self._column.spacing()
         if height != self.height():
             self.setFixedHeight(height)
+            # A change of size from inside a layout request reaches the widget and not its layout (PySide6 6.11.3):
+            # the cards would keep the height that they had before.
+            self._column.invalidate()
+            self._column.activate()
 
     def _on_limits_requested(self, device: Device) -> None:
         self.edit_limits(device)
@@ -224,7 +249,7 @@ BAR_WIDTH_PX, BAR_HEIGHT_PX = 72.0, 6.0
 
 
 class DeviceLine(QWidget):
-    """Painted from the cards, which go on reading while they are out of sight."""
+    """All devices in one painted line. Values come from the cards, which record while they are hidden."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -236,27 +261,31 @@ class DeviceLine(QWidget):
         self.setAccessibleName(tr("Devices"))
 
     def apply_palette(self, palette: Palette) -> None:
-        """Use the colours of `palette`."""
+        """Use the colours of `palette`, and the zoom of the interface."""
         self._palette = palette
+        self._font, self._bold = ui_font(12), ui_font(12, bold=True)
+        self.updateGeometry()
         self.update()
 
     def show_cards(self, cards: Iterable[DeviceCard]) -> None:
-        """Show what these cards say now."""
+        """Show the present values of these cards."""
         self._cards = tuple(cards)
         lines = [" ".join(filter(None, (card.device.id, _numbers(card), card.alert.words))) for card in self._cards]
+        # A painted line has no labels, so a screen reader gets its numbers here.
         self.setAccessibleDescription("; ".join(lines))
         sentences = [card.alert.sentence for card in self._cards]
         self.setToolTip(plain_tool_tip("\n".join(filter(None, [*lines, *sentences]))))
         self.update()
 
     def sizeHint(self) -> QSize:
-        return QSize(200, HEIGHT_PX)
+        return QSize(200, zoomed(HEIGHT_PX))
 
     def paintEvent(self, _event: QPaintEvent) -> None:
         painter = QPainter(self)
+        # A painter begins with the direction of the application, not with that of the widget.
         painter.setLayoutDirection(self.layoutDirection())
         left = 4.0
-        # What is wrong is never what does not fit.
+        # Devices with a problem come first, because the end of the line may not fit.
         for card in sorted(self._cards, key=lambda card: not card.alert.words):
             if left > self.width() - BAR_WIDTH_PX:
                 break

@@ -16,7 +16,7 @@ from widgets.devices.readings import overhead_text
 
 @dataclass(frozen=True, slots=True)
 class DeviceLimits:
-    """Never plan more than `cap_bytes` on `device` (None: no cap), and leave `margin_bytes` free."""
+    """Use at most `cap_bytes` on `device` (None: no cap), and leave `margin_bytes` free."""
 
     device: str
     cap_bytes: int | None
@@ -24,7 +24,7 @@ class DeviceLimits:
 
 
 def parse_limits(device: str, cap: str, margin: str, total_bytes: int) -> DeviceLimits:
-    """Return the limits that a person typed; an empty cap is none, an empty margin is nothing.
+    """Return the limits that a person typed. An empty cap means no cap, an empty margin means 0.
 
     Raises:
         ValueError: with a sentence that names the field and the accepted form.
@@ -32,10 +32,11 @@ def parse_limits(device: str, cap: str, margin: str, total_bytes: int) -> Device
     cap_bytes = _size(tr("Cap"), cap) if cap.strip() else None
     margin_bytes = _size(tr("Margin"), margin) if margin.strip() else 0
     if cap_bytes == 0:
-        raise ValueError(tr("A cap of 0 leaves nothing to plan with; leave the field empty for no cap"))
+        raise ValueError(tr("A cap of 0 leaves no memory. For no cap, leave the field empty"))
+    # A total of 0 is unknown: then any margin is accepted.
     room_bytes = total_bytes if cap_bytes is None else min(cap_bytes, total_bytes)
     if room_bytes and margin_bytes >= room_bytes:
-        raise ValueError(tr("The margin leaves nothing of {size}; make it smaller", size=format_bytes(room_bytes)))
+        raise ValueError(tr("The margin leaves nothing of {size}. Make it smaller", size=format_bytes(room_bytes)))
     return DeviceLimits(device, cap_bytes, margin_bytes)
 
 
@@ -56,10 +57,10 @@ class LimitsDialog(EntryDialog):
         self.cap_edit.setPlaceholderText(tr("none: up to {total}", total=format_bytes(device.total_bytes)))
         self.margin_edit = QLineEdit(editable_size(device.margin_bytes))
         form = QFormLayout()
-        form.addRow(tr("Never plan more than"), self.cap_edit)
+        form.addRow(tr("Use at most"), self.cap_edit)
         form.addRow(tr("Leave free"), self.margin_edit)
         self.lay_out(
-            plain_label(tr("Sizes are written like 512MiB or 1.5GiB."), "dim"),
+            plain_label(tr("Write sizes such as 512MiB, 120M or 1.5GB."), "dim"),
             form,
             plain_label(overhead_text(device), "dim", wrap=True),
             plain_label(margin_words(device), "dim", wrap=True),
@@ -72,7 +73,8 @@ class LimitsDialog(EntryDialog):
 
 
 def editable_size(size_bytes: int) -> str:
-    """Return `size_bytes` so that reading it back gives the same number."""
+    """Return `size_bytes` as text that `parse_size` reads back exactly."""
+    # Only a unit that divides the size: a rounded text would change the limit when OK is pressed without an edit.
     for factor, unit in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         if size_bytes and size_bytes % factor == 0:
             return f"{size_bytes // factor}{unit}"

@@ -15,15 +15,15 @@ from engine.devices.telemetry.sample import Sample
 from widgets.common.palette import DARK, Palette
 
 WINDOW_S = 120.0
-"""How much of the past is drawn, in seconds."""
+"""Time span of the graph in seconds."""
 MAX_POINTS = 1200
-"""Bounds the memory at sampling faster than once a second."""
+"""Most samples that are kept, for sampling faster than once a second."""
 
 
 class MemoryPlot(pg.GraphicsView):  # type: ignore[misc]
-    """Two areas over the last `WINDOW_S` seconds: what other programs hold, and what our children hold on top.
+    """Memory over the last `WINDOW_S` seconds in two areas: other programs, and Layerdeck's children on top.
 
-    A bare view with curves, not a PlotWidget: no axes, no menus, no mouse, and cards cost milliseconds.
+    A bare `ViewBox` with curves is made in milliseconds. A `PlotWidget` would add axes, menus and mouse handling.
     """
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -37,13 +37,15 @@ class MemoryPlot(pg.GraphicsView):  # type: ignore[misc]
         self._limit = pg.InfiniteLine(angle=0, movable=False)
         self._limit.hide()
         for item in (self._all, self._others, self._limit):
+            # Bounds are for auto-range, which is off: the range is set with every sample.
             self._box.addItem(item, ignoreBounds=True)
         self.enableMouse(False)
         self.setAcceptDrops(False)
+        # The card below gets the mouse, for its tooltip and its menu, and the strip gets the wheel.
         self.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
         self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         for widget in (self, self.viewport()):
-            widget.setAccessibleName(tr("Memory of the last minutes"))
+            widget.setAccessibleName(tr("Memory in the last minutes"))
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.setFixedHeight(40)
         self.apply_palette(DARK)
@@ -70,13 +72,16 @@ class MemoryPlot(pg.GraphicsView):  # type: ignore[misc]
     def add_sample(self, sample: Sample, total_bytes: int) -> None:
         """Append a reading; the full height stands for `total_bytes`."""
         if sample.used_bytes is None:
+            # A missing reading is a gap: pyqtgraph draws no line to NaN with `connect="finite"`.
             self._points.append((sample.time_s, nan, nan))
         else:
+            # Both come from different readings, so their difference can be slightly below 0.
             others_bytes = max(sample.used_bytes - (sample.own_bytes or 0), 0)
             self._points.append((sample.time_s, float(sample.used_bytes), float(others_bytes)))
         while self._points and self._points[0][0] < sample.time_s - WINDOW_S:
             self._points.popleft()
         self._top_bytes = max(total_bytes, 1)
+        # The newest sample is at 0 and the window at -120 s, so the curve moves and the range does not.
         times = [point[0] - sample.time_s for point in self._points]
         self._all.setData(times, [point[1] for point in self._points])
         self._others.setData(times, [point[2] for point in self._points])

@@ -1,7 +1,8 @@
-"""The words and numbers of a device card, from plain values."""
+"""Texts of a device card, from plain values."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.base.language import tr
@@ -17,7 +18,7 @@ NO_READING = "\N{EM DASH}"
 
 @dataclass(frozen=True, slots=True)
 class CardAlert:
-    """What is wrong with a device: a few words for the card, a sentence with the remedy for its tooltip."""
+    """A problem of a device: a few words for the card, and a sentence with the remedy for its tooltip."""
 
     words: str = ""
     sentence: str = ""
@@ -27,7 +28,7 @@ NO_ALERT = CardAlert()
 
 
 def device_total_bytes(device: Device, sample: Sample | None) -> int:
-    """Return what the whole card stands for: what was read, else what the device is said to have."""
+    """Return the total memory by the last reading, else by the rig."""
     if sample is not None and sample.total_bytes:
         return sample.total_bytes
     return device.total_bytes
@@ -38,11 +39,23 @@ def device_subtitle(device: Device) -> str:
     if device.endpoint is None:
         return device.name
     name = "" if device.name in ("", device.endpoint) else device.name
-    return " · ".join(filter(None, (name, "encrypted" if device.fingerprint is not None else "", device.endpoint)))
+    return " · ".join(filter(None, (name, tr("encrypted") if device.fingerprint is not None else "", device.endpoint)))
+
+
+def simulated_words(ids: Sequence[str]) -> str:
+    """Return a line that explains the devices of a lab rig; empty without one."""
+    if not ids:
+        return ""
+    if len(ids) == 1:
+        return tr("{device} is a simulated device on this computer.", device=ids[0])
+    count = {2: tr("two"), 3: tr("three"), 4: tr("four")}.get(len(ids), str(len(ids)))
+    return tr(
+        "{first} to {last} are {count} simulated devices on this computer.", first=ids[0], last=ids[-1], count=count
+    )
 
 
 def status_line(sample: Sample | None) -> str:
-    """Return utilisation, temperature and power as far as known, else why there is nothing, else `idle`."""
+    """Return utilisation, temperature and power as far as known, else a note or memory in use, else "idle"."""
     if sample is None:
         return tr("waiting for a reading")
     if sample.used_bytes is None:
@@ -53,6 +66,7 @@ def status_line(sample: Sample | None) -> str:
         "" if sample.power_w is None else f"{sample.power_w:.0f} W",
     ]
     known = "  ".join(part for part in parts if part)
+    # A note follows the readings; without any it says why.
     if known:
         return f"{known}  {sample.note}" if sample.note else known
     if sample.note:
@@ -61,7 +75,7 @@ def status_line(sample: Sample | None) -> str:
 
 
 def row_tool_tip(row: DeviceRow) -> str:
-    """Return what the current layout needs on the device, by part."""
+    """Return the memory that the current layout needs on the device, by part."""
     parts = (
         (tr("weights"), row.weights_bytes),
         (tr("KV cache"), row.kv_cache_bytes + row.recurrent_bytes),
@@ -75,7 +89,7 @@ def row_tool_tip(row: DeviceRow) -> str:
     return "\n".join(
         [
             tr(
-                "The layout needs {need} here ({grade}):",
+                "The layout needs {need} on this device ({grade}):",
                 need=format_bytes(row.need_bytes),
                 grade=grade_words(row.grade),
             ),
@@ -85,10 +99,11 @@ def row_tool_tip(row: DeviceRow) -> str:
 
 
 def link_words(link: Link | None) -> str:
-    """Return how far away a device is: round trip and throughput, as measured; empty where that was not."""
+    """Return measured round trip and throughput of a worker; empty if they were not measured."""
     if link is None:
         return ""
     per_second = link.bytes_per_second
+    # Powers of 1000, as networks are sold; memory has powers of 1024.
     rate = f"{per_second / 1e9:.1f} GB/s" if per_second >= 1e9 else f"{per_second / 1e6:.3g} MB/s"
     trip_ms = link.latency_s * 1e3
     return (
@@ -99,25 +114,25 @@ def link_words(link: Link | None) -> str:
 
 
 def link_text(device: Device, link: Link | None) -> str:
-    """Return the same as a sentence for a worker, with the remedy where it is not known; empty for other devices."""
+    """Return round trip and throughput of a worker as a sentence, or how to measure them; empty for other devices."""
     if not device.is_rpc:
         return ""
     if link is None:
-        return tr("How far away it is was not measured: Devices > Measure Speeds.")
-    there, rate = link_words(link).split(", ")
-    return tr("A question and its answer take {there}; weights go there at {rate}.", there=there, rate=rate)
+        return tr("Latency and throughput were not measured yet: Devices > Measure Speeds.")
+    round_trip, rate = link_words(link).split(", ")
+    return tr("Round trip {round_trip}; weights are sent at {rate}.", round_trip=round_trip, rate=rate)
 
 
 def faults_text(device: Device) -> str:
-    """Return what the engine's check found broken on the device, a line each; empty where nothing is known."""
+    """Return features that are not used on the device because a check found them broken, a line each."""
     return "\n".join(tr("Not used here: {reason}", reason=fault.reason) for fault in device.findings.faults)
 
 
 def overhead_text(device: Device) -> str:
-    """Return what earlier loads took on the device besides the forecast; empty where none did."""
+    """Return a sentence on memory that earlier loads used beyond the forecast; empty if none was measured."""
     if device.overhead_bytes is None:
         return ""
     return tr(
-        "Earlier loads took {overhead} besides the forecast, which is added to it.",
+        "Earlier loads used {overhead} more than forecast; it is added to the forecast.",
         overhead=format_bytes(device.overhead_bytes),
     )

@@ -23,13 +23,14 @@ from widgets.layout_editor.texts import boundary_text, lane_sentence
 if TYPE_CHECKING:
     from widgets.layout_editor.view import EditorView
 
+# As far around the line as the pointer takes the handle by its dot (`geometry.handle_at`), in pixels.
 _HANDLE_REACH = 9.0
 _MOVE_BOUNDARY = tr("Ctrl+Left and Ctrl+Right move it by one layer")
 _MOVE_LAYERS = tr("Ctrl+Up and Ctrl+Down move it to the next device")
 
 
 class Kind(StrEnum):
-    """What a part stands for."""
+    """Kind of a painted part."""
 
     LANE = "lane"
     LAYER = "layer"
@@ -38,7 +39,7 @@ class Kind(StrEnum):
 
 
 Place = tuple[Kind, int]
-"""What it is, and which one: the lane, the layer, the boundary after run i; 0 for the output."""
+"""Kind and index of a part: number of the lane or layer, or boundary i after run i; 0 for the output."""
 
 
 class EditorPart(QObject):
@@ -65,16 +66,19 @@ class Parts:
 
     def tell_focus(self, focus: Focus | None) -> None:
         """Notify screen readers of the new focus."""
+        # Without a screen reader nobody asks for parts, and each one that is made stays as long as the view.
         if focus is not None and QAccessible.isActive():
             QAccessible.updateAccessibility(QAccessibleEvent(self[place_of(focus)], QAccessible.Event.Focus))
 
     def tell_change(self, before: Shown | None, after: Shown | None) -> None:
         """Notify screen readers that the description or the tree has changed."""
+        # A drag comes here for every frame. `isActive` is False until an assistive program connects.
         if not QAccessible.isActive() or after is None:
             return
         if before is None or before.preview != after.preview or before.state is not after.state:
             QAccessible.updateAccessibility(QAccessibleEvent(self._view, QAccessible.Event.DescriptionChanged))
         if before is None or before.preview.layout != after.preview.layout or before.contents != after.contents:
+            # One event for the whole tree: parts only change their places, and are never destroyed one by one.
             QAccessible.updateAccessibility(QAccessibleEvent(self._view, QAccessible.Event.ObjectReorder))
 
 
@@ -100,6 +104,7 @@ def children_of_view(shown: Shown | None) -> list[Place]:
 def children_of_lane(shown: Shown, lane: int) -> list[Place]:
     """Return the layers of a lane, then the output if the lane has it."""
     content = shown.contents[lane]
+    # Only layers of the lane's own device: a layer whose experts an override puts here has one place in the tree.
     layers = [(Kind.LAYER, layer) for first, last in content.ranges for layer in range(first, last + 1)]
     return layers + ([(Kind.OUTPUT, 0)] if content.has_output else [])
 
@@ -119,7 +124,7 @@ def is_shown(shown: Shown | None, place: Place) -> bool:
 
 
 def name_of(shown: Shown, place: Place) -> str:
-    """Return what a screen reader says of a part."""
+    """Return the accessible name of a part."""
     preview = shown.preview
     match place:
         case Kind.LANE, lane:
@@ -142,7 +147,7 @@ def name_of(shown: Shown, place: Place) -> str:
 
 
 def rect_of(shown: Shown, place: Place) -> QRectF:
-    """Return where a part is painted, in scene coordinates."""
+    """Return the rectangle of a part, in scene coordinates."""
     match place:
         case Kind.LANE, lane:
             right = shown.columns.bar_left + shown.columns.bar_width
@@ -233,10 +238,12 @@ class PartInterface(QAccessibleObject):
 
     def state(self) -> QAccessible.State:
         state, view, place = QAccessible.State(), self._part.view, self._part.place
+        # Qt keeps an interface as long as its QObject, so a reader may still ask for a layer of the model before.
         if self._shown is None:
             state.invalid = True
             return state
         kind, index = place
+        # Only parts that Tab and the arrow keys reach, as in `keyboard.next_stop` and `next_layer`.
         state.focusable = kind is not Kind.LANE
         state.selectable = kind is Kind.LAYER
         state.selected = kind is Kind.LAYER and view.interaction.selection.contains(index)
@@ -259,6 +266,7 @@ class PartInterface(QAccessibleObject):
     def rect(self) -> QRect:
         if self._shown is None:
             return QRect()
+        # `mapFromScene` gives coordinates of the viewport, which begins below the ruler, not of the view.
         place = self._place_in_view()
         return QRect(self._part.view.viewport().mapToGlobal(place.topLeft()), place.size())
 
@@ -267,6 +275,8 @@ class PartInterface(QAccessibleObject):
 
     def parent(self) -> QAccessibleInterface | None:  # type: ignore[override]
         shown, view = self._shown, self._part.view
+        # A layer's parent is the lane that holds it now; the tree must agree with `children_of_lane` in both
+        # directions.
         match self._part.place:
             case Kind.LAYER, layer if shown is not None:
                 return QAccessible.queryAccessibleInterface(view.parts[Kind.LANE, shown.lane_of_layer(layer)])
@@ -295,6 +305,7 @@ def _child(view: EditorView, places: list[Place], index: int) -> QAccessibleInte
 
 
 def _index(places: list[Place], child: QAccessibleInterface) -> int:
+    # An interface of another widget, or of a part that is elsewhere by now, has no index here.
     part = child.object()
     return places.index(part.place) if isinstance(part, EditorPart) and part.place in places else -1
 

@@ -1,4 +1,4 @@
-"""Around the lanes: the ruler with layer numbers above, notes and the legend below."""
+"""Parts around the lanes: the ruler with layer numbers above, notes and the legend below."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from dataclasses import dataclass
 
 from PySide6.QtCore import QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QPainter, QPaintEvent, QPen, QResizeEvent
-from PySide6.QtWidgets import QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QScrollArea, QSizePolicy, QVBoxLayout, QWidget
 
 from engine.base.language import tr
 from widgets.common.elided_label import ElidedLabel
+from widgets.common.memory_bar import PartRole, part_colour
 from widgets.common.painting import colour, keep_left_to_right
 from widgets.common.palette import DARK, Palette
-from widgets.common.roles import set_role
-from widgets.common.text import Fonts, text_width
+from widgets.common.roles import plain_label, set_role, tool_button
+from widgets.common.text import Fonts, text_width, zoom, zoomed
 from widgets.layout_editor.geometry import Track
 
 RULER_HEIGHT = 24
@@ -29,7 +30,7 @@ def ruler_step(n_layers: int, width: float, min_distance: float = _MIN_DISTANCE)
 
 
 class Ruler(QWidget):
-    """Numbers over the left ends of the layers."""
+    """The ruler: layer numbers above the middle of their layers."""
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)
@@ -53,13 +54,17 @@ class Ruler(QWidget):
         if track is None or track.n_layers == 0:
             return
         painter = QPainter(self)
+        painter.scale(zoom(), zoom())
         painter.setFont(self._fonts.small)
         painter.setPen(colour(self._palette.dim))
         step = ruler_step(track.n_layers, track.edges[-1] - track.edges[0])
         free_from = -1.0
         for layer in range(0, track.n_layers, step):
+            # The last pixel of a layer is its gap to the next one. Half a pixel puts a one-pixel tick on one column.
             centre = round((track.edges[layer] + track.edges[layer + 1] - 1) / 2) + 0.5
             width = text_width(str(layer), self._fonts.small)
+            # `ruler_step` keeps distances on average only: layers are as wide as their bytes, so some numbers still
+            # collide.
             if centre - width / 2 < free_from:
                 continue
             free_from = centre + width / 2 + 8
@@ -70,39 +75,91 @@ class Ruler(QWidget):
 
 
 _MAX_LINES = 3
+_SHOW_ALL, _SHOW_LESS = tr("Show All"), tr("Show Less")
 
 
 class Notes(QWidget):
-    """Up to three lines, each elided with its whole text as tooltip; the last one counts what is left."""
+    """Warnings and advice below the lanes: up to three elided lines, or all of them in full after "Show All".
+
+    In full they scroll in half of the editor's height, so that the lanes stay in sight.
+    """
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._lines: tuple[tuple[str, bool], ...] = ()
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(4)
+        self._max_lines = _MAX_LINES
         self._labels = [ElidedLabel() for _ in range(_MAX_LINES)]
+        self.button = tool_button(_SHOW_ALL, tr("Show all warnings and notes in full"))
+        self.button.setCheckable(True)
+        self.button.toggled.connect(self._show)
+        self._whole = plain_label(wrap=True)
+        # Remedies name options and files, which people copy.
+        self._whole.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        self._scroll = QScrollArea()
+        self._scroll.setWidgetResizable(True)
+        self._scroll.setFrameShape(QScrollArea.Shape.NoFrame)
+        self._scroll.setAccessibleName(tr("Warnings and notes"))
+        self._scroll.setWidget(self._whole)
+        short = QVBoxLayout()
+        short.setSpacing(4)
         for label in self._labels:
-            column.addWidget(label)
+            short.addWidget(label)
+        row = QHBoxLayout(self)
+        row.setContentsMargins(0, 0, 0, 0)
+        row.setSpacing(8)
+        row.addLayout(short, 1)
+        row.addWidget(self._scroll, 1)
+        row.addWidget(self.button, 0, Qt.AlignmentFlag.AlignTop)
         self.hide()
+        self._show()
+
+    def set_room(self, height: int) -> None:
+        """Use lines and height that leave the lanes of an editor of this height in sight."""
+        self._max_lines = _MAX_LINES if height >= _LOW_EDITOR else 1
+        self._scroll.setFixedHeight(max(height // 2 - 2 * _LEGEND_LINE, 3 * _LEGEND_LINE))
+        self._show()
 
     def set_lines(self, lines: tuple[tuple[str, bool], ...]) -> None:
-        """Show `lines`, each with whether it is bad."""
-        if lines == self._lines:
-            return
-        self._lines = lines
+        """Show `lines`, each as text and whether it is a warning."""
+        if lines != self._lines:
+            self._lines = lines
+            self._show()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Offer to show all if a line is cut at this width."""
+        super().resizeEvent(event)
+        self.button.setVisible(self._has_more())
+
+    def _has_more(self) -> bool:
+        # Not `isVisible`: that is False until the window is shown, and the first lines are set before.
+        is_cut = any(label.isVisibleTo(self) and label.shown_text() != label.text() for label in self._labels)
+        return self.button.isChecked() or is_cut or len(self._lines) > self._max_lines
+
+    def _show(self) -> None:
+        lines, in_full = self._lines, self.button.isChecked()
         for index, label in enumerate(self._labels):
-            label.setVisible(index < len(lines))
+            label.setVisible(not in_full and index < min(len(lines), self._max_lines))
             if index >= len(lines):
+                label.setText("")
                 continue
             text, is_bad = lines[index]
-            more = len(lines) - _MAX_LINES
-            suffix = tr("  (and {more} more)", more=more) if more > 0 and index == _MAX_LINES - 1 else ""
+            more = len(lines) - self._max_lines
+            suffix = tr("  (and {more} more)", more=more) if more > 0 and index == self._max_lines - 1 else ""
             set_role(label, "error" if is_bad else "dim")
-            label.setText(f"\N{WARNING SIGN} {text}{suffix}" if is_bad else text + suffix)
+            label.setText(_marked(text, is_bad=is_bad) + suffix)
+        self._whole.setText("\n".join(_marked(text, is_bad=is_bad) for text, is_bad in lines))
+        self._scroll.setVisible(in_full)
+        self.button.setText(_SHOW_LESS if in_full else _SHOW_ALL)
+        self.button.setVisible(self._has_more())
         self.setVisible(bool(lines))
 
 
+def _marked(text: str, *, is_bad: bool) -> str:
+    return f"\N{WARNING SIGN} {text}" if is_bad else text
+
+
+_LOW_EDITOR = 340
+"""Below this height of the editor in pixels, one line of notes is shown."""
 _LEGEND_LINE = 20
 _SWATCH = 10.0
 _GAP = 20.0
@@ -112,13 +169,11 @@ _GAP = 20.0
 class LegendEntry:
     """An entry of the legend.
 
-    colour_name: the name of a field of the palette.
-    dashed: the swatch is a dashed line, not a block.
+    role: the part that has this colour; None for the line of the limit, whose swatch is a dashed line.
     """
 
     text: str
-    colour_name: str
-    dashed: bool = False
+    role: PartRole | None
 
 
 def legend_entries(*, experts: bool, pipeline: bool = False) -> tuple[LegendEntry, ...]:
@@ -130,12 +185,12 @@ def legend_entries(*, experts: bool, pipeline: bool = False) -> tuple[LegendEntr
         LegendEntry(tr("KV cache"), "kv"),
         LegendEntry(tr("compute, output"), "compute"),
         *((LegendEntry(tr("copies for a pipeline"), "pipeline"),) if pipeline else ()),
-        LegendEntry(tr("limit (margin subtracted)"), "text", dashed=True),
+        LegendEntry(tr("limit (margin subtracted)"), None),
     )
 
 
 class Legend(QWidget):
-    """Swatches with their words."""
+    """The legend: a swatch and a text for each part of memory."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -155,8 +210,9 @@ class Legend(QWidget):
             self.update()
 
     def apply_palette(self, palette: Palette) -> None:
-        """Use the colours of `palette`."""
+        """Use the colours of `palette`, and the zoom of the interface."""
         self._palette = palette
+        self._fit_height()
         self.update()
 
     def sizeHint(self) -> QSize:
@@ -172,20 +228,24 @@ class Legend(QWidget):
         x = y = 0.0
         for entry in self._entries:
             width = _SWATCH + 6 + text_width(entry.text, self._fonts.small)
-            if x and x + width > self.width():
+            # Lengths here are not zoomed, because the painter is scaled. An entry at the left end stays, however wide
+            # it is.
+            if x and x + width > self.width() / zoom():
                 x, y = 0.0, y + _LEGEND_LINE
             places.append((entry, x, y))
             x += width + _GAP
         return places
 
     def _fit_height(self) -> None:
-        self.setFixedHeight(int(self._places()[-1][2]) + _LEGEND_LINE)
+        self.setFixedHeight(zoomed(self._places()[-1][2] + _LEGEND_LINE))
 
     def paintEvent(self, event: QPaintEvent) -> None:
         """Paint swatches and words."""
         painter = QPainter(self)
+        # A painter begins with the direction of the application, not with that of the widget.
         painter.setLayoutDirection(self.layoutDirection())
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.scale(zoom(), zoom())
         painter.setFont(self._fonts.small)
         for entry, x, y in self._places():
             self._paint_swatch(painter, entry, QRectF(x, y + (_LEGEND_LINE - _SWATCH) / 2, _SWATCH, _SWATCH))
@@ -195,14 +255,13 @@ class Legend(QWidget):
         painter.end()
 
     def _paint_swatch(self, painter: QPainter, entry: LegendEntry, rect: QRectF) -> None:
-        name: str = getattr(self._palette, entry.colour_name)
-        if entry.dashed:
-            pen = QPen(colour(name, 0.75), 1.5)
+        if entry.role is None:
+            pen = QPen(colour(self._palette.text, 0.75), 1.5)
             pen.setDashPattern([2.0, 1.5])
             pen.setCapStyle(Qt.PenCapStyle.FlatCap)
             painter.setPen(pen)
             painter.drawLine(QPointF(rect.center().x(), rect.top() - 2), QPointF(rect.center().x(), rect.bottom() + 2))
             return
         painter.setPen(Qt.PenStyle.NoPen)
-        painter.setBrush(colour(name))
+        painter.setBrush(colour(part_colour(self._palette, entry.role)))
         painter.drawRoundedRect(rect, 2, 2)

@@ -1,4 +1,4 @@
-"""Drags with the mouse: they turn pointer positions into moves, one for each change of the value. Without Qt."""
+"""Drags with the mouse: from pointer positions to moves, one for each change of the value. Without Qt."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ class BoundaryDrag:
     def move_to(self, x: float, track: Track) -> BoundaryMove | None:
         """Return the move to the layer edge nearest to `x`, or None if the boundary is there already."""
         low, high = boundary_limits(self.layout, self.index)
+        # Without `grab` the boundary would jump to the pointer when a handle is pressed beside its line.
         layer = max(low, min(track.boundary_at(x - self.grab), high))
+        # One move for each change: the pointer moves hundreds of times a second, the boundary a few times.
         if layer == self.layer:
             return None
         self.layer = layer
@@ -59,12 +61,14 @@ class LaneDrag:
     def move_to(self, x: float, y: float, lanes: Lanes) -> RangeMove | OutputMove | None:
         """Return the move to the lane at `y`, or None if nothing would change or the device is not in the rig."""
         if not self.begun:
+            # The Manhattan length, which Qt compares with `QApplication.startDragDistance` too.
             distance = abs(x - self.start[0]) + abs(y - self.start[1])
             self.begun = distance >= self.threshold
         if not self.begun:
             return None
         lane = lanes.nearest_lane(y)
         device = self.devices[lane]
+        # `lane` is the one last reported, so that a drag back to the first lane is a move as well.
         if lane == self.lane or device is None:
             return None
         self.lane = lane

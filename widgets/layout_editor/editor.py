@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QSize, Qt, Signal
+from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QStackedWidget, QVBoxLayout, QWidget
 
 from engine.base.language import tr
@@ -23,12 +24,12 @@ EMPTY_TEXT = tr("Open a model to see its layers")
 
 
 class LayoutEditor(QFrame):
-    """Shows a `Preview` and reports where the user wants boundaries, ranges of layers and the output.
+    """Shows a `Preview`, and reports moves of boundaries, layers and the output.
 
-    It computes no layouts and no memory: the listener answers each move with `set_preview`. The moves of a drag refer
-    to the layout at its start and are sent when their value changes; then comes `move_finished`, or `move_cancelled`
-    (Escape, a lost grab), even if nothing moved. A key is one move and `move_finished`. `end_drag` ends a drag from
-    outside, without a signal; so does a preview of another model or of other devices.
+    It computes neither layouts nor memory: the listener answers each move with `set_preview`. Moves of a drag refer to
+    the layout at its start, and are sent when their value changes. Then comes `move_finished`, or `move_cancelled`
+    (Escape, a lost grab), even if nothing moved. A key press is one move and `move_finished`. `end_drag`, or a preview
+    of another model or of other devices, ends a drag without a signal.
     """
 
     moved = Signal(Move)
@@ -36,6 +37,8 @@ class LayoutEditor(QFrame):
     move_cancelled = Signal()
     pin_toggled = Signal(PinToggle)
     selection_changed = Signal(Selection)
+    why_requested = Signal(str)
+    """Asks why layers or the output are on their device; the text names both."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -56,6 +59,7 @@ class LayoutEditor(QFrame):
         self._pages.addWidget(self._empty)
         self._pages.addWidget(self._view)
         self._lay_out()
+        # Only the view handles keys, so the focus of the editor belongs there.
         self.setFocusProxy(self._view)
         user = self._view.interaction
         user.moved.connect(self.moved)
@@ -64,6 +68,7 @@ class LayoutEditor(QFrame):
         user.pin_toggled.connect(self.pin_toggled)
         user.selection_changed.connect(self.selection_changed)
         user.selection_changed.connect(self._update_header)
+        self._view.why_requested.connect(self.why_requested)
         self.set_preview(None)
 
     def _lay_out(self) -> None:
@@ -83,7 +88,7 @@ class LayoutEditor(QFrame):
 
     @property
     def selection(self) -> Selection:
-        """The chosen layers."""
+        """The selected layers."""
         return self._view.interaction.selection
 
     @property
@@ -97,7 +102,7 @@ class LayoutEditor(QFrame):
 
     @property
     def shown(self) -> Shown | None:
-        """What is drawn now, with its geometry in coordinates of the scene; None without a preview."""
+        """The preview that is drawn, with its geometry in scene coordinates; None without a preview."""
         return self._view.shown
 
     @property
@@ -110,7 +115,7 @@ class LayoutEditor(QFrame):
         self._preview = preview
         self._view.set_preview(preview)
         self._pages.setCurrentWidget(self._empty if preview is None else self._view)
-        self._title.setVisible(preview is not None)  # what is there meanwhile has a title of its own, or needs none
+        self._title.setVisible(preview is not None)  # the welcome page has a title of its own
         self._legend.setVisible(preview is not None)
         if preview is not None:
             self._legend.set_parts(
@@ -135,7 +140,7 @@ class LayoutEditor(QFrame):
         self._update_header()
 
     def end_drag(self) -> None:
-        """End a drag whose layout at the start is gone: the rest of it is ignored."""
+        """End a drag without a signal, because the layout at its start no longer exists."""
         self._view.end_drag()
 
     def set_pins(self, pins: Pins) -> None:
@@ -152,13 +157,17 @@ class LayoutEditor(QFrame):
         self._view.apply_palette(palette)
         self._legend.apply_palette(palette)
 
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._notes.set_room(self.height())
+
     def sizeHint(self) -> QSize:
         """Room for four lanes."""
         return QSize(800, 440)
 
     def minimumSizeHint(self) -> QSize:
         """Room for one lane and the words around it."""
-        return QSize(456, 240)
+        return QSize(400, 200)
 
     def _update_header(self) -> None:
         preview = self._preview

@@ -41,12 +41,15 @@ def columns(width: float) -> Columns:
 
 
 def layer_widths(sizes: Sequence[int], width: float, minimum: float = MIN_LAYER_WIDTH) -> list[float]:
-    """Return widths proportional to `sizes` that add up to `width`, none below `minimum` (less where room lacks)."""
+    """Return widths proportional to `sizes` that add up to `width`, none below `minimum` if they fit."""
     count = len(sizes)
     if count == 0:
         return []
+    # More layers than the width has room for share it evenly.
     minimum = min(minimum, width / count)
     narrow = [size <= 0 for size in sizes]
+    # Each layer raised to the minimum takes room from the others, which may bring another one below it. Every round
+    # that does not return raises at least one layer, so the loop ends.
     while True:
         room = width - minimum * sum(narrow)
         total = sum(size for size, is_narrow in zip(sizes, narrow, strict=True) if not is_narrow)
@@ -84,6 +87,7 @@ class Track:
 
     def layer_at(self, x: float) -> int:
         """Return the layer at `x`, the nearest one outside."""
+        # Edges ascend, because no layer has a width of 0. `bisect_right`: a layer begins at its left edge.
         return int(_clamp(bisect_right(self.edges, x) - 1, 0, self.n_layers - 1))
 
     def boundary_at(self, x: float) -> int:
@@ -96,6 +100,8 @@ class Track:
 def make_track(sizes: Sequence[int], embedding_bytes: int, output_bytes: int, left: float, width: float) -> Track:
     """Return the track of layers of `sizes` bytes between token embedding and output, snapped to whole pixels."""
     total = max(sum(sizes) + embedding_bytes + output_bytes, 1)
+    # The ends are not to scale: a large vocabulary outweighs the layers of a small model (Gemma 3 270M: 170M of its
+    # parameters are the token embedding), and only layers can be cut at boundaries.
     most = max(width * _MAX_END_SHARE, _MIN_END_WIDTH)
     embedding = round(_clamp(width * embedding_bytes / total, _MIN_END_WIDTH, most))
     output = round(_clamp(width * output_bytes / total, _MIN_END_WIDTH, most))
@@ -157,9 +163,12 @@ class Lanes:
 
 
 def make_lanes(count: int, height: float, *, experts: bool) -> Lanes:
-    """Return `count` lanes that fill a view `height` pixels high, within what is readable."""
+    """Return `count` lanes that fill a view `height` pixels high, with a pitch of `MIN_PITCH` to `MAX_PITCH`."""
+    # Whole pixels, so that every lane has its lines and strips on the same pixel rows. Below the minimum the view
+    # scrolls.
     pitch = float(int(_clamp(height / max(count, 1), MIN_PITCH, MAX_PITCH)))
     room = pitch - 20.0 - 2 * _TRACK_PADDING - (4.0 if experts else 2.0)
+    # Strips are not to scale: the KV cache of a short context would be too thin to see.
     kv = round(room * (0.22 if experts else 0.28))
     dense = round(room * 0.34) if experts else room - kv
     top = _TRACK_PADDING
@@ -190,6 +199,8 @@ def handle_at(handles: Sequence[HandlePlace], x: float, y: float) -> int | None:
     best: tuple[float, int] | None = None
     for handle in handles:
         distance = abs(x - handle.x)
+        # The longer of both distances, so a dot's reach is a square. A dot scores 0 to 1 and a line from 1, so that the
+        # dot of one boundary wins over the line of another that crosses it.
         if not (distance <= _DOT_REACH and handle.top <= y <= handle.bottom):
             continue
         dot_distance = max(distance, abs(y - handle.dot_y))

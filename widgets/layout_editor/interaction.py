@@ -23,11 +23,11 @@ from widgets.layout_editor.shown import EmptyTarget, HandleTarget, LayerTarget, 
 
 
 class Interaction(QObject):
-    """Turns presses, pointer positions and commands into moves.
+    """Translates presses, pointer positions and commands into moves.
 
     A drag sends moves, all relative to the layout at its start, then `move_finished` or `move_cancelled`, even if it
-    moved nothing. A command of the keyboard is one move and `move_finished`. Whoever calls a method shows `focus`,
-    `drag` and `hover` afterwards.
+    moved nothing. A keyboard command is one move and `move_finished`. After each call the view must repaint `focus`,
+    `drag` and `hover`.
     """
 
     moved = Signal(Move)
@@ -48,11 +48,11 @@ class Interaction(QObject):
 
     @property
     def selection(self) -> Selection:
-        """The chosen layers."""
+        """The selected layers."""
         return Selection(self.focus.span if isinstance(self.focus, LayerFocus) else None)
 
     def set_shown(self, shown: Shown | None, *, same_ground: bool) -> None:
-        """Follow the view. `same_ground` False: the model or the devices have changed, which ends a drag."""
+        """Use what the view shows. `same_ground` False: the model or the devices have changed, which ends a drag."""
         self._shown = shown
         if shown is None or not same_ground:
             self.end_drag()
@@ -81,6 +81,7 @@ class Interaction(QObject):
         layout = shown.preview.layout
         match shown.target_at(x, y):
             case HandleTarget(index):
+                # The drag keeps this layout: the previews that answer its moves do not change what the moves refer to.
                 self.drag = BoundaryDrag(layout, index, x - shown.track.edges[layout.runs[index + 1].first])
                 self.set_focus(BoundaryFocus(index))
             case OutputTarget():
@@ -97,16 +98,19 @@ class Interaction(QObject):
                 self.set_focus(None)
 
     def _press_layer(self, shown: Shown, layer: int, lane: int, at: tuple[float, float], *, extend: bool) -> None:
+        # Shift or Ctrl only extends the selection; a drag that began here would move a range that is still being
+        # chosen.
         if extend and isinstance(self.focus, LayerFocus):
             self.set_focus(LayerFocus(layer, self.focus.anchor))
             return
         if self.selection.contains(layer) and self.selection.layers is not None:
             span = self.selection.layers
         else:
+            # Without a selection a drag takes the whole run: a single layer moved away would cut the run in two.
             run = shown.run_at(layer)
             span = (run.first, run.last)
             self.set_focus(LayerFocus(layer, layer))
-        # A click alone chooses the layer, on release: until then the selection may be what is dragged.
+        # A click selects the layer on release only: until then the press may begin a drag of the selection.
         self._clicked = LayerFocus(layer, layer)
         self.drag = LaneDrag(span, lane, at, shown.drop_devices(), self._threshold)
 
@@ -125,6 +129,7 @@ class Interaction(QObject):
         else:
             span = drag.span_to(x, shown.track)
             if span is not None:
+                # The focus is the end at the pointer, so that Shift and the arrow keys go on from there.
                 self.set_focus(LayerFocus(span[1] if drag.anchor == span[0] else span[0], drag.anchor))
 
     def _drag_lane(self, drag: LaneDrag, move: RangeMove | OutputMove | None) -> None:
@@ -136,6 +141,7 @@ class Interaction(QObject):
 
     def release(self) -> None:
         """Finish the drag."""
+        # Cleared before the signal: its listener answers with a new preview, in which nothing is dragged any more.
         drag, self.drag = self.drag, None
         if drag is None:
             return
@@ -153,12 +159,53 @@ class Interaction(QObject):
         return True
 
     def end_drag(self) -> None:
-        """Forget the drag without a signal: the layout that it started from is gone."""
+        """End the drag without a signal: the layout that it started from no longer exists."""
         self.drag = self._clicked = None
 
     def _send(self, move: Move | None) -> None:
         if move is not None:
             self.moved.emit(move)
+
+    # The context menu
+
+    def focus_at(self, x: float, y: float) -> bool:
+        """Set the focus to the layer or output at a point, for its menu; return whether there is one.
+
+        A layer of the selection keeps the selection.
+        """
+        shown = self._shown
+        if shown is None or self.drag is not None:
+            return False
+        match shown.target_at(x, y):
+            case LayerTarget(layer, _):
+                if not self.selection.contains(layer):
+                    self.set_focus(LayerFocus(layer, layer))
+            case OutputTarget():
+                self.set_focus(OutputFocus())
+            case _:
+                return False
+        return True
+
+    def destinations(self) -> tuple[str, ...]:
+        """Return the devices that the focused layers or output can be moved to."""
+        shown, focus = self._shown, self.focus
+        if shown is None or not isinstance(focus, LayerFocus | OutputFocus):
+            return ()
+        layout = shown.preview.layout
+        if isinstance(focus, OutputFocus):
+            here = {layout.output_device}
+        else:
+            first, last = focus.span
+            here = {layout.device_of(layer) for layer in range(first, last + 1)}
+        # A selection over several devices can also be moved to one of these.
+        return tuple(device for device in shown.drop_devices() if device is not None and here != {device})
+
+    def move_to(self, device: str) -> None:
+        """Move the focused layers or output to a device, as one finished move."""
+        focus = self.focus
+        if isinstance(focus, LayerFocus | OutputFocus):
+            self._send(RangeMove(*focus.span, device) if isinstance(focus, LayerFocus) else OutputMove(device))
+            self.move_finished.emit()
 
     # The keyboard
 
@@ -227,6 +274,7 @@ class Interaction(QObject):
         else:
             return
         lane += step
+        # Lanes of devices that the rig does not have are passed over; they show only where a layout wants them.
         while 0 <= lane < len(devices) and devices[lane] is None:
             lane += step
         if not 0 <= lane < len(devices):

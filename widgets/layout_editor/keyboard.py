@@ -1,6 +1,6 @@
-"""The keyboard in the editor: what each key does, what has the focus, and where the keys take it.
+"""The keyboard in the editor: commands of keys, the focus, and how keys move it.
 
-The focus is inside the editor: a boundary, layers or the output. Layers that have it are the selection.
+The focus is inside the editor: a boundary, layers or the output. Focused layers are the selection.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ KEYS: dict[str, str] = {
     tr("Left, Right"): tr("previous or next layer"),
     tr("Home, End"): tr("first or last layer"),
     tr("Shift+Left, Shift+Right"): tr("select more or fewer layers"),
-    tr("Space"): tr("select the whole run of the layer"),
+    tr("Space"): tr("select the whole group that contains the layer"),
     tr("Ctrl+Left, Ctrl+Right (or Alt)"): tr("move the boundary by one layer"),
     tr("Ctrl+Up, Ctrl+Down (or Alt)"): tr("move the selected layers, or the output, to the next device"),
-    tr("P"): tr("pin the selected layers, or the output, where they are for automatic layouts; again to let them go"),
-    tr("Escape"): tr("give up a drag; clear the selection"),
+    tr("P"): tr("pin or unpin the selected layers, or the output: automatic layouts leave them there"),
+    tr("Escape"): tr("cancel a drag; clear the selection"),
 }
 """Keys and what they do, for the help text."""
 
@@ -66,6 +66,7 @@ _MOVE = {
 
 def command_of(key: int, modifiers: Qt.KeyboardModifier) -> Command | None:
     """Return the command of `key` with `modifiers`, None if there is none."""
+    # Arrow keys of the number pad carry it, and on macOS all arrow keys do.
     held = modifiers & ~Qt.KeyboardModifier.KeypadModifier
     table = {
         Qt.KeyboardModifier.NoModifier: _PLAIN,
@@ -105,7 +106,7 @@ Focus = BoundaryFocus | LayerFocus | OutputFocus
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Layers chosen for a move, `(first, last)` both included, None when there are none."""
+    """Selected layers `(first, last)`, both included; None without a selection."""
 
     layers: tuple[int, int] | None = None
 
@@ -120,6 +121,7 @@ def run_of(layout: Layout, layer: int) -> int:
 
 def next_stop(layout: Layout, focus: Focus | None, step: int) -> Focus | None:
     """Return the next (`step` 1) or previous (-1) Tab stop: the boundaries, then the output; None past the ends."""
+    # Layers are no stops of the Tab key: a model has up to hundreds, and the arrow keys go through them.
     stops: list[Focus] = [BoundaryFocus(index) for index in range(len(layout.runs) - 1)]
     stops.append(OutputFocus())
     if isinstance(focus, LayerFocus):
@@ -133,13 +135,14 @@ def next_stop(layout: Layout, focus: Focus | None, step: int) -> Focus | None:
 
 
 def next_layer(layout: Layout, focus: Focus | None, step: int, *, extend: bool) -> LayerFocus:
-    """Return the layer left (`step` -1) or right (1) of the focus; `extend` keeps the selection's beginning."""
+    """Return the layer left (`step` -1) or right (1) of the focus. `extend`: the anchor of the selection stays."""
     last = layout.n_layers - 1
     if isinstance(focus, LayerFocus):
         layer = max(0, min(focus.layer + step, last))
         return LayerFocus(layer, focus.anchor if extend else layer)
     if isinstance(focus, BoundaryFocus):
         run = layout.runs[focus.index]
+        # The boundary is between two layers: an arrow key chooses the one on its side.
         layer = run.last if step < 0 else run.last + 1
     else:
         layer = last if isinstance(focus, OutputFocus) else 0
@@ -147,7 +150,7 @@ def next_layer(layout: Layout, focus: Focus | None, step: int, *, extend: bool) 
 
 
 def kept_focus(layout: Layout, focus: Focus | None) -> Focus | None:
-    """Return `focus` if `layout` still has it, else what is nearest to it."""
+    """Return `focus` if `layout` still has it, else the nearest boundary, or None."""
     if isinstance(focus, BoundaryFocus):
         count = len(layout.runs) - 1
         return BoundaryFocus(min(focus.index, count - 1)) if count else None

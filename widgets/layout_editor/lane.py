@@ -1,4 +1,4 @@
-"""A lane: the name of its device, its layers and its memory bar. Painted once and cached until one of them changes."""
+"""A lane: the name of its device, its layers and its memory bar. The picture is cached until its values change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,18 @@ from engine.base.language import tr
 from engine.devices.device import Holding
 from engine.planning.memory.estimate import grade_words
 from engine.planning.plan.report import DeviceRow
-from widgets.common.memory_bar import OVERFLOW_WIDTH, MemoryBar, bar_of_row, paint_bar, parts_texts, room_text
+from widgets.common.memory_bar import (
+    OVERFLOW_WIDTH,
+    UNKNOWN_WEIGHTS,
+    MemoryBar,
+    PartRole,
+    PlacedWeights,
+    bar_of_row,
+    paint_bar,
+    part_colour,
+    parts_texts,
+    room_text,
+)
 from widgets.common.painting import colour, mix
 from widgets.common.palette import Palette
 from widgets.common.text import Fonts, elide, fitting, text_width
@@ -33,6 +44,7 @@ def strip_of(key: StripKey, lanes: Lanes) -> Strip:
         return lanes.experts
     half = lanes.dense.height / 2
     if key == "attention":
+        # Half a pixel less on both sides leaves a gap of one pixel between the halves.
         return Strip(lanes.dense.top, half - 0.5)
     if key == "ffn":
         return Strip(lanes.dense.top + half + 0.5, half - 0.5)
@@ -40,8 +52,9 @@ def strip_of(key: StripKey, lanes: Lanes) -> Strip:
 
 
 def strip_colour(key: StripKey, palette: Palette) -> str:
-    """Return the part's colour, the same one that the bars use."""
-    return {"kv": palette.kv, "experts": palette.experts}.get(key, palette.weights)
+    """Return the colour of the strip, the same that memory bars and legend use."""
+    role: PartRole = "kv" if key == "kv" else "experts" if key == "experts" else "weights"
+    return part_colour(palette, role)
 
 
 def gap_between(width: float) -> float:
@@ -80,10 +93,14 @@ _GHOST_OPACITY = 0.22
 
 @dataclass(frozen=True, slots=True)
 class LaneValues:
-    """Everything a lane shows. `forecast` is the forecast of the load that `row` was measured after, else None.
+    """The values of a lane.
 
-    `room` is the device as it is now, for a row that was measured some time ago. `holdings`: other loaded models.
-    `time`: the device's part of a token's time, in words.
+    row: memory of the device, forecast or measured; None if nothing is known.
+    forecast: the forecast of the load that `row` was measured after, else None.
+    room: the device as it is now, for a row that was measured some time ago.
+    holdings: memory of other loaded models.
+    time: the device's part of a token's time, in words.
+    placed: weights that the layout puts on the device.
     """
 
     content: LaneContent
@@ -92,11 +109,12 @@ class LaneValues:
     room: DeviceRow | None = None
     holdings: tuple[Holding, ...] = ()
     time: str = ""
+    placed: PlacedWeights = UNKNOWN_WEIGHTS
 
 
 @dataclass(frozen=True, slots=True)
 class LanePlace:
-    """Where a lane is drawn: column and track are shared by all lanes."""
+    """Geometry of a lane, in scene pixels. Columns and track are shared by all lanes."""
 
     columns: Columns
     lanes: Lanes
@@ -116,24 +134,28 @@ class LaneItem(QGraphicsItem):
         self._solid: tuple[tuple[StripKey, QPainterPath], ...] = ()
         self._ghosts: tuple[tuple[StripKey, QPainterPath], ...] = ()
         self._bars: tuple[MemoryBar | None, MemoryBar | None] = (None, None)
+        # In device coordinates the cached picture stays sharp at every zoom and screen scale; moving the item keeps it.
         self.setCacheMode(QGraphicsItem.CacheMode.DeviceCoordinateCache)
 
     def set_values(self, values: LaneValues, place: LanePlace, palette: Palette) -> bool:
-        """Show `values`; return whether anything has to be painted again."""
+        """Show `values`; return whether the lane is painted again."""
         same_place = place == self._place
+        # In a drag most lanes stay as they are; their cached pictures are drawn again without painting.
         if same_place and values == self._values and palette is self._palette:
             return False
         if not same_place:
+            # Before `_place` changes: Qt reads the old `boundingRect` here, to repaint where the lane was.
             self.prepareGeometryChange()
         content = values.content
+        # Paths of hundreds of layers cost more than the rest of a lane, so they are made only if layers moved.
         if not same_place or self._values is None or content != self._values.content:
             top = place.lanes.track_top(0)
             self._solid = blocks_paths(content.blocks, place.track, place.lanes, top)
             self._ghosts = blocks_paths(content.ghosts, place.track, place.lanes, top)
         row, forecast = values.row, values.forecast
         self._bars = (
-            None if row is None else bar_of_row(row, values.room),
-            None if forecast is None else bar_of_row(forecast, values.room),
+            None if row is None else bar_of_row(row, values.room, values.placed),
+            None if forecast is None else bar_of_row(forecast, values.room, values.placed),
         )
         self._values, self._place, self._palette = values, place, palette
         self.update()
@@ -179,6 +201,7 @@ class LaneItem(QGraphicsItem):
         track = place.track
         painter.setPen(Qt.PenStyle.NoPen)
         painter.setBrush(colour(palette.background))
+        # The track goes below everything, and ghosts below the parts that are really in this lane.
         painter.drawRoundedRect(QRectF(track.left, top, track.right - track.left, height), 4, 4)
         for key, path in self._ghosts:
             painter.fillPath(path, mix(palette.background, strip_colour(key, palette), _GHOST_OPACITY))
@@ -192,7 +215,7 @@ class LaneItem(QGraphicsItem):
                 self._paint_end(painter, QRectF(left, top + 3, right - left, height - 6), name, word)
 
     def _paint_end(self, painter: QPainter, rect: QRectF, name: str, word: str) -> None:
-        """Paint the block of the token embedding or the output, with its name upright in it where there is room."""
+        """Paint the block of the token embedding or the output, with its name turned by 90 degrees if it fits."""
         painter.setPen(Qt.PenStyle.NoPen)
         painter.setBrush(colour(name))
         painter.drawRoundedRect(rect, 2, 2)
@@ -213,7 +236,7 @@ class LaneItem(QGraphicsItem):
         bar, forecast = self._bars
         top = (place.lanes.pitch - _BAR_HEIGHT - 6 - 2 * _LINE) / 2
         if row is None or bar is None:
-            text = elide(tr("no memory to show"), fonts.small, width)
+            text = elide(tr("memory unknown"), fonts.small, width)
             self._text(painter, QRectF(left, top, width, _BAR_HEIGHT), text, fonts.small, palette.dim)
             return
         painter.save()
@@ -225,7 +248,8 @@ class LaneItem(QGraphicsItem):
         grade = grade_words(row.grade)
         grade_width = text_width(grade, fonts.small) + 8
         room_name = palette.bad if is_short(row, values.room) else palette.text
-        room = elide(room_text(bar), fonts.body, width - grade_width)
+        state = "" if bar.parts else values.content.device.state
+        room = elide(state or room_text(bar), fonts.body, width - grade_width)
         self._text(painter, line, room, fonts.body, room_name)
         self._text(painter, line, grade, fonts.small, palette.dim, right=True)
         texts = parts_texts(bar) if values.forecast is None else measured_texts(row, values.forecast)
@@ -235,9 +259,11 @@ class LaneItem(QGraphicsItem):
 
     @staticmethod
     def _paint_forecast(painter: QPainter, rect: QRectF, forecast: MemoryBar, palette: Palette) -> None:
-        """Paint the forecast as a thin line from where other programs end, under the bar of what was measured."""
+        """Paint the forecast as a thin line under the measured bar; it starts after the memory of other programs."""
+        # The same scale as the bar above, whose right end is kept for the overflow.
         body = rect.width() - OVERFLOW_WIDTH
         start = rect.left() + body * min((forecast.other_bytes or 0) / forecast.span_bytes, 1.0)
         end = rect.left() + body * min(forecast.used_bytes / forecast.span_bytes, 1.0)
         painter.setPen(QPen(colour(palette.dim), 1.5))
+        # At least a pixel, so that a forecast of nearly nothing can still be seen.
         painter.drawLine(QPointF(start, rect.center().y()), QPointF(max(end, start + 1), rect.center().y()))

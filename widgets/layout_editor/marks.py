@@ -1,4 +1,4 @@
-"""What is drawn over the lanes: boundary handles, selection, focus ring, pins, drop target, the words of a drag."""
+"""Items painted over the lanes: boundary handles, selection, focus ring, pins, drop target, the label of a drag."""
 
 from __future__ import annotations
 
@@ -68,10 +68,11 @@ class OverlayItem(QGraphicsItem):
         return self._bounds
 
     def paint(self, painter: QPainter, option: QStyleOptionGraphicsItem, widget: QWidget | None = None) -> None:
-        """Paint what is there."""
+        """Paint the marks, from the drop target at the bottom to the focus ring on top."""
         marks, palette = self._marks, self._palette
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         if marks.target is not None:
+            # Dashed, because the layers are not there yet: a solid frame is the selection.
             painter.setPen(QPen(colour(palette.accent), 1.5, Qt.PenStyle.DashLine))
             painter.setBrush(colour(palette.accent, 0.10))
             painter.drawRoundedRect(marks.target, 4, 4)
@@ -95,7 +96,7 @@ class OverlayItem(QGraphicsItem):
 
 
 class PillItem(QGraphicsItem):
-    """A few words near the pointer, above everything else: what the drag would do."""
+    """A label near the pointer, above everything else, with the effect of the drag."""
 
     def __init__(self, fonts: Fonts) -> None:
         super().__init__()
@@ -107,7 +108,7 @@ class PillItem(QGraphicsItem):
         self.hide()
 
     def set_text(self, text: str, at: QPointF, bounds: QRectF, palette: Palette) -> None:
-        """Show `text` above the point `at`, or below it where there is no room inside `bounds`; "" hides it."""
+        """Show `text` above the point `at`, or below it if there is no room inside `bounds`; "" hides the label."""
         self.setVisible(bool(text))
         if not text:
             return
@@ -122,6 +123,7 @@ class PillItem(QGraphicsItem):
 
     def boundingRect(self) -> QRectF:
         """Return the pill's rectangle in scene coordinates."""
+        # Antialiased edges reach into the pixels around the rectangle.
         return self._rect.adjusted(-1, -1, 1, 1)
 
     def paint(self, painter: QPainter, option: QStyleOptionGraphicsItem, widget: QWidget | None = None) -> None:
@@ -136,6 +138,7 @@ class PillItem(QGraphicsItem):
 
 
 _HANDLE_RADIUS = 5.0
+# The largest dot is the ring of the keyboard: a radius of 5 + 3.5 pixels and half a pen of 2, 9.5 in all.
 _HANDLE_REACH = 10.0
 _HANDLE_OVERHANG = 5.0
 
@@ -149,6 +152,8 @@ def handle_places(layout: Layout, lane_of: dict[str, int], track: Track, lanes: 
             HandlePlace(
                 index=index,
                 layer=right.first,
+                # The gap between two layers is the last pixel before the edge (`lane.gap_between`); the line goes
+                # through its middle.
                 x=track.edges[right.first] - 0.5,
                 top=lanes.track_top(upper) - _HANDLE_OVERHANG,
                 bottom=lanes.track_top(lower) + lanes.track_height + _HANDLE_OVERHANG,
@@ -159,7 +164,7 @@ def handle_places(layout: Layout, lane_of: dict[str, int], track: Track, lanes: 
 
 
 class HandleItem(QGraphicsItem):
-    """One handle. `active` while it is hovered, dragged or has the keyboard."""
+    """The handle of one boundary, drawn larger while it is hovered, dragged or focused."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -178,9 +183,10 @@ class HandleItem(QGraphicsItem):
         self.update()
 
     def set_marks(self, *, active: bool, focused: bool) -> None:
-        """Show that the pointer (`active`) or the keyboard (`focused`) has it."""
+        """Show that the handle is hovered or dragged (`active`), or has the keyboard (`focused`)."""
         if (active, focused) != (self._active, self._focused):
             self._active, self._focused = active, focused
+            # Above its neighbours: with narrow runs the dots of handles overlap.
             self.setZValue(3 if active or focused else 2)
             self.update()
 
@@ -243,8 +249,10 @@ def _hovered_rect(shown: Shown, hover: Target | None) -> QRectF | None:
 
 
 def pill_text(drag: Drag | None) -> str:
-    """Return the effect of the drag if it ended now, "" without a drag."""
+    """Return the effect of the drag, as if it ended now; "" without a drag."""
     if isinstance(drag, BoundaryDrag):
+        # The layout at the start of the drag, cut at the layer where the boundary is now. The preview may be a frame
+        # late.
         left, right = drag.layout.runs[drag.index], drag.layout.runs[drag.index + 1]
         texts = [
             f"{device} {range_text(first, last)}"
@@ -289,7 +297,7 @@ def _numbers_of(shown: Shown, target: Target | None) -> str:
             return embedding_tooltip(preview)
         case BarTarget(lane):
             values = shown.values[lane]
-            numbers = "" if values.row is None else bar_tooltip(values.row, values.room)
+            numbers = "" if values.row is None else bar_tooltip(values.row, values.room, values.placed)
             return "\n".join(filter(None, (values.content.device.name, numbers, holdings_text(values.holdings))))
     return ""
 
@@ -298,6 +306,7 @@ def pin_rects(shown: Shown, pins: Pins) -> tuple[QRectF, ...]:
     """Return a rectangle for each pinned range in the lane that it is pinned to, in scene coordinates."""
     lane_of = shown.lane_of
     last = len(shown.preview.layers) - 1
+    # A pin may name a device that the rig no longer has: it is kept, but there is no lane to paint it in.
     rects = [
         shown.block_rect(lane_of[pin.device], pin.first, min(pin.last, last))
         for pin in pins.layers
@@ -308,6 +317,13 @@ def pin_rects(shown: Shown, pins: Pins) -> tuple[QRectF, ...]:
         top = shown.lanes.track_top(lane_of[pins.output])
         rects.append(QRectF(left, top + 1, right - left, shown.lanes.track_height - 2))
     return tuple(rects)
+
+
+def focus_device(pins: Pins, focus: Focus | None) -> str | None:
+    """Return the device that the focused layer or output is pinned to, None if it is free."""
+    if isinstance(focus, LayerFocus):
+        return pins.device_of(focus.layer)
+    return pins.output if isinstance(focus, OutputFocus) else None
 
 
 def pin_text(pins: Pins, target: Target | None) -> str:

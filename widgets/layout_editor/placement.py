@@ -1,4 +1,4 @@
-"""What each lane holds: which parts of which layers are drawn where, from a layout and its overrides; and pins."""
+"""Content of the lanes: the parts of layers that are drawn in each, from a layout and its overrides; and pins."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.base.language import tr
-from engine.devices.device import CPU_ID, Rig
+from engine.devices.device import CPU_ID, Device, Rig
 from engine.planning.layout.layout import Layout, Override
 from engine.planning.plan.preview import LayerBytes, Preview
+from engine.planning.plan.report import DeviceRow
+from widgets.common.memory_bar import PlacedWeights
 
 StripKey = Literal["dense", "attention", "ffn", "experts", "kv"]
-"""`attention` and `ffn` are the halves of the `dense` strip, used where an override parts them."""
+"""`attention` and `ffn` are the halves of the `dense` strip, used if an override puts them on different devices."""
 
 Blocks = tuple[tuple[StripKey, tuple[int, ...]], ...]
 """Layers by strip."""
@@ -21,16 +23,26 @@ Blocks = tuple[tuple[StripKey, tuple[int, ...]], ...]
 
 @dataclass(frozen=True, slots=True)
 class LaneDevice:
-    """The device of a lane. `present` False: the layout names a device that the rig does not have."""
+    """The device of a lane.
+
+    `present`: False if the layout names a device that the rig does not have. `state`: why nothing can be placed there
+    at present ("in use", "stopped"), shown in place of the free memory; empty if something can.
+    """
 
     id: str
     name: str
     present: bool = True
+    state: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class LaneContent:
-    """What is drawn in the track of one lane. `ghosts` are parts of its layers that live in another lane."""
+    """Content of the track of one lane.
+
+    ranges: layers `(first, last)` of the device, both included.
+    blocks: layers by strip whose parts are on the device.
+    ghosts: layers of the device by strip whose parts an override puts on another one.
+    """
 
     device: LaneDevice
     ranges: tuple[tuple[int, int], ...]
@@ -45,17 +57,25 @@ class LaneContent:
 
 
 def lane_devices(rig: Rig, layout: Layout) -> tuple[LaneDevice, ...]:
-    """Return a lane per device of the rig, host last, and one for each device that only the layout knows."""
+    """Return a lane for each device of the rig, the host last, then for devices that only the layout names."""
     known = set(rig.ids)
     named = [run.device for run in layout.runs] + [layout.output_device] + [item.device for item in layout.overrides]
     missing = [device_id for device_id in dict.fromkeys(named) if device_id not in known]
     return (
-        *(LaneDevice(device.id, device.name) for device in rig.all_devices),
+        *(LaneDevice(device.id, device.name, state=_state_words(device)) for device in rig.all_devices),
         *(LaneDevice(device_id, tr("not on this machine"), present=False) for device_id in missing),
     )
 
 
+def _state_words(device: Device) -> str:
+    if device.is_stopped:
+        return tr("stopped")
+    # An RPC server serves one client at a time, so another model's worker has no free memory, however little it holds.
+    return tr("in use") if device.is_rpc and device.holdings else ""
+
+
 def _overridden(overrides: Sequence[Override], part: str, layer: int) -> str | None:
+    # The first match wins, as in llama.cpp's list of tensor buffer overrides.
     for override in overrides:
         if override.part not in (part, "all"):
             continue
@@ -69,7 +89,9 @@ def _overridden(overrides: Sequence[Override], part: str, layer: int) -> str | N
 def layer_parts(
     layer: LayerBytes, device: str, overrides: Sequence[Override], *, kv_on_device: bool
 ) -> tuple[tuple[StripKey, str], ...]:
-    """Return the parts of `layer` that have bytes, each with the device that really holds it."""
+    """Return the parts of `layer` that have bytes, each with its device after overrides."""
+    # Only tensors of weights are matched by overrides. The KV cache follows the layer's device (`model.dev_layer` in
+    # llama-kv-cache.cpp), or is in host memory if `offload_kqv` is off.
     attention = _overridden(overrides, "attention", layer.index) or device
     ffn = _overridden(overrides, "ffn", layer.index) or device
     parts: list[tuple[StripKey, str]] = []
@@ -96,6 +118,7 @@ def _freeze(found: defaultdict[StripKey, list[int]]) -> Blocks:
 def lane_contents(preview: Preview) -> tuple[LaneContent, ...]:
     """Return what each lane of `preview` holds, in the order of the lanes."""
     layout = preview.layout
+    # An override with a pattern of its own has no part: which tensors it matches is not known here.
     overrides = tuple(item for item in layout.overrides if item.part is not None)
     solid: _Found = defaultdict(lambda: defaultdict(list))
     ghosts: _Found = defaultdict(lambda: defaultdict(list))
@@ -114,11 +137,44 @@ def lane_contents(preview: Preview) -> tuple[LaneContent, ...]:
             ranges=tuple(ranges[device.id]),
             blocks=_freeze(solid[device.id]),
             ghosts=_freeze(ghosts[device.id]),
+            # llama.cpp always keeps the input layer on the CPU (`dev_input` in llama-model.cpp).
             has_embedding=device.id == CPU_ID,
             has_output=device.id == layout.output_device,
         )
         for device in lane_devices(preview.rig, layout)
     )
+
+
+def placed_weights(preview: Preview, content: LaneContent, row: DeviceRow | None) -> PlacedWeights:
+    """Return the weights of a lane, by the sizes of its tensors.
+
+    In split modes "tensor" and "row" a device holds a share of every split layer, and llama.cpp decides the rounding.
+    So the experts get the same share of the forecast weights that they have of the whole model.
+    """
+    layers = preview.layers
+    if preview.layout.split_mode in ("tensor", "row"):
+        model_bytes = sum(layer.weights_bytes for layer in layers)
+        experts = sum(layer.expert_bytes for layer in layers)
+        held_bytes = 0 if row is None else row.weights_bytes
+        return PlacedWeights(expert_bytes=held_bytes * experts // max(model_bytes, 1))
+    expert_bytes = sum(
+        layers[index].expert_bytes for key, indices in content.blocks if key == "experts" for index in indices
+    )
+    # The total is left unknown, so that the bar uses the forecast's weights instead.
+    if any(item.part is None for item in preview.layout.overrides):
+        return PlacedWeights(expert_bytes=expert_bytes)
+    total_bytes = expert_bytes
+    for key, indices in content.blocks:
+        for index in indices:
+            layer = layers[index]
+            attention_bytes = layer.attention_bytes + layer.other_bytes
+            if key == "dense":
+                total_bytes += attention_bytes + layer.ffn_bytes
+            elif key in ("attention", "ffn"):
+                total_bytes += attention_bytes if key == "attention" else layer.ffn_bytes
+    total_bytes += preview.token_embedding_bytes if content.has_embedding else 0
+    total_bytes += preview.output_weights_bytes if content.has_output else 0
+    return PlacedWeights(total_bytes, expert_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +188,13 @@ class PinnedLayers:
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """What is pinned: ranges of layers, and the device of the output layer if that is."""
+    """Pinned layers, and the device of the output layer if that is pinned."""
 
     layers: tuple[PinnedLayers, ...] = ()
     output: str | None = None
 
     def device_of(self, layer: int) -> str | None:
-        """Return where a layer is pinned to, None where it is free."""
+        """Return the device that a layer is pinned to, None if it is not pinned."""
         return next((pin.device for pin in self.layers if pin.first <= layer <= pin.last), None)
 
 

@@ -18,13 +18,13 @@ from widgets.layout_editor.geometry import (
 )
 from widgets.layout_editor.lane import LaneItem, LanePlace, LaneValues
 from widgets.layout_editor.marks import HandleItem, Marks, OverlayItem, PillItem, handle_places
-from widgets.layout_editor.placement import LaneContent, lane_contents
+from widgets.layout_editor.placement import LaneContent, lane_contents, placed_weights
 from widgets.layout_editor.shown import Shown
 from widgets.layout_editor.texts import LOADED, lane_speed_text, loaded_words
 
 
 class EditorScene(QGraphicsScene):
-    """Holds the items and keeps them in step with the preview."""
+    """Holds the items, and updates them in place with each preview."""
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -41,7 +41,7 @@ class EditorScene(QGraphicsScene):
         self.setItemIndexMethod(QGraphicsScene.ItemIndexMethod.NoIndex)
 
     def show_preview(self, preview: Preview, loaded: LoadedLayout | None, width: float, view_height: float) -> Shown:
-        """Show `preview` in lanes `width` pixels wide; they fill `view_height` where they can."""
+        """Show `preview` in lanes `width` pixels wide, which fill `view_height` if their limits allow it."""
         contents = lane_contents(preview)
         experts = any(layer.expert_bytes for layer in preview.layers)
         lanes = make_lanes(len(contents), view_height, experts=experts)
@@ -55,6 +55,7 @@ class EditorScene(QGraphicsScene):
         self._place_lanes(values, LanePlace(places, lanes, track, width))
         self._place_handles(handles)
         bounds = QRectF(0, 0, width, lanes.height)
+        # A new rectangle makes the view place its scroll bars, which can resize the viewport and so come back here.
         if bounds != self.sceneRect():
             self.setSceneRect(bounds)
         return self.shown
@@ -79,6 +80,7 @@ class EditorScene(QGraphicsScene):
         )
 
     def _place_lanes(self, values: tuple[LaneValues, ...], place: LanePlace) -> None:
+        # Items are reused: making them again would lose their cached pictures in every frame of a drag.
         while len(self._lanes) < len(values):
             item = LaneItem(self.fonts)
             self.addItem(item)
@@ -104,8 +106,9 @@ def _lane_values(
     preview: Preview, loaded: LoadedLayout | None, contents: tuple[LaneContent, ...]
 ) -> tuple[LaneValues, ...]:
     rows = {row.id: row for row in preview.report.rows}
+    # Measured rows are as old as the load; `room` is the same device by its latest reading.
     measured = {} if loaded is None else {row.id: row for row in loaded.measured}
-    # What a process takes besides its buffers is in no measurement.
+    # llama.cpp reports its buffers only, so the forecast is compared without the overhead of the process.
     forecast = {} if loaded is None else {row.id: row.without_overhead() for row in loaded.forecast}
     holdings = {device.id: device.holdings for device in preview.rig.all_devices}
     values = []
@@ -113,8 +116,9 @@ def _lane_values(
         key = content.device.id
         room, held = rows.get(key), holdings.get(key, ())
         time = "" if preview.speed is None else lane_speed_text(preview.speed.on(key))
+        placed = placed_weights(preview, content, room)
         if key in measured and key in forecast:
-            values.append(LaneValues(content, measured[key], forecast[key], room, held, time))
+            values.append(LaneValues(content, measured[key], forecast[key], room, held, time, placed))
         else:
-            values.append(LaneValues(content, room, None, room, held, time))
+            values.append(LaneValues(content, room, None, room, held, time, placed))
     return tuple(values)

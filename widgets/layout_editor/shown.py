@@ -1,4 +1,4 @@
-"""What the editor shows of one preview, with everything placed, and what is under a point of it."""
+"""A preview with the places of all its parts in the scene, and the search for the part at a point."""
 
 from __future__ import annotations
 
@@ -36,7 +36,11 @@ class OutputTarget:
 
 @dataclass(frozen=True, slots=True)
 class EmptyTarget:
-    """Track of `lane` where none of its layers is; `part_layer` has only a part there."""
+    """An empty place in the track of `lane`.
+
+    part_layer: layer of another device whose overridden parts are drawn there; None if there is none.
+    embedding: the place is at the token embedding.
+    """
 
     lane: int
     part_layer: int | None
@@ -55,7 +59,7 @@ Target = HandleTarget | LayerTarget | OutputTarget | EmptyTarget | BarTarget
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What the scene shows of one preview, with everything placed."""
+    """A preview with the places of its lanes, layers and handles, in scene coordinates."""
 
     preview: Preview
     state: LoadedWords
@@ -79,7 +83,7 @@ class Shown:
         return self.lane_of[self.run_at(layer).device]
 
     def drop_devices(self) -> tuple[str | None, ...]:
-        """Return the device of each lane, None where layers cannot go because the rig does not have it."""
+        """Return the device of each lane; None for lanes that take no layers, because the rig lacks the device."""
         return tuple(content.device.id if content.device.present else None for content in self.contents)
 
     def block_rect(self, lane: int, first: int, last: int) -> QRectF:
@@ -108,10 +112,12 @@ class Shown:
         return QRectF(left, self.lanes.track_top(lane) + 3, right - left, self.lanes.track_height - 6)
 
     def target_at(self, x: float, y: float) -> Target | None:
-        """Return what is under a point of the scene."""
+        """Return the part at a point of the scene, None outside of all lanes."""
+        # Handles come first: they overlap the layers at both sides.
         index = handle_at(self.handles, x, y)
         if index is not None:
             return HandleTarget(index)
+        # The output may be 7 pixels wide; the reach of 3 on both sides makes it easier to take.
         if self.output_rect().adjusted(-3, 0, 3, 0).contains(x, y):
             return OutputTarget()
         lane = self.lanes.lane_at(y)
@@ -126,4 +132,5 @@ class Shown:
                 return LayerTarget(layer, lane)
             has_part = any(layer in layers for _, layers in content.blocks)
             return EmptyTarget(lane, layer if has_part else None)
+        # Left of the layers is the token embedding, which has a tooltip and cannot be moved.
         return EmptyTarget(lane, None, embedding=content.has_embedding and x <= self.track.embedding[1] + 2)

@@ -1,4 +1,4 @@
-"""The words of the editor: lane labels, state, tooltips, and the summary that screen readers get."""
+"""Texts of the editor: lane labels, state, tooltips, and the summary for screen readers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from widgets.layout_editor.placement import LaneContent
 
 @dataclass(frozen=True, slots=True)
 class LoadedWords:
-    """Whether the layout that is shown is loaded: a sign and words for it."""
+    """The state of the shown layout: a sign, and the same in words."""
 
     sign: str
     text: str
@@ -38,7 +38,7 @@ EDITED = LoadedWords("◐", tr("edited, not loaded"))
 
 
 def loaded_words(preview: Preview, loaded: LoadedLayout | None) -> LoadedWords:
-    """Return whether what `preview` shows is what is loaded, side files included."""
+    """Return whether the edit of `preview`, side files included, is loaded."""
     if loaded is None:
         return NOT_LOADED
     return EDITED if loaded.differs_from(preview.edit) else LOADED
@@ -63,12 +63,13 @@ def ranges_text(ranges: Iterable[tuple[int, int]]) -> str:
 
 
 def lane_texts(content: LaneContent) -> tuple[str, ...]:
-    """Return what a lane holds, longest form first."""
+    """Return the content of a lane in words, longest form first."""
     if content.ranges:
         layers = ranges_text(content.ranges)
         count = sum(last - first + 1 for first, last in content.ranges)
+        # A patchwork of many runs would fill the label with ranges, so the shortest form only counts them.
         short = (
-            tr("{count} layers in {runs} runs", count=count, runs=len(content.ranges))
+            tr("{count} layers in {runs} groups", count=count, runs=len(content.ranges))
             if len(content.ranges) > 1
             else layers
         )
@@ -87,7 +88,7 @@ def lane_texts(content: LaneContent) -> tuple[str, ...]:
 
 
 def layer_tooltip(layer: LayerBytes, layout: Layout) -> str:
-    """Return where a layer is and what it weighs, a line each."""
+    """Return the device of a layer and the bytes of its parts, a line each."""
     lines = [
         tr("layer {index} on {device}", index=layer.index, device=layout.device_of(layer.index)),
         tr("weights: {weights}", weights=format_bytes(layer.weights_bytes)),
@@ -99,13 +100,15 @@ def layer_tooltip(layer: LayerBytes, layout: Layout) -> str:
         (tr("other"), layer.other_bytes),
     ):
         if size_bytes:
+            # Dense models have no experts and recurrent layers may have no feed-forward; lines of 0 would only
+            # distract.
             lines.append(f"{label}: {format_bytes(size_bytes)}")
     lines.append(tr("KV cache: {kv}", kv=format_bytes(layer.kv_bytes)))
     return "\n".join(lines)
 
 
 def output_tooltip(preview: Preview) -> str:
-    """Return where the output layer is and what it weighs."""
+    """Return the device and the bytes of the output layer."""
     size = format_bytes(preview.output_weights_bytes)
     return tr(
         "output layer on {output_device}\nweights: {size}\nDrag it to another lane to move it.",
@@ -115,22 +118,22 @@ def output_tooltip(preview: Preview) -> str:
 
 
 def embedding_tooltip(preview: Preview) -> str:
-    """Return why the token embedding has a place of its own."""
+    """Return the bytes of the token embedding, and why it cannot be moved."""
     return tr(
-        "token embedding: {token_embedding}\nIt is always read by the host.",
+        "token embedding: {token_embedding}\nllama.cpp always places the embedding on the CPU.",
         token_embedding=format_bytes(preview.token_embedding_bytes),
     )
 
 
 def boundary_text(layout: Layout, index: int) -> str:
-    """Return what a boundary parts: "CUDA0 0–18 | CUDA1 19–31"."""
+    """Return the runs on both sides of a boundary: "CUDA0 0–18 | CUDA1 19–31"."""
     left, right = layout.runs[index], layout.runs[index + 1]
     left_text, right_text = range_text(left.first, left.last), range_text(right.first, right.last)
     return f"{left.device} {left_text} | {right.device} {right_text}"
 
 
 def focus_text(layout: Layout, focus: Focus | None) -> str:
-    """Return what the keyboard has, "" for nothing."""
+    """Return the focused boundary, layers or output in words; "" without a focus."""
     match focus:
         case BoundaryFocus(index):
             return tr("boundary {boundary}", boundary=boundary_text(layout, index))
@@ -142,7 +145,7 @@ def focus_text(layout: Layout, focus: Focus | None) -> str:
 
 
 def summary_text(preview: Preview, selection: Selection) -> str:
-    """Return the size of the chosen layers, or of the whole model where none are chosen."""
+    """Return the size of the selected layers with their KV cache, or of the whole model without a selection."""
     if selection.layers is not None:
         first, last = selection.layers
         size = sum(layer.weights_bytes + layer.kv_bytes for layer in preview.layers[first : last + 1])
@@ -153,7 +156,7 @@ def summary_text(preview: Preview, selection: Selection) -> str:
 
 
 def measured_texts(row: DeviceRow, forecast: DeviceRow) -> tuple[str, ...]:
-    """Return what was measured beside what had been forecast, longest form first."""
+    """Return measured and forecast memory, longest form first; () if both are zero."""
     measured, expected = format_bytes(row.need_bytes), format_bytes(forecast.need_bytes)
     if row.need_bytes == 0 and forecast.need_bytes == 0:
         return ()
@@ -165,7 +168,7 @@ def measured_texts(row: DeviceRow, forecast: DeviceRow) -> tuple[str, ...]:
 
 
 def held_texts(holdings: Sequence[Holding]) -> tuple[str, ...]:
-    """Return who else holds memory where this model holds none, longest form first."""
+    """Return other loaded models with memory on the device, longest form first."""
     if not holdings:
         return ()
     names = ", ".join(each.model for each in holdings)
@@ -173,12 +176,13 @@ def held_texts(holdings: Sequence[Holding]) -> tuple[str, ...]:
 
 
 def note_lines(preview: Preview) -> tuple[tuple[str, bool], ...]:
-    """Return the lines under the lanes, each with whether it is bad: violations with their remedies, notes, advice."""
+    """Return the lines below the lanes as (text, is a warning): violations with their remedies, notes, advice."""
     lines = [(f"{item.message} {item.remedy}".strip(), True) for item in preview.report.violations]
     if preview.report.probe_only:
         lines.append(
-            (tr("Only a probe can tell what this takes: {probe_only}", probe_only=preview.report.probe_only), False)
+            (tr("Memory is known only after a probe: {probe_only}", probe_only=preview.report.probe_only), False)
         )
+    # A pattern can match any tensor, and the lanes draw parts of layers only.
     patterns = sum(1 for item in preview.layout.overrides if item.part is None)
     if patterns:
         lines.append(
@@ -197,10 +201,12 @@ def note_lines(preview: Preview) -> tuple[tuple[str, bool], ...]:
 
 
 def lane_sentence(content: LaneContent, row: DeviceRow | None) -> str:
-    """Return what a lane holds and how much room it leaves."""
+    """Return the content of a lane and its free memory, as a sentence."""
     holds = lane_texts(content)[0] if not content.is_empty else tr("empty")
     if row is None:
         return f"{content.device.id}: {holds}."
+    if content.device.state and content.is_empty:
+        return tr("{id}: {holds}, {state}.", id=content.device.id, holds=holds, state=content.device.state)
     return tr(
         "{id}: {holds}, {room} of {available}.",
         id=content.device.id,
@@ -211,7 +217,7 @@ def lane_sentence(content: LaneContent, row: DeviceRow | None) -> str:
 
 
 def accessible_summary(preview: Preview, lanes: Sequence[LaneContent], state: LoadedWords) -> str:
-    """Return the whole picture as sentences."""
+    """Return model, lanes, output and notes as sentences."""
     rows = {row.id: row for row in preview.report.rows}
     sentences = [
         tr(
@@ -228,13 +234,13 @@ def accessible_summary(preview: Preview, lanes: Sequence[LaneContent], state: Lo
 
 
 def is_short(row: DeviceRow, room: DeviceRow | None = None) -> bool:
-    """Return whether the device lacks memory. One that holds nothing never does."""
+    """Return whether the device lacks memory. A device that holds nothing is never short."""
     return row.need_bytes > 0 and shortfall_within(row, room or row) > 0
 
 
 _TOLD_BESIDE_S, _TOLD_BELOW_S = 1.0, 5.0
-"""How long a load sends weights before the tool tip says so, and before the notes do."""
-REMEDY = tr("Measure it with Devices > Measure Speeds; each answer improves it too.")
+"""Least time of sending weights, in seconds, that the tooltip and the notes mention."""
+REMEDY = tr("Devices > Measure Speeds makes this exact; each answer improves it too.")
 
 
 def speed_text(preview: Preview) -> str:
@@ -260,11 +266,11 @@ def speed_text(preview: Preview) -> str:
 
 
 def _prompt_text(prompt: SpeedForecast) -> str:
-    return tr("prompt {rate}/s", rate=rate_text(prompt.tokens_per_second))
+    return tr("prompt {rate} tokens/s", rate=rate_text(prompt.tokens_per_second))
 
 
 def speed_tool_tip(preview: Preview) -> str:
-    """Return what the prediction is made of, a line each."""
+    """Return the predicted speed, then a line for each device with its time and the source of that."""
     speed = preview.speed
     if speed is None:
         return "\n".join(_sending_lines(preview))
@@ -272,30 +278,29 @@ def speed_tool_tip(preview: Preview) -> str:
     if speed.prompt is not None and (read := prompt_words(speed.prompt)):
         lines.append(read)
     for each in speed.devices:
-        away = (
-            tr(", {milliseconds} of it on the way", milliseconds=milliseconds_text(each.link_s))
+        network = (
+            tr(", {milliseconds} of it for the network", milliseconds=milliseconds_text(each.link_s))
+            # Less than 2 % of the device's time is not worth words.
             if each.link_s >= 0.02 * each.seconds
             else ""
         )
         time = tr(
-            "{milliseconds} a token{away} ({source})",
+            "{milliseconds} per token{network} ({source})",
             milliseconds=lane_speed_text(each),
-            away=away,
+            network=network,
             source=source_words(each.source),
         )
         lines.append(f"{each.id}: {time}")
     if any(each.source in ("card", "guess") for each in speed.devices):
         lines.append(REMEDY)
     if preview.answered_per_second is not None:
-        lines.append(
-            tr("The last answer of this layout had {rate} tokens/s.", rate=rate_text(preview.answered_per_second))
-        )
+        lines.append(tr("Last answer with this layout: {rate} tokens/s.", rate=rate_text(preview.answered_per_second)))
     return "\n".join([*lines, *_sending_lines(preview)])
 
 
 def _guess_words(speed: SpeedForecast) -> str:
     return tr(
-        "Roughly {rate} tokens per second, by what is usual for such devices: {unknown} was not measured.",
+        "Roughly {rate} tokens per second, estimated from typical devices: {unknown} was not measured.",
         rate=rate_text(speed.tokens_per_second),
         unknown=", ".join(each.id for each in speed.devices if each.source == "guess"),
     )
@@ -305,7 +310,8 @@ def _sending_lines(preview: Preview, least_s: float = _TOLD_BESIDE_S) -> list[st
     """Return how long a load sends weights, a line for each worker to which it takes `least_s` or more."""
     return [
         tr(
-            "A load sends {size} to {id}: about {seconds:.0f} s, less where the worker has kept some of it.",
+            "Loading sends {size} to {id}, which takes about {seconds:.0f} s, or less if the worker has cached "
+            "some of the weights.",
             size=format_bytes(each.size_bytes),
             id=each.id,
             seconds=each.seconds,
@@ -316,12 +322,12 @@ def _sending_lines(preview: Preview, least_s: float = _TOLD_BESIDE_S) -> list[st
 
 
 def sending_notes(preview: Preview) -> list[str]:
-    """Return how long a load sends weights, where that is long enough that everybody should know beforehand."""
+    """Return how long a load sends weights to workers, if it takes 5 s or more."""
     return _sending_lines(preview, _TOLD_BELOW_S)
 
 
 def lane_speed_text(time: DeviceTime | None) -> str:
-    """Return a device's part of a token's time, "~12 ms" where it is a guess; empty where it has none."""
+    """Return a device's part of the time for a token, with "~" if it is a guess; empty for None."""
     if time is None:
         return ""
     about = "~" if time.source == "guess" else ""

@@ -1,9 +1,12 @@
-"""The view of the editor: lanes under a ruler. Hands mouse and keys on, in scene coordinates, and shows the marks."""
+"""The view of the editor: lanes under a ruler. It passes mouse and keys to `Interaction` in scene coordinates."""
 
 from __future__ import annotations
 
-from PySide6.QtCore import QEvent, QPoint, Qt, QTimer
+from functools import partial
+
+from PySide6.QtCore import QEvent, QPoint, Qt, QTimer, Signal
 from PySide6.QtGui import (
+    QContextMenuEvent,
     QFocusEvent,
     QHelpEvent,
     QHideEvent,
@@ -11,21 +14,23 @@ from PySide6.QtGui import (
     QMouseEvent,
     QPainter,
     QResizeEvent,
+    QTransform,
     QWheelEvent,
 )
-from PySide6.QtWidgets import QApplication, QFrame, QGraphicsView, QToolTip, QWidget
+from PySide6.QtWidgets import QApplication, QFrame, QGraphicsView, QMenu, QToolTip, QWidget
 
 from engine.base.language import tr
 from engine.planning.plan.preview import LoadedLayout, Preview
 from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import Palette
+from widgets.common.text import zoom, zoomed
 from widgets.common.tool_tips import plain_tool_tip
 from widgets.layout_editor import accessible
 from widgets.layout_editor.annotations import RULER_HEIGHT, Ruler
 from widgets.layout_editor.drag import BoundaryDrag
 from widgets.layout_editor.interaction import Interaction
-from widgets.layout_editor.keyboard import BoundaryFocus, command_of
-from widgets.layout_editor.marks import cursor_of, marks_of, pill_text, tooltip_of
+from widgets.layout_editor.keyboard import BoundaryFocus, Command, LayerFocus, OutputFocus, command_of
+from widgets.layout_editor.marks import cursor_of, focus_device, marks_of, pill_text, tooltip_of
 from widgets.layout_editor.placement import NO_PINS, Pins
 from widgets.layout_editor.scene import EditorScene
 from widgets.layout_editor.shown import HandleTarget, Shown
@@ -33,6 +38,8 @@ from widgets.layout_editor.texts import accessible_summary, focus_text
 
 _NAME = tr("Layout editor")
 _SCROLL_BAR_GAP = 8
+# Pixels from the upper and lower edge of the viewport in which a drag scrolls, by how much, and how often: 500 a
+# second.
 _SCROLL_EDGE = 24
 _SCROLL_STEP = 8
 _SCROLL_INTERVAL_MS = 16
@@ -50,6 +57,9 @@ def _same_ground(before: Preview, after: Preview) -> bool:
 class EditorView(QGraphicsView):
     """Shows a preview; `interaction` reports what the user wants."""
 
+    why_requested = Signal(str)
+    """Asks why layers or the output are on their device; the text names both."""
+
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._scene = EditorScene(self)
@@ -59,29 +69,33 @@ class EditorView(QGraphicsView):
         self._loaded: LoadedLayout | None = None
         self._pins = NO_PINS
         self._pointer = QPoint()
+        # A pointer that rests at the edge sends no events, so a timer goes on with the scrolling.
         self._scroll_timer = QTimer(self)
         self._scroll_timer.setInterval(_SCROLL_INTERVAL_MS)
         self._scroll_timer.timeout.connect(self._on_scroll_tick)
         self._ruler = Ruler(self)
         self.parts = accessible.Parts(self)
-        """What screen readers find of what is painted."""
+        """Accessibility objects of the painted parts."""
         accessible.install()
         self.setAccessibleName(_NAME)
         self.setAcceptDrops(False)  # A view takes every drag for its scene; dropped files are for the window.
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.setAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignTop)
+        # Lanes are made as wide as the viewport, so there is nothing to scroll to; a bar would take height for nothing.
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setViewportUpdateMode(QGraphicsView.ViewportUpdateMode.MinimalViewportUpdate)
         self.setRenderHint(QPainter.RenderHint.Antialiasing)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setViewportMargins(0, RULER_HEIGHT, 0, 0)
+        # Without tracking, Qt sends moves only while a button is held, and nothing would be marked under the pointer.
         self.viewport().setMouseTracking(True)
+        # The panel around the editor paints the background.
         self.viewport().setAutoFillBackground(False)
         self.verticalScrollBar().setSingleStep(24)
 
     @property
     def shown(self) -> Shown | None:
-        """What is drawn now, with its geometry in scene coordinates."""
+        """The preview that is drawn, with its geometry in scene coordinates; None without a preview."""
         return self._scene.shown
 
     def set_preview(self, preview: Preview | None) -> None:
@@ -95,8 +109,8 @@ class EditorView(QGraphicsView):
         self.interaction.set_shown(self._scene.shown, same_ground=same_ground)
         self.parts.tell_change(before, self._scene.shown)
         if self.interaction.hover is not None and self.interaction.drag is None:
-            # What was under the pointer may have moved away from it.
-            self._hand_pointer_on()
+            # Another item may be under the pointer now.
+            self._update_hover()
         self._update_marks()
 
     def set_loaded(self, loaded: LoadedLayout | None) -> None:
@@ -106,7 +120,7 @@ class EditorView(QGraphicsView):
 
     @property
     def summary(self) -> str:
-        """The whole picture in sentences. Only screen readers ask for it, so that a drag does not pay for it."""
+        """The layout in sentences, for screen readers. Computed on request, because a drag need not pay for it."""
         shown = self._scene.shown
         return "" if shown is None else accessible_summary(shown.preview, shown.contents, shown.state)
 
@@ -116,14 +130,19 @@ class EditorView(QGraphicsView):
         self._update_marks()
 
     def apply_palette(self, palette: Palette) -> None:
-        """Use the colours of `palette`."""
+        """Use the colours of `palette`, and the zoom of the interface."""
         self._scene.palette_used = palette
+        # The scene knows no zoom: the view shows it larger, and maps the mouse back.
+        self.setTransform(QTransform.fromScale(zoom(), zoom()))
+        self._ruler.setGeometry(0, 0, self.viewport().width(), zoomed(RULER_HEIGHT))
+        self.setViewportMargins(0, zoomed(RULER_HEIGHT), 0, 0)
         self._show_again()
 
     def _show(self, preview: Preview) -> None:
         size = self.viewport().size()
+        # The memory bars are at the right end and would touch the scroll bar.
         width = size.width() - (_SCROLL_BAR_GAP if self.verticalScrollBar().isVisible() else 0)
-        shown = self._scene.show_preview(preview, self._loaded, width, size.height())
+        shown = self._scene.show_preview(preview, self._loaded, width / zoom(), size.height() / zoom())
         self._ruler.set_track(shown.track, self._scene.palette_used)
 
     def _show_again(self) -> None:
@@ -143,6 +162,7 @@ class EditorView(QGraphicsView):
         self._scene.set_marks(marks, active=active, focused=focused)
         visible = self.mapToScene(self.viewport().rect()).boundingRect()
         self._scene.set_pill(pill_text(state.drag), self.mapToScene(self._pointer), visible)
+        # The viewport covers the view, so its cursor is the one that is shown.
         self.viewport().setCursor(cursor_of(state.drag, state.hover))
         name = f"{_NAME}, {focus_text(shown.preview.layout, state.focus)}" if state.focus is not None else _NAME
         if name != self.accessibleName():
@@ -156,7 +176,7 @@ class EditorView(QGraphicsView):
     def resizeEvent(self, event: QResizeEvent) -> None:
         """Fit the lanes to the width, and the ruler above them."""
         super().resizeEvent(event)
-        self._ruler.setGeometry(0, 0, self.viewport().width(), RULER_HEIGHT)
+        self._ruler.setGeometry(0, 0, self.viewport().width(), zoomed(RULER_HEIGHT))
         self._show_again()
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
@@ -192,11 +212,51 @@ class EditorView(QGraphicsView):
             self._follow_pointer()
 
     def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:
-        """Take it as a press: two quick drags are two drags."""
+        """Handle a double click as a press, so that two quick drags both begin."""
         self.mousePressEvent(event)
+
+    def contextMenuEvent(self, event: QContextMenuEvent) -> None:
+        """Show the menu of the layers or the output under the pointer; a key shows that of the focused ones."""
+        state = self.interaction
+        if event.reason() is QContextMenuEvent.Reason.Keyboard:
+            has_target = isinstance(state.focus, LayerFocus | OutputFocus) and state.drag is None
+        else:
+            point = self.mapToScene(event.pos())
+            has_target = state.focus_at(point.x(), point.y())
+        self._update_marks()
+        if has_target:
+            menu = self.context_menu()
+            # `popup` returns at once, unlike `exec`, so the menu has to delete itself.
+            menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+            menu.popup(event.globalPos())
+
+    def context_menu(self) -> QMenu:
+        """Return the menu of the focused layers or output; the caller shows it."""
+        shown, state = self._scene.shown, self.interaction
+        assert shown is not None
+        words = focus_text(shown.preview.layout, state.focus)
+        menu = QMenu(self)
+        menu.addSection(words[:1].upper() + words[1:])
+        places = menu.addMenu(tr("&Move to"))
+        for device in state.destinations():
+            # A single "&" in an action's text would make the next letter its mnemonic.
+            places.addAction(device.replace("&", "&&"), partial(state.move_to, device))
+        places.setEnabled(not places.isEmpty())
+        if isinstance(state.focus, LayerFocus):
+            menu.addAction(tr("Select the Whole &Group"), partial(self._perform, Command.SELECT_RUN))
+        is_pinned = focus_device(self._pins, state.focus) is not None
+        menu.addAction(tr("&Unpin") if is_pinned else tr("&Pin Here"), partial(self._perform, Command.PIN))
+        menu.addSeparator()
+        menu.addAction(tr("&Why Here?"), partial(self.why_requested.emit, words))
+        return menu
+
+    def _perform(self, command: Command) -> None:
+        self.interaction.perform(command)
+        self._update_marks()
 
     def wheelEvent(self, event: QWheelEvent) -> None:
         """Scroll, and let the drag follow."""
+        # The lanes move under a pointer that rests, and no mouse event tells so.
         super().wheelEvent(event)
         self._follow_pointer()
 
@@ -214,6 +274,7 @@ class EditorView(QGraphicsView):
 
     def focusNextPrevChild(self, forward: bool) -> bool:
         """Step through boundaries and output with Tab, and leave the editor past them."""
+        # `QWidget.event` calls this for Tab before `keyPressEvent`, which gets the key only if this returns False.
         if self.interaction.step_stop(1 if forward else -1):
             self._update_marks()
             self._show_focus()
@@ -234,17 +295,20 @@ class EditorView(QGraphicsView):
     def focusOutEvent(self, event: QFocusEvent) -> None:
         """Hide the focus ring. Another window taking over ends a drag."""
         super().focusOutEvent(event)
+        # Another window may take the release of the button, and the drag would go on without it.
         if event.reason() is Qt.FocusReason.ActiveWindowFocusReason:
             self._cancel_drag()
         self._update_marks()
 
     def hideEvent(self, event: QHideEvent) -> None:
-        """End a drag that nobody can see."""
+        """End a drag in a hidden editor."""
         super().hideEvent(event)
         self._cancel_drag()
 
     def event(self, event: QEvent) -> bool:
         """Claim the editor's keys before they trigger shortcuts of the window."""
+        # Qt offers each key to the focused widget in this way first. Accepted, it comes to `keyPressEvent` as an
+        # ordinary key.
         if isinstance(event, QKeyEvent) and event.type() is QEvent.Type.ShortcutOverride:
             command = command_of(event.key(), event.modifiers())
             if command is not None and self.interaction.wants(command):
@@ -253,7 +317,7 @@ class EditorView(QGraphicsView):
         return super().event(event)
 
     def viewportEvent(self, event: QEvent) -> bool:
-        """Show tooltips by what is under the pointer, and no hover mark once it has left."""
+        """Show the tooltip of the part under the pointer, and remove the hover mark when the pointer leaves."""
         if isinstance(event, QHelpEvent) and event.type() is QEvent.Type.ToolTip:
             self._show_tooltip(event)
             return True
@@ -270,12 +334,12 @@ class EditorView(QGraphicsView):
         text = tooltip_of(shown, shown.target_at(point.x(), point.y()), self._pins)
         QToolTip.showText(event.globalPos(), plain_tool_tip(text), self.viewport())
 
-    def _hand_pointer_on(self) -> None:
+    def _update_hover(self) -> None:
         point = self.mapToScene(self._pointer)
         self.interaction.pointer_moved(point.x(), point.y())
 
     def _follow_pointer(self) -> None:
-        self._hand_pointer_on()
+        self._update_hover()
         self._update_marks()
 
     def end_drag(self) -> None:
@@ -296,7 +360,7 @@ class EditorView(QGraphicsView):
         self._follow_pointer()
 
     def _show_focus(self) -> None:
-        """Scroll to where the keyboard is."""
+        """Scroll to the item that has the focus."""
         shown, focus = self._scene.shown, self.interaction.focus
         if shown is None or focus is None:
             return

@@ -1,1 +1,1 @@
-"""The model panel: open, drop, recent."""
+"""Widgets of the library, the Find tab, the model panel and the welcome page."""

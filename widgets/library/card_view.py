@@ -1,4 +1,4 @@
-"""A repository's card: a few facts over its text, which is a stranger's: no HTML, nothing fetched, links on a click."""
+"""Shows a model card. The text is untrusted: no HTML, no remote content, links open on a click only."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from widgets.library.find_values import ShownCard
 from widgets.markdown.typesetter import Typesetter
 from widgets.markdown.view import MarkdownView
 
-_READING = tr("Reading the card…")
+_READING = tr("Reading the model card…")
 
 
 class CardView(QScrollArea):
-    """Shows one card; `clear` until it is there."""
+    """Shows one model card, or that it is being read (`clear`)."""
 
     link_opened = Signal(str)
+    # Text of a code block, and its language.
     save_requested = Signal(str, str)
-    """Code and the name of its language."""
 
     def __init__(self, typesetter: Typesetter, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -30,8 +30,9 @@ class CardView(QScrollArea):
         self.text_view = MarkdownView(typesetter)
         self.text_view.link_opened.connect(self.link_opened.emit)
         self.text_view.save_requested.connect(self.save_requested.emit)
+        # Text is parsed in another thread, so its height is known only later.
         self.text_view.height_changed.connect(self._fit)
-        self.text_view.setAccessibleName(tr("Text of the model card"))
+        self.text_view.setAccessibleName(tr("Model card text"))
         self.setAccessibleName(tr("Model card"))
         self.setWidgetResizable(True)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
@@ -51,11 +52,12 @@ class CardView(QScrollArea):
         self.clear()
 
     def clear(self) -> None:
-        """Show that a card is on its way."""
+        """Show that the model card is being read."""
         self.show_card(ShownCard("", (), "", _READING))
 
     def show_card(self, card: ShownCard) -> None:
-        """Show `card` from its beginning."""
+        """Show `card`, scrolled to the start."""
+        # `removeRow` also deletes the widgets of the row; `takeRow` would leave them.
         while self.facts.rowCount():
             self.facts.removeRow(0)
         for name, value in card.facts:
@@ -68,11 +70,13 @@ class CardView(QScrollArea):
         self._fit()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Lay the text out for the new width."""
+        """Lay out the text for the new width."""
         super().resizeEvent(event)
         self._fit()
 
     def _fit(self) -> None:
         margins = self._column.contentsMargins()
+        # The view has no height for width, so it is laid out for the width of the viewport. At least 120 pixels: before
+        # the page is laid out, the viewport may be so narrow that each line would have a few letters.
         width = max(120, self.viewport().width() - margins.left() - margins.right())
         self.text_view.setFixedHeight(max(1, self.text_view.fit(width)))

@@ -1,4 +1,4 @@
-"""The details of one model: quantisations to choose from, where the files are, side files, and notes."""
+"""The details of one model: quantisations, paths, related files, and notes."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from PySide6.QtWidgets import (
 from engine.base.language import tr
 from engine.library.entry import Copy, Entry, Quantisation
 from engine.library.listed import Listed
-from engine.library.notes import KeptDocument, tags_of
+from engine.library.notes import SavedDocument, tags_of
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.roles import plain_label, set_role
-from widgets.library.entry_parts import KeptLayouts, PresetBox, QuantisationList
+from widgets.library.entry_parts import PresetBox, QuantisationList, SavedLayouts
 from widgets.library.entry_words import fact_rows, fit_of, fit_sentence, place_lines, side_lines
 
 
 @dataclass(frozen=True, slots=True)
-class OpenWish:
-    """Open the model at `path`; `projector`: with this file beside it, None: with what was chosen before."""
+class OpenRequest:
+    """Request to open the model at `path`. `projector`: a projector to use, None for the saved choice."""
 
     path: Path
     projector: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class RemovalWish:
-    """Move a copy of a quantisation to the trash."""
+class RemovalRequest:
+    """Request to move a copy of a quantisation to the trash."""
 
     entry: Entry
     quantisation: Quantisation
@@ -49,8 +49,8 @@ class RemovalWish:
 
 
 @dataclass(frozen=True, slots=True)
-class NotesWish:
-    """Note this of a model; None: as it is."""
+class NotesChange:
+    """Changed notes of a model. A field is None if it has not changed."""
 
     model: Listed
     is_favourite: bool | None = None
@@ -59,8 +59,9 @@ class NotesWish:
     preset: str | None = None
 
     @property
-    def change(self) -> dict[str, object]:
-        """What changes, by field of the notes."""
+    def fields(self) -> dict[str, object]:
+        """The changed fields of `Notes`, by name."""
+        # Compared with None: False, no tags and an empty text are changes too.
         wanted = {"is_favourite": self.is_favourite, "tags": self.tags, "text": self.text, "preset": self.preset}
         return {name: value for name, value in wanted.items() if value is not None}
 
@@ -71,12 +72,12 @@ _BADGES = {"good": "badge-good", "bad": "badge-bad"}
 
 
 class EntryDetails(QScrollArea):
-    """Shows one model and reports what is to be done with it."""
+    """Shows one model, and reports requests to open, change or remove it."""
 
-    open_requested = Signal(OpenWish)
-    removal_requested = Signal(RemovalWish)
+    open_requested = Signal(OpenRequest)
+    removal_requested = Signal(RemovalRequest)
     forget_requested = Signal(object)  # tuple[Path, ...]
-    notes_changed = Signal(NotesWish)
+    notes_changed = Signal(NotesChange)
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -98,23 +99,24 @@ class EntryDetails(QScrollArea):
         self.tags_edit = QLineEdit()
         self.notes_edit = QPlainTextEdit()
         self.preset_box = PresetBox()
-        self.layouts = KeptLayouts()
+        self.layouts = SavedLayouts()
         self._build()
         self._connect()
         self.show_model(None)
 
     @property
     def quantisation(self) -> Quantisation | None:
-        """The one that is chosen here."""
+        """The selected quantisation."""
         return self.quantisations.current
 
     def show_model(self, model: Listed | None) -> None:
-        """Show `model`; what is being typed of the same one stays."""
+        """Show `model`. Text that is being typed about the same model stays."""
         if model is not None and model == self._model:
             return
+        # By key: a scan, a forecast or a saved note gives a new value of the same model.
         is_other = model is None or self._model is None or model.entry.key != self._model.entry.key
         if is_other:
-            self._keep_notes()
+            self._save_notes()
         self._model = model
         self._content.setVisible(model is not None)
         if model is None:
@@ -127,19 +129,21 @@ class EntryDetails(QScrollArea):
         self.side_label.setText("\n".join(sides))
         self._side_heading.setVisible(bool(sides))
         self.side_label.setVisible(bool(sides))
+        # A scan in the background must not replace a note while it is being typed.
         if is_other or not self.notes_edit.hasFocus():
             self._set_notes(model)
         if is_other:
             self.layouts.show_layouts(())
+        # Notes are kept by the fingerprint of the header, so a model that was never read has no place for them.
         has_marks = any(each.facts is not None for each in model.entry.quantisations)
         self.preset_box.show_chosen(model.notes.preset)
         for widget in (self.favourite_button, self.tags_edit, self.notes_edit, self.preset_box):
             widget.setEnabled(has_marks)
         self._on_chosen()
 
-    def keep_notes(self) -> None:
-        """Report what was typed and not told yet."""
-        self._keep_notes()
+    def save_notes(self) -> None:
+        """Report notes that were typed and not reported yet."""
+        self._save_notes()
 
     def _set_notes(self, model: Listed) -> None:
         if self.tags_edit.text() != ", ".join(model.notes.tags) and not self.tags_edit.hasFocus():
@@ -152,20 +156,20 @@ class EntryDetails(QScrollArea):
         if model is None or each is None:
             return
         words, colour = fit_of(model, each)
-        self.fit_badge.setText(words or tr("not planned yet"))
+        self.fit_badge.setText(words or tr("not checked yet"))
         set_role(self.fit_badge, _BADGES.get(colour, "badge-dim"))
-        fit = model.fit_of(each)
-        # What is not planned yet is in the badge already.
-        self.fit_label.setText("" if each.fault or fit is None else fit_sentence(fit))
+        self.fit_label.setText("" if each.fault else fit_sentence(model, each))
         self.fit_label.setVisible(bool(self.fit_label.text()))
         self.fault_label.setText(tr("This file {fault}.", fault=each.fault) if each.fault else "")
         self.fault_label.setVisible(bool(each.fault))
+        # `missing` are parts of a split file: llama.cpp needs all of them.
         self.open_button.setEnabled(not each.copy.is_missing and not each.copy.missing)
         self.projector_box.setVisible(model.entry.side_file("projector", each) is not None)
-        self.trash_button.setText(tr("Forget") if each.copy.is_missing else tr("Trash…"))
+        self.trash_button.setText(tr("Remove") if each.copy.is_missing else tr("Trash…"))
         self.places_label.setText("\n".join(place_lines(model, each)))
 
     def _show_facts(self, rows: Sequence[tuple[str, str]]) -> None:
+        # Rebuilding the form for every forecast that arrives would make it flicker.
         if rows == self._shown_facts:
             return
         self._shown_facts = tuple(rows)
@@ -175,56 +179,58 @@ class EntryDetails(QScrollArea):
             self.facts.addRow(plain_label(name, "dim"), ElidedLabel(value))
 
     @property
-    def wish(self) -> OpenWish | None:
-        """What opening means now; None where nothing can be opened."""
+    def open_request(self) -> OpenRequest | None:
+        """The request that "Open" sends; None if the selected quantisation cannot be opened."""
         model, each = self._model, self.quantisation
         if model is None or each is None or not self.open_button.isEnabled():
             return None
         projector = model.entry.side_file("projector", each) if self.projector_box.isChecked() else None
-        return OpenWish(each.copy.path, None if projector is None else projector.file.path)
+        return OpenRequest(each.copy.path, None if projector is None else projector.file.path)
 
     def open(self) -> None:
-        """Ask for the chosen quantisation to be opened."""
-        wish = self.wish
-        if wish is not None:
-            self.open_requested.emit(wish)
+        """Request to open the selected quantisation."""
+        request = self.open_request
+        if request is not None:
+            self.open_requested.emit(request)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Keep notes once people leave them."""
+        """Save notes when their field loses the focus."""
+        # `QPlainTextEdit` has no `editingFinished` as the field for tags has.
         if watched is self.notes_edit and event.type() is QEvent.Type.FocusOut:
-            self._keep_notes()
+            self._save_notes()
         return super().eventFilter(watched, event)
 
     def toggle_favourite(self) -> None:
-        """Ask for the mark to be set, or taken off."""
+        """Request to add or remove the favourite mark."""
         if self._model is not None and self.favourite_button.isEnabled():
-            self.notes_changed.emit(NotesWish(self._model, is_favourite=not self._model.notes.is_favourite))
+            self.notes_changed.emit(NotesChange(self._model, is_favourite=not self._model.notes.is_favourite))
 
     def _choose_preset(self, name: str) -> None:
         if self._model is not None:
-            self.notes_changed.emit(NotesWish(self._model, preset=name))
+            self.notes_changed.emit(NotesChange(self._model, preset=name))
 
     def remove(self) -> None:
-        """Ask for the chosen quantisation to be removed, or to be listed no longer."""
+        """Request to trash the selected quantisation, or to remove a missing one from the list."""
         model, each = self._model, self.quantisation
         if model is None or each is None:
             return
         if each.copy.is_missing:
             self.forget_requested.emit(each.copy.paths)
         else:
-            self.removal_requested.emit(RemovalWish(model.entry, each, each.copy))
+            self.removal_requested.emit(RemovalRequest(model.entry, each, each.copy))
 
-    def show_layouts(self, documents: Sequence[KeptDocument]) -> None:
-        """Show the layouts that are kept of this model."""
+    def show_layouts(self, documents: Sequence[SavedDocument]) -> None:
+        """Show the saved layouts of this model."""
         self.layouts.show_layouts(documents)
 
-    def _keep_notes(self) -> None:
+    def _save_notes(self) -> None:
         model = self._model
+        # Called with the model that was shown before, whose texts are still in the fields.
         if model is None or not self.notes_edit.isEnabled():
             return
         tags, text = tags_of(self.tags_edit.text()), self.notes_edit.toPlainText().strip()
         if (tags, text) != (model.notes.tags, model.notes.text):
-            self.notes_changed.emit(NotesWish(model, tags=tags, text=text))
+            self.notes_changed.emit(NotesChange(model, tags=tags, text=text))
 
     def _connect(self) -> None:
         self.quantisations.chosen.connect(self._on_chosen)
@@ -233,7 +239,7 @@ class EntryDetails(QScrollArea):
         self.favourite_button.clicked.connect(self.toggle_favourite)
         self.trash_button.clicked.connect(self.remove)
         self.preset_box.preset_chosen.connect(self._choose_preset)
-        self.tags_edit.editingFinished.connect(self._keep_notes)
+        self.tags_edit.editingFinished.connect(self._save_notes)
         self.notes_edit.installEventFilter(self)
 
     def _build(self) -> None:
@@ -248,17 +254,18 @@ class EntryDetails(QScrollArea):
         self.fit_badge.setProperty("role", "badge-dim")
         self.fit_badge.setMinimumHeight(_BADGE_HEIGHT)
         self.places_label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-        self.tags_edit.setPlaceholderText(tr("Tags, with commas between them"))
+        self.tags_edit.setPlaceholderText(tr("Tags, separated by commas"))
         self.tags_edit.setAccessibleName(tr("Tags"))
         self.notes_edit.setPlaceholderText(tr("Notes"))
         self.notes_edit.setAccessibleName(tr("Notes"))
         self.notes_edit.setFixedHeight(_NOTES_HEIGHT)
+        # Notes need no tabs, and the keyboard could not leave the field otherwise.
         self.notes_edit.setTabChangesFocus(True)
         self.facts.setContentsMargins(0, 0, 0, 0)
         self.facts.setHorizontalSpacing(16)
         self.facts.setVerticalSpacing(3)
         self.facts.setFieldGrowthPolicy(QFormLayout.FieldGrowthPolicy.ExpandingFieldsGrow)
-        self._side_heading = plain_label(tr("Beside it"), "strong")
+        self._side_heading = plain_label(tr("Related files"), "strong")
         column.addLayout(_row(self.title_label, self.favourite_button, stretch=0))
         column.addLayout(_row(self.fit_badge))
         for below in (self.fit_label, self.fault_label, self.quantisations):
@@ -266,8 +273,8 @@ class EntryDetails(QScrollArea):
         column.addLayout(_row(self.open_button, self.projector_box, None, self.trash_button))
         column.addLayout(self.facts)
         for widget in (
-            plain_label(tr("Where"), "strong"), self.places_label, self._side_heading, self.side_label,
-            plain_label(tr("Yours"), "strong"), self.tags_edit, self.notes_edit, self.preset_box,
+            plain_label(tr("Location"), "strong"), self.places_label, self._side_heading, self.side_label,
+            plain_label(tr("Your notes"), "strong"), self.tags_edit, self.notes_edit, self.preset_box,
             self.layouts,
         ):  # fmt: skip
             column.addWidget(widget)
@@ -276,7 +283,7 @@ class EntryDetails(QScrollArea):
 
 
 def _row(*widgets: QWidget | None, stretch: int | None = None) -> QLayout:
-    """Return widgets beside each other; None is a gap, and the one at `stretch` takes what room there is."""
+    """Return a row of widgets. None is a gap; the widget at `stretch` takes the free space."""
     row = QHBoxLayout()
     row.setSpacing(8)
     for index, widget in enumerate(widgets):

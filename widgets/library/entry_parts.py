@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from PySide6.QtCore import QSignalBlocker, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QKeyEvent, QWheelEvent
 from PySide6.QtWidgets import (
-    QComboBox,
     QHBoxLayout,
     QHeaderView,
     QLineEdit,
@@ -21,21 +20,23 @@ from PySide6.QtWidgets import (
 from engine.base.language import tr
 from engine.base.units import format_bytes
 from engine.library.entry import Quantisation
-from engine.library.fit import speed_words
+from engine.library.fit import speed_range_words
 from engine.library.listed import Listed
-from engine.library.notes import KeptDocument
+from engine.library.notes import SavedDocument
 from widgets.common.elided_label import ElidedLabel
+from widgets.common.inputs import ComboBox
 from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import DARK, Palette
 from widgets.common.roles import plain_label
-from widgets.library.entry_words import fit_of
+from widgets.common.tool_tips import plain_tool_tip
+from widgets.library.entry_words import fit_of, short_speed
 
 _MOST_ROWS = 8
 ROW_HEIGHT = 26
 
 
 class QuantisationList(QTreeWidget):
-    """A row for each; a click chooses, a double click opens."""
+    """List of quantisations. A click selects, a double click or Enter opens."""
 
     chosen = Signal()
     open_requested = Signal()
@@ -47,8 +48,9 @@ class QuantisationList(QTreeWidget):
         self._palette = DARK
         self._colours: list[str] = []
         self.setColumnCount(4)
-        self.setHeaderLabels([tr("Quantisation"), tr("Size"), tr("On this rig"), tr("Predicted")])
+        self.setHeaderLabels([tr("Quantisation"), tr("Size"), tr("On this rig"), tr("Tokens/s")])
         self.setRootIsDecorated(False)
+        # Lets Qt measure one row instead of all; the height is computed from `ROW_HEIGHT` below, too.
         self.setUniformRowHeights(True)
         self.setAccessibleName(tr("Quantisations"))
         self.header().setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
@@ -63,14 +65,16 @@ class QuantisationList(QTreeWidget):
         return self._quantisations[row] if 0 <= row < len(self._quantisations) else None
 
     def apply_palette(self, palette: Palette) -> None:
-        """Use the colours of `palette`."""
+        """Apply the colours of `palette`."""
         self._palette = palette
         self._paint()
 
     def show_model(self, model: Listed, *, keep: bool) -> None:
-        """List the quantisations of `model`; with `keep` the chosen one stays so, else the proposed one is."""
+        """List the quantisations of `model`. `keep`: keep the selection, else select the proposed one."""
         before = self.current
+        # By label and not by row: a download or a scan can add quantisations in between.
         wanted = before.label if keep and before is not None else model.chosen.label
+        # Clearing and filling would report each change of the current item; the caller shows the new one itself.
         with QSignalBlocker(self):
             self.clear()
             self._quantisations = model.entry.quantisations
@@ -78,19 +82,21 @@ class QuantisationList(QTreeWidget):
             for each in self._quantisations:
                 words, colour = fit_of(model, each)
                 fit = model.fit_of(each)
-                speed = "" if fit is None or each.fault else speed_words(fit).removesuffix(tr(" tokens/s"))
-                item = QTreeWidgetItem([each.label or tr("unknown"), format_bytes(each.size_bytes), words, speed])
+                label, size = each.label or tr("unknown"), format_bytes(each.size_bytes)
+                item = QTreeWidgetItem([label, size, words, short_speed(model, each)])
                 item.setSizeHint(0, QSize(0, ROW_HEIGHT))
-                item.setToolTip(3, tr("Tokens per second, slowest to fastest"))
+                item.setToolTip(3, plain_tool_tip("" if fit is None or each.fault else speed_range_words(fit)))
                 self._colours.append(colour)
                 self.addTopLevelItem(item)
             labels = [each.label for each in self._quantisations]
             self.setCurrentIndex(self.model().index(labels.index(wanted) if wanted in labels else 0, 0))
         self._paint()
         rows = min(len(self._quantisations), _MOST_ROWS)
+        # 6 pixels for the frame. The page scrolls as a whole, so the list does not take spare height.
         self.setFixedHeight(self.header().sizeHint().height() + rows * ROW_HEIGHT + 6)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
+        # Qt's `itemActivated` would also follow the single click of some desktop styles.
         if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
             self.open_requested.emit()
             return
@@ -106,12 +112,12 @@ class QuantisationList(QTreeWidget):
 MAX_NAME = 80
 
 
-class KeptLayouts(QWidget):
-    """A row for each; below, where the model is the one on the table, a name to keep its layout under."""
+class SavedLayouts(QWidget):
+    """List of saved layouts. If the model is open, its layout can be saved under a name."""
 
-    use_requested = Signal(object)  # KeptDocument
-    forget_requested = Signal(object)  # KeptDocument
-    keep_requested = Signal(str)
+    use_requested = Signal(object)  # SavedDocument
+    forget_requested = Signal(object)  # SavedDocument
+    save_requested = Signal(str)
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -119,8 +125,8 @@ class KeptLayouts(QWidget):
         self._rows = QVBoxLayout()
         self._rows.setSpacing(4)
         self.name_edit = QLineEdit()
-        self.name_edit.setPlaceholderText(tr("Keep the present layout as…"))
-        self.name_edit.setAccessibleName(tr("Name for the present layout"))
+        self.name_edit.setPlaceholderText(tr("Save the current layout as…"))
+        self.name_edit.setAccessibleName(tr("Name of the current layout"))
         self.name_edit.setMaxLength(MAX_NAME)
         self.name_edit.returnPressed.connect(self._keep)
         column = QVBoxLayout(self)
@@ -129,14 +135,14 @@ class KeptLayouts(QWidget):
         column.addWidget(self._heading)
         column.addLayout(self._rows)
         column.addWidget(self.name_edit)
-        self.set_can_keep(False)
+        self.set_can_save(False)
 
-    def set_can_keep(self, can: bool) -> None:
-        """Say whether the model that is shown is the one on the table."""
+    def set_can_save(self, can: bool) -> None:
+        """Set whether the shown model is the open one, so that its layout can be saved."""
         self.name_edit.setVisible(can)
         self._heading.setVisible(can or self._rows.count() > 0)
 
-    def show_layouts(self, documents: Sequence[KeptDocument]) -> None:
+    def show_layouts(self, documents: Sequence[SavedDocument]) -> None:
         """List the layouts among `documents`."""
         while (item := self._rows.takeAt(0)) is not None:
             widget = item.widget()
@@ -147,9 +153,9 @@ class KeptLayouts(QWidget):
                 self._rows.addWidget(self._row(document))
         self._heading.setVisible(self._rows.count() > 0 or not self.name_edit.isHidden())
 
-    def _row(self, document: KeptDocument) -> QWidget:
+    def _row(self, document: SavedDocument) -> QWidget:
         row = QWidget()
-        use, forget = QPushButton(tr("Open with it")), QPushButton(tr("Forget"))
+        use, forget = QPushButton(tr("Open with Layout")), QPushButton(tr("Remove"))
         forget.setProperty("role", "flat")
         use.clicked.connect(lambda: self.use_requested.emit(document))
         forget.clicked.connect(lambda: self.forget_requested.emit(document))
@@ -161,27 +167,29 @@ class KeptLayouts(QWidget):
         return row
 
     def _keep(self) -> None:
+        # Names are shown in one line, and two that differ in spaces only could not be told apart.
         name = " ".join(self.name_edit.text().split())
         if name:
             self.name_edit.clear()
-            self.keep_requested.emit(name)
+            self.save_requested.emit(name)
 
 
 _NONE = tr("No preset")
 
 
-class PresetBox(QComboBox):
-    """Lists presets by name, with none first; one that is chosen and no longer there is listed as long as it is."""
+class PresetBox(ComboBox):
+    """Choice of a preset. A chosen preset that was removed stays listed while it is chosen."""
 
+    # Name of the chosen preset, empty for none.
     preset_chosen = Signal(str)
-    """Somebody chose this one, empty: none."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._names: tuple[str, ...] = ()
         self._chosen = ""
-        self.setAccessibleName(tr("Preset of its conversations"))
-        self.setToolTip(tr("Conversations with this model begin with it; presets are made in the chat's settings"))
+        self.setAccessibleName(tr("Preset of new conversations"))
+        self.setToolTip(tr("New conversations with this model use this preset. Create presets in the chat's settings."))
+        # `activated` is emitted for a choice by the user only, so filling the box reports nothing.
         self.activated.connect(lambda row: self._choose(str(self.itemData(row))))
         self._fill()
 
@@ -191,18 +199,18 @@ class PresetBox(QComboBox):
         return self._chosen
 
     def show_presets(self, names: Sequence[str]) -> None:
-        """Offer these presets."""
+        """Set the names of the presets."""
         self._names = tuple(names)
         self._fill()
 
     def show_chosen(self, name: str) -> None:
-        """Show that this preset is chosen, empty: none."""
+        """Show the chosen preset, empty for none."""
         if name != self._chosen:
             self._chosen = name
             self._fill()
 
     def wheelEvent(self, event: QWheelEvent) -> None:
-        """Leave the wheel to what scrolls around it: nobody means to choose with it."""
+        """Leave the wheel to the scroll area: nobody means to choose with it."""
         event.ignore()
 
     def _choose(self, name: str) -> None:
@@ -216,5 +224,5 @@ class PresetBox(QComboBox):
         for name in self._names:
             self.addItem(name, name)
         if self._chosen and self._chosen not in self._names:
-            self.addItem(tr("{chosen} (no longer there)", chosen=self._chosen), self._chosen)
+            self.addItem(tr("{preset} (removed)", preset=self._chosen), self._chosen)
         self.setCurrentIndex(max(0, self.findData(self._chosen)))

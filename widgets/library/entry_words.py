@@ -1,7 +1,8 @@
-"""What the list and the details say of a model, in words."""
+"""Texts of the list and the details of a model."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.base.language import tr
@@ -9,12 +10,16 @@ from engine.base.texts import capitalised
 from engine.base.units import format_bytes
 from engine.library.capabilities import CAPABILITY_WORDS
 from engine.library.entry import Quantisation
-from engine.library.fit import Fit, fit_words, place_words, speed_words
+from engine.library.fit import fit_words, place_words, sourced_speed_words, speed_words
 from engine.library.listed import Listed
+from engine.library.notes import Notes
+from engine.planning.speed.prediction import rate_text
 from widgets.common.counts import format_count
 
 _GOOD, _FAIR, _BAD, _DIM = "good", "experts", "bad", "dim"
 _COLOURS = {"devices": _GOOD, "split": _FAIR, "cpu": _GOOD, "disk": _BAD, "no": _BAD, "unknown": _DIM}
+# Words of a note that are shown on either side of a word that was searched for.
+EXCERPT_WORDS = 2
 _SIDE_WORDS = {
     "projector": tr("Projector"),
     "draft": tr("Draft model"),
@@ -25,7 +30,11 @@ _SIDE_WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class RowWords:
-    """A row of the list: `fit_colour` is a colour of the palette by its name."""
+    """The texts of a row of the list.
+
+    `fit_colour`: name of a colour of the palette.
+    `searched`: words of the search in lower case, which are highlighted.
+    """
 
     title: str
     detail: str
@@ -34,44 +43,84 @@ class RowWords:
     fit_colour: str
     speed: str
     is_favourite: bool
+    searched: tuple[str, ...] = ()
 
     @property
     def spoken(self) -> str:
-        """The same in one line, for screen readers."""
+        """The texts in one line, for screen readers."""
         favourite = tr("favourite") if self.is_favourite else ""
         return ", ".join(
             part for part in (self.title, favourite, self.detail, *self.badges, self.fit, self.speed) if part
         )
 
 
-def row_words(model: Listed) -> RowWords:
-    """Return what the list says of `model`."""
+def row_words(model: Listed, searched: Sequence[str] = ()) -> RowWords:
+    """Return the row of `model`. It shows where each of the `searched` words (lower case) was found."""
     entry, chosen, facts = model.entry, model.chosen, model.entry.facts
     said = []
     if facts is not None:
         said += [facts.architecture, parameter_words(facts.n_parameters)]
+    # A row has one quantisation, the one that would be opened; the number says that there are more.
     others = len(entry.quantisations) - 1
     said.append(f"{chosen.label} +{others}" if others else chosen.label)
     said += [format_bytes(chosen.size_bytes), *owner_words(model)]
     fit, colour = fit_of(model, chosen)
+    badges = (*(CAPABILITY_WORDS[name] for name in entry.capabilities), *model.notes.tags)
+    # `casefold`, as in the search itself, so that "STRASSE" finds "Straße".
+    visible = " ".join((entry.title, *said, *badges)).casefold()
+    # First, because the end of the line may be cut off.
+    said = [*_hidden_hits(model, [word for word in searched if word not in visible]), *said]
     return RowWords(
         entry.title,
         " · ".join(part for part in said if part),
-        (*(CAPABILITY_WORDS[name] for name in entry.capabilities), *model.notes.tags),
+        badges,
         fit,
         colour,
         speed_of(model),
         model.notes.is_favourite,
+        tuple(searched),
     )
 
 
+def _hidden_hits(model: Listed, searched: Sequence[str]) -> list[str]:
+    """Return the texts that a row does not show otherwise and in which the `searched` words were found."""
+    entry, facts = model.entry, model.entry.facts
+    copies = [copy.first for each in entry.quantisations for copy in each.copies]
+    texts = [
+        *(each.label for each in entry.quantisations),
+        *(file.path.name for file in copies),
+        *(file.name for file in copies),
+        *(file.title for file in copies),
+        *(str(file.store.words) for file in copies),
+        facts.name if facts is not None else "",
+    ]
+    # A dict instead of a set keeps the order of the searched words.
+    hits: dict[str, None] = {}
+    for word in searched:
+        found = next((text for text in texts if word in text.casefold()), None)
+        if found is None and word in model.notes.text.casefold():
+            found = tr("notes: {excerpt}", excerpt=_excerpt(model.notes.text, word))
+        if found is not None:
+            hits[found] = None
+    return list(hits)
+
+
+def _excerpt(text: str, word: str) -> str:
+    """Return the part of a text around a word, in one line."""
+    words = text.split()
+    at = next((index for index, each in enumerate(words) if word in each.casefold()), 0)
+    begin, end = max(0, at - EXCERPT_WORDS), at + EXCERPT_WORDS + 1
+    return f"{'…' if begin else ''}{' '.join(words[begin:end])}{'…' if end < len(words) else ''}"
+
+
 def owner_words(model: Listed) -> tuple[str, ...]:
-    """Return whose stores a model lies in; folders by their names."""
+    """Return the owners of the stores of a model, or the names of the folders."""
+    # Not `Path.name`: an owner may be a name of the hub, or a folder in the spelling of Windows.
     return tuple(owner.rstrip("/\\").replace("\\", "/").rpartition("/")[2] for owner in model.entry.owners)
 
 
 def fit_of(model: Listed, quantisation: Quantisation) -> tuple[str, str]:
-    """Return a few words on how a quantisation fits, and their colour."""
+    """Return a short text on how a quantisation fits, and the name of its colour."""
     if quantisation.fault:
         if quantisation.copy.is_missing:
             return tr("missing"), _BAD
@@ -81,24 +130,44 @@ def fit_of(model: Listed, quantisation: Quantisation) -> tuple[str, str]:
 
 
 def speed_of(model: Listed) -> str:
-    """Return the measured speed, else the predicted one.
+    """Return the speed that was measured on the layout of the forecast, else the predicted one."""
+    # Only one on the layout of the forecast counts (`measured_of`): another layout can be several times as fast.
+    measured = model.measured_of(model.chosen)
+    if measured:
+        return tr("{rate} tokens/s measured", rate=rate_text(measured))
+    return "" if model.fit is None else speed_words(model.fit)
 
-    A speed that was measured on other devices than the forecast uses is shown with those devices.
-    """
-    notes, fit = model.notes, model.fit
+
+def short_speed(model: Listed, quantisation: Quantisation) -> str:
+    """Return the speed of a quantisation for a column of tokens per second: measured, else predicted."""
+    measured, fit = model.measured_of(quantisation), model.fit_of(quantisation)
+    if quantisation.fault:
+        return ""
+    if measured:
+        return tr("{rate} measured", rate=rate_text(measured))
+    if fit is None or not fit.fits or not fit.speed:
+        return ""
+    rate = rate_text(fit.speed)
+    return tr("about {rate}", rate=rate) if fit.is_speed_known else tr("roughly {rate}", rate=rate)
+
+
+def answer_sentence(notes: Notes) -> str:
+    """Return the speed of the last answer, which had another layout than the forecast; empty if there was none."""
     if not notes.measured:
-        return "" if fit is None else speed_words(fit)
-    forecast_on = set() if fit is None else {device for device, _ in fit.layers}
-    if not notes.measured_on or set(notes.measured_on.split(", ")) == forecast_on:
-        return tr("{measured:.1f} tokens/s measured", measured=notes.measured)
-    return tr("{measured:.1f} tokens/s measured on {devices}", measured=notes.measured, devices=notes.measured_on)
+        return ""
+    rate = rate_text(notes.measured)
+    if not notes.measured_on:
+        return tr("The last answer had {rate} tokens/s, with another layout.", rate=rate)
+    devices = notes.measured_on
+    return tr("The last answer had {rate} tokens/s, with another layout ({devices}).", rate=rate, devices=devices)
 
 
 def parameter_words(n_parameters: int | None) -> str:
-    """Return a number of parameters as people say it: 7.2 B."""
+    """Return a number of parameters in the usual form, such as "7.2 B"."""
     if not n_parameters:
         return ""
     for size, letter in ((1_000_000_000_000, "T"), (1_000_000_000, "B"), (1_000_000, "M")):
+        # Short scale, as in names of models: 7.2 B is 7.2 * 10^9.
         if n_parameters >= size:
             shown = n_parameters / size
             return f"{shown:.0f} {letter}" if shown >= 100 else f"{shown:.1f} {letter}"
@@ -106,7 +175,7 @@ def parameter_words(n_parameters: int | None) -> str:
 
 
 def fact_rows(model: Listed) -> tuple[tuple[str, str], ...]:
-    """Return label and value of what a header tells."""
+    """Return label and value of the facts from the header."""
     facts = model.entry.facts
     if facts is None:
         return ()
@@ -128,31 +197,38 @@ def fact_rows(model: Listed) -> tuple[tuple[str, str], ...]:
             tr("Trained context"),
             tr("{count} tokens", count=format_count(facts.n_ctx_train)) if facts.n_ctx_train else "",
         ),
-        (tr("Name in the header"), facts.name if facts.name != model.entry.title else ""),
+        (tr("Name in the file"), model.entry.header_name),
         (tr("Licence"), facts.license),
-        (tr("Can"), ", ".join(CAPABILITY_WORDS[name] for name in model.entry.capabilities)),
+        (tr("Capabilities"), ", ".join(CAPABILITY_WORDS[name] for name in model.entry.capabilities)),
     )
     return tuple(row for row in rows if row[1])
 
 
-def fit_sentence(fit: Fit | None) -> str:
-    """Return what is forecast of a quantisation, in full."""
+def fit_sentence(model: Listed, quantisation: Quantisation) -> str:
+    """Return the forecast of a quantisation and its measured speed, in full."""
+    fit, measured = model.fit_of(quantisation), model.measured_of(quantisation)
+    answer = "" if measured else answer_sentence(model.notes_of(quantisation))
     if fit is None:
-        return tr("Not planned yet.")
+        return answer
     if not fit.fits:
-        return f"{capitalised(fit_words(fit))}. {fit.reason}".strip()
-    speed = speed_words(fit)
+        return " ".join(part for part in (f"{capitalised(fit_words(fit))}.", fit.reason, answer) if part)
+    speed = sourced_speed_words(fit)
+    if measured:
+        speed = tr(
+            "{rate} tokens/s measured (predicted {predicted})", rate=rate_text(measured), predicted=rate_text(fit.speed)
+        )
     parts = [
         place_words(fit),
         tr("context {n_ctx} tokens", n_ctx=format_count(fit.n_ctx)),
         speed,
         tr("strategy {strategy}", strategy=fit.strategy),
     ]
-    return f"{capitalised(fit_words(fit))}: {', '.join(part for part in parts if part)}."
+    sentence = f"{capitalised(fit_words(fit))}: {', '.join(part for part in parts if part)}."
+    return f"{sentence} {answer}".strip()
 
 
 def place_lines(model: Listed, quantisation: Quantisation) -> tuple[str, ...]:
-    """Return where a quantisation lies, each copy with its owner and number of parts."""
+    """Return a line for each copy of a quantisation: owner, path, and number of further parts."""
     lines = []
     for copy in quantisation.copies:
         owner = f"{copy.first.store.label}: " if copy.first.store.label else ""
@@ -162,7 +238,7 @@ def place_lines(model: Listed, quantisation: Quantisation) -> tuple[str, ...]:
 
 
 def side_lines(model: Listed) -> tuple[str, ...]:
-    """Return what lies beside a model."""
+    """Return a line for each related file: role, name, and size."""
     return tuple(
         f"{_SIDE_WORDS.get(side.role, side.role)}: {side.file.path.name} ({format_bytes(side.file.size_bytes)})"
         for side in model.entry.side_files

@@ -8,7 +8,6 @@ from pathlib import Path
 from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QColor
 from PySide6.QtWidgets import (
-    QComboBox,
     QHBoxLayout,
     QHeaderView,
     QProgressBar,
@@ -24,20 +23,22 @@ from PySide6.QtWidgets import (
 
 from engine.base.language import tr
 from widgets.common.elided_label import ElidedLabel
+from widgets.common.inputs import ComboBox
 from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import DARK, Palette
 from widgets.common.roles import plain_label, set_role
 from widgets.common.tool_tips import plain_tool_tip
 from widgets.library.entry_parts import ROW_HEIGHT
-from widgets.library.find_values import DownloadWish, FoundRepo, JobRow, SearchWish, ShownRepo
+from widgets.library.find_values import DownloadChoice, FoundRepo, JobRow, SearchRequest, ShownRepo
 from widgets.library.library_filters import SearchEdit
 
+# In pixels. More downloads scroll, so that the search results stay in sight.
 MAX_HEIGHT = 220
 _STEPS = 1000
 
 
 class DownloadRow(QWidget):
-    """One download; it stays the same widget as long as the download is listed."""
+    """The row of one download. It stays the same widget while the download is listed."""
 
     def __init__(self, rows: DownloadRows, job_id: str) -> None:
         super().__init__()
@@ -66,11 +67,12 @@ class DownloadRow(QWidget):
             row.addWidget(button)
 
     def show_job(self, job: JobRow) -> None:
-        """Show how far it is."""
+        """Show the progress of the download."""
         self._restarts = job.must_restart
         self.title_label.setText(job.title)
         self.words_label.setText(job.words)
         set_role(self.words_label, "error" if job.is_bad else "dim")
+        # A range of 0 to 0 makes Qt show a busy bar. Steps and not bytes, which overflow an int at 2 GiB.
         self.bar.setRange(0, 0 if job.fraction is None else _STEPS)
         self.bar.setValue(round((job.fraction or 0.0) * _STEPS))
         self.bar.setVisible(not job.is_done)
@@ -78,7 +80,7 @@ class DownloadRow(QWidget):
         self.pause_button.setVisible(job.may_pause)
         self.resume_button.setVisible(job.may_resume or job.must_restart)
         self.resume_button.setText(
-            tr("Begin anew") if job.must_restart else tr("Retry") if job.is_bad else tr("Resume")
+            tr("Start over") if job.must_restart else tr("Retry") if job.is_bad else tr("Resume")
         )
 
     def _resume(self) -> None:
@@ -87,7 +89,7 @@ class DownloadRow(QWidget):
 
 
 class DownloadRows(QWidget):
-    """Hidden while nothing is downloaded."""
+    """List of downloads, hidden if there are none."""
 
     pause_requested = Signal(str)
     resume_requested = Signal(str)
@@ -112,14 +114,16 @@ class DownloadRows(QWidget):
         self.hide()
 
     def show_jobs(self, jobs: Sequence[JobRow]) -> None:
-        """Show these downloads in their order."""
+        """Show `jobs` in this order."""
         ids = [job.id for job in jobs]
+        # A list of its own, because the dict changes inside the loop.
         for gone in [job_id for job_id in self.rows if job_id not in ids]:
             self.rows.pop(gone).deleteLater()
         for place, job in enumerate(jobs):
             row = self.rows.get(job.id)
             if row is None:
                 row = self.rows[job.id] = DownloadRow(self, job.id)
+            # Progress comes several times a second; inserting a row again would take the focus from its buttons.
             if self._column.indexOf(row) != place:
                 self._column.insertWidget(place, row)
             row.show_job(job)
@@ -137,11 +141,11 @@ _TO_CARD, _TO_FILES = tr("Model card"), tr("Quantisations")
 
 
 class FindPanel(QWidget):
-    """Shows what it is given and reports what is wanted; it asks no server."""
+    """Shows search results, a repository and downloads, and reports requests. It sends nothing to a server."""
 
-    search_requested = Signal(SearchWish)
+    search_requested = Signal(SearchRequest)
     repo_chosen = Signal(str)
-    download_requested = Signal(DownloadWish)
+    download_requested = Signal(DownloadChoice)
     card_requested = Signal()
     more_requested = Signal()
 
@@ -151,7 +155,7 @@ class FindPanel(QWidget):
         self._found: tuple[FoundRepo, ...] = ()
         self._palette = DARK
         self.search_edit = SearchEdit()
-        self.order_box = QComboBox()
+        self.order_box = ComboBox()
         self.search_button = QPushButton(tr("Search"))
         self.more_button = QPushButton(tr("Hub…"))
         self.message_label = plain_label("", "dim", wrap=True)
@@ -161,10 +165,10 @@ class FindPanel(QWidget):
         self._card: QWidget | None = None
         self.why_label = plain_label("", "dim", wrap=True)
         self.offered = _table(
-            tr("Quantisations on offer"), [tr("Quantisation"), tr("Size"), tr("On this rig"), tr("Predicted")]
+            tr("Available quantisations"), [tr("Quantisation"), tr("Size"), tr("On this rig"), tr("Tokens/s")]
         )
         self._side = QStackedWidget()
-        self.folder_box = QComboBox()
+        self.folder_box = ComboBox()
         self.download_button = QPushButton(tr("Download"))
         self.downloads = DownloadRows()
         self._build()
@@ -173,25 +177,26 @@ class FindPanel(QWidget):
         self.set_folders(())
 
     def apply_palette(self, palette: Palette) -> None:
-        """Use the colours of `palette`."""
+        """Apply the colours of `palette`."""
         self._palette = palette
         self._paint()
 
     def begin(self, text: str = "") -> None:
-        """Take the keyboard; with `text`, look for that."""
+        """Focus the search field. With `text`, search for it."""
         self.search_edit.setFocus(Qt.FocusReason.OtherFocusReason)
         if text:
             self.search_edit.setText(text)
+        # The first visit shows the trending models. Later ones keep the results, which may be scrolled and selected.
         if text or not self._found:
             self._search()
 
     def show_message(self, text: str) -> None:
-        """Say what is under way or went wrong, empty: nothing."""
+        """Show what is running or has failed; empty for nothing."""
         self.message_label.setText(text)
         self.message_label.setVisible(bool(text))
 
     def show_found(self, found: Sequence[FoundRepo]) -> None:
-        """List the repositories that a search found."""
+        """List the results of a search."""
         self._found = tuple(found)
         self.results.clear()
         for each in self._found:
@@ -201,7 +206,7 @@ class FindPanel(QWidget):
             self.results.addTopLevelItem(item)
 
     def show_repo(self, repo: ShownRepo | None) -> None:
-        """Show what a repository offers."""
+        """Show the quantisations of a repository."""
         self._repo = repo
         self.repo_label.setText("" if repo is None else repo.repo)
         self.why_label.setText(tr("Choose a repository to see how its models fit.") if repo is None else repo.why)
@@ -214,9 +219,11 @@ class FindPanel(QWidget):
             self.offered.addTopLevelItem(item)
             if each.is_best:
                 self.offered.setCurrentItem(item)
+        # The card belongs to the repository before, and is fetched only on request.
         self.card_button.setChecked(False)
         self.card_button.setVisible(repo is not None)
         has_rows = repo is not None and bool(repo.rows)
+        # A repository may have no proposal; "Download" still needs a row.
         if has_rows and not self.offered.currentIndex().isValid():
             self.offered.setCurrentIndex(self.offered.model().index(0, 0))
         for widget in (self.offered, self.folder_box, self.download_button):
@@ -224,18 +231,18 @@ class FindPanel(QWidget):
         self._paint()
 
     def set_card(self, card: QWidget) -> None:
-        """Take the widget that shows cards in the place of what a repository offers."""
+        """Set the widget that shows model cards, in place of the quantisations."""
         self._card = card
         self._side.addWidget(card)
         self._side.setCurrentIndex(self.card_button.isChecked())
 
     def set_folders(self, folders: Sequence[Path]) -> None:
-        """Offer these folders beside the cache to download into."""
+        """Set the folders to download into, besides the cache."""
         chosen = self.folder_box.currentData()
         self.folder_box.clear()
-        self.folder_box.addItem(tr("Into the {cache}", cache=_CACHE), None)
+        self.folder_box.addItem(tr("To the {cache}", cache=_CACHE), None)
         for folder in folders:
-            self.folder_box.addItem(tr("Into {name}", name=folder.name or folder), folder)
+            self.folder_box.addItem(tr("To {name}", name=folder.name or folder), folder)
         # Not `findData`: Qt compares Python objects by identity, and folders are other objects each time.
         self.folder_box.setCurrentIndex([None, *folders].index(chosen) if chosen in folders else 0)
 
@@ -247,7 +254,7 @@ class FindPanel(QWidget):
 
     def _search(self) -> None:
         order = _ORDERS[self.order_box.currentIndex()][0]
-        self.search_requested.emit(SearchWish(self.search_edit.text().strip(), order))
+        self.search_requested.emit(SearchRequest(self.search_edit.text().strip(), order))
 
     def _choose(self) -> None:
         row = self.results.currentIndex().row()
@@ -258,7 +265,7 @@ class FindPanel(QWidget):
         row, repo = self.offered.currentIndex().row(), self._repo
         if repo is not None and 0 <= row < len(repo.rows):
             folder = self.folder_box.currentData()
-            self.download_requested.emit(DownloadWish(repo.repo, repo.rows[row].name, folder))
+            self.download_requested.emit(DownloadChoice(repo.repo, repo.rows[row].name, folder))
 
     def _toggle_card(self, wanted: bool) -> None:
         self.card_button.setText(_TO_FILES if wanted else _TO_CARD)
@@ -272,8 +279,10 @@ class FindPanel(QWidget):
         self.search_edit.returnPressed.connect(self._search)
         self.search_edit.left_down.connect(self.results.setFocus)
         self.search_button.clicked.connect(self._search)
+        # Connected after `_build` has filled the box, because `addItems` changes the index from -1 to 0.
         self.order_box.currentIndexChanged.connect(lambda _at: self._search())
         self.more_button.clicked.connect(self.more_requested.emit)
+        # `clear` emits it with None, which is no choice.
         self.results.currentItemChanged.connect(lambda item, _before: self._choose() if item is not None else None)
         self.offered.itemDoubleClicked.connect(lambda _item, _column: self._download())
         self.download_button.clicked.connect(self._download)
@@ -284,12 +293,12 @@ class FindPanel(QWidget):
         self.search_edit.setAccessibleName(tr("Search the hub"))
         self.search_edit.setAcceptDrops(False)  # Dropped files are for the window.
         self.order_box.addItems([text for _, text in _ORDERS])
-        self.order_box.setAccessibleName(tr("Order of what is found"))
-        self.folder_box.setAccessibleName(tr("Where to"))
+        self.order_box.setAccessibleName(tr("Sort order of the results"))
+        self.folder_box.setAccessibleName(tr("Download to"))
         self.download_button.setProperty("role", "primary")
         self.card_button.setCheckable(True)
         self.card_button.setProperty("role", "flat")
-        self.card_button.setToolTip(tr("What the repository says of itself"))
+        self.card_button.setToolTip(tr("Show the repository's model card"))
         self.more_button.setProperty("role", "flat")
         self.more_button.setToolTip(tr("Work offline, access token, mirror"))
         heading = QHBoxLayout()
@@ -298,7 +307,7 @@ class FindPanel(QWidget):
         for widget in (self.order_box, self.search_button, self.more_button):
             heading.addWidget(widget)
         splitter = QSplitter(Qt.Orientation.Horizontal)
-        splitter.setAccessibleName(tr("What is found and what it offers"))
+        splitter.setAccessibleName(tr("Search results and their files"))
         splitter.setChildrenCollapsible(False)
         splitter.addWidget(self.results)
         splitter.addWidget(self._build_side())
@@ -313,7 +322,7 @@ class FindPanel(QWidget):
         self.message_label.hide()
 
     def _build_side(self) -> QWidget:
-        """Return what is shown of the repository that is chosen."""
+        """Return the widget of the selected repository."""
         side = QWidget()
         column = QVBoxLayout(side)
         column.setContentsMargins(16, 0, 0, 0)
@@ -348,5 +357,6 @@ def _table(name: str, columns: list[str]) -> QTreeWidget:
     table.setAccessibleName(name)
     table.header().setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
     table.header().setSectionResizeMode(0, QHeaderView.ResizeMode.Stretch)
+    # Qt stretches the last column by default; here the spare width is for the names in the first one.
     table.header().setStretchLastSection(False)
     return table

@@ -1,4 +1,4 @@
-"""What the Find tab shows and reports: repositories of the hub, their quantisations, downloads."""
+"""Values of the Find tab: repositories, quantisations, downloads, and requests of the user."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class FoundRepo:
-    """A repository as a search found it, in words."""
+    """A search result as texts."""
 
     repo: str
     size: str
@@ -19,7 +19,7 @@ class FoundRepo:
 
 @dataclass(frozen=True, slots=True)
 class OfferedRow:
-    """A quantisation that a repository offers: `fit_colour` is a colour of the palette by its name."""
+    """A quantisation in a repository as texts. `fit_colour`: name of a colour of the palette."""
 
     name: str
     label: str
@@ -33,7 +33,7 @@ class OfferedRow:
 
 @dataclass(frozen=True, slots=True)
 class ShownRepo:
-    """A repository with what it offers; `why`: which one is proposed and why, or why there is no forecast."""
+    """A repository with its quantisations. `why`: reason of the proposal, or why there is no forecast."""
 
     repo: str
     why: str
@@ -42,7 +42,7 @@ class ShownRepo:
 
 @dataclass(frozen=True, slots=True)
 class ShownCard:
-    """A repository's card: a small table of facts, Markdown, and a note for people, such as why there is no text."""
+    """A model card: a table of facts, Markdown, and a note, such as why there is no text."""
 
     repo: str
     facts: tuple[tuple[str, str], ...]
@@ -52,7 +52,7 @@ class ShownCard:
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """A download: `fraction` 0 to 1, None unknown; which of pause, resume and begin anew make sense."""
+    """A download as texts. `fraction`: 0 to 1, None if unknown. The flags enable pause, resume and restart."""
 
     id: str
     title: str
@@ -66,16 +66,16 @@ class JobRow:
 
 
 @dataclass(frozen=True, slots=True)
-class SearchWish:
-    """Find repositories, or what an address names."""
+class SearchRequest:
+    """Search for a text, or show the repository at an address."""
 
     text: str
     order: str
 
 
 @dataclass(frozen=True, slots=True)
-class DownloadWish:
-    """Fetch a quantisation of a repository; `folder` None: into the Hugging Face cache."""
+class DownloadChoice:
+    """Download a quantisation. `folder`: target folder, None for the Hugging Face cache."""
 
     repo: str
     name: str

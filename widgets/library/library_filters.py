@@ -1,4 +1,4 @@
-"""Search, order and filters of the library, as one value."""
+"""Search field, sort order and filters of the library, reported as one `ListFilter`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from dataclasses import replace
 
 from PySide6.QtCore import QSignalBlocker, Qt, Signal
 from PySide6.QtGui import QKeyEvent
-from PySide6.QtWidgets import QComboBox, QLineEdit, QSizePolicy, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QLineEdit, QSizePolicy, QToolButton, QVBoxLayout, QWidget
 
 from engine.base.language import tr
 from engine.base.units import GIB
 from engine.library.capabilities import CAPABILITY_WORDS
-from engine.library.listed import ALL, Wanted
+from engine.library.listed import ALL, ListFilter
+from widgets.common.inputs import ComboBox
 from widgets.common.wrap_layout import WrapLayout
 
 _ORDERS = (
@@ -28,12 +29,13 @@ _SIZES = (
 
 
 class SearchEdit(QLineEdit):
-    """A search: Down goes to the list, Escape clears, and in an empty one leaves."""
+    """Search field. Down goes to the list; Escape clears the text, then leaves the page."""
 
     left_down = Signal()
     left = Signal()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
+        # A line edit has no use for Down, so one key leads from the search to its results.
         if event.key() == Qt.Key.Key_Down:
             self.left_down.emit()
         elif event.key() == Qt.Key.Key_Escape and self.text():
@@ -45,22 +47,22 @@ class SearchEdit(QLineEdit):
 
 
 class LibraryFilters(QWidget):
-    """Reports what is wanted at every change."""
+    """Reports the filter at every change."""
 
-    wanted_changed = Signal(Wanted)
+    filter_changed = Signal(ListFilter)
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.wanted = ALL
+        self.filter = ALL
         self.search_edit = SearchEdit()
-        self.order_box = QComboBox()
-        self.fit_box = QComboBox()
-        self.size_box = QComboBox()
-        self.tag_box = QComboBox()
-        self.turn_button = _toggle("↓", tr("Turn the order round"))
+        self.order_box = ComboBox()
+        self.fit_box = ComboBox()
+        self.size_box = ComboBox()
+        self.tag_box = ComboBox()
+        self.turn_button = _toggle("↓", tr("Reverse the order"))
         self.favourite_button = _toggle("★", tr("Favourites only"))
         self.capability_buttons = {
-            name: _toggle(words, tr("Only models that can: {name}", name=words))
+            name: _toggle(words, tr("Only models with: {capability}", capability=words))
             for name, words in CAPABILITY_WORDS.items()
         }
         self._build()
@@ -75,20 +77,22 @@ class LibraryFilters(QWidget):
             button.toggled.connect(lambda _on: self._change(capabilities=self._capabilities()))
 
     def set_tags(self, tags: tuple[str, ...]) -> None:
-        """Offer these tags; without any there is nothing to choose."""
+        """Set the tags to choose from. The box is hidden if there are none."""
         shown = [self.tag_box.itemText(at) for at in range(1, self.tag_box.count())]
+        # Tags are set after every scan; an unchanged box keeps its open list.
         if shown != list(tags):
-            wanted = self.wanted.tag
+            wanted = self.filter.tag
             with QSignalBlocker(self.tag_box):
                 self.tag_box.clear()
                 self.tag_box.addItems([tr("Any tag"), *tags])
                 self.tag_box.setCurrentIndex(tags.index(wanted) + 1 if wanted in tags else 0)
+            # The last model with this tag has lost it: a filter that cannot be seen would hide all models.
             if wanted not in ("", *tags):
                 self._change(tag="")
         self.tag_box.setVisible(bool(tags))
 
     def clear(self) -> None:
-        """Want everything again."""
+        """Reset search and filters."""
         self.search_edit.clear()
         for box in (self.fit_box, self.size_box, self.tag_box):
             box.setCurrentIndex(0)
@@ -99,10 +103,11 @@ class LibraryFilters(QWidget):
         return frozenset(name for name, button in self.capability_buttons.items() if button.isChecked())
 
     def _change(self, **change: object) -> None:
-        wanted = replace(self.wanted, **change)  # type: ignore[arg-type]
-        if wanted != self.wanted:
-            self.wanted = wanted
-            self.wanted_changed.emit(wanted)
+        wanted = replace(self.filter, **change)  # type: ignore[arg-type]
+        # One change can come twice, for instance when `clear` resets boxes that are reset already.
+        if wanted != self.filter:
+            self.filter = wanted
+            self.filter_changed.emit(wanted)
 
     def _build(self) -> None:
         self.search_edit.setPlaceholderText(tr("Search names, architectures, folders, tags, notes…"))
@@ -116,6 +121,7 @@ class LibraryFilters(QWidget):
         ):
             box.addItems([text for _, text in options])
             box.setAccessibleName(name)
+            # On Linux Qt reports the chosen entry of a combo box as its name, so the purpose is also its description.
             box.setAccessibleDescription(name)
         self.tag_box.addItem(tr("Any tag"))
         self.tag_box.setAccessibleName(tr("Tag"))

@@ -1,4 +1,4 @@
-"""The list of the library: its Qt model, how a row is painted, and its keys."""
+"""The list of the library: Qt model, delegate and view."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from engine.base.language import tr
 from engine.library.listed import Listed
 from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import DARK, Palette
+from widgets.common.text import zoomed
 from widgets.common.tool_tips import plain_tool_tip
 from widgets.library.entry_words import RowWords, row_words
 from widgets.library.recent_models import AnyIndex
@@ -20,20 +21,25 @@ WORDS_ROLE = Qt.ItemDataRole.UserRole + 1
 
 
 class LibraryListModel(QAbstractListModel):
-    """Rows in the order in which they are given; words are made when a row is first asked for."""
+    """Qt model of the list. Texts of a row are made when it is first painted."""
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._models: tuple[Listed, ...] = ()
         self._words: dict[int, RowWords] = {}
+        self._searched: tuple[str, ...] = ()
 
     @property
     def models(self) -> tuple[Listed, ...]:
         return self._models
 
-    def set_models(self, models: Sequence[Listed]) -> bool:
-        """Replace the list; return whether rows changed places, so that a selection has to be found again."""
-        shown = tuple(models)
+    def set_models(self, models: Sequence[Listed], searched: Sequence[str] = ()) -> bool:
+        """Replace the list; return whether rows changed places, so that a selection has to be found again.
+
+        `searched`: words of the search in lower case.
+        """
+        shown, self._searched = tuple(models), tuple(searched)
+        # A forecast that arrives changes texts only. A reset would lose selection and scroll position for each of them.
         same_rows = [model.entry.key for model in shown] == [model.entry.key for model in self._models]
         if same_rows:
             self._models, self._words = shown, {}
@@ -72,32 +78,34 @@ class LibraryListModel(QAbstractListModel):
         return None
 
     def _words_of(self, row: int) -> RowWords:
+        # Texts of a row take forecasts and notes together; of thousands of rows only those in sight are ever asked for.
         words = self._words.get(row)
         if words is None:
-            words = self._words[row] = row_words(self._models[row])
+            words = self._words[row] = row_words(self._models[row], self._searched)
         return words
 
 
 PADDING_X = 12
 PADDING_Y = 8
 RADIUS = 6
+# Part of the row width for the forecast and the speed, at most `MAX_FIT` pixels.
 FIT_SHARE = 0.34
-"""Of the row's width, for how it fits, at most `MAX_FIT`."""
 MAX_FIT = 240
 _BADGE_PADDING = 6
 _GAP = 6
 _FAVOURITE = "★"
+HIGHLIGHT_ALPHA = 90
 
 
 class EntryDelegate(QStyledItemDelegate):
-    """All rows are equally high."""
+    """Paints a row: name and badges, details, forecast and speed. All rows have the same height."""
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._palette = DARK
 
     def set_palette(self, palette: Palette) -> None:
-        """Use the colours of `palette` from the next paint on."""
+        """Set the colours of the next paint."""
         self._palette = palette
 
     def sizeHint(self, option: QStyleOptionViewItem, index: AnyIndex) -> QSize:
@@ -108,17 +116,20 @@ class EntryDelegate(QStyledItemDelegate):
         if not isinstance(words, RowWords):
             return
         painter.save()
+        # A painter begins with the direction of the application, not with that of the view.
         painter.setLayoutDirection(option.direction)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         self._draw_ground(painter, option)
         line = option.fontMetrics.lineSpacing()
         place = option.rect.adjusted(PADDING_X, PADDING_Y, -PADDING_X, -PADDING_Y)
+        # The same width in every row, so that forecasts are a column.
         fit_width = min(MAX_FIT, round(place.width() * FIT_SHARE))
         left = QRect(place.left(), place.top(), place.width() - fit_width - 2 * _GAP, line)
         right = QRect(place.right() - fit_width, place.top(), fit_width, line)
         below = line + 4
         self._draw_title(painter, left, option.font, words)
-        self._draw(painter, left.translated(0, below), words.detail, option.font, self._palette.dim)
+        detail = left.translated(0, below)
+        self._draw(painter, detail, words.detail, option.font, self._palette.dim, searched=words.searched)
         colour = str(getattr(self._palette, words.fit_colour))
         self._draw(painter, right, words.fit, option.font, colour, right=True)
         self._draw(painter, right.translated(0, below), words.speed, option.font, self._palette.dim, right=True)
@@ -135,7 +146,7 @@ class EntryDelegate(QStyledItemDelegate):
         painter.drawRoundedRect(option.rect.adjusted(1, 1, -1, -1), RADIUS, RADIUS)
 
     def _draw_title(self, painter: QPainter, place: QRect, font: QFont, words: RowWords) -> None:
-        """Draw the name and, as far as there is room, its badges."""
+        """Draw the name, and the badges that have room."""
         bold = QFont(font)
         bold.setBold(True)
         left = place.left()
@@ -143,13 +154,15 @@ class EntryDelegate(QStyledItemDelegate):
             self._draw(painter, place, _FAVOURITE, bold, self._palette.experts)
             left += QFontMetrics(bold).horizontalAdvance(_FAVOURITE) + _GAP
         small = QFont(font)
-        small.setPixelSize(11)
+        small.setPixelSize(zoomed(11))
         metrics = QFontMetrics(small)
         widths = [metrics.horizontalAdvance(badge) + 2 * _BADGE_PADDING for badge in words.badges]
         name_width = QFontMetrics(bold).horizontalAdvance(words.title)
         room = place.right() - left
+        # The name gives way to badges, but keeps at least half of the room.
         shown = min(name_width, max(room - sum(widths) - _GAP * len(widths), room // 2))
-        self._draw(painter, QRect(left, place.top(), shown + 1, place.height()), words.title, bold, self._palette.text)
+        name_place = QRect(left, place.top(), shown + 1, place.height())
+        self._draw(painter, name_place, words.title, bold, self._palette.text, searched=words.searched)
         left += shown + _GAP + 2
         for badge, width in zip(words.badges, widths, strict=True):
             if left + width > place.right():
@@ -166,17 +179,45 @@ class EntryDelegate(QStyledItemDelegate):
         painter.drawText(place, Qt.AlignmentFlag.AlignCenter, text)
 
     def _draw(
-        self, painter: QPainter, place: QRect, text: str, font: QFont, colour: str, *, right: bool = False
+        self,
+        painter: QPainter,
+        place: QRect,
+        text: str,
+        font: QFont,
+        colour: str,
+        *,
+        right: bool = False,
+        searched: Sequence[str] = (),
     ) -> None:
         painter.setFont(font)
-        painter.setPen(QColor(colour))
         shown = painter.fontMetrics().elidedText(text, Qt.TextElideMode.ElideRight, place.width())
+        self._highlight(painter, place, shown, searched)
+        painter.setPen(QColor(colour))
         side = Qt.AlignmentFlag.AlignRight if right else Qt.AlignmentFlag.AlignLeft
         painter.drawText(place, side.value | Qt.AlignmentFlag.AlignVCenter.value, shown)
 
+    def _highlight(self, painter: QPainter, place: QRect, shown: str, searched: Sequence[str]) -> None:
+        """Draw the background of the searched words in a left-aligned text."""
+        ground, metrics = QColor(self._palette.accent), painter.fontMetrics()
+        ground.setAlpha(HIGHLIGHT_ALPHA)
+        for first, last in word_places(shown, searched):
+            left = place.left() + metrics.horizontalAdvance(shown[:first])
+            # The text is drawn over this, so that letters keep their colour.
+            width = metrics.horizontalAdvance(shown[first:last])
+            painter.fillRect(QRect(left, place.top(), width, place.height()), ground)
+
+
+def word_places(text: str, searched: Sequence[str]) -> list[tuple[int, int]]:
+    """Return the first place of each searched word (lower case) in `text`: its begin and its end."""
+    folded = text.casefold()
+    if len(folded) != len(text):
+        return []  # "ß" is folded to "ss", and so on: places would be wrong.
+    found = ((folded.find(word), len(word)) for word in searched if word)
+    return [(at, at + length) for at, length in found if at >= 0]
+
 
 class LibraryListView(QListView):
-    """Keeps what is selected while the list changes under it."""
+    """View of the list. It keeps the selection when the models change."""
 
     selected = Signal(object)  # Listed | None
     open_requested = Signal()
@@ -191,21 +232,27 @@ class LibraryListView(QListView):
         self.setModel(self.rows)
         self.setItemDelegate(self.delegate)
         self.setMouseTracking(True)
+        # Qt then measures one row instead of all of them.
         self.setUniformItemSizes(True)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setVerticalScrollMode(QListView.ScrollMode.ScrollPerPixel)
         self.setAccessibleName(tr("Models"))
         self.doubleClicked.connect(lambda _index: self.open_requested.emit())
+        # The key and not the row, because a search or another order moves the model.
         self._key = ""
 
     @property
     def current(self) -> Listed | None:
         return self.rows.model_at(self.currentIndex())
 
-    def show_models(self, models: tuple[Listed, ...]) -> None:
-        """List `models`; what was selected stays so, where it is still there, else the first one is."""
+    def show_models(self, models: tuple[Listed, ...], searched: Sequence[str] = ()) -> None:
+        """List `models`; the selected one stays selected if it is still listed, else the first one is.
+
+        `searched`: words of the search in lower case, which are highlighted.
+        """
+        # Setting the current row scrolls to it; a list that was updated in the background must not jump.
         offset = self.verticalScrollBar().value()
-        if self.rows.set_models(models):
+        if self.rows.set_models(models, searched):
             row = self.rows.row_of(self._key)
             self.setCurrentIndex(self.rows.index(0 if row is None else row))
             if row is not None:
@@ -213,7 +260,7 @@ class LibraryListView(QListView):
         self._tell()
 
     def select(self, row: int) -> None:
-        """Make a row the current one."""
+        """Select a row."""
         self.selectionModel().setCurrentIndex(self.rows.index(row), QItemSelectionModel.SelectionFlag.ClearAndSelect)
 
     def currentChanged(self, current: QModelIndex, previous: QModelIndex) -> None:  # type: ignore[override]

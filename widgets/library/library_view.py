@@ -1,4 +1,4 @@
-"""The library page: filters, the list, the details of the chosen model; if there is none, models to begin with."""
+"""The library page: filters, list and details; without models, suggestions to begin with."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PURPOSE_LINES = 3
 
 
 class StarterPanel(QWidget):
-    """Cards beside each other in the middle."""
+    """Page of an empty library: buttons to add models, and cards of small models to download."""
 
     starter_chosen = Signal(Starter)
     add_folder_requested = Signal()
@@ -65,12 +65,13 @@ class StarterPanel(QWidget):
         column.setSpacing(12)
         column.addWidget(plain_label(tr("No models yet"), "title"))
         places = tr(
-            "Folders that you add are looked into, and what Hugging Face, LM Studio, Ollama and llama.cpp keep."
+            "The library shows models in the folders that you add, and those of Hugging Face, LM Studio, "
+            "Ollama and llama.cpp."
         )
         column.addWidget(plain_label(places, "dim", wrap=True))
         column.addLayout(buttons)
         column.addSpacing(12)
-        self._heading = plain_label(tr("Small models that fit this machine"), "strong")
+        self._heading = plain_label(tr("Small models that fit this computer"), "strong")
         column.addWidget(self._heading)
         column.addLayout(self._row)
         across = QHBoxLayout()
@@ -83,7 +84,8 @@ class StarterPanel(QWidget):
         outer.addStretch(2)
 
     def show_starters(self, starters: Sequence[Starter]) -> None:
-        """Offer these models."""
+        """Show a card for each of these models."""
+        # `takeAt` leaves the widgets to their parent; deleted later, because a click on one may have led here.
         while (item := self._row.takeAt(0)) is not None:
             widget = item.widget()
             if widget is not None:
@@ -96,8 +98,8 @@ class StarterPanel(QWidget):
     def _card(self, starter: Starter) -> QFrame:
         card = QFrame()
         card.setProperty("role", "card")
-        button = QPushButton(tr("Get it"))
-        button.setAccessibleName(tr("Get {name}", name=starter.name))
+        button = QPushButton(tr("Download"))
+        button.setAccessibleName(tr("Download {name}", name=starter.name))
         button.setToolTip(starter.address)
         button.clicked.connect(lambda: self.starter_chosen.emit(starter))
         self.cards.append(button)
@@ -105,6 +107,7 @@ class StarterPanel(QWidget):
         column.addWidget(plain_label(starter.name, "strong"))
         purpose = plain_label(starter.purpose, "dim", wrap=True)
         purpose.setAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignTop)
+        # All cards have the same lines, so that their buttons are in one row.
         purpose.setMinimumHeight(PURPOSE_LINES * purpose.fontMetrics().lineSpacing())
         column.addWidget(purpose, 1)
         column.addWidget(plain_label(tr("{size} to download", size=format_bytes(starter.size_bytes)), "dim"))
@@ -116,7 +119,7 @@ DETAILS_WIDTH = 420
 
 
 class LibraryView(QWidget):
-    """Shows what it is given; it reads no files and decides nothing about models."""
+    """The library page with its two tabs. It shows values, reads no files, and decides nothing about models."""
 
     closed = Signal()
     add_folder_requested = Signal()
@@ -139,7 +142,7 @@ class LibraryView(QWidget):
         self.folders_button = QPushButton(tr("Folders…"))
         self.duplicates_button = QPushButton(tr("Duplicates…"))
         self.close_button = QPushButton(tr("Close"))
-        self.nothing_label = plain_label(tr("Nothing here matches."), "dim")
+        self.nothing_label = plain_label(tr("No models match the filters."), "dim")
         self.clear_button = QPushButton(tr("Show all models"))
         self.find_panel = FindPanel()
         self.models_tab = _tab(tr("Models"))
@@ -151,31 +154,32 @@ class LibraryView(QWidget):
         self._connect()
 
     def apply_palette(self, palette: Palette) -> None:
-        """Use the colours of `palette`."""
+        """Apply the colours of `palette`."""
         self.list_view.delegate.set_palette(palette)
         self.list_view.viewport().update()
         self.details.quantisations.apply_palette(palette)
         self.find_panel.apply_palette(palette)
 
     def show_models(self, models: Sequence[Listed], problems: Sequence[str] = (), *, is_looked: bool = True) -> None:
-        """Show the library. `is_looked`: all stores were looked into, so that an empty one is empty indeed."""
+        """Show the library. `is_looked`: all stores were scanned, so an empty library is really empty."""
         self._models = tuple(models)
         self._is_looked = is_looked
+        # Before `_arrange`: a tag that no model has any more is taken out of the filter here.
         self.filters.set_tags(tuple(sorted({tag for model in models for tag in model.notes.tags}, key=str.casefold)))
         self.problem_label.setText("\n".join(problems))
         self.problem_label.setVisible(bool(problems))
         self._arrange()
 
     def show_progress(self, text: str) -> None:
-        """Say what is under way, empty: nothing."""
+        """Show the progress; empty for none."""
         self.progress_label.setText(text)
 
     def show_starters(self, starters: Sequence[Starter]) -> None:
-        """Offer these models where there are none."""
+        """Set the suggestions for an empty library."""
         self.starters.show_starters(starters)
 
     def begin(self) -> None:
-        """Take the keyboard: what is typed searches."""
+        """Focus the search field."""
         if self._tabs.currentWidget() is self.find_panel:
             self.find_panel.search_edit.setFocus(Qt.FocusReason.OtherFocusReason)
             return
@@ -183,37 +187,38 @@ class LibraryView(QWidget):
         self.filters.search_edit.selectAll()
 
     def show_find(self, text: str = "") -> None:
-        """Go to the Find tab; with `text`, look for that."""
+        """Show the Find tab. With `text`, search for it."""
         self._tabs.setCurrentWidget(self.find_panel)
         self.find_tab.setChecked(True)
         self.find_panel.begin(text)
 
     def show_list(self) -> None:
-        """Go to the list of what is here."""
+        """Show the Models tab."""
         self._tabs.setCurrentWidget(self.pages)
         self.models_tab.setChecked(True)
         self.begin()
 
     def visible_titles(self) -> tuple[str, ...]:
-        """Return the titles that search and filters leave."""
+        """Return the titles of the listed models."""
         return tuple(model.entry.title for model in self.list_view.rows.models)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        """Escape leaves."""
+        """Escape leaves the page."""
         if event.key() == Qt.Key.Key_Escape:
             self.closed.emit()
             return
         super().keyPressEvent(event)
 
     def _arrange(self) -> None:
-        shown = arrange(self._models, self.filters.wanted)
-        self.list_view.show_models(shown)
+        shown = arrange(self._models, self.filters.filter)
+        self.list_view.show_models(shown, self.filters.filter.words)
         n_all = len(self._models)
         models = tr_count("{count} model", "{count} models", n_all)
         self.count_label.setText(
             models if len(shown) == n_all else tr("{count} of {models}", count=len(shown), models=models)
         )
         self._lists.setCurrentIndex(0 if shown or not n_all else 1)
+        # Before the first scan has ended, an empty list is not "No models yet".
         self.pages.setCurrentIndex(0 if n_all or not self._is_looked else 1)
 
     def _on_selected(self, model: Listed | None) -> None:
@@ -221,10 +226,11 @@ class LibraryView(QWidget):
         self.model_shown.emit(model)
 
     def _connect(self) -> None:
-        self.filters.wanted_changed.connect(lambda _wanted: self._arrange())
+        self.filters.filter_changed.connect(lambda _wanted: self._arrange())
         search = self.filters.search_edit
         search.left_down.connect(self.list_view.setFocus)
         search.left.connect(self.closed.emit)
+        # Every search leaves a model selected, the first one if no other is, so Enter opens it.
         search.returnPressed.connect(self.details.open)
         self.list_view.selected.connect(self._on_selected)
         self.list_view.open_requested.connect(self.details.open)
@@ -244,7 +250,7 @@ class LibraryView(QWidget):
         for button in (self.folders_button, self.duplicates_button, self.close_button):
             button.setProperty("role", "flat")
         self.close_button.setToolTip(tr("Back to the layout (Escape)"))
-        self.duplicates_button.setToolTip(tr("Find files that are there twice; files of the same size are read"))
+        self.duplicates_button.setToolTip(tr("Find duplicate files. Files of the same size are read in full."))
         heading = QHBoxLayout()
         heading.setSpacing(8)
         heading.addWidget(self.models_tab)
@@ -267,6 +273,7 @@ class LibraryView(QWidget):
         splitter.addWidget(self._lists)
         splitter.addWidget(self.details)
         splitter.setStretchFactor(0, 1)
+        # Proportions: Qt scales them to the width that the splitter gets.
         splitter.setSizes([3 * DETAILS_WIDTH, DETAILS_WIDTH])
         self.details.setMinimumWidth(320)
         tabs = QButtonGroup(self)

@@ -1,4 +1,4 @@
-"""The question above the editor when a model does not fit, alone or beside others. Nothing waits for the answer."""
+"""The question bar above the editor, shown if a model does not fit, alone or next to others."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from widgets.common.tool_tips import plain_tool_tip
 
 
 class LoadAnswer(StrEnum):
-    """What to do with the models that are in the way, and with the layout; the value is what settings keep.
+    """Answer to the question: what happens to loaded models and to the layout. The value is saved in the settings.
 
-    BESIDE: load as it is, whatever is forecast. PROPOSAL: load what would fit instead.
+    BESIDE: load the layout as it is. PROPOSAL: load the proposed layout instead.
     """
 
     UNLOAD = "unload"
@@ -28,7 +28,7 @@ class LoadAnswer(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LoadQuestion:
-    """What is asked, and the words of the buttons; one without words is not offered."""
+    """The text of the question and of the buttons. A button without a text is hidden."""
 
     text: str
     unload_text: str
@@ -41,14 +41,14 @@ class LoadQuestion:
 
 @dataclass(frozen=True, slots=True)
 class LoadChoice:
-    """What the person chose, and whether for the next time as well."""
+    """The answer, and whether to remember it."""
 
     answer: LoadAnswer
     remember: bool = False
 
 
 class LoadQuestionBar(QFrame):
-    """Hidden without a question."""
+    """The question bar, hidden if there is no question."""
 
     answered = Signal(LoadChoice)
 
@@ -59,13 +59,14 @@ class LoadQuestionBar(QFrame):
         self.text_label = plain_label("", wrap=True)
         self.unload_button = QPushButton()
         self.unload_button.setProperty("role", "primary")
+        # Its text has the name of a model, which can be as long as a file name.
         self.unload_button.setMaximumWidth(420)
         self.beside_button = QPushButton()
         self.proposal_button = QPushButton()
         self.proposal_button.setProperty("role", "primary")
         self.cancel_button = QPushButton(tr("Cancel"))
         self.remember_box = QCheckBox(tr("Do not ask again"))
-        self.remember_box.setToolTip(tr("Model > Ask before Unloading a Model brings the question back"))
+        self.remember_box.setToolTip(tr("To be asked again, use Model > Ask before Unloading a Model"))
         buttons = QHBoxLayout()
         buttons.setSpacing(8)
         buttons.addWidget(self.remember_box)
@@ -89,10 +90,11 @@ class LoadQuestionBar(QFrame):
         return self.text_label.text()
 
     def set_question(self, question: LoadQuestion | None) -> None:
-        """Ask `question`; None: there is nothing to ask."""
+        """Show `question`; None hides the bar."""
         if question is None:
             self.hide()
             return
+        # The same question comes again when a proposal was found or the layout was edited meanwhile.
         keeps_choice = self.isVisible() and question.can_remember
         self.text_label.setText(question.text)
         self.setAccessibleName(question.text)
@@ -109,7 +111,8 @@ class LoadQuestionBar(QFrame):
         self.show()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        """Escape on one of the buttons takes the question back."""
+        """Escape cancels the question."""
+        # Buttons do not use Escape, so it arrives here from whichever has the focus.
         if event.key() == Qt.Key.Key_Escape:
             self._answer(LoadAnswer.CANCEL)
             return

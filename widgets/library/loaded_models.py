@@ -1,4 +1,4 @@
-"""The loaded models above the recent ones: state, how long each stays loaded, and a button that unloads it."""
+"""List of loaded models above the recent ones: state, keep-alive time, and a button to unload."""
 
 from __future__ import annotations
 
@@ -24,21 +24,24 @@ from widgets.common.elided_label import ElidedLabel
 from widgets.common.roles import plain_label
 from widgets.common.tool_tips import plain_tool_tip
 
+# Keep-alive times: seconds, the short text, and the text in the menu.
 KEEP_ALIVES: tuple[tuple[float, str, str], ...] = (
+    # Seconds after the last answer; infinity needs no case of its own in comparisons.
     (inf, tr("stays"), tr("Until it is unloaded")),
     (3600.0, "1 h", tr("1 hour after the last answer")),
     (1800.0, tr("30 min"), tr("30 minutes after the last answer")),
     (300.0, tr("5 min"), tr("5 minutes after the last answer")),
-    (0.0, tr("1 answer"), tr("Until the next answer has ended")),
+    (0.0, tr("1 answer"), tr("Until the next answer ends")),
 )
-"""How long a model is kept: seconds, the short word for it, and what the menu says."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedEntry:
-    """A model that is loaded or being loaded. `number` is the window's own, `state` such as "idle for 3 min".
+    """A model that is loaded or being loaded.
 
-    `end_text` is what ends it: "Unload" or "Cancel".
+    `number`: number of the model in this window.
+    `state`: text such as "idle for 3 min".
+    `end_text`: text of the button that ends it, "Unload" or "Cancel".
     """
 
     number: int
@@ -58,14 +61,14 @@ class LoadedEntry:
 
 @dataclass(frozen=True, slots=True)
 class KeepAliveChoice:
-    """Keep the model numbered `number` for so long."""
+    """Set the keep-alive time of the model with this number."""
 
     number: int
     keep_alive_s: float
 
 
 class LoadedRow(QPushButton):
-    """Title and what ends it, what it holds, state and keep-alive."""
+    """The row of a loaded model: title, button to unload, memory, state and keep-alive time."""
 
     end_requested = Signal(int)
     keep_alive_chosen = Signal(KeepAliveChoice)
@@ -103,38 +106,40 @@ class LoadedRow(QPushButton):
         self.setAccessibleName(f"{entry.title}, {entry.detail}, {entry.state}")
         self.end_button.setAccessibleName(f"{entry.end_text} {entry.title}")
         self.keep_button.setAccessibleName(
-            tr("How long {title} stays loaded: {keep_word}", title=entry.title, keep_word=entry.keep_word)
+            tr("How long {title} stays loaded: {duration}", title=entry.title, duration=entry.keep_word)
         )
 
     def keep_menu(self) -> QMenu:
-        """Return the menu of keep-alives; the caller shows it."""
+        """Return the menu of keep-alive times, to be shown by the caller."""
         menu = QMenu(self)
         group = QActionGroup(menu)
         for seconds, _, words in KEEP_ALIVES:
             action = menu.addAction(words)
             action.setCheckable(True)
             action.setChecked(seconds == self._entry.keep_alive_s)
+            # The default argument keeps the seconds of this round of the loop.
             action.triggered.connect(lambda _checked=False, chosen=seconds: self._choose(chosen))
             group.addAction(action)
         return menu
 
     def sizeHint(self) -> QSize:
-        """As tall as the labels; a button's own hint knows nothing of what lies on it."""
+        """Height of the labels: a button's own hint ignores the widgets on it."""
         return self._grid.sizeHint()
 
     def minimumSizeHint(self) -> QSize:
         return self._grid.minimumSize()
 
     def nextCheckState(self) -> None:
-        """A click asks; what is current is told from outside."""
+        """Ignore the click: the current row is set from outside."""
 
     def _build(self) -> None:
         for label in (self._title, self._detail, self._state):
+            # The labels cover the row, which is itself the button.
             label.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
         for button in (self.end_button, self.keep_button):
             button.setProperty("role", "quiet")
             button.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
-        self.keep_button.setToolTip(tr("How long it stays loaded"))
+        self.keep_button.setToolTip(tr("How long this model stays loaded"))
         self.end_button.clicked.connect(lambda: self.end_requested.emit(self._entry.number))
         self.keep_button.clicked.connect(self._show_keep_menu)
         grid = self._grid
@@ -157,13 +162,13 @@ class LoadedRow(QPushButton):
         self.keep_alive_chosen.emit(KeepAliveChoice(self._entry.number, seconds))
 
 
+# Rows shown without scrolling, so that the recent models keep their place.
 MAX_SHOWN = 3
-"""More than this is scrolled: the recent models keep their place."""
 SPACING = 4
 
 
 class LoadedList(QWidget):
-    """Hidden while nothing is loaded."""
+    """List of loaded models, hidden if there are none."""
 
     chosen = Signal(int)  # an entry's number
     end_requested = Signal(int)
@@ -197,7 +202,8 @@ class LoadedList(QWidget):
         return tuple(self._rows.values())
 
     def set_entries(self, entries: Sequence[LoadedEntry]) -> None:
-        """Show `entries` in this order; a row stays while its number does, and so does the focus in it."""
+        """Show `entries` in this order. A model keeps its row, and so the focus in it."""
+        # Hidden at once, deleted later: the click that unloaded a model may come from its own row.
         for number in set(self._rows) - {entry.number for entry in entries}:
             row = self._rows.pop(number)
             self._column.removeWidget(row)
@@ -216,6 +222,7 @@ class LoadedList(QWidget):
         self._fit_height()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        # Another font or zoom changes the heights of rows, and a scroll area does not report that to its parent.
         if event.type() is QEvent.Type.LayoutRequest:
             self._fit_height()
         return super().eventFilter(watched, event)

@@ -1,4 +1,4 @@
-"""The model panel: loaded models, recent ones with a search, open a file, the demo model, a lab rig."""
+"""The model panel: loaded models, recent models with a search, and buttons for a file, the demo model and a lab rig."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from widgets.library.welcome_panel import StartPanel
 
 
 class ModelPanel(QWidget):
-    """Lists models and reports which one is wanted; it reads no files."""
+    """Lists loaded and recent models, and reports which one to open. It reads no files."""
 
     model_chosen = Signal(ModelChoice)
     open_requested = Signal()
@@ -36,6 +36,7 @@ class ModelPanel(QWidget):
         self._model = RecentListModel(self)
         self._filtered = QSortFilterProxyModel(self)
         self._filtered.setSourceModel(self._model)
+        # Search also finds file names, which the rows do not show.
         self._filtered.setFilterRole(SEARCH_ROLE)
         self._filtered.setFilterCaseSensitivity(Qt.CaseSensitivity.CaseInsensitive)
         self._delegate = ModelDelegate(self)
@@ -52,12 +53,12 @@ class ModelPanel(QWidget):
         self.set_recent(())
 
     def apply_palette(self, palette: Palette) -> None:
-        """Use the colours of `palette`."""
+        """Apply the colours of `palette`."""
         self._delegate.set_palette(palette)
         self.list_view.viewport().update()
 
     def set_recent(self, models: Sequence[RecentModel]) -> None:
-        """List `models` in this order; without any, show how to start."""
+        """List the recent models in this order. Without any, show `StartPanel`."""
         self._model.set_models(models)
         self._pages.setCurrentIndex(0 if models else 1)
         for widget in (self.search_edit, self.open_button, self.demo_button):
@@ -68,7 +69,7 @@ class ModelPanel(QWidget):
         self._model.set_current(path)
 
     def visible_titles(self) -> tuple[str, ...]:
-        """Return the titles that the search leaves."""
+        """Return the titles of the listed models."""
         return tuple(str(self._filtered.index(row, 0).data()) for row in range(self._filtered.rowCount()))
 
     def _build(self) -> None:
@@ -83,8 +84,8 @@ class ModelPanel(QWidget):
         self.list_view.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.list_view.setAccessibleName(tr("Recent models"))
         self.open_button.setToolTip(tr("Open a GGUF file"))
-        self.demo_button.setToolTip(tr("Write the demo model, if it is not there yet, and open it"))
-        self.lab_button.setToolTip(tr("Start local workers with capped memory that stand for devices"))
+        self.demo_button.setToolTip(tr("Create the demo model if needed, and open it"))
+        self.lab_button.setToolTip(tr("Simulate devices with local RPC workers of limited memory"))
         for button in (self.demo_button, self.lab_button):
             button.setProperty("role", "flat")
         self._pages.addWidget(self.list_view)
@@ -107,13 +108,13 @@ class ModelPanel(QWidget):
         layout.addLayout(below)
 
     def _connect(self) -> None:
+        # A fixed string: "(" or "+" in a name is no regular expression.
         self.search_edit.textChanged.connect(self._filtered.setFilterFixedString)
         self.search_edit.returnPressed.connect(self._on_search_entered)
         self.list_view.clicked.connect(self._on_index_chosen)
         self.open_button.clicked.connect(self.open_requested.emit)
         self.demo_button.clicked.connect(self.demo_requested.emit)
         self.lab_button.clicked.connect(self.lab_requested.emit)
-        self.start_panel.open_requested.connect(self.open_requested)
         self.start_panel.try_demo_requested.connect(self.try_demo_requested)
 
     def _on_index_chosen(self, index: QModelIndex) -> None:
@@ -121,5 +122,6 @@ class ModelPanel(QWidget):
         self.model_chosen.emit(ModelChoice(recent.path))
 
     def _on_search_entered(self) -> None:
+        # With several matches Enter would open one that the user did not choose.
         if self._filtered.rowCount() == 1:
             self._on_index_chosen(self._filtered.index(0, 0))

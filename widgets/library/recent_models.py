@@ -1,4 +1,4 @@
-"""The recently opened models: the values, their Qt model, and the list in which a click or Enter opens one."""
+"""The recently opened models: their values, Qt model and list view."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from widgets.common.tool_tips import plain_tool_tip
 
 @dataclass(frozen=True, slots=True)
 class RecentModel:
-    """A model that was opened before; `detail` is a dim line such as `Q4_K_M · 17.3 GiB`."""
+    """A recently opened model. `detail`: a line such as `Q4_K_M · 17.3 GiB`."""
 
     path: Path
     title: str
@@ -26,7 +26,7 @@ class RecentModel:
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """The person wants this model."""
+    """Request to open a model."""
 
     path: Path
 
@@ -38,7 +38,7 @@ AnyIndex = QModelIndex | QPersistentModelIndex
 
 
 class RecentListModel(QAbstractListModel):
-    """Titles, details and which one is open now."""
+    """Qt model of the recent models, with a role that marks the open one."""
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -55,6 +55,7 @@ class RecentListModel(QAbstractListModel):
         """Mark the model at `path` as the open one."""
         self._current = path
         if self._models:
+            # All rows: the one that was open before changes as well.
             self.dataChanged.emit(self.index(0), self.index(len(self._models) - 1), [CURRENT_ROLE])
 
     def model_at(self, index: AnyIndex) -> RecentModel:
@@ -90,14 +91,14 @@ RADIUS = 6
 
 
 class ModelDelegate(QStyledItemDelegate):
-    """Two elided lines in the colours of the palette."""
+    """Paints a row: title and details, elided."""
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._palette = DARK
 
     def set_palette(self, palette: Palette) -> None:
-        """Use the colours of `palette` from the next paint on."""
+        """Set the colours of the next paint."""
         self._palette = palette
 
     def sizeHint(self, option: QStyleOptionViewItem, index: AnyIndex) -> QSize:
@@ -131,7 +132,10 @@ class ModelDelegate(QStyledItemDelegate):
 
 
 class RecentListView(QListView):
-    """Reports Enter as a click, and a double click as one: opening a model twice takes twice as long."""
+    """List of recent models.
+
+    Enter counts as a click, and a double click as one, so that a model is not opened twice.
+    """
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -139,8 +143,9 @@ class RecentListView(QListView):
         keep_left_to_right(self)
 
     def focusInEvent(self, event: QFocusEvent) -> None:
-        """Show where the keyboard is: the delegate frames the current row."""
+        """Select a row, because the delegate draws the focus frame there."""
         super().focusInEvent(event)
+        # A click selects its own row.
         by_key = event.reason() in (Qt.FocusReason.TabFocusReason, Qt.FocusReason.BacktabFocusReason)
         if by_key and not self.currentIndex().isValid():
             self.setCurrentIndex(self.model().index(0, 0))
@@ -149,6 +154,7 @@ class RecentListView(QListView):
         self._is_double_click = True
 
     def mouseReleaseEvent(self, event: QMouseEvent) -> None:
+        # Qt sends press, release, double click, release: without this the second release would be another `clicked`.
         if self._is_double_click:
             self._is_double_click = False
             return

@@ -1,4 +1,4 @@
-"""What a newcomer sees: the welcome in the middle of the window, and the side panel before any model was opened."""
+"""The welcome page in the middle of the window, and the side panel before any model was opened."""
 
 from __future__ import annotations
 
@@ -13,43 +13,44 @@ from widgets.common.wrap_layout import WrapLayout
 
 
 class StartPanel(QWidget):
-    """One click to something that works, one to open a file."""
+    """The side panel before any model was opened.
+
+    The welcome page next to it has the button that opens a file, so this panel has none.
+    """
 
     try_demo_requested = Signal()
-    open_requested = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.try_demo_button = QPushButton(tr("Try the demo model\non a lab rig"))
+        self.try_demo_button = QPushButton(tr("Try the demo model\non simulated devices"))
         self.try_demo_button.setToolTip(
-            tr("Writes a small model and starts three local workers that stand for devices. Nothing is downloaded.")
+            tr("Creates a small model and three simulated devices on this computer. Nothing is downloaded.")
         )
-        self.open_button = QPushButton(tr("Open a model…"))
         self.try_demo_button.clicked.connect(self.try_demo_requested.emit)
-        self.open_button.clicked.connect(self.open_requested.emit)
         layout = QVBoxLayout(self)
         layout.setContentsMargins(0, 8, 0, 0)
         layout.setSpacing(8)
         layout.addWidget(plain_label(tr("No models yet"), "strong"))
-        layout.addWidget(plain_label(tr("Open a GGUF file, or drop one on the window."), "dim", wrap=True))
-        layout.addWidget(self.open_button)
+        words = tr("Models that you open are listed here. You can also drop a GGUF file onto the window.")
+        layout.addWidget(plain_label(words, "dim", wrap=True))
         layout.addSpacing(8)
-        layout.addWidget(
-            plain_label(tr("No model or no GPU at hand? Nothing needs to be downloaded:"), "dim", wrap=True)
-        )
+        layout.addWidget(plain_label(tr("No model, or no GPU? This needs no download:"), "dim", wrap=True))
         layout.addWidget(self.try_demo_button)
         layout.addStretch(1)
 
 
-NOTHING_SENT = tr("No account, no telemetry. Nothing is asked of the network unless you ask for it.")
-_TALKS = tr("A small model that is here already, on workers that stand for three cards.")
-_BABBLES = tr("A made-up model shows how layers are placed; it babbles. The library offers small ones that answer.")
+NOTHING_SENT = tr("No account, no telemetry. It goes online only when you ask it to.")
+_TALKS = tr("Uses a small included model on three simulated devices.")
+_BABBLES = tr(
+    "The made-up model shows how layers are placed, but its answers make no sense. The library has small "
+    "models that answer."
+)
+# Widest text in pixels: longer lines are hard to read.
 MAX_WIDTH_PX = 560
-"""Longer lines are hard to read."""
 
 
 class WelcomePanel(QScrollArea):
-    """Says what it is told, and what people want."""
+    """The welcome page: this computer, buttons for a first model, and where data is stored."""
 
     talk_requested = Signal()
     open_requested = Signal()
@@ -76,20 +77,20 @@ class WelcomePanel(QScrollArea):
 
     @property
     def text(self) -> str:
-        """What is said, a line for each label."""
+        """The texts, a line for each label."""
         return "\n".join(label.text() for label in (self._machine, self._demo, self._places))
 
     def show_machine(self, lines: Sequence[str]) -> None:
-        """Say what this computer has."""
+        """Show the lines about this computer."""
         self._machine.setText("\n".join(lines))
 
     def show_demo(self, *, speaks: bool) -> None:
-        """Say what the first button opens: a model that answers, or the one that is made up."""
-        self.talk_button.setText(tr("Talk to a small model") if speaks else tr("Try the made-up model"))
+        """Show what the first button opens. `speaks`: a model that answers, not the made-up one."""
+        self.talk_button.setText(tr("Chat with a small model") if speaks else tr("Try the made-up model"))
         self._demo.setText(_TALKS if speaks else _BABBLES)
 
     def show_places(self, text: str) -> None:
-        """Say where models and conversations are kept."""
+        """Show where models and conversations are stored."""
         self._places.setText(text)
 
     def _build(self) -> None:
@@ -114,6 +115,7 @@ class WelcomePanel(QScrollArea):
         around = QHBoxLayout(content)
         around.setContentsMargins(0, 0, 0, 0)
         around.addStretch(1)
+        # 1000 to 1: the text takes all width up to its maximum, and only then the margins grow.
         around.addWidget(words, 1000)
         around.addStretch(1)
         self.setWidget(content)

@@ -1,1 +1,1 @@
-"""What the last load allocated, or what did not fit."""
+"""The load report: memory that the last load allocated, or why it failed."""

@@ -1,4 +1,4 @@
-"""The load report: what goes on while loading, then one ending with a badge, a sentence and numbers."""
+"""The load report: progress of a load, then its outcome with a badge, a sentence and numbers."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from engine.base.language import tr
 from engine.runtime.session.events import Attempt, Cancelled, Crashed, Failed, Loaded, OutOfMemory, Stage
 from widgets.common.palette import DARK, Palette
 from widgets.common.roles import plain_label, set_role, tool_button
+from widgets.common.tool_tips import plain_tool_tip
 from widgets.load_report.outcome import (
     Outcome,
     ProposalWords,
@@ -36,21 +37,34 @@ from widgets.load_report.outcome import (
 )
 from widgets.load_report.report_table import ATTEMPTS_TITLE, ReportTable, plain_report
 
-IDLE_SENTENCE = tr("Nothing was loaded yet.")
+IDLE_SENTENCE = tr("Nothing has been loaded yet.")
+# `QProgressBar` counts in 32-bit integers, so bytes would overflow at 2 GiB.
 PROGRESS_STEPS = 1000
 BADGE_HEIGHT_PX = 20
 MIN_DETAILS_HEIGHT_PX = 24
 
 
 class LoadReport(QWidget):
-    """Shows progress and endings; "Copy" puts the report on the clipboard as text."""
+    """Shows progress and endings; "Copy" puts the report on the clipboard as text.
+
+    The table of bytes is shown only after "Details". The sentence above it says what most people want to know.
+    """
 
     check_requested = Signal()
     proposal_chosen = Signal(int)  # the place of the proposal among those shown
+    restart_requested = Signal()
+    """Asks to restart the stopped lab workers."""
+    lay_out_requested = Signal()
+    """Asks for a layout without the stopped lab workers."""
+    details_toggled = Signal(bool)
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
+        self._stopped: tuple[str, ...] = ()
+        self._is_unreachable = False
         self._palette = DARK
+        # `LoadPresenter` replaces it by the setting `shows_report_details`.
+        self._shows_details = True
         self._outcome: Outcome | None = None
         self._table: ReportTable | None = None
         self.proposal_list: ProposalList | None = None
@@ -65,7 +79,12 @@ class LoadReport(QWidget):
         self._progress.setTextVisible(False)
         self._progress.setAccessibleName(tr("Load progress"))
         self.copy_button = tool_button(tr("Copy"), tr("Copy the report as text"))
+        self.details_button = tool_button(tr("Details"), tr("Show memory by device and part"))
+        self.details_button.setCheckable(True)
+        self.details_button.setChecked(self._shows_details)
         self.check_button = QPushButton(tr("Check This Machine…"))
+        self.restart_button = QPushButton()
+        self.lay_out_button = QPushButton()
         self._scroll = QScrollArea()
         self._column = QVBoxLayout()
         self._build()
@@ -94,25 +113,50 @@ class LoadReport(QWidget):
         if self._table is not None:
             self._table.apply_palette(palette)
 
+    @property
+    def has_table(self) -> bool:
+        """Whether the report has a table, shown or not."""
+        return self._table is not None
+
+    def show_details(self, shown: bool) -> None:
+        """Show or hide the table and the layouts that were tried, without a signal."""
+        self._shows_details = shown
+        self.details_button.setChecked(shown)
+        self._fit_details()
+
+    def _fit_details(self) -> None:
+        shown = self._shows_details
+        has_attempts = len(self._attempts) > 1
+        self.details_button.setVisible(self._table is not None or has_attempts)
+        self._rows_title.setVisible(shown and bool(self._rows_title.text()))
+        self._attempts_label.setVisible(shown and has_attempts)
+        if self._table is not None:
+            self._table.setVisible(shown)
+
+    def _on_details(self, shown: bool) -> None:
+        self.show_details(shown)
+        self.details_toggled.emit(shown)
+
     def show_idle(self) -> None:
         """Show that there was no load yet."""
         self._show(None, IDLE_SENTENCE)
 
     def show_progress(self, stage: Stage, fraction: float | None = None, device: str | None = None) -> None:
-        """Show what goes on; `fraction` None is work of unknown length."""
+        """Show the stage of the load. `fraction`: 0 to 1, None for work of unknown length."""
         if self._outcome is not None:
             self._show_attempts(())  # Those of the load before.
         self._show(None, f"{progress_words(stage, device, fraction)}…")
+        # A range of 0 to 0 makes Qt show a busy bar.
         self._progress.setRange(0, 0 if fraction is None else PROGRESS_STEPS)
         self._progress.setValue(0 if fraction is None else round(min(max(fraction, 0.0), 1.0) * PROGRESS_STEPS))
         self._progress.show()
 
     def show_attempt(self, event: Attempt) -> None:
-        """Show one more layout that is tried; the first of a load comes alone."""
+        """Add a layout that is tried. The first attempt of a load replaces those of the load before."""
         self._show_attempts((*(self._attempts if event.number > 1 else ()), attempt_words(event)))
 
     def show_loaded(self, event: Loaded) -> None:
-        """Show measured bytes beside the forecast."""
+        """Show measured memory with the forecast."""
         self._show_outcome(loaded_outcome(event))
 
     def show_out_of_memory(
@@ -121,23 +165,37 @@ class LoadReport(QWidget):
         names: Mapping[str, str] | None = None,
         proposals: Sequence[ProposalWords] = (),
     ) -> None:
-        """Show what was asked where and what was free, and what to change.
-
-        `names` tells what people call the device ids, `proposals` more than the event does.
-        """
+        """Show which device refused how many bytes, and proposals. Arguments are those of `out_of_memory_outcome`."""
         self._show_outcome(out_of_memory_outcome(event, names or {}, proposals))
 
     def show_failed(self, event: Failed) -> None:
-        """Show why the load was refused or failed."""
+        """Show why the load was refused or failed, with the remedies if lab workers stopped."""
         self._show_outcome(failed_outcome(event))
+        # After `_show_outcome`, which resets it for every ending.
+        self._is_unreachable = event.kind == "unreachable"
+        self._show_remedies()
+
+    def set_stopped_workers(self, names: tuple[str, ...]) -> None:
+        """Offer to restart the lab workers `names`, or to lay out without them, if the report shows their failure."""
+        self._stopped = names
+        self._show_remedies()
+
+    def _show_remedies(self) -> None:
+        count, is_offered = len(self._stopped), bool(self._stopped) and self._is_unreachable
+        self.restart_button.setText(tr("Restart Worker") if count <= 1 else tr("Restart Workers"))
+        self.lay_out_button.setText(tr("Lay Out Without It") if count <= 1 else tr("Lay Out Without Them"))
+        self.restart_button.setToolTip(plain_tool_tip(tr("Start {names} again", names=", ".join(self._stopped))))
+        self.lay_out_button.setToolTip(tr("Propose a layout that uses only the other devices; Undo reverts it"))
+        for button in (self.restart_button, self.lay_out_button):
+            button.setVisible(is_offered)
 
     def show_crashed(self, event: Crashed) -> None:
-        """Show how the engine ended, and offer to find out what of it works here."""
+        """Show how the model child ended, and offer to check the machine."""
         self._show_outcome(crashed_outcome(event))
         self.check_button.show()
 
     def show_cancelled(self, event: Cancelled) -> None:
-        """Show where the load was cancelled."""
+        """Show that the load was cancelled, and in which stage."""
         self._show_outcome(cancelled_outcome(event))
 
     def plain_text(self) -> str:
@@ -150,25 +208,28 @@ class LoadReport(QWidget):
 
     def _show_outcome(self, outcome: Outcome) -> None:
         if len(self._attempts) > 1:
-            tried = tr("{count} layouts were tried.", count=len(self._attempts))
+            tried = tr("{count} layouts tried.", count=len(self._attempts))
+            # Into the outcome, because "Copy" makes its text from that.
             outcome = replace(outcome, attempts=self._attempts, sentence=f"{outcome.sentence} {tried}")
         self._show(outcome, outcome.sentence)
 
     def _show_attempts(self, attempts: tuple[str, ...]) -> None:
         self._attempts = attempts
         self._attempts_label.setText("\n".join((ATTEMPTS_TITLE, *attempts)))
-        self._attempts_label.setVisible(len(attempts) > 1)
+        self._fit_details()
 
     def _show(self, outcome: Outcome | None, sentence: str) -> None:
         self._outcome = outcome
         self._progress.hide()
         self.check_button.hide()
+        self._is_unreachable = False
+        self._show_remedies()
         self._sentence.setText(sentence)
         set_role(self._sentence, "dim" if outcome is None else "")
         self._badge.setVisible(outcome is not None)
         self.copy_button.setEnabled(outcome is not None)
         self.copy_button.setVisible(outcome is not None)
-        # Nothing is there for the keyboard while there is nothing to scroll.
+        # An empty report is no stop of the Tab key.
         self._scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus if outcome is None else Qt.FocusPolicy.StrongFocus)
         detail = "" if outcome is None else outcome.detail
         self._detail.setText(detail)
@@ -180,6 +241,7 @@ class LoadReport(QWidget):
         self._show_proposals(() if outcome is None else outcome.proposals)
 
     def _show_proposals(self, proposals: Sequence[ProposalWords]) -> None:
+        # Deleted later: the click that chose a proposal may have led here, and its button is still on the stack.
         old, self.proposal_list = self.proposal_list, None
         if old is not None:
             self._column.removeWidget(old)
@@ -201,26 +263,28 @@ class LoadReport(QWidget):
             self._table.hide()
             self._table.deleteLater()
             self._table = None
-        title = "" if outcome is None else outcome.rows_title
-        self._rows_title.setText(title)
-        self._rows_title.setVisible(bool(title))
+        self._rows_title.setText("" if outcome is None else outcome.rows_title)
         if outcome is not None and outcome.rows:
             self._table = ReportTable(outcome, self._palette)
             self._column.insertWidget(self._column.indexOf(self._rows_title) + 1, self._table)
-            self._table.show()
+        self._fit_details()
 
     def _build(self) -> None:
-        self._attempts_label.hide()
         for label in (self._sentence, self._detail, self._attempts_label):
+            # Numbers and messages are copied into bug reports.
             label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
         self.copy_button.clicked.connect(self.copy)
+        self.details_button.clicked.connect(self._on_details)
         self.check_button.clicked.connect(self.check_requested)
+        self.restart_button.clicked.connect(self.restart_requested)
+        self.lay_out_button.clicked.connect(self.lay_out_requested)
         heading = QHBoxLayout()
         heading.setSpacing(8)
         top = Qt.AlignmentFlag.AlignTop
         heading.addWidget(self._badge, 0, top)
         heading.addWidget(self._sentence, 1, top)
-        heading.addWidget(self.check_button, 0, top)
+        for button in (self.check_button, self.restart_button, self.lay_out_button, self.details_button):
+            heading.addWidget(button, 0, top)
         heading.addWidget(self.copy_button, 0, top)
         content = QWidget()
         content.setLayout(self._column)
@@ -231,6 +295,7 @@ class LoadReport(QWidget):
         self._column.addWidget(self._attempts_label)
         self._column.addStretch(1)
         scroll = self._scroll
+        # Without it the content would keep the width of its hint, and long sentences would not wrap.
         scroll.setWidgetResizable(True)
         scroll.setAccessibleName(tr("Details of the last load"))
         scroll.setFrameShape(QScrollArea.Shape.NoFrame)
@@ -270,7 +335,7 @@ class ProposalList(QWidget):
         button = QPushButton(tr("Apply"))
         button.setProperty("role", "primary")
         button.setAccessibleName(tr("Apply: {text}", text=words.text))
-        button.setToolTip(tr("Change the layout like this; Undo goes back. Nothing is loaded yet."))
+        button.setToolTip(tr("Change the layout. Undo reverts it. Nothing is loaded yet."))
         button.clicked.connect(partial(self.chosen.emit, index))
         row.addWidget(button, 0, Qt.AlignmentFlag.AlignVCenter)
         self.buttons.append(button)

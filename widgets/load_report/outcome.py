@@ -1,4 +1,4 @@
-"""What a load ended with, in words and numbers: pure functions from events to one value that is drawn and copied."""
+"""Outcome of a load in words and numbers: pure functions from events to a value that is shown and copied."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Tone = Literal["good", "bad", "dim"]
 
 @dataclass(frozen=True, slots=True)
 class ProposalWords:
-    """A change that should make the load fit: a sentence, and what it does to the devices."""
+    """A proposal after a load ran out of memory: a sentence, and its effect on the devices."""
 
     text: str
     detail: str = ""
@@ -25,9 +25,13 @@ class ProposalWords:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One ending: a badge, a sentence, further words, and rows with the forecast beside what was measured.
+    """The end of a load.
 
-    `attempts` are the layouts that were tried before and with it, where there were several.
+    badge: one or two words in capitals.
+    sentence: the result in one sentence.
+    detail: further sentences, empty if there are none.
+    rows: measured memory by device; `forecast` has the forecast for the same devices.
+    attempts: layouts that were tried, in words; empty if there was only one.
     """
 
     badge: str
@@ -42,8 +46,9 @@ class Outcome:
 
 
 def loaded_outcome(event: Loaded) -> Outcome:
-    """Return the words for a load that went well; the sentence says how far the forecast was off."""
+    """Return the outcome of a successful load; its sentence has the error of the forecast."""
     rows = used_rows(event.devices)
+    # llama.cpp reports its buffers only, so the overhead of the process is left out of what they are compared with.
     forecast = tuple(row.without_overhead() for row in event.forecast)
     places = " + ".join(row.id for row in rows) or tr("no device")
     total = format_bytes(sum(row.need_bytes for row in rows))
@@ -63,11 +68,12 @@ def loaded_outcome(event: Loaded) -> Outcome:
 def out_of_memory_outcome(
     event: OutOfMemory, names: Mapping[str, str], proposals: Sequence[ProposalWords] = ()
 ) -> Outcome:
-    """Return the words for a load that did not fit; `names` tells what people call a device id.
+    """Return the outcome of a load that ran out of memory.
 
-    `proposals` say more than the event's; without them its sentences are shown.
+    names: names of devices by id.
+    proposals: proposals with their effects; without them the sentences of the event are used.
 
-    When it happened is in the event's message: memory can also run out while generating.
+    The event's message says when it happened, since memory can also run out while generating.
     """
     sentence = _refusal(event, device_words(event.device, names))
     rows = used_rows(event.allocated)
@@ -77,7 +83,7 @@ def out_of_memory_outcome(
         sentence=sentence,
         detail="\n".join(filter(None, (event.message, _holder_sentence(event)))),
         rows=rows,
-        rows_title=tr("Already placed when it failed") if rows else "",
+        rows_title=tr("Allocated before the failure") if rows else "",
         proposals=tuple(proposals) or tuple(map(ProposalWords, event.proposals)),
     )
 
@@ -85,17 +91,18 @@ def out_of_memory_outcome(
 def _refusal(event: OutOfMemory, device: str) -> str:
     requested = format_bytes(event.requested_bytes)
     if event.free_bytes is None:
-        return tr("{device} was asked for {requested} and could not give it.", device=device, requested=requested)
+        return tr("{device} could not allocate {requested}.", device=device, requested=requested)
     free, missing_bytes = format_bytes(event.free_bytes), event.requested_bytes - event.free_bytes
+    # Free memory is a sum: an allocation can fail although it is larger than the request.
     if missing_bytes <= 0:
         return tr(
-            "{device} was asked for {requested} and had {free} free, but not in one piece.",
+            "{device} needed {requested} in one piece; {free} are free, but fragmented.",
             device=device,
             requested=requested,
             free=free,
         )
     return tr(
-        "{device} was asked for {requested} and had {free} free: {missing} missing.",
+        "{device} needed {requested} and had {free} free: {missing} missing.",
         device=device,
         requested=requested,
         free=free,
@@ -105,7 +112,7 @@ def _refusal(event: OutOfMemory, device: str) -> str:
 
 def _holder_sentence(event: OutOfMemory) -> str:
     held = ", ".join(map(holder_words, event.holders))
-    return tr("Memory of {device} is held by {held}.", device=event.device, held=held) if held else ""
+    return tr("Memory of {device} is used by {held}.", device=event.device, held=held) if held else ""
 
 
 def attempt_words(event: Attempt) -> str:
@@ -114,28 +121,31 @@ def attempt_words(event: Attempt) -> str:
 
 
 def failed_outcome(event: Failed) -> Outcome:
-    """Return the words for a load that was refused or went wrong."""
+    """Return the outcome of a load that was refused or failed."""
     return Outcome(badge=tr("FAILED"), tone="bad", sentence=event.message)
 
 
 def crashed_outcome(event: Crashed) -> Outcome:
-    """Return the words for an engine that ended without its last word."""
+    """Return the outcome of a model child that ended without a last message."""
     return Outcome(
         badge=tr("CRASHED"),
         tone="bad",
         sentence=event.message,
-        detail=tr("Nothing is loaded now. A check finds out what of the engine works here; the rest is left out then."),
+        detail=tr(
+            "No model is loaded. Help > Check This Machine finds features that fail on this machine and excludes them."
+        ),
     )
 
 
 def cancelled_outcome(event: Cancelled) -> Outcome:
-    """Return the words for a load that the person ended."""
-    sentence = tr("Cancelled while {stage}. Nothing is loaded.", stage=STAGE_WORDS[event.stage])
+    """Return the outcome of a load that was cancelled."""
+    sentence = tr("Cancelled while {stage}. No model is loaded.", stage=STAGE_WORDS[event.stage])
     return Outcome(badge=tr("CANCELLED"), tone="dim", sentence=sentence)
 
 
 def used_rows(rows: Sequence[DeviceRow]) -> tuple[DeviceRow, ...]:
-    """Return the rows of devices that hold something."""
+    """Return the rows of devices that have memory of the model."""
+    # Mapped weights count, too: a host that only reads the file has no buffer of its own.
     return tuple(row for row in rows if row.need_bytes or row.mapped_bytes)
 
 
@@ -154,7 +164,8 @@ def _forecast_words(rows: Sequence[DeviceRow], forecast: Sequence[DeviceRow]) ->
     expected = {row.id: row.need_bytes for row in forecast}
     differences = [(row.id, row.need_bytes - expected[row.id]) for row in rows if row.id in expected]
     if not differences:
-        return tr("There was no forecast.")
+        return tr("No forecast was made.")
+    # The worst device and not the sum: errors of two devices would cancel each other.
     device, worst_bytes = max(differences, key=lambda pair: abs(pair[1]))
     if worst_bytes == 0:
         return tr("The forecast was exact.")
@@ -166,7 +177,8 @@ def _mapped_words(rows: Sequence[DeviceRow]) -> str:
     if not mapped_bytes:
         return ""
     return tr(
-        "{mapped} of weights are mapped from the file: the system can drop and re-read them.",
+        "{mapped} of the model file are memory-mapped. Only weights in use are read, and the system can "
+        "reclaim their memory.",
         mapped=format_bytes(mapped_bytes),
     )
 
@@ -176,4 +188,5 @@ def progress_words(stage: Stage, device: str | None, fraction: float | None = No
     words = STAGE_WORDS[stage]
     place = "" if device is None else tr(" on {device}", device=device)
     percent = "" if fraction is None else f" {round(fraction * 100)} %"
+    # Not `capitalize`, which would make all other letters small.
     return f"{words[0].upper()}{words[1:]}{place}{percent}"

@@ -1,4 +1,4 @@
-"""The table of a report: a line per device, the parts of memory as columns; on screen and as text for the clipboard."""
+"""The table of a load report: a line for each device, a column for each part of memory; as widget and as text."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QLabel, QWidget
 from engine.base.language import tr
 from engine.base.units import format_bytes
 from engine.planning.plan.report import DeviceRow
+from widgets.common.memory_bar import PartRole, part_colour
 from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import DARK, Palette
 from widgets.common.roles import plain_label
@@ -20,30 +21,31 @@ from widgets.load_report.outcome import Outcome, ProposalWords, format_differenc
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A part of the memory; `color` is None for sums."""
+    """A column of the table: a part of the memory, or the sum (`role` None)."""
 
     title: str
     size_bytes: Callable[[DeviceRow], int]
-    color: Callable[[Palette], str] | None = None
+    role: PartRole | None = None
 
 
 ALL_COLUMNS = (
-    Column(tr("Weights"), lambda row: row.weights_bytes, lambda palette: palette.weights),
-    Column(tr("Mapped"), lambda row: row.mapped_bytes, lambda palette: palette.other),
-    Column(tr("KV cache"), lambda row: row.kv_cache_bytes, lambda palette: palette.kv),
-    Column(tr("State"), lambda row: row.recurrent_bytes, lambda palette: palette.kv),
-    Column(tr("Compute"), lambda row: row.compute_bytes, lambda palette: palette.compute),
-    Column(tr("Output"), lambda row: row.output_bytes, lambda palette: palette.compute),
-    Column(tr("Overhead"), lambda row: row.overhead_bytes, lambda palette: palette.other),
+    Column(tr("Weights"), lambda row: row.weights_bytes, "weights"),
+    Column(tr("Mapped"), lambda row: row.mapped_bytes, "other"),
+    Column(tr("KV cache"), lambda row: row.kv_cache_bytes, "kv"),
+    Column(tr("State"), lambda row: row.recurrent_bytes, "kv"),
+    Column(tr("Compute"), lambda row: row.compute_bytes, "compute"),
+    Column(tr("Output"), lambda row: row.output_bytes, "compute"),
+    Column(tr("Overhead"), lambda row: row.overhead_bytes, "other"),
     Column(tr("Total"), lambda row: row.need_bytes),
 )
+# Compared by translated titles: the language does not change while the process runs.
 OPTIONAL_TITLES = frozenset({tr("Mapped"), tr("State"), tr("Overhead")})
 DIFFERENCE_TITLE = tr("Difference")
 
 
 @dataclass(frozen=True, slots=True)
 class TableLine:
-    """A device's cells; `forecast` has the same length, empty where there is none."""
+    """The cells of a device. `forecast`: as many cells as `measured`; empty if there was no forecast."""
 
     device: str
     measured: tuple[str, ...]
@@ -52,7 +54,7 @@ class TableLine:
 
 
 def visible_columns(rows: Sequence[DeviceRow]) -> tuple[Column, ...]:
-    """Return the columns worth showing: rare parts only where some device has them."""
+    """Return the columns to show: rare parts only if a device has them."""
     return tuple(
         column
         for column in ALL_COLUMNS
@@ -84,7 +86,7 @@ SWATCH_PX = 9
 
 
 class ReportTable(QWidget):
-    """Shows one outcome's rows; built once per outcome."""
+    """Shows the rows of one outcome. Another outcome gets another table."""
 
     def __init__(self, outcome: Outcome, palette: Palette = DARK, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -101,17 +103,19 @@ class ReportTable(QWidget):
         if any(line.difference for line in lines):
             self._grid.addWidget(plain_label(DIFFERENCE_TITLE, "dim"), 0, len(columns) + 1, Qt.AlignmentFlag.AlignRight)
         for index, line in enumerate(lines):
+            # Two rows of the grid for each device: measured, and the forecast below.
             self._add_line(1 + 2 * index, line)
+        # An empty last column takes the spare width, so that the numbers stay together.
         self._grid.setColumnStretch(len(columns) + 2, 1)
         self.apply_palette(palette)
 
     def apply_palette(self, palette: Palette) -> None:
         """Use the part colours of `palette`."""
         for label, column in self._swatches:
-            if column.color is None:
+            if column.role is None:
                 continue
             swatch = QPixmap(SWATCH_PX, SWATCH_PX)
-            swatch.fill(QColor(column.color(palette)))
+            swatch.fill(QColor(part_colour(palette, column.role)))
             label.setPixmap(swatch)
 
     def _header(self, column: Column) -> QWidget:
@@ -119,7 +123,7 @@ class ReportTable(QWidget):
         row = QHBoxLayout(header)
         row.setContentsMargins(0, 0, 0, 0)
         row.setSpacing(6)
-        if column.color is not None:
+        if column.role is not None:
             swatch = QLabel()
             self._swatches.append((swatch, column))
             row.addWidget(swatch)
@@ -138,7 +142,7 @@ class ReportTable(QWidget):
             self._grid.addWidget(plain_label(tr("forecast"), "dim"), at + 1, 0)
 
 
-ATTEMPTS_TITLE = tr("Layouts that were tried")
+ATTEMPTS_TITLE = tr("Layouts tried")
 
 
 def plain_report(outcome: Outcome) -> str:
@@ -165,6 +169,7 @@ def _table(outcome: Outcome) -> str:
         cells.append([line.device, *line.measured, line.difference] if has_forecast else [line.device, *line.measured])
         if line.forecast:
             cells.append([f"  {tr('forecast')}", *line.forecast, ""])
+    # Counted in characters, for a fixed font: the text is pasted into issues and terminals.
     widths = [max(len(row[position]) for row in cells) for position in range(len(cells[0]))]
     return "\n".join(
         "  ".join(

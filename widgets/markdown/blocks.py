@@ -1,4 +1,4 @@
-"""Values between Markdown and the document: styled lines and tables, how many of them are drawn, hidden characters."""
+"""Values between Markdown and document: lines and tables of styled runs, limits for them, and escaped characters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Alignment = Literal["left", "center", "right"]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Text of one look. `formula` is LaTeX (its own source is `text`); `token` is the kind of a word of code."""
+    """Text in one format. `formula`: kind of a formula, whose LaTeX source is `text`. `token`: kind of a code token."""
 
     text: str
     bold: bool = False
@@ -28,10 +28,12 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One paragraph. `marker` stands before it (a bullet, a number, a box); `indent` and `quote` count levels.
+    """One paragraph, heading, rule or line of code.
 
-    Of code, `begins` and `ends` tell the first and the last line, `joins` that it goes on the line before, which was
-    too long for one.
+    `marker`: text before it: a bullet, a number or a check box.
+    `indent`, `quote`: levels of lists and quotes.
+    `begins`, `ends`: first and last line of code.
+    `joins`: the line continues the one before, which was too long.
     """
 
     kind: LineKind
@@ -52,13 +54,13 @@ class Line:
 
     @property
     def text(self) -> str:
-        """The words alone."""
+        """The text without formats."""
         return "".join(run.text for run in self.runs)
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of cells, the first one the heading. Every row has as many cells as there are `alignments`."""
+    """A table. The first row is the heading; every row has a cell for each of `alignments`."""
 
     rows: tuple[tuple[tuple[Run, ...], ...], ...]
     alignments: tuple[Alignment, ...]
@@ -67,7 +69,7 @@ class Table:
 
     @property
     def all_runs(self) -> tuple[Run, ...]:
-        """Those of all cells."""
+        """The runs of all cells."""
         return tuple(run for row in self.rows for cell in row for run in cell)
 
 
@@ -75,30 +77,33 @@ Block = Line | Table
 
 
 MAX_PIECES = 10_000
-"""Lines and cells of tables; 10,000 take Qt about a second."""
+"""Most lines and table cells of a message; Qt needs about a second for 10,000."""
 MAX_FORMULAS = 200
-"""Those after it stay as they are written. Fewer than pictures are kept, else they would be made again without end."""
+"""Most formulas of a message; later ones stay text. It must be less than the cache of formulas holds, or they would be
+rendered again and again."""
 
 
 @dataclass(slots=True)
 class Room:
-    """What is left of it, and the characters of the blocks that came too late."""
+    """The remaining limits of a message. `left_out`: characters of blocks beyond them."""
 
     pieces: int = MAX_PIECES
     formulas: int = MAX_FORMULAS
     left_out: int = 0
 
     def take(self, blocks: Iterable[Block]) -> list[Block]:
-        """Return the blocks that there is room for, in their order; code that is cut ends where it is cut."""
+        """Return the blocks within the limits. Code that is cut off gets an end."""
         taken: list[Block] = []
         for block in blocks:
             pieces = len(block.rows) * len(block.alignments) if isinstance(block, Table) else 1
+            # All later blocks are left out as well, or text in the middle would be missing.
             if pieces > self.pieces:
                 self.pieces = 0
                 self.left_out += sum(len(run.text) for run in block.all_runs)
                 continue
             self.pieces -= pieces
             taken.append(self._with_formulas(block))
+        # The frame of code is drawn from its first to its last line.
         if taken and isinstance(last := taken[-1], Line) and last.kind == "code" and not last.ends:
             taken[-1] = replace(last, ends=True)
         return taken
@@ -136,7 +141,7 @@ _HIDDEN = re.compile(
 
 
 def visible(text: str) -> str:
-    """Return `text` with each hidden character as its escape; line ends of other systems become line feeds."""
+    """Return `text` with hidden characters escaped, and with line feeds as line ends."""
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     return _HIDDEN.sub(_escape, text)

@@ -1,4 +1,4 @@
-"""A message as one of Qt's documents, changed only from the first block on that is not what it was."""
+"""A message as a `QTextDocument`. An update rewrites it only from the first changed block on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DOCUMENT_MARGIN = 2.0
 
 @dataclass(frozen=True, slots=True)
 class CodePlace:
-    """Where code stands: the empty lines around it among the document's blocks, counted from 0."""
+    """Place of code: the numbers of the text blocks before and after it, counted from 0."""
 
     first: int
     last: int
@@ -31,14 +31,14 @@ class CodePlace:
 
     @property
     def text(self) -> str:
-        """The code as it was written."""
+        """The source of the code, with cut lines joined."""
         parts = [("" if line.joins or number == 0 else "\n") + line.text for number, line in enumerate(self.lines)]
         return "".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
 class QuotePlace:
-    """A quoted line: which of the document's blocks, and in how many lists and quotes it is."""
+    """A quoted line: number of the text block, and levels of lists and quotes around it."""
 
     block: int
     indent: int
@@ -47,7 +47,7 @@ class QuotePlace:
 
 @dataclass(frozen=True, slots=True)
 class Decorations:
-    """What is painted behind and beside text; `rules` are the document's blocks that are lines across."""
+    """Places that the view paints besides text. `rules`: numbers of text blocks that are horizontal rules."""
 
     code: tuple[CodePlace, ...] = ()
     quotes: tuple[QuotePlace, ...] = ()
@@ -58,48 +58,51 @@ class Decorations:
 
 
 class MarkdownDocument(QTextDocument):
-    """Blocks as text that can be selected. Nothing is loaded from anywhere."""
+    """Markdown blocks as selectable text. It loads no resources."""
 
     def __init__(self, styles: Styles, formulas: Formulas, parent: QObject | None = None) -> None:
         super().__init__(parent)
+        # Undo would keep a copy of every streamed piece.
         self.setUndoRedoEnabled(False)
         self.setDocumentMargin(DOCUMENT_MARGIN)
         self._styles = styles
         self._formula_object = FormulaObject(formulas, self)
+        # Qt calls the handler for the size and the drawing of each formula.
         self.documentLayout().registerHandler(FORMULA_TYPE, self._formula_object)
         formulas.drawn.connect(self._lay_out_formula)
         self._finished: list[Block] = []
         self._open_end: tuple[Block, ...] = ()
         self._finished_decorations = Decorations()
         self._starts: list[int] = []
-        """Where each block begins, in characters."""
+        """Position of the first character of each block."""
 
     @property
     def blocks(self) -> tuple[Block, ...]:
-        """What is drawn."""
+        """All drawn blocks."""
         return (*self._finished, *self._open_end)
 
     def loadResource(self, _kind: int, _name: QUrl | str) -> Any:
-        """Refuse: our blocks name no resources, and whatever else does is not ours."""
+        """Load nothing: blocks have no resources, and a message must not make Qt open files."""
         return None
 
     def restyle(self, styles: Styles) -> None:
-        """Draw all of it anew in other colours."""
+        """Write the document again with other formats."""
         self._styles = styles
         blocks, count = self.blocks, len(self._finished)
         self._write(0, blocks)
         self._finished, self._open_end = list(blocks[:count]), blocks[count:]
 
     def reset(self) -> None:
-        """Show nothing."""
+        """Remove all blocks."""
         self.clear()
         self._finished, self._open_end, self._starts = [], (), []
         self._finished_decorations = Decorations()
 
     def update_blocks(self, finished: Sequence[Block], open_end: Sequence[Block]) -> None:
-        """Add blocks that are `finished`, which takes the place of the open end; then the new open end."""
+        """Replace the open end by new `finished` blocks and a new open end."""
         before, kept = self._open_end, len(self._finished)
         wanted = (*finished, *open_end)
+        # Most updates add to the last block; blocks before it are not written again.
         same = 0
         while same < min(len(before), len(wanted)) and before[same] == wanted[same]:
             same += 1
@@ -112,7 +115,7 @@ class MarkdownDocument(QTextDocument):
 
     @property
     def decorations(self) -> Decorations:
-        """Where the view paints more than text."""
+        """Places of code, quotes and rules."""
         return self._finished_decorations + self._decorations(len(self._finished), self._open_end)
 
     def _decorations(self, place: int, blocks: Sequence[Block]) -> Decorations:
@@ -135,7 +138,7 @@ class MarkdownDocument(QTextDocument):
         return Decorations(tuple(code), tuple(quotes), tuple(rules))
 
     def text_between(self, first: int, last: int) -> str:
-        """Return the words between two places, formulas as their source."""
+        """Return the text between two positions, with the source of formulas."""
         parts: list[str] = []
         block = self.findBlock(first)
         while block.isValid() and block.position() <= last:
@@ -146,6 +149,7 @@ class MarkdownDocument(QTextDocument):
                 begin, end = max(first, fragment.position()), min(last, fragment.position() + fragment.length())
                 if begin < end:
                     text = fragment.text()[begin - fragment.position() : end - fragment.position()]
+                    # A formula is one object character in the document.
                     source = fragment.charFormat().property(SOURCE)
                     words.append(text if source is None else str(source))
                 fragments += 1
@@ -159,8 +163,9 @@ class MarkdownDocument(QTextDocument):
         return isinstance(self._finished[place] if place < kept else self._open_end[place - kept], Table)
 
     def _write(self, place: int, blocks: Sequence[Block]) -> None:
-        """Replace all from the block at `place` on."""
+        """Replace all blocks from the one at `place` on."""
         cursor = QTextCursor(self)
+        # Layout happens once, at the end of the edit block.
         cursor.beginEditBlock()
         if place < len(self._starts):
             cursor.setPosition(self._starts[place])
@@ -168,10 +173,11 @@ class MarkdownDocument(QTextDocument):
             cursor.removeSelectedText()
             if not blocks and place and not self._is_table(place - 1):
                 cursor.deletePreviousChar()
+            # The removed blocks leave an empty one, which the next block uses.
             fresh = True
         else:
             cursor.movePosition(QTextCursor.MoveOperation.End)
-            # After a table Qt has made the block that follows it.
+            # Qt adds an empty block after a table.
             fresh = place == 0 or self._is_table(place - 1)
         del self._starts[place:]
         for block in blocks:
@@ -179,7 +185,8 @@ class MarkdownDocument(QTextDocument):
         cursor.endEditBlock()
 
     def _write_block(self, cursor: QTextCursor, block: Block, *, fresh: bool) -> bool:
-        """Write one block at the end; return whether the document then has an empty one for the next."""
+        """Write one block at the end; return whether an empty text block for the next one follows."""
+        # Qt puts a text block before each table.
         if isinstance(block, Table):
             first = _EMPTY_LINE
         elif block.begins:
@@ -227,7 +234,7 @@ class MarkdownDocument(QTextDocument):
                 self._write_runs(inside, runs, bold=row == 0)
 
     def _lay_out_formula(self, key: FormulaKey) -> None:
-        """Give a formula its room: a picture is not of the size of its source."""
+        """Lay out the blocks with this formula again: the picture has another size than its source."""
         for number, block in enumerate(self.blocks):
             if any(run.formula and run.text == key.source for run in block.all_runs):
                 start = self._starts[number]
@@ -243,7 +250,7 @@ def _cell_format(alignment: str) -> QTextBlockFormat:
 
 
 def _empty_line() -> QTextBlockFormat:
-    """Return the format of the line that Qt wants before a table: without height."""
+    """Return the format of the text block that Qt needs before a table: as low as possible."""
     result = QTextBlockFormat()
     result.setLineHeight(1, QTextBlockFormat.LineHeightTypes.FixedHeight.value)
     return result

@@ -1,4 +1,4 @@
-"""markdown-it's tokens, which nest, as blocks one after the other."""
+"""Turns the nested tokens of markdown-it into a flat list of blocks."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from widgets.markdown.blocks import Alignment, Block, Line, Run, Table, visible
 from widgets.markdown.highlight import MAX_LINE_CHARACTERS, highlight
 
 MAX_INDENT = 8
-"""Levels of lists and quotes that are drawn further in than the one around them."""
+"""Most levels of lists and quotes that are indented."""
 MAX_CELLS = 2_000
-"""A table with more is shown a row a line."""
+"""A table with more cells is shown as lines of text."""
 MAX_FORMULA_CHARACTERS = 1_000
 """A longer one stays text."""
 BULLETS = ("•", "◦", "▪")
@@ -30,7 +30,7 @@ class _List:
 
 
 class Flow:
-    """Goes through the tokens once."""
+    """Converts tokens to blocks in one pass."""
 
     def __init__(self, tokens: Sequence[Token]) -> None:
         self._tokens = tokens
@@ -92,7 +92,7 @@ class Flow:
         return f"{current.next_number - 1}."
 
     def _flush_marker(self) -> None:
-        """An item without words has its marker all the same."""
+        """Add a line for a list item without text, so that its marker is shown."""
         if self._marker:
             self._add_line(Line("text"))
 
@@ -104,7 +104,7 @@ class Flow:
     def _add_inline(self, token: Token) -> None:
         children = list(token.children or ())
         if children and children[0].type == "html_inline":
-            # The box of a task, by the plugin.
+            # The task list plugin writes the check box as HTML.
             self._marker = "☑" if "checked=" in children.pop(0).content else "☐"
             children[0].content = children[0].content.lstrip()
         runs = inline_runs(children)
@@ -122,6 +122,7 @@ class Flow:
             self._add_line(Line("text", part))
 
     def _add_code(self, content: str, info: str) -> None:
+        # The info string of a fence may be "python {.numberLines}" or "python title=x".
         language = visible(info.strip().split(" ")[0].split("{")[0])[:40].strip().lower()
         text = visible(content)
         cut = [
@@ -149,6 +150,7 @@ class Flow:
                 rows[-1].append(inline_runs(token.children or ()))
             place += 1
         self._flush_marker()
+        # Rows may have fewer cells than the heading.
         for row in rows:
             row.extend([()] * (len(alignments) - len(row)))
         if len(rows) * len(alignments) <= MAX_CELLS:
@@ -163,7 +165,7 @@ class Flow:
 
 
 def inline_runs(children: Sequence[Token]) -> tuple[Run, ...]:
-    """Return the runs of what is inside a paragraph."""
+    """Return the inline tokens of a paragraph as runs."""
     runs: list[Run] = []
     bold = italic = struck = 0
     link, link_from = "", 0
@@ -199,20 +201,23 @@ def inline_runs(children: Sequence[Token]) -> tuple[Run, ...]:
 
 
 def _append(runs: list[Run], run: Run) -> None:
-    """Join neighbours of the same look: fewer runs are drawn faster."""
+    """Append a run, joined with the one before if it has the same format: fewer runs are drawn faster."""
+    # Line breaks stay runs of their own, because `_bounded` cuts there.
     if runs and runs[-1].text != "\n" and replace(runs[-1], text=run.text) == run:
         run = replace(run, text=runs.pop().text + run.text)
     runs.append(run)
 
 
 def _address_beside(link: str, words: str) -> list[Run]:
-    """Say where a link leads unless its words are an address there: the host, or the whole of an address without one.
+    """Return the host of a link as a dim run, or the whole address if it has no host; nothing if its text shows it.
 
-    A host somewhere in the words says nothing: "https://bank.example/?evil.example" reads as another one, and so does
-    what stands before an @.
+    The text must be an address with the same host. A host anywhere in the text proves nothing:
+    "https://bank.example/?evil.example" looks like another one, and so does text before an @.
     """
     host = _host(link)
+    # Text without spaces and @ may itself be an address.
     if host:
+        # Without "//" `urlsplit` would take "example.org/page" for a path without a host.
         told = "" if "@" in words or " " in words else _host(words if "://" in words else f"//{words}")
         return [] if told == host else [Run(f" ({host})", dim=True)]
     place = link.removeprefix("mailto:")
@@ -220,7 +225,7 @@ def _address_beside(link: str, words: str) -> list[Run]:
 
 
 def _host(address: str) -> str:
-    """Return the host of an address in lower case; empty where it has none."""
+    """Return the host of an address in lower case; empty if it has none."""
     try:
         return urlsplit(address).hostname or ""
     except ValueError:
@@ -228,24 +233,26 @@ def _host(address: str) -> str:
 
 
 def _picture_words(token: Token) -> list[Run]:
-    """Pictures are not fetched: say what there is, and where."""
+    """Return a placeholder with text and address of an image, which is never fetched."""
     words = visible(token.content) or "picture"
     address = visible(str(token.attrs.get("src", "")))
     return [Run(tr("[picture: {words}]", words=words), link=address), Run(f" ({address})", dim=True)]
 
 
 def _bounded(runs: tuple[Run, ...]) -> list[tuple[Run, ...]]:
-    """Return `runs` as lines none of which is too long to be laid out at once."""
+    """Split `runs` into lines that are short enough for Qt's layout, which is slow for long paragraphs."""
     if sum(len(run.text) for run in runs) <= MAX_TEXT_CHARACTERS:
         return [runs]
     lines: list[list[Run]] = [[]]
     room = MAX_TEXT_CHARACTERS
     for run in runs:
+        # A break in the second half of the room is taken, so that few lines are cut inside a word.
         if run.text == "\n" and room < MAX_TEXT_CHARACTERS // 2:
             lines.append([])
             room = MAX_TEXT_CHARACTERS
             continue
         text = run.text
+        # A formula is one object of the document and cannot be cut.
         while len(text) > room and not run.formula:
             lines[-1].append(replace(run, text=text[:room]))
             text, room = text[room:], MAX_TEXT_CHARACTERS

@@ -1,4 +1,4 @@
-"""Formulas as pictures: made in the background, kept, and drawn by Qt as part of the text."""
+"""Formulas as SVG pictures: rendered in the background, cached, and drawn by Qt as part of the text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from PySide6.QtGui import QFontMetricsF, QPainter, QPyTextObject, QTextDocument,
 from PySide6.QtSvg import QSvgRenderer
 
 Submit = Callable[[Callable[[], None]], None]
-"""Runs a function in another thread, those given first before others."""
+"""Runs a function in another thread; functions run in the order of the calls."""
 
 FORMULA_TYPE = QTextFormat.ObjectTypes.UserObject.value + 1
 SOURCE = QTextFormat.Property.UserProperty.value + 1
@@ -23,7 +23,7 @@ MAX_KEPT = 1_000
 
 @dataclass(frozen=True, slots=True)
 class FormulaKey:
-    """What a picture depends on. `colour` is `#rrggbb`."""
+    """The cache key of a formula. `source`: LaTeX. `colour`: `#rrggbb`."""
 
     source: str
     is_display: bool
@@ -32,7 +32,7 @@ class FormulaKey:
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """A picture of a formula, in pixels; `depth` is what hangs below the line of the text."""
+    """A rendered formula. Sizes are in pixels; `depth`: height below the baseline."""
 
     svg: bytes
     width: float
@@ -41,14 +41,14 @@ class Formula:
 
 
 DrawFormula = Callable[[FormulaKey], Formula | None]
-"""Makes a picture, which may take a moment; None if the source is no formula."""
+"""Renders a formula, which takes a moment; None if the source is not valid."""
 
 
 class Formulas(QObject):
-    """Pictures of formulas: those that are there, and those that are being made."""
+    """Cache of rendered formulas. A missing one is rendered in another thread."""
 
     drawn = Signal(FormulaKey)
-    """One that was asked for is there, or will never be."""
+    """A requested formula was rendered, or cannot be."""
 
     _made = Signal(object)
 
@@ -62,7 +62,7 @@ class Formulas(QObject):
         self._made.connect(self._on_made, Qt.ConnectionType.QueuedConnection)
 
     def get(self, key: FormulaKey) -> Formula | None:
-        """Return the picture; None where it is not there yet, in which case it is being made, or cannot be made."""
+        """Return a formula; None if it is being rendered, or cannot be rendered."""
         if key in self._kept:
             self._kept.move_to_end(key)
             return self._kept[key]
@@ -72,7 +72,7 @@ class Formulas(QObject):
         return None
 
     def renderer(self, key: FormulaKey, formula: Formula) -> QSvgRenderer:
-        """Return what paints it."""
+        """Return the renderer of a formula."""
         if key not in self._renderers:
             self._renderers[key] = QSvgRenderer(QByteArray(formula.svg))
         return self._renderers[key]
@@ -87,6 +87,7 @@ class Formulas(QObject):
         key, formula = made
         self._asked.discard(key)
         self._kept[key] = formula
+        # `get` moves a formula to the end, so the first one was used longest ago.
         while len(self._kept) > MAX_KEPT:
             oldest, _ = self._kept.popitem(last=False)
             self._renderers.pop(oldest, None)
@@ -94,7 +95,7 @@ class Formulas(QObject):
 
 
 def key_of(character_format: QTextFormat) -> FormulaKey:
-    """Return which formula stands in the text."""
+    """Return the key of a formula from its character format."""
     return FormulaKey(
         str(character_format.property(SOURCE)),
         character_format.property(SHOWN) == "display",
@@ -103,7 +104,7 @@ def key_of(character_format: QTextFormat) -> FormulaKey:
 
 
 class FormulaObject(QPyTextObject):
-    """Draws a formula within text: its picture, or its source until there is one."""
+    """Qt text object that draws a formula: its picture, or its source until that is rendered."""
 
     def __init__(self, formulas: Formulas, parent: QObject) -> None:
         super().__init__(parent)
@@ -118,9 +119,10 @@ class FormulaObject(QPyTextObject):
             flags = Qt.TextFlag.TextWrapAnywhere.value
             box = metrics.boundingRect(QRectF(0, 0, room - 2, 10_000), flags, str(text_format.property(SOURCE)))
             return QSizeF(min(box.width() + 2, room), box.height())
+        # A formula wider than the message is made smaller.
         scale = min(1.0, room / formula.width)
         above = formula.height - formula.depth
-        # The middle of the place is on the line of the text, when it is drawn.
+        # The object is aligned by its middle, so its height is symmetric around the baseline.
         return QSizeF(formula.width * scale, 2 * max(above, formula.depth) * scale)
 
     def drawObject(
@@ -139,7 +141,7 @@ class FormulaObject(QPyTextObject):
             painter.drawText(rect, Qt.TextFlag.TextWrapAnywhere.value, key.source)
             return
         scale = min(1.0, rect.width() / formula.width)
-        # Qt puts the middle a quarter of a small letter above that line.
+        # Qt's AlignMiddle puts the middle a quarter of the x-height above the baseline.
         line = rect.center().y() + QFontMetricsF(text_format.toCharFormat().font()).xHeight() / 4
         top = line - (formula.height - formula.depth) * scale
         picture = QRectF(rect.left(), top, formula.width * scale, formula.height * scale)

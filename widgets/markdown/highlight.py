@@ -1,4 +1,4 @@
-"""Code as words of a few kinds, by Pygments."""
+"""Syntax highlighting of code by Pygments, limited in time."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from pygments.util import ClassNotFound
 from widgets.markdown.blocks import Run
 
 SEGMENT_LINES = 80
-"""So many lines are looked at together, and only once: the end of long code that streams costs as little as its
-beginning. What spans two segments may get the wrong colour, nothing else."""
+"""Lines that are highlighted together, once: then the end of streamed code costs as little as its beginning. A token
+that spans two segments may get a wrong colour."""
 MAX_CODE_CHARACTERS = 200_000
 """Longer code has one colour."""
 MAX_LINE_CHARACTERS = 2_000
-"""Longer lines of code are cut, and go on in the next one."""
+"""Longer lines of code are cut into several."""
 MAX_COLOURED_CHARACTERS = 400
-"""A segment with a longer line has one colour: that is data. A lexer is expressions that go back, and may take the
-square of a line's length, or worse; the window waits for it, for nothing interrupts an expression."""
+"""A segment with a longer line is not highlighted. Lexers are regular expressions with backtracking: their time may
+grow with the square of a line's length, or faster, and nothing can interrupt them."""
 MAX_SEGMENT_S = 0.5
-"""Of processor time; the next segments in the language of one that took longer have one colour."""
+"""Limit of processor time. After a segment that took longer, its language is not highlighted any more."""
 LANGUAGES = frozenset({
     "asm", "bash", "bat", "c", "c#", "clojure", "cmake", "common-lisp", "console", "cpp", "css", "cuda", "dart",
     "diff", "docker", "elixir", "erlang", "fortran", "glsl", "go", "graphql", "groovy", "haskell", "html", "http",
@@ -34,8 +34,8 @@ LANGUAGES = frozenset({
     "sql", "swift", "systemverilog", "tcl", "terraform", "toml", "tsx", "typescript", "verilog", "vhdl", "vim",
     "xml", "yaml", "zig",
 })  # fmt: skip
-"""The lexers that may colour what a model wrote, which also chose the language: those that `tests/hardening` has tried
-with what makes others take minutes."""
+"""Languages with a lexer that may be used: the model chooses both text and language. `tests/hardening` tries these with
+inputs for which other lexers take minutes."""
 
 _KINDS: tuple[tuple[_TokenType, str], ...] = (
     (Comment, "comment"),
@@ -68,7 +68,7 @@ def highlight(lines: Sequence[str], language: str) -> Iterator[tuple[Run, ...]]:
 
 
 _slow: set[str] = set()
-"""Languages whose segment has taken too long, until the program ends."""
+"""Languages with a segment that took too long, until the program ends."""
 
 
 @lru_cache(maxsize=64)
@@ -80,10 +80,12 @@ def _lexer(language: str) -> Lexer | None:
     return lexer if LANGUAGES.intersection(lexer.aliases) else None
 
 
+# Cached by text: while code streams, its finished segments are parsed again with the open end.
 @lru_cache(maxsize=256)
 def _highlight_segment(text: str, language: str) -> tuple[tuple[Run, ...], ...]:
     lexer = _lexer(language)
     assert lexer is not None
+    # Processor time, since other threads may hold this one up.
     begun_s = time.thread_time()
     lines: list[list[Run]] = [[]]
     length = 0
@@ -98,7 +100,7 @@ def _highlight_segment(text: str, language: str) -> tuple[tuple[Run, ...], ...]:
     if time.thread_time() - begun_s > MAX_SEGMENT_S:
         _slow.add(language)
     if length != len(text) or len(lines) != text.count("\n") + 1:
-        # A lexer that drops or adds something: the words count more than their colours.
+        # The lexer has dropped or added characters. The text must stay right, so it is not highlighted.
         return tuple((Run(line, code=True),) if line else () for line in text.split("\n"))
     return tuple(map(tuple, lines))
 

@@ -1,4 +1,4 @@
-"""A document that follows a text while it is written: parsed in another thread, drawn at most every 50 ms."""
+"""A document that follows streamed text: parsed in another thread, and drawn at most every 50 ms."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from widgets.markdown.typesetter import Typesetter
 
 DRAW_INTERVAL_MS = 50
 PARSE_SHARE = 3
-"""Parsing rests so many times as long as it took."""
+"""The pause after parsing is this multiple of its time, so that parsing takes a quarter of a thread at most."""
 AT_ONCE_CHARACTERS = 1_500
-"""A shorter text is there before it is first painted."""
+"""A shorter text is parsed at once in the GUI thread, before it is first painted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class _Answer:
 
 
 class LiveMarkdown(QObject):
-    """Keeps a document up to date. `text` is the source, whole at any time."""
+    """Keeps a document up to date with a text. `text`: the complete source at any time."""
 
     drawn = Signal()
 
@@ -45,6 +45,7 @@ class LiveMarkdown(QObject):
 
     @property
     def text(self) -> str:
+        # Joined when somebody asks: joining for each piece of a stream would copy the whole text each time.
         if len(self._pieces) > 1:
             self._pieces = ["".join(self._pieces)]
         return self._pieces[0] if self._pieces else ""
@@ -56,6 +57,7 @@ class LiveMarkdown(QObject):
 
     def set_text(self, text: str) -> None:
         """Show another text."""
+        # A new stream: results of the old one are recognised and dropped in `_on_parsed`.
         self._stream = MarkdownStream()
         self._is_parsing = False
         self._timer.stop()
@@ -76,7 +78,7 @@ class LiveMarkdown(QObject):
             self._timer.start(DRAW_INTERVAL_MS)
 
     def finish(self) -> None:
-        """Draw what is there without waiting for more."""
+        """Parse the rest now, without waiting for more text."""
         if self._waiting and not self._is_parsing:
             self._timer.stop()
             self._parse()
@@ -96,9 +98,10 @@ class LiveMarkdown(QObject):
 
     def _on_parsed(self, answer: _Answer) -> None:
         if answer.stream is not self._stream or not isValid(self):
-            return  # Another text is shown by now, or none.
+            return  # Another text was set meanwhile, or the message was deleted.
         self._is_parsing = False
         if self._waiting:
+            # Long texts are parsed less often, so that the window stays responsive.
             self._timer.start(max(DRAW_INTERVAL_MS, round(answer.seconds * 1000 * PARSE_SHARE)))
         self._draw(answer.parsed)
 

@@ -1,4 +1,4 @@
-"""Markdown to blocks. Bounded: what is too long or too deep is shown as plain text."""
+"""Parses Markdown to tokens. Text that is too long or nested too deeply stays plain."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CLOSING = {"\\(": "\\)", "\\[": "\\]"}
 
 
 def bracket_math(parser: MarkdownIt) -> None:
-    """Teach `parser` these formulas; they come as the tokens of the plugin for dollars."""
+    """Add LaTeX's brackets for formulas to `parser`. They give the same tokens as the plugin for dollars."""
     parser.inline.ruler.before("escape", "bracket_math", _inline)
     parser.block.ruler.before("fence", "bracket_math_block", _block)
 
@@ -34,6 +34,7 @@ def _inline(state: StateInline, silent: bool) -> bool:
     content = state.src[state.pos + 2 : end] if end >= 0 else ""
     if not content.strip():
         return False
+    # With `silent` markdown-it only steps over the formula, for instance in search of the end of a link.
     if not silent:
         token = state.push("math_inline" if opening == "\\(" else "math_inline_double", "math", 0)
         token.content = content
@@ -42,7 +43,7 @@ def _inline(state: StateInline, silent: bool) -> bool:
 
 
 def _block(state: StateBlock, start_line: int, end_line: int, silent: bool) -> bool:
-    r"""A line that begins with `\[`, up to one that ends with `\]`. No blank line lies between, as in LaTeX itself."""
+    r"""Parse a formula from a line that begins with `\[` to one that ends with `\]`, without blank lines between."""
     begin = state.bMarks[start_line] + state.tShift[start_line]
     if state.is_code_block(start_line) or not state.src.startswith("\\[", begin):
         return False
@@ -69,9 +70,9 @@ def _block(state: StateBlock, start_line: int, end_line: int, silent: bool) -> b
 
 
 MAX_NESTING = 100
-"""Quotes and lists within each other; what lies deeper would be lost by the parser."""
+"""Levels of quotes and lists. The parser would drop deeper text."""
 MAX_INLINE_CHARACTERS = 5_000
-"""Of one paragraph: marks in longer ones stay as they are."""
+"""Longest paragraph in which inline Markdown is parsed."""
 MAX_LINE_CHARACTERS = 4_000
 """A longer line is laid out as several."""
 LINK_SCHEMES = ("http", "https", "mailto")
@@ -81,12 +82,14 @@ LINK_SCHEMES = ("http", "https", "mailto")
 def _parser() -> MarkdownIt:
     parser = MarkdownIt("commonmark", {"html": False, "linkify": True, "maxNesting": MAX_NESTING})
     parser.enable(["table", "strikethrough", "linkify"])
-    # A definition far below would change what is above and finished.
+    # A reference definition at the end would change finished blocks above it.
     parser.disable("reference")
     parser.use(dollarmath_plugin, allow_space=False, allow_digits=False, allow_blank_lines=False, double_inline=True)
     parser.use(tasklists_plugin)
     parser.use(bracket_math)
+    # Replaces markdown-it's own rule, which has no limit for the length of a paragraph.
     parser.core.ruler.at("inline", _bounded_inline)
+    # Links with other schemes, such as file:, stay plain text.
     parser.validateLink = is_safe_link  # type: ignore[method-assign, assignment]
     if parser.linkify is not None:
         parser.linkify.set({"fuzzy_email": False})
@@ -102,16 +105,17 @@ def is_safe_link(address: str) -> bool:
 
 
 def parse_tokens(source: str) -> list[Token] | None:
-    """Return the tokens of `source`, which is visible; None where it nests too deep."""
+    """Return the tokens of `source`; None if it is nested too deeply. Hidden characters must be escaped before."""
     try:
         tokens = _parser().parse(source)
     except RecursionError:
         return None
+    # markdown-it drops text below its limit silently, so text near it is shown as plain text.
     return None if any(token.level >= MAX_NESTING - 2 for token in tokens) else tokens
 
 
 def plain_blocks(text: str) -> list[Block]:
-    """Return `text` as it is."""
+    """Return `text` as plain lines."""
     return [
         Line("text", (Run(part),) if part else ())
         for line in text.split("\n")
@@ -126,7 +130,7 @@ def cut_line(line: str, size: int) -> Iterator[str]:
 
 
 def _bounded_inline(state: StateCore) -> None:
-    """Parse what is inside paragraphs, as markdown-it does, but none that is too long for it."""
+    """Parse inline Markdown like markdown-it's own rule, except in paragraphs that are too long."""
     for token in state.tokens:
         if token.type != "inline":
             continue

@@ -1,8 +1,7 @@
-"""Markdown that is still being written: finished blocks are parsed once, only the end is parsed again.
+"""Parses streamed Markdown: finished blocks are parsed once, only the end is parsed again.
 
-Whatever the pieces in which a text comes, the blocks in the end are the same. A block is finished where an empty line
-and then a whole line follow that begin another one: nothing that comes later can change it any more, since definitions
-of links far below are not looked at and formulas hold no empty lines.
+The blocks do not depend on how the text was cut. A block is finished when an empty line and a complete line of another
+block follow. Later text cannot change it, since reference definitions are disabled and formulas contain no empty lines.
 """
 
 from __future__ import annotations
@@ -15,47 +14,50 @@ from widgets.markdown.flow import Flow
 from widgets.markdown.parse import parse_tokens, plain_blocks
 
 MAX_SHOWN_CHARACTERS = 200_000
-"""What is beyond is kept, copied and searched, but not drawn."""
+"""Longer text is stored and copied, but not drawn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """What is new: blocks that are `finished` since the last time, and the open end, which replaces the last one."""
+    """New blocks: those `finished` since the last call, and the open end, which replaces the last one."""
 
     finished: tuple[Block, ...]
     open_end: tuple[Block, ...]
 
 
 class MarkdownStream:
-    """Takes a text in pieces. `parse` may run in any one thread at a time."""
+    """Parses a text that comes in pieces. For one thread at a time."""
 
     def __init__(self) -> None:
         self._tail = ""
-        """What is not finished, made visible."""
+        """The unfinished text, with hidden characters escaped."""
         self._held = ""
-        """A carriage return that may be half of a line end."""
+        """A carriage return at the end, which may be half of a line end."""
         self._taken = 0
         self._left_out = 0
         self._room = Room()
-        """What the finished blocks have left."""
+        """The limits that finished blocks leave."""
 
     def append(self, text: str) -> None:
-        """Take more."""
+        """Add text."""
         text = self._held + text
+        # \r\n may be cut between two pieces.
         self._held = "\r" if text.endswith("\r") else ""
         text = text.removesuffix(self._held) if self._held else text
         room = MAX_SHOWN_CHARACTERS - self._taken
+        # Counted before escaping, which makes one hidden character into several.
         self._taken += min(len(text), room)
         self._left_out += max(len(text) - room, 0)
         self._tail += visible(text[:room])
 
     def parse(self) -> Parsed:
-        """Return what became of the text since the last call."""
+        """Return the new blocks since the last call."""
         tokens = parse_tokens(self._tail)
         if tokens is None:
             return Parsed((), self._end(plain_blocks(self._tail)))
         lines = self._tail.split("\n")
         cut_token = cut_line = 0
+        # Finds the last top-level block that begins after an empty line and is followed by more text.
         for number, token in enumerate(tokens):
             if token.level or token.nesting < 0 or token.map is None:
                 continue
@@ -67,6 +69,7 @@ class MarkdownStream:
         return Parsed(tuple(finished), self._end(Flow(tokens[cut_token:]).blocks()))
 
     def _end(self, blocks: list[Block]) -> tuple[Block, ...]:
+        # A copy: what the open end takes of the limits is free again when it is parsed anew.
         room = replace(self._room)
         return (*room.take(blocks), *_rest(self._left_out + room.left_out))
 
@@ -75,14 +78,14 @@ def _rest(left_out: int) -> tuple[Block, ...]:
     if not left_out:
         return ()
     words = tr(
-        "… and {left_out:,} characters more, which are not drawn. “Copy as Markdown” has all of them.",
+        "… {left_out:,} more characters are not shown. “Copy” copies the whole message.",
         left_out=left_out,
     )
     return (Line("rule"), Line("text", (Run(words, dim=True),)))
 
 
 def parse_whole(text: str) -> tuple[Block, ...]:
-    """Return the blocks of a text that is complete."""
+    """Return the blocks of a complete text."""
     stream = MarkdownStream()
     stream.append(text)
     parsed = stream.parse()

@@ -1,4 +1,4 @@
-"""How blocks look: formats of Qt's documents in the colours of a palette."""
+"""Text formats of blocks for Qt documents, in the colours of a palette."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from PySide6.QtGui import (
 )
 
 from widgets.common.palette import Palette
-from widgets.common.text import ui_font
+from widgets.common.text import ui_font, zoomed
 from widgets.common.tool_tips import plain_tool_tip
 from widgets.markdown.blocks import Line, Run, Table
 from widgets.markdown.formulas import COLOUR, FORMULA_TYPE, SHOWN, SOURCE
@@ -29,13 +29,14 @@ INDENT_PX = 22.0
 QUOTE_PX = 14.0
 CODE_INSET_PX = 12.0
 CODE_HEAD_PX = 30.0
-"""Room above code, for its language and its buttons."""
+"""Height above code, for its language and buttons."""
 CODE_FOOT_PX = 10.0
 RULE_PX = 9.0
 MARKER_PX = -18.0
+"""Text indent of a list item: its marker is left of the text, and a tab of the same width follows it."""
 LINE_DISTANCE_PX = 4.0
 EDGE = QTextFormat.Property.UserProperty.value + 4
-"""Of empty lines that are part of a frame, not of the text."""
+"""Property of empty lines that are part of a code frame, not of the text."""
 _FIXED = QTextBlockFormat.LineHeightTypes.FixedHeight.value
 BLOCK_GAP_PX = 8.0
 ITEM_GAP_PX = 3.0
@@ -43,7 +44,7 @@ ITEM_GAP_PX = 3.0
 
 @dataclass(frozen=True, slots=True)
 class TokenColours:
-    """Which colour of the palette each kind of word in code has."""
+    """Colours of the kinds of tokens in code."""
 
     keyword: str
     string: str
@@ -67,7 +68,7 @@ def _token_colours(palette: Palette) -> TokenColours:
 
 
 class Styles:
-    """The formats of one palette, made when they are first asked for and then kept."""
+    """The formats for one palette, cached."""
 
     def __init__(self, palette: Palette) -> None:
         self.palette = palette
@@ -76,7 +77,7 @@ class Styles:
         self._blocks: dict[Line, QTextBlockFormat] = {}
         self._text_font = ui_font(TEXT_PX)
         code_font = QFont(QFontDatabase.systemFont(QFontDatabase.SystemFont.FixedFont))
-        code_font.setPixelSize(CODE_PX)
+        code_font.setPixelSize(zoomed(CODE_PX))
         self._code_font = code_font
 
     def character(self, run: Run, level: int = 0) -> QTextCharFormat:
@@ -87,7 +88,7 @@ class Styles:
         return self._characters[key]
 
     def formula(self, run: Run) -> QTextCharFormat:
-        """Return the format of the one character that stands for a formula."""
+        """Return the format of the object character of a formula."""
         result = QTextCharFormat(self.character(Run("", code=True, token="comment"), -1))
         result.setObjectType(FORMULA_TYPE)
         result.setVerticalAlignment(QTextCharFormat.VerticalAlignment.AlignMiddle)
@@ -98,6 +99,7 @@ class Styles:
 
     def block(self, line: Line) -> QTextBlockFormat:
         """Return the format of a line. Shared: do not change it."""
+        # All markers have the same format, so one cached format serves them.
         marker = "•" if line.marker else ""
         key = Line(line.kind, (), line.level, line.indent, line.quote, marker, centred=line.centred)
         if key not in self._blocks:
@@ -125,7 +127,7 @@ class Styles:
         font = QFont(self._code_font if run.code else self._text_font)
         colour = palette.dim if run.dim else palette.text
         if level > 0:
-            font.setPixelSize(HEADING_PX.get(level, TEXT_PX + 1))
+            font.setPixelSize(zoomed(HEADING_PX.get(level, TEXT_PX + 1)))
             font.setWeight(QFont.Weight.DemiBold)
         if run.bold:
             font.setWeight(QFont.Weight.DemiBold)
@@ -133,6 +135,7 @@ class Styles:
         font.setStrikeOut(run.struck)
         if run.token:
             colour = getattr(self._tokens, run.token, colour)
+        # Inline code has a background of its own; in code blocks the frame has it.
         if run.code and level >= 0:
             result.setBackground(QColor(palette.line))
         if run.link:
@@ -146,7 +149,7 @@ class Styles:
         return result
 
     def code_edge(self, line: Line, *, is_head: bool) -> QTextBlockFormat:
-        """Return the format of the empty line above code, where its buttons are, or of that below."""
+        """Return the format of the empty line above code, which has the buttons, or of the one below it."""
         result = QTextBlockFormat(self.block(replace(line, begins=False, ends=False)))
         result.setTopMargin(BLOCK_GAP_PX if is_head else 0)
         result.setBottomMargin(0 if is_head else BLOCK_GAP_PX)
@@ -180,5 +183,5 @@ class Styles:
 
 
 def _look(run: Run) -> Run:
-    """What of a run decides how it looks."""
+    """Return a run with only those fields that determine its format, as key of the cache."""
     return Run("", run.bold, run.italic, run.struck, run.code, run.dim, run.link, "", run.token)

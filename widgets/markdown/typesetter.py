@@ -1,4 +1,4 @@
-"""What all messages of a window share: looks, pictures of formulas, and who parses beside the GUI thread."""
+"""Objects that all messages of a window share: text formats, formulas, and the thread that parses Markdown."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _T = TypeVar("_T")
 
 
 class Typesetter(QObject):
-    """Given the means to work in other threads: `parse` for what people wait for, `draw` for formulas.
+    """Makes documents, and runs work in other threads.
 
-    `draw_formula` makes a picture; without it formulas are shown as their source.
+    `parse`, `draw`: run a function in the thread for Markdown, or in the one for formulas.
+    `draw_formula`: renders a formula; None: formulas are shown as their source.
     """
 
     restyled = Signal()
@@ -34,22 +35,25 @@ class Typesetter(QObject):
         self._submit = parse
         self._waiting: dict[int, Callable[[Any], None]] = {}
         self._tickets = count()
+        # Queued: the parsing thread emits this signal.
         self._parsed.connect(self._on_parsed, Qt.ConnectionType.QueuedConnection)
         self.formulas = Formulas(draw, draw_formula, self)
         self._styles: Styles | None = None
         self._palette = DARK
 
     def warm_up(self) -> None:
-        """Load what parsing needs, before anybody waits for it."""
+        """Import the parser in its thread, before the first message needs it."""
         self._submit(_parse_something)
 
     def parse(self, work: Callable[[], _T], then: Callable[[_T], None]) -> None:
-        """Do `work` in the other thread, and `then` with its answer in this one.
+        """Call `work` in the parsing thread, and `then` with its result in the GUI thread.
 
-        Answers come through this object, which lives as long as the window: a message may be deleted in the moment in
-        which the other thread would tell it something.
+        The result is a signal of this object, which lives as long as the window: a message may be deleted while the
+        other thread works for it.
         """
         ticket = next(self._tickets)
+        # Only the number goes through the other thread. The callback, often a method of a widget, stays in the GUI
+        # thread.
         self._waiting[ticket] = then
 
         def answer() -> None:
@@ -71,13 +75,13 @@ class Typesetter(QObject):
 
     @property
     def styles(self) -> Styles:
-        """The looks; fonts want an application, so they are made when first asked for."""
+        """The text formats. They are made on first use, since fonts need a `QApplication`."""
         if self._styles is None:
             self._styles = Styles(self._palette)
         return self._styles
 
     def apply_palette(self, palette: Palette) -> None:
-        """Use the colours of `palette` from now on, everywhere."""
+        """Use the colours of `palette` in all documents."""
         self._palette = palette
         self._styles = Styles(palette)
         self.restyled.emit()

@@ -1,11 +1,13 @@
-"""A message as people read it: rendered Markdown with buttons on code, and links that open on a click only."""
+"""The view of a Markdown message: buttons on code, links that open on a click only, and highlighted search matches."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from itertools import islice
 
-from PySide6.QtCore import QMimeData, QPointF, QRectF, Qt, QTimer, Signal
+from PySide6.QtCore import QMimeData, QPointF, QRect, QRectF, Qt, QTimer, Signal
 from PySide6.QtGui import (
     QColor,
     QContextMenuEvent,
@@ -13,6 +15,8 @@ from PySide6.QtGui import (
     QMouseEvent,
     QPainter,
     QPaintEvent,
+    QTextCharFormat,
+    QTextCursor,
     QTextOption,
     QWheelEvent,
 )
@@ -22,19 +26,22 @@ from engine.base.language import tr
 from widgets.common.roles import plain_label, tool_button
 from widgets.markdown.document import CodePlace, Decorations
 from widgets.markdown.live import LiveMarkdown
+from widgets.markdown.matches import find_matches
 from widgets.markdown.parse import is_safe_link
 from widgets.markdown.styles import CODE_FOOT_PX, CODE_HEAD_PX, CODE_INSET_PX, EDGE, INDENT_PX, QUOTE_PX
 from widgets.markdown.typesetter import Typesetter
 
 MAX_CODE_HEADS = 60
-"""Code beyond that many has no buttons of its own."""
+"""Most code blocks of a message with buttons; each needs a widget."""
+MAX_HIGHLIGHTS = 500
+"""Matches of a search that one message highlights: Qt goes through all of them for each line that it draws."""
 
 
 class MarkdownView(QTextEdit):
-    """As tall as it is long: the list around it scrolls. Neither loads nor opens anything by itself."""
+    """Shows a Markdown text in full height: the list around it scrolls. It loads and opens nothing by itself."""
 
     link_opened = Signal(str)
-    """Somebody clicked on an address that may be opened."""
+    """The address of a clicked link that may be opened."""
     save_requested = Signal(str, str)
     """Code and the name of its language."""
     height_changed = Signal()
@@ -46,6 +53,7 @@ class MarkdownView(QTextEdit):
         self.setReadOnly(True)
         self.setProperty("role", "message")
         self.setFrameShape(QFrame.Shape.NoFrame)
+        # The list of messages scrolls, not the single message.
         self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setTabChangesFocus(True)
@@ -54,10 +62,13 @@ class MarkdownView(QTextEdit):
         self.setTextInteractionFlags(
             Qt.TextInteractionFlag.TextSelectableByMouse | Qt.TextInteractionFlag.TextSelectableByKeyboard
         )
+        # The pointer changes over links without a pressed button.
         self.viewport().setMouseTracking(True)
         self.code_heads: list[CodeHead] = []
         self._painted = Decorations()
         self._pressed_link = ""
+        self._pattern: re.Pattern[str] | None = None
+        self._current_match: int | None = None
         self.live.drawn.connect(self._on_drawn)
         self.document().documentLayout().documentSizeChanged.connect(self._on_size_changed)
 
@@ -69,20 +80,57 @@ class MarkdownView(QTextEdit):
 
     @property
     def text(self) -> str:
-        """The source of all of it."""
+        """The Markdown source."""
         return self.live.text
 
     def createMimeDataFromSelection(self) -> QMimeData:
-        """Copy plain words, formulas as their source: what is pasted elsewhere brings no formats of ours."""
+        """Copy plain text without formats, with the source of formulas."""
         result = QMimeData()
         cursor = self.textCursor()
         result.setText(self.live.document.text_between(cursor.selectionStart(), cursor.selectionEnd()))
         return result
 
+    # ------------------------------------------------------------------ search
+
+    def show_matches(self, pattern: re.Pattern[str] | None, current: int | None = None) -> None:
+        """Highlight the matches of a search; None: of none. `current`: the number of the match that stands out."""
+        if pattern is None and self._pattern is None:
+            return
+        self._pattern, self._current_match = pattern, current
+        self._highlight()
+
+    def match_rect(self, number: int) -> QRect | None:
+        """Return the place of a match in this widget; None while the text is not drawn as far as there."""
+        cursor = next(islice(self._matches(), number, None), None)
+        if cursor is None:
+            return None
+        cursor.setPosition(cursor.selectionStart())
+        return self.cursorRect(cursor)
+
+    def _matches(self) -> Iterator[QTextCursor]:
+        return iter(()) if self._pattern is None else find_matches(self.document(), self._pattern)
+
+    def _highlight(self) -> None:
+        palette = self._typesetter.palette
+        selections: list[QTextEdit.ExtraSelection] = []
+        for number, cursor in enumerate(self._matches()):
+            is_current = number == self._current_match
+            if len(selections) >= MAX_HIGHLIGHTS and not is_current:
+                continue
+            selection = QTextEdit.ExtraSelection()
+            selection.cursor = cursor
+            look = QTextCharFormat()
+            look.setBackground(QColor(palette.accent if is_current else palette.line))
+            if is_current:
+                look.setForeground(QColor(palette.on_accent))
+            selection.format = look
+            selections.append(selection)
+        self.setExtraSelections(selections)
+
     # ------------------------------------------------------------------ size
 
     def fit(self, width: int) -> int:
-        """Lay out for this width and return the height that the text takes then."""
+        """Lay out the text for this width, and return its height."""
         if self.document().textWidth() != width:
             self.document().setTextWidth(width)
         height = math.ceil(self.document().size().height())
@@ -98,6 +146,7 @@ class MarkdownView(QTextEdit):
 
     def _on_drawn(self) -> None:
         self._painted = self.live.document.decorations
+        # Buttons are reused: while code streams it is drawn many times.
         while len(self.code_heads) > min(len(self._painted.code), MAX_CODE_HEADS):
             head = self.code_heads.pop()
             head.hide()
@@ -107,6 +156,8 @@ class MarkdownView(QTextEdit):
         for head, place in zip(self.code_heads, self._painted.code, strict=False):
             head.set_language(place.language)
         self._place_heads()
+        if self._pattern is not None:
+            self._highlight()
         self.viewport().update()
 
     def _make_head(self, number: int) -> CodeHead:
@@ -127,7 +178,7 @@ class MarkdownView(QTextEdit):
         top, bottom = layout.blockBoundingRect(first), layout.blockBoundingRect(last)
         left = first.blockFormat().leftMargin() - CODE_INSET_PX + document.documentMargin()
         width = self.viewport().width() - left - document.documentMargin()
-        # Qt tells the height that the line below code would have had by its font.
+        # Qt reports the height by the font for the empty line below code, not its fixed height.
         below = bottom.top() + CODE_FOOT_PX if last.blockFormat().hasProperty(EDGE) else bottom.bottom()
         return QRectF(left, top.top(), width, below - top.top())
 
@@ -143,12 +194,14 @@ class MarkdownView(QTextEdit):
         shown = QRectF(event.rect())
         painter.setPen(QColor(palette.line))
         painter.setBrush(QColor(palette.card))
+        # Only frames in the painted part: a long message may have many.
         for place in self._painted.code:
             rect = self._code_rect(place)
             if rect.intersects(shown):
                 painter.drawRoundedRect(rect.adjusted(0.5, 0.5, -0.5, -0.5), 6, 6)
         self._paint_lines(painter)
         painter.end()
+        # Frames are painted first, so that the text is above them.
         super().paintEvent(event)
 
     def _paint_lines(self, painter: QPainter) -> None:
@@ -167,11 +220,12 @@ class MarkdownView(QTextEdit):
     # ------------------------------------------------------------------ mouse
 
     def link_at(self, position: QPointF) -> str:
-        """Return the address that may be opened there; empty without one."""
+        """Return the address of the link at a position; empty if there is none or it may not be opened."""
         address = self.anchorAt(position.toPoint())
         return address if is_safe_link(address) else ""
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
+        # A link opens only if press and release are on it, and no text was selected in between.
         self._pressed_link = self.link_at(event.position()) if event.button() == Qt.MouseButton.LeftButton else ""
         super().mousePressEvent(event)
 
@@ -187,7 +241,7 @@ class MarkdownView(QTextEdit):
             self.link_opened.emit(pressed)
 
     def wheelEvent(self, event: QWheelEvent) -> None:
-        """Leave the wheel to the list."""
+        """Ignore the wheel: the list scrolls."""
         event.ignore()
 
     def contextMenuEvent(self, event: QContextMenuEvent) -> None:
@@ -196,12 +250,14 @@ class MarkdownView(QTextEdit):
         menu.popup(event.globalPos())
 
     def context_menu(self, link: str = "") -> QMenu:
-        """Return the menu of this message; the caller shows it."""
+        """Return the context menu. The caller shows it."""
         menu = QMenu(self)
         copy: Callable[[str], None] = QGuiApplication.clipboard().setText
         menu.addAction(tr("Copy message"), lambda: copy(self.text))
-        selection = menu.addAction(tr("Copy selection"), self.copy)
-        selection.setEnabled(self.textCursor().hasSelection())
+        if self.textCursor().hasSelection():
+            menu.addAction(tr("Copy selection"), self.copy)
+        else:
+            menu.addAction(tr("Copy selection (nothing is selected)")).setEnabled(False)
         menu.addAction(tr("Select all"), self.selectAll)
         if link:
             menu.addSeparator()
@@ -213,7 +269,7 @@ COPIED_MS = 1500
 
 
 class CodeHead(QWidget):
-    """Lies over the room that the document leaves above code."""
+    """Language and buttons of a code block, over the empty line above it."""
 
     copy_requested = Signal()
     save_requested = Signal()

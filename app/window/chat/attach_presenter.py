@@ -1,4 +1,4 @@
-"""Files that go with the next question in a model's chat: added, shown as chips, removed."""
+"""Presenter of the attachments of a chat: added by dialog, drop or paste, shown as chips, removed."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ ATTACH_FILTER = tr("Text, code, PDF, images and sound (*)")
 
 
 class AttachPresenter(QObject):
-    """Shows the files that `attacher` has for the next question of one model, and adds and removes some."""
+    """Shows the attachments of one model's next question, and adds and removes files."""
 
     def __init__(
-        self, model: OpenModel, keeper: ChatStorage, background: Background, pane: ChatPane, window: QWidget
+        self, model: OpenModel, storage: ChatStorage, background: Background, pane: ChatPane, window: QWidget
     ) -> None:
         super().__init__(window)
         self._loading = model.loading
         self._pane = pane
         self._window = window
         self.attacher = Attacher(model, background, self)
-        self._thumbnails = Thumbnails(pane.message_list.gallery, keeper, background, self)
+        self._thumbnails = Thumbnails(pane.message_list.gallery, storage, background, self)
+        # Reading an attachment makes its thumbnail, so the image is not decoded a second time for its chip.
         self.attacher.pictured.connect(self._thumbnails.put)
         self.attacher.changed.connect(self._show)
         self.attacher.refused.connect(pane.attachments.show_fault)
@@ -60,16 +61,21 @@ class AttachPresenter(QObject):
 
 
 def shown_file(file: Attached, room: int | None) -> AttachedFile:
-    """Return the chip of a file; `room`: how many tokens the context has, None where nothing is loaded."""
+    """Return a file as a chip. `room`: tokens of the context; None if no model is loaded."""
     if file.attachment is None:
         return AttachedFile(file.id, file.name, tr("reading…"))
     attachment = file.attachment
+    # Only images have a thumbnail.
     picture = attachment.sha256 if attachment.kind == "image" else ""
     size = attachment_size(attachment)
     if file.tokens is None:
         return AttachedFile(file.id, file.name, size, picture=picture)
     words = tr("{size}, {tokens} tokens", size=size, tokens=format_count(file.tokens))
     if room is not None and file.tokens > room:
-        words = tr("{tokens} tokens, the context has {room}", tokens=format_count(file.tokens), room=format_count(room))
+        words = tr(
+            "{tokens} tokens, but only {room} are left in the context",
+            tokens=format_count(file.tokens),
+            room=format_count(room),
+        )
         return AttachedFile(file.id, file.name, words, is_bad=True, picture=picture)
     return AttachedFile(file.id, file.name, words, picture=picture)

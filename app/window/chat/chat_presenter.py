@@ -1,4 +1,4 @@
-"""The chat of one model: messages, questions, what is read of them, and what is missing before it can answer."""
+"""Presenter of one model's chat: messages, questions, reading progress, context meter and the model's status."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
 from app.models.opener import ModelOpener
 from app.models.reading_pace import ReadingPace, left_words
+from app.notices import Notice
 from app.window.chat.attach_presenter import AttachPresenter
 from app.window.status_line import StatusLine
 from engine.base.language import tr
-from engine.chat.answer import Append
+from engine.chat.answer import AnswerRun, Append
 from engine.chat.context import ContextUse
-from engine.chat.message import Message
+from engine.chat.message import Cut
 from engine.chat.tree import MessageTree
 from engine.model.demo.speaking import sample_questions
 from engine.model.gguf.model_file import ModelFile
-from engine.runtime.session.events import Done, Reading
+from engine.runtime.session.events import Done, Reading, Token
 from engine.runtime.session.state import RequestState
 from engine.runtime.session.status import ModelStatus, Phase
 from widgets.chat.chat_heading import ContextPart
@@ -38,13 +39,15 @@ from widgets.chat.shown import MessageAction
 from widgets.common.counts import format_count
 
 _log = logging.getLogger("layerdeck.chat")
+_ASKING = ("edit", "regenerate", "continue")
+"""Actions on a message that ask the model."""
 
 
 class ChatPresenter(QObject):
-    """Carries values between a model's conversation and its chat pane.
+    """Passes values between a model's conversation and its chat pane.
 
-    It goes on while another model is current: an answer streams into its own pane. Send goes from the pane to the
-    conversation here, with the files that were attached when it was pressed.
+    It works while another model is current, too: an answer streams into its own pane. Send is connected here; the
+    question takes the attached files with it.
     """
 
     def __init__(
@@ -67,20 +70,23 @@ class ChatPresenter(QObject):
         self._status_line = status_line
         self._files = AttachPresenter(model, archive, background, pane, window)
         self._file: ModelFile | None = None
-        """The file that sample questions are shown for."""
+        """The model file of the shown sample questions."""
         self._shown_chat = ""
-        self._read: int | None = None
-        """The request whose prompt was read and is in the meter."""
+        self._context_used = 0
+        """Tokens in the context of the running answer: the part of the prompt read so far, later also the answer."""
+        self._cut: Cut | None = None
+        """The context cut by which the shown messages are marked as dropped."""
         self._pace = ReadingPace()
         self._logged = ""
-        """What the log was told last of a chat template that is not used."""
+        """The last log message about a chat template that is not used."""
         self._before_delete: MessageTree | None = None
-        """What a deletion can be taken back to, while nothing else became of the messages."""
+        """The messages before a deletion, for Undo; None if the messages have changed since."""
         self._after_delete = MessageTree()
         loading, conversation = model.loading, model.conversation
         self._conversation = conversation
         model.status_changed.connect(self._on_status_changed)
         loading.bridge.reading.connect(self._on_reading)
+        loading.bridge.token.connect(self._on_token)
         loading.bridge.snapshot.connect(self._on_snapshot)
         conversation.shown_changed.connect(self._show_messages)
         conversation.chat_changed.connect(self._show_chat)
@@ -89,9 +95,9 @@ class ChatPresenter(QObject):
         conversation.answer_finished.connect(self._on_answer_finished)
         conversation.context_use_changed.connect(self._on_context_use)
         conversation.restored.connect(self._on_restored)
-        conversation.question_returned.connect(self._on_returned)
         self._counter = ContextCounter(loading, self)
         self._counter.counted.connect(self._on_counted)
+        conversation.answering.changed.connect(self._on_answer_changed)
         conversation.answering.finished.connect(self._on_answer_ended)
         conversation.overflow_asked.connect(pane.overflow_banner.ask)
         pane.overflow_banner.answered.connect(conversation.answering.answer_overflow)
@@ -102,6 +108,7 @@ class ChatPresenter(QObject):
         pane.draft_changed.connect(self._on_draft)
         pane.acted.connect(self._on_action)
         pane.undo_requested.connect(self._on_undo)
+        # Only `LINK_SCHEMES` (http, https, mailto) arrive here; other links of an answer are text.
         pane.link_opened.connect(lambda address: QDesktopServices.openUrl(QUrl(address)))
         self._show_chat()
         self._show_messages()
@@ -116,55 +123,87 @@ class ChatPresenter(QObject):
             self._shown_chat = chat.id
             self._forget_deletion()
             self._pane.set_context_full(False)
-            self._pane.show_remark("")  # it was about the one before
+            self._pane.show_remark("")  # It was about the conversation before.
+            self._pane.close_find()
             self._pane.show_draft(chat.draft)
 
     def _show_messages(self) -> None:
         conversation = self._conversation
+        # Undo would also undo what was said after the deletion.
         if self._before_delete is not None and conversation.tree.messages != self._after_delete.messages:
             self._forget_deletion()
-        self._pane.set_answering(conversation.is_answering)
-        self._pane.show_messages(shown_messages(conversation.tree, conversation.open_message))
+        self._show_answering()
+        self._cut = self._cut_of_answer()
+        self._pane.show_messages(shown_messages(conversation.tree, conversation.open_message, conversation.left_out))
+
+    def _show_answering(self) -> None:
+        is_lost = self._model.loading.snapshot.loaded is None
+        self._pane.set_answering(self._conversation.is_answering, is_lost=is_lost)
+
+    def _cut_of_answer(self) -> Cut | None:
+        answer = self._conversation.answering.answer
+        return None if answer is None or self._conversation.open_message is None else answer.message.cut
 
     def _show_message(self, message: str) -> None:
         conversation = self._conversation
         known = conversation.tree.messages.get(message)
         if known is not None:
-            shown = shown_message(conversation.tree, known, conversation.open_message)
+            shown = shown_message(conversation.tree, known, conversation.open_message, conversation.left_out)
             self._pane.message_list.update_message(shown)
 
     def _on_piece(self, piece: Append) -> None:
         self._pane.message_list.append(piece.message, piece.content, piece.reasoning)
+        self._show_growing()
+
+    def _on_token(self, event: Token) -> None:
+        if event.request == self._conversation.asked_request and event.context_used is not None:
+            self._context_used = event.context_used
+
+    def _on_answer_changed(self, run: AnswerRun) -> None:
+        """Mark the messages that a full context has just dropped. Most changes are text: those cost nothing here."""
+        if run.message.cut != self._cut and self._conversation.open_message is not None:
+            self._cut = run.message.cut
+            conversation = self._conversation
+            shown = shown_messages(conversation.tree, conversation.open_message, conversation.left_out)
+            self._pane.show_messages(shown, at_end=False)
+
+    def _show_growing(self) -> None:
+        """Show the tokens in the context while a prompt is read or an answer is written."""
+        total = self._model.loading.snapshot.context_size
+        if self._conversation.open_message is not None and total is not None:
+            self._pane.show_context([_history(self._context_used)], total)
 
     def _on_status_changed(self, status: ModelStatus) -> None:
         pane, file = self._pane, self._model.file
         pane.set_status(status)
+        # The next context may be longer.
         if status.phase is Phase.LOADING:
             pane.set_context_full(False)
-        pane.set_answering(self._conversation.is_answering)
+        self._show_answering()
+        # Sample questions depend on the model's language, which only another file changes.
         if file is not self._file:
             self._file = file
             pane.set_sample_questions(() if file is None else sample_questions(file))
 
     def _on_reading(self, event: Reading) -> None:
-        """Show how much of a question is read, and how long the rest takes, in the pane and on the status line."""
+        """Show how much of the prompt was read, and the remaining time, in the pane and on the status line."""
         left = left_words(self._pace.left_s(event))
-        # What is said of a request that was stopped or lost meanwhile comes too late.
+        # An event of a request that was stopped or lost meanwhile comes too late.
         if event.prompt_tokens and event.request in self._being_read():
             read, whole = format_count(event.read_tokens), format_count(event.prompt_tokens)
-            text = tr("Reading the question: {read} of {whole} tokens", read=read, whole=whole) + left
+            text = tr("Reading the prompt: {read} of {whole} tokens", read=read, whole=whole) + left
             is_current = self._models.current is self._model
             self._set_busy(text if is_current else f"{self._model.name}: {text}")
         if event.request != self._conversation.asked_request or not self._conversation.is_answering:
             return
+        if event.request not in self._answered_requests():
+            self._context_used = event.read_tokens
+            self._show_growing()
         if event.prompt_tokens <= event.read_tokens:
             self._pane.show_reading(None)
-            if event.request != self._read:
-                self._read = event.request
-                self._pane.show_context([_history(event.prompt_tokens)], self._model.loading.snapshot.context_size)
             return
         words = tr(
-            "reading {read_tokens} of {prompt_tokens} tokens",
+            "processing the prompt: {read_tokens} of {prompt_tokens} tokens",
             read_tokens=format_count(event.read_tokens),
             prompt_tokens=format_count(event.prompt_tokens),
         )
@@ -173,6 +212,12 @@ class ChatPresenter(QObject):
     def _on_snapshot(self) -> None:
         if not self._being_read():
             self._set_busy("")
+        if self._conversation.is_answering and self._model.loading.snapshot.loaded is None:
+            self._show_answering()
+
+    def _answered_requests(self) -> list[int]:
+        """Return requests with text already: `Reading` is repeated as a sign of life in the middle of an answer."""
+        return [run.id for run in self._model.loading.snapshot.requests if run.state is RequestState.ANSWERING]
 
     def _being_read(self) -> list[int]:
         return [run.id for run in self._model.loading.snapshot.requests if run.state is RequestState.READING]
@@ -181,30 +226,32 @@ class ChatPresenter(QObject):
         self._status_line.set_busy(f"reading {self._model.number}", text)
 
     def _on_answer_ended(self) -> None:
-        """An answer has ended, complete or not. One that failed changes neither the messages nor the status."""
-        self._pane.set_answering(self._conversation.is_answering)
+        """Show that an answer has ended, complete or not: a failed one may change neither messages nor status."""
+        self._show_answering()
 
     def _on_answer_finished(self, event: Done) -> None:
         self._pane.show_remark(event.replaced)
+        # The same sentence is logged once and not after each answer.
         if event.replaced_for_log != self._logged:
             self._logged = event.replaced_for_log
             if self._logged:
                 _log.warning("%s", self._logged)
+        # With dropping switched on, the next question makes room by itself.
         is_full = event.stop_reason == "context_full" and self._conversation.answering.overflow == "stop"
         self._pane.set_context_full(is_full)
 
     def _on_restored(self, restored: Restored) -> None:
         if restored.tokens:
-            words = tr("{tokens} tokens restored: they are not read again.", tokens=format_count(restored.tokens))
+            words = tr("Saved KV state restored: {tokens} tokens.", tokens=format_count(restored.tokens))
         else:
-            words = tr("This conversation is read again. {refusal}", refusal=restored.refusal)
+            words = tr("The model will process the whole conversation again. {refusal}", refusal=restored.refusal)
         self._pane.show_remark(words)
 
     def _on_context_use(self, use: ContextFill) -> None:
-        """Show what is known at once; the parts follow when they are counted."""
+        """Show the number of tokens at once. The parts follow when they are counted."""
         self._pane.show_context(None if use.used is None else [_history(use.used)], use.total)
         if use.total is not None and (use.used or self._conversation.tree.messages):
-            self._counter.count(self._conversation.counted_chat(use.used or None))
+            self._counter.count(self._conversation.counted_chat())
 
     def _on_counted(self, use: ContextUse) -> None:
         system = ContextPart(tr("system prompt"), use.system, "kv")
@@ -216,18 +263,16 @@ class ChatPresenter(QObject):
 
     def _on_send(self, text: str) -> None:
         if self._conversation.can_ask:
+            self._pane.show_remark("")  # it was about the prompt before
+            # Taken only for a question that can be asked: a refused one keeps its files.
             self._conversation.send(text, self._files.attacher.take())
 
-    def _on_returned(self, question: Message) -> None:
-        self._pane.return_question(question.content)
-        self._files.attacher.give_back(question.attachments)
-
     def _on_start(self) -> None:
-        """Open a model, or load the one that this is the chat of."""
+        """Open a model, or load the model of this chat."""
         if self._model.file is None:
             self._open_file()
             return
-        # A chat beside another one may belong to a model that is not the current one.
+        # The right one of two chats may belong to a model that is not the current one.
         self._opener.show(self._model)
         self._loader.load()
 
@@ -238,6 +283,9 @@ class ChatPresenter(QObject):
 
     def _on_action(self, action: MessageAction) -> None:
         conversation = self._conversation
+        if action.kind in _ASKING and not conversation.can_ask:
+            self._refuse(action)
+            return
         match action.kind:
             case "edit":
                 conversation.edit(action.message, action.text)
@@ -260,6 +308,14 @@ class ChatPresenter(QObject):
                 self._before_delete, self._after_delete = before, conversation.tree
                 self._pane.offer_undo(before is not None)
 
+    def _refuse(self, action: MessageAction) -> None:
+        """Show why the model cannot be asked. The text of an edited question is put into the input."""
+        if action.text and not self._pane.prompt_edit.toPlainText().strip():
+            self._pane.prompt_edit.setPlainText(action.text)
+        busy = tr("An answer is being written. Wait for its end, or stop it.")
+        sentence = busy if self._conversation.is_answering else tr("Load the model first.")
+        self._status_line.show_notice(Notice(sentence, bad=True))
+
     def _on_undo(self) -> None:
         before = self._before_delete
         self._forget_deletion()
@@ -272,4 +328,4 @@ class ChatPresenter(QObject):
 
 
 def _history(tokens: int) -> ContextPart:
-    return ContextPart(tr("questions, answers and the template's marks"), tokens, "weights")
+    return ContextPart(tr("questions, answers and chat template"), tokens, "weights")

@@ -1,4 +1,4 @@
-"""Carries what is set for a conversation between it and the panel in its pane."""
+"""Presenter of a conversation's settings: system prompt, preset, samplers and chat template."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 from PySide6.QtCore import QObject
 from PySide6.QtWidgets import QInputDialog, QWidget
 
-from app.chats.preset_book import PresetBook
+from app.chats.preset_store import PresetStore
 from app.models.open_model import OpenModel
 from engine.base.language import tr
 from engine.chat.presets import MAX_NAME_CHARACTERS, Preset
@@ -17,18 +17,19 @@ from widgets.chat.settings_panel import SettingChange, SettingRow, SettingsPanel
 
 
 class ChatSettingsPresenter(QObject):
-    """One model's. What is no value is said, and changes nothing."""
+    """Passes settings between one model's conversation and its panel. Invalid input shows an error and is ignored."""
 
-    def __init__(self, model: OpenModel, book: PresetBook, pane: ChatPane, window: QWidget) -> None:
+    def __init__(self, model: OpenModel, presets: PresetStore, pane: ChatPane, window: QWidget) -> None:
         super().__init__(window)
         self._conversation = model.conversation
-        self._book = book
+        self._presets = presets
         self._window = window
         self._panel: SettingsPanel | None = None
         self._shown_chat = ""
         model.conversation.chat_changed.connect(self._show)
         model.loading.loaded_changed.connect(self._show)
-        book.changed.connect(self._show)
+        presets.changed.connect(self._show)
+        # The pane makes its panel when people open it for the first time.
         pane.settings_made.connect(self._on_made)
 
     def _on_made(self, panel: SettingsPanel) -> None:
@@ -46,12 +47,12 @@ class ChatSettingsPresenter(QObject):
         if panel is None:
             return
         if conversation.chat.id == self._shown_chat:
-            panel.flush()  # what is still being typed holds, and is not shown over
+            panel.flush()  # Text that is being typed is taken first, so that it is not overwritten.
         self._shown_chat = conversation.chat.id
         chat, preset, sampling = conversation.chat, conversation.preset, conversation.sampling
         panel.show_system(chat.system, "" if preset is None else preset.system)
         panel.template_field.show_template(chat.template)
-        panel.show_presets(list(self._book.presets), chat.preset)
+        panel.show_presets(list(self._presets.presets), chat.preset)
         panel.show_values(
             {
                 setting.key: SettingRow(
@@ -82,22 +83,24 @@ class ChatSettingsPresenter(QObject):
         settings = dict(chat.settings)
         setting = SAMPLING_BY_KEY[change.key]
         fault = ""
+        # The value of the preset or of the model counts again.
         if change.text is None:
             settings.pop(change.key, None)
         else:
             try:
                 settings[change.key] = setting.kind.typed(change.text)
             except ValueError as error:
-                fault = tr("{label}: {error}. The value before it holds.", label=setting.label, error=error)
+                fault = tr("{label}: {error}. The value was not changed.", label=setting.label, error=error)
         if self._panel is not None:
             self._panel.show_fault(fault)
+        # The field still has the invalid text; the stored value is shown instead.
         if fault:
             self._show()
         else:
             self._conversation.change_chat(msgspec.structs.replace(chat, settings=settings))
 
     def _on_delete(self) -> None:
-        self._book.delete(self._conversation.chat.preset)
+        self._presets.delete(self._conversation.chat.preset)
 
     def _on_save(self) -> None:
         dialog = QInputDialog(self._window)
@@ -114,6 +117,8 @@ class ChatSettingsPresenter(QObject):
         conversation = self._conversation
         preset = conversation.preset
         settings = {} if preset is None else dict(preset.settings)
+        # Values of the conversation win over those of its preset.
         settings |= usable_settings(conversation.chat.settings)
-        self._book.save(Preset(name=name, system=conversation.system, settings=settings))
+        self._presets.save(Preset(name=name, system=conversation.system, settings=settings))
+        # The conversation now takes these values from the preset, and follows its changes.
         conversation.change_chat(msgspec.structs.replace(conversation.chat, preset=name, system="", settings={}))

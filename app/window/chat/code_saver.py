@@ -1,4 +1,4 @@
-"""Saves code of an answer as a file that somebody chooses."""
+"""Saves code of an answer to a file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from engine.base.language import tr
 
 
 class CodeSaver(QObject):
-    """Asks where to, and writes beside the GUI thread."""
+    """Asks for a file, and writes it in the background."""
 
     def __init__(self, window: QWidget, background: Background, notices: Notices) -> None:
         super().__init__(window)
@@ -26,7 +26,7 @@ class CodeSaver(QObject):
         self._notices = notices
 
     def save(self, code: str, language: str) -> None:
-        """Ask for a place for `code`; nothing is written without an answer."""
+        """Ask for a file for `code`. Nothing is written without an answer."""
         dialog = QFileDialog(self._window, tr("Save code"))
         dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
         dialog.selectFile(suggested_name(language))
@@ -37,7 +37,7 @@ class CodeSaver(QObject):
         self._background.run(
             tr("Saving {name}", name=path.name),
             lambda: write_code(path, code),
-            lambda _: self._notices.say(tr("{name} is saved", name=path.name)),
+            lambda _: self._notices.say(tr("Saved {name}", name=path.name)),
             self._notices.tell,
         )
 
@@ -48,17 +48,19 @@ def suggested_name(language: str) -> str:
         pattern = next(iter(get_lexer_by_name(language).filenames), "") if language else ""
     except ClassNotFound:
         pattern = ""
+    # Patterns of Pygments may be names such as "Makefile"; only plain endings are used.
     ending = pattern.removeprefix("*")
     return f"code{ending}" if ending.startswith(".") and ending[1:].isalnum() else "code.txt"
 
 
 def write_code(path: Path, code: str) -> None:
-    """Write `code`.
+    """Write `code` to a file.
 
     Raises:
         ArgumentError: the file cannot be written.
     """
     try:
+        # Models may generate lone surrogates, which UTF-8 cannot encode.
         write_whole(path, f"{code}\n".encode("utf-8", "replace"))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)

@@ -1,4 +1,4 @@
-"""Tokens of a conversation: what the current model reads of it, and how the tokens of an answer were chosen."""
+"""Presenters of tokens: the raw prompt of the current conversation, and the token probabilities of an answer."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from widgets.common.counts import format_count
 
 
 def shown_choice(choice: TokenChoice) -> ShownChoice:
-    """Return how a token was chosen as widgets show it."""
+    """Return a token choice as the value that widgets show."""
     return ShownChoice(choice.text, choice.probability, choice.likeliest)
 
 
 class ChoicesPresenter(OneDialog[ChoicesDialog]):
-    """Shows how the tokens of an answer were chosen."""
+    """Shows the probabilities of the tokens of an answer."""
 
     def __init__(self, theme: Theme, window: QWidget) -> None:
         super().__init__(self._make_dialog, lambda _dialog: None, window)
@@ -37,7 +37,7 @@ class ChoicesPresenter(OneDialog[ChoicesDialog]):
         self._window = window
 
     def follow(self, model: OpenModel, pane: ChatPane) -> None:
-        """Show the answers of a chat when that is asked for there."""
+        """Open the dialog when a person chooses Tokens in this chat."""
         pane.acted.connect(self._shows(model))
 
     def _shows(self, model: OpenModel) -> Callable[[MessageAction], None]:
@@ -48,13 +48,15 @@ class ChoicesPresenter(OneDialog[ChoicesDialog]):
         return show
 
     def show_choices(self, model: OpenModel, message: str) -> None:
-        """Show how the tokens of a message were chosen."""
+        """Show the token probabilities of a message."""
         known = model.conversation.tree.messages.get(message)
         if known is None:
             return
         shown = list(map(shown_choice, known.choices))
         is_whole = len(shown) < MAX_CHOICES
-        cut = tr("of an answer the first {max_choices} are kept", max_choices=format_count(MAX_CHOICES))
+        cut = tr(
+            "probabilities are stored for the first {max_choices} tokens only", max_choices=format_count(MAX_CHOICES)
+        )
         self.open().show_choices(shown, "" if is_whole else cut)
 
     def _make_dialog(self) -> ChoicesDialog:
@@ -65,7 +67,7 @@ class ChoicesPresenter(OneDialog[ChoicesDialog]):
 
 
 class PromptPresenter(OneDialog[PromptDialog]):
-    """Shows what the current model reads of its conversation."""
+    """Shows the raw prompt of the current conversation, token by token."""
 
     def __init__(self, models: OpenModels, theme: Theme, window: QWidget) -> None:
         super().__init__(self._make_dialog, lambda _dialog: None, window)
@@ -74,16 +76,17 @@ class PromptPresenter(OneDialog[PromptDialog]):
         self._window = window
         self._asked: tuple[OpenModel, int] | None = None
         self._path: tuple[Message, ...] = ()
-        """What was said when the model was asked."""
+        """The messages of the requested prompt."""
 
     def show(self) -> None:
-        """Ask the model, and open the dialog."""
+        """Ask the model for the prompt, and open the dialog."""
+        # The answer to an earlier request must not be shown as this prompt.
         self._forget()
         dialog = self.open()
         model = self._models.current
         messages = model.conversation.prompt_messages()
         if not messages:
-            dialog.show_fault(tr("Nothing was said yet."))
+            dialog.show_fault(tr("The conversation is empty."))
             return
         try:
             number = model.loading.ask(
@@ -93,6 +96,7 @@ class PromptPresenter(OneDialog[PromptDialog]):
             dialog.show_fault(error.summary())
             return
         self._asked, self._path = (model, number), model.conversation.prompt_path
+        # Connected for one request only: each model has its own bridge.
         model.loading.bridge.answered.connect(self._on_answered)
         model.loading.answer_lost.connect(self._on_lost)
 
@@ -103,6 +107,7 @@ class PromptPresenter(OneDialog[PromptDialog]):
         return dialog
 
     def _on_answered(self, event: Answered) -> None:
+        # The bridge emits answers for all who ask the child, such as the token counter.
         if self._asked is None or event.request != self._asked[1] or self.dialog is None:
             return
         if isinstance(event.answer, Rendered):

@@ -1,4 +1,4 @@
-"""Two conversations beside each other, each with a model of its own, while the chat has the window to itself."""
+"""Two conversations side by side, each with a model of its own, in the arrangement Chat Alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from widgets.chat.chat_view import ChatView
 
 
 class SideBySide(QObject):
-    """The one that is typed in is the current one; neither changes its place for that."""
+    """Shows a second chat at the right. The model of the chat with the focus is current; both keep their places."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class SideBySide(QObject):
         self._arranger = arranger
         self._notices = notices
         self._others: tuple[OpenModel, ...] = ()
-        """What may be chosen at the right, in the order of the list."""
+        """Models that can be chosen at the right, in the order of the list."""
         chat_view.beside_chosen.connect(lambda place: self._show(self._others[place]))
         chat_view.beside_closed.connect(self.close)
         models.current_changed.connect(self._refresh)
@@ -44,26 +44,26 @@ class SideBySide(QObject):
         arranger.changed.connect(self._on_arranged)
         application = QApplication.instance()
         assert isinstance(application, QApplication)
+        # A widget has no signal for the focus of its children; this one of Qt covers all widgets.
         application.focusChanged.connect(self._on_focus_changed)
 
     def toggle(self) -> None:
-        """Show another open model's conversation beside the current one, or no more."""
+        """Show or hide another open model's conversation at the right."""
         if self._views.beside is not None:
             self.close()
             return
         others = [model for model in self._models.all if model.file is not None and model is not self._models.current]
         if not others:
-            self._notices.say(
-                tr("Open another model, or this one again, first: each conversation here has one of its own."), bad=True
-            )
+            self._notices.say(tr("To compare, open a second model, or this one again."), bad=True)
             return
+        # Two chats need the width of the whole window.
         if self._arranger.current is not Arrangement.CHAT:
             self._arranger.arrange(Arrangement.CHAT)
-        # One that is loaded can be asked at once.
+        # A loaded model can answer at once.
         self._show(next((model for model in others if model.held is not None), others[0]))
 
     def close(self) -> None:
-        """Show one conversation only, that of the current model."""
+        """Show only the conversation of the current model."""
         self._show(None)
 
     def _show(self, beside: OpenModel | None) -> None:
@@ -73,6 +73,7 @@ class SideBySide(QObject):
     def _refresh(self) -> None:
         beside, left = self._views.beside, self._views.left
         self._others = tuple(model for model in self._models.all if model.file is not None and model is not left)
+        # The model at the right may have become the left one.
         if beside is None or beside not in self._others:
             self._chat_view.hide_beside()
             return
@@ -87,6 +88,7 @@ class SideBySide(QObject):
         beside = self._views.beside
         if beside is None or now is None:
             return
+        # The chat with the focus decides; menus and the settings bar then concern its model.
         for model in (beside, self._views.left):
             if self._views.of(model).chat.isAncestorOf(now):
                 self._opener.show(model)

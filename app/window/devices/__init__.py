@@ -1,1 +1,1 @@
-"""Devices in the window: rigs, machines nearby, engine packs, the examination."""
+"""Devices in the window: cards, lab rig, machines nearby, engine packs, checks of the machine."""

@@ -1,4 +1,4 @@
-"""Help > Check This Machine: what is looked at, what came of it, and a file to send. The window stays usable beside."""
+"""The dialog of Help > Check This Machine: progress, results, and a report file to send."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from widgets.common.row_table import RowTable
 
 REPORT_FILTER = tr("Reports (*.json);;All files (*)")
 INTRODUCTION = tr(
-    "What is installed, whether the engine computes what it should on each device, whether "
-    "forecasts hold, and how fast everything is. It takes a few minutes and loads a small "
-    "model on each device. The report names no persons and no computers."
+    "Checks what is installed, whether the engine computes correctly on each device, whether forecasts are right, "
+    "and how fast everything is. It takes a few minutes and loads a small model on each device. "
+    "The report contains no personal data."
 )
 _COLUMNS = (tr("Check"), tr("Device"), "", tr("What was found"))
 
 
 class DoctorDialog(QDialog):
-    """Begins at once; closing it cancels what runs."""
+    """Starts the examination when it opens; closing it cancels a running one."""
 
     def __init__(self, parent: QWidget, examiner: Examiner) -> None:
         super().__init__(parent)
@@ -57,27 +57,30 @@ class DoctorDialog(QDialog):
         examiner.failed.connect(self._on_failed)
 
     def begin(self) -> None:
-        """Check, from the beginning."""
+        """Start a new check."""
         self._report = None
         self.table.setRowCount(0)
         self._show_running(True)
-        self._say(tr("Looking at this machine…"))
+        self._say(tr("Checking this machine…"))
+        # Qt shows the range 0 to 0 as "busy": the number of checks is not known yet.
         self.progress_bar.setRange(0, 0)
         self._examiner.start()
 
     def done(self, result: int) -> None:
-        """Close; what runs is cancelled."""
+        """Close the dialog, and cancel a running check."""
+        # Accept, reject and the close button of the window all end in `done`.
         self._examiner.cancel()
         super().done(result)
 
     @property
     def text(self) -> str:
-        """What is said above the table."""
+        """The status sentence above the table."""
         return self._words.text()
 
     def _on_progress(self, progress: Progress) -> None:
         self.progress_bar.setRange(0, progress.total)
         self.progress_bar.setValue(progress.done)
+        # After Cancel the line says "Cancelling…" until the running check has ended.
         if progress.words and self.cancel_button.isEnabled():
             self._say(f"{progress.words}…")
         self._show_checks(progress.checks)
@@ -85,6 +88,7 @@ class DoctorDialog(QDialog):
     def _on_finished(self, report: Report) -> None:
         self._report = report
         self.table.setRowCount(0)
+        # All rows anew: unlike those shown so far, the report contains no personal names.
         self._show_checks(report.checks)
         self._say(report.summary, bad=not report.is_sound)
         self._show_running(False)
@@ -106,7 +110,7 @@ class DoctorDialog(QDialog):
             self._examiner.save(path, self._report)
 
     def _show_checks(self, checks: tuple[Check, ...]) -> None:
-        """Add the rows that are not there yet, and stay at the end where people look there."""
+        """Add the new rows. A table that was scrolled to its end stays there."""
         bar = self.table.verticalScrollBar()
         follows = bar.value() == bar.maximum()
         self.table.add_rows(table(checks)[self.table.rowCount() :])

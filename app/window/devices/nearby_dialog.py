@@ -1,4 +1,4 @@
-"""Devices > Find Machines Nearby: a list, pairing by code, adding what is paired. The window stays usable beside."""
+"""Devices > Find Machines Nearby: lists machines, pairs by code, and adds paired ones. The dialog is not modal."""
 
 from __future__ import annotations
 
@@ -24,16 +24,15 @@ from widgets.common.row_table import RowTable
 
 INTRODUCTION = tr(
     "On the other computer run: layerdeck-cli rig serve --secure --announce --host "
-    "ITS-ADDRESS --port 50052. It shows a pairing code; type it here. What goes between the "
-    "two is encrypted, and nobody else can use the worker. A computer that does not announce "
-    "itself is paired by its address."
+    "ITS-ADDRESS --port 50052. It shows a pairing code; type it here. The connection is encrypted, and only paired "
+    "computers can use the worker. A computer that is not listed can be paired by its address."
 )
 _COLUMNS = (tr("Machine"), tr("Device"), tr("Memory"), tr("Address"), tr("State"))
-_LOOKING = tr("Looking in the local network…")
+_LOOKING = tr("Searching the local network…")
 
 
 class NearbyDialog(QDialog):
-    """Looks from `begin` to its end."""
+    """Searches from `begin` until it is closed."""
 
     def __init__(self, parent: QWidget, peers: Peers) -> None:
         super().__init__(parent)
@@ -46,7 +45,7 @@ class NearbyDialog(QDialog):
         self.address_line = QLineEdit()
         self.code_line = QLineEdit()
         self.pair_button = QPushButton(tr("&Pair"))
-        self.add_button = QPushButton(tr("&Add to the Devices"))
+        self.add_button = QPushButton(tr("&Add to Devices"))
         self.forget_button = QPushButton(tr("&Forget"))
         self.close_button = QPushButton(tr("Close"))
         self._build()
@@ -63,28 +62,29 @@ class NearbyDialog(QDialog):
         self._enable()
 
     def begin(self) -> None:
-        """Begin to look."""
+        """Start the search."""
         self._peers.start_looking()
 
     def done(self, result: int) -> None:
-        """Close; nobody looks any more."""
+        """Close the dialog, and stop the search."""
         self._peers.stop_looking()
         super().done(result)
 
     @property
     def text(self) -> str:
-        """What is said below the list."""
+        """The status sentence below the list."""
         return self._words.text()
 
     @property
     def selected(self) -> Found | None:
-        """The machine that is chosen in the list."""
+        """The machine selected in the list; None if there is none."""
         row = self.table.chosen_row
         return None if row is None else self._rows[row]
 
     def _on_found(self, rows: tuple[Found, ...]) -> None:
         before = self.selected
         self._rows = rows
+        # The choice follows the fingerprint: rows move when machines are found or go.
         prints = [row.fingerprint for row in rows]
         self.table.show_rows(
             [_cells(row) for row in rows],
@@ -117,7 +117,7 @@ class NearbyDialog(QDialog):
 
     def _on_add(self) -> None:
         if (row := self.selected) is not None:
-            self._say(tr("Asking {name}…", name=row.name))
+            self._say(tr("Connecting to {name}…", name=row.name))
             self._peers.add(row)
 
     def _on_forget(self) -> None:
@@ -152,6 +152,7 @@ class NearbyDialog(QDialog):
         buttons.addStretch(1)
         for button in (self.pair_button, self.add_button, self.close_button):
             buttons.addWidget(button)
+        # Qt makes each button of a dialog an auto-default one, which Enter presses. These two it must not press.
         for button in (self.forget_button, self.close_button):
             button.setAutoDefault(False)
         layout = QVBoxLayout(self)
@@ -171,9 +172,9 @@ def _cells(row: Found) -> tuple[str, ...]:
 
 def _state(row: Found) -> str:
     if row.is_changed:
-        return tr("another certificate than when it was paired")
+        return tr("certificate changed since pairing")
     if row.is_paired:
-        return tr("paired") if row.is_announced else tr("paired, not announced now")
+        return tr("paired") if row.is_announced else tr("paired, not found now")
     return tr("not paired")
 
 
@@ -186,7 +187,7 @@ def _is_code(text: str) -> bool:
 
 
 class NearbyPresenter(OneDialog[NearbyDialog]):
-    """Looks for machines while its dialog is open."""
+    """Searches for machines while its dialog is open."""
 
     def __init__(self, peers: Peers, window: QWidget) -> None:
         super().__init__(lambda: NearbyDialog(window, peers), NearbyDialog.begin, window)

@@ -1,4 +1,4 @@
-"""Devices > Engine Packs: what is installed, whether it is used and why not, and what can be done about it."""
+"""Devices > Engine Packs: the installed packs, whether each is used, the reason if not, and actions on them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.rig.pack_shelf import Packs, PackShelf
+from app.rig.pack_controller import PackController, Packs
 from app.window import dialogs
 from app.window.dialogs import OneDialog
 from engine.base.language import tr
@@ -24,24 +24,24 @@ from widgets.common.row_table import RowTable
 
 PACK_FILTER = tr("Engine packs (*.tar.gz);;All files (*)")
 INTRODUCTION = tr(
-    "A pack brings one kind of card to the engine: CUDA for NVIDIA, HIP for AMD, Vulkan for "
-    "most. Several can be in use at once. A pack is a program: install only what comes from "
-    "somebody you trust. Each is checked in a process of its own before it is used."
+    "A pack lets the engine use one kind of graphics card: CUDA for NVIDIA, HIP for AMD, Vulkan for most. Several can "
+    "be in use at once. A pack is a program: install only packs from people you trust. Each pack is tested in a "
+    "separate process before it is used."
 )
 NOTHING = tr("No engine packs are installed: models run on the processor and on workers.")
 _COLUMNS = (tr("Pack"), tr("Backend"), tr("Size"), tr("State"))
 
 
 class PacksDialog(QDialog):
-    """Shows what the shelf tells; all work is the shelf's."""
+    """Shows the packs of the controller, which installs, checks and removes them."""
 
     machine_check_requested = Signal()
 
-    def __init__(self, parent: QWidget, shelf: PackShelf) -> None:
+    def __init__(self, parent: QWidget, controller: PackController) -> None:
         super().__init__(parent)
         self.setWindowTitle(tr("Engine Packs"))
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self._shelf = shelf
+        self._controller = controller
         self._packs = Packs()
         self._words = plain_label("", wrap=True)
         self.table = RowTable(_COLUMNS, tr("Engine packs"))
@@ -59,22 +59,22 @@ class PacksDialog(QDialog):
         self.remove_button.clicked.connect(self._on_remove)
         self.close_button.clicked.connect(self.reject)
         self.table.itemSelectionChanged.connect(self._show_buttons)
-        shelf.changed.connect(self.show_packs)
-        self.show_packs(shelf.packs)
+        controller.changed.connect(self.show_packs)
+        self.show_packs(controller.packs)
 
     @property
     def text(self) -> str:
-        """What is said above the table."""
+        """The status sentence above the table."""
         return self._words.text()
 
     @property
     def current(self) -> ListedPack | None:
-        """The pack that is chosen."""
+        """The selected pack; None if there is none."""
         row = self.table.chosen_row
         return None if row is None else self._packs.listed[row]
 
     def show_packs(self, packs: Packs) -> None:
-        """Show what is there; the same pack stays chosen."""
+        """Show `packs`; the selected pack stays selected."""
         before = self.current
         self._packs = packs
         names = [pack.name for pack in packs.listed]
@@ -89,11 +89,14 @@ class PacksDialog(QDialog):
         said = f"{packs.under_way}…" if packs.under_way else "" if names else NOTHING
         if packs.fresh:
             said = tr(
-                "{name} works with one type of weights. Check This Machine tries the others and leaves out what fails.",
+                "{name} works with one type of weights. Check This Machine tests the other types and "
+                "excludes those that fail.",
                 name=packs.fresh,
             )
         self.machine_button.setVisible(bool(packs.fresh))
-        self._words.setText(said or (tr("A pack is not used; its row says why.") if broken else tr("All packs work.")))
+        self._words.setText(
+            said or (tr("A pack is not in use; see its row for the reason.") if broken else tr("All packs work."))
+        )
         set_role(self._words, "error" if broken and not packs.under_way and not packs.fresh else "strong")
         self._show_buttons()
 
@@ -108,19 +111,19 @@ class PacksDialog(QDialog):
     def _on_install(self) -> None:
         path = dialogs.ask_open(self, tr("Install an Engine Pack"), PACK_FILTER)
         if path is not None:
-            self._shelf.install(path)
+            self._controller.install(path)
 
     def _on_check(self) -> None:
         if self.current is not None:
-            self._shelf.check(self.current.name)
+            self._controller.check(self.current.name)
 
     def _on_switch(self) -> None:
         if self.current is not None:
-            self._shelf.switch(self.current.name, on=self.current.state == "off")
+            self._controller.switch(self.current.name, on=self.current.state == "off")
 
     def _on_remove(self) -> None:
         if self.current is not None:
-            self._shelf.remove(self.current.name)
+            self._controller.remove(self.current.name)
 
     def _build(self) -> None:
         buttons = QHBoxLayout()
@@ -139,16 +142,17 @@ class PacksDialog(QDialog):
 
 
 class PacksPresenter(OneDialog[PacksDialog]):
-    """Looks at the packs when its dialog is opened. `check_machine` has the engine checked on all devices."""
+    """Refreshes the list of packs when its dialog is opened. `check_machine`: opens the check of all devices."""
 
-    def __init__(self, shelf: PackShelf, window: QWidget, check_machine: Callable[[], None]) -> None:
+    def __init__(self, controller: PackController, window: QWidget, check_machine: Callable[[], None]) -> None:
         def make() -> PacksDialog:
-            dialog = PacksDialog(window, shelf)
+            dialog = PacksDialog(window, controller)
             dialog.machine_check_requested.connect(check_machine)
             return dialog
 
+        # The controller runs one action at a time, and would refuse the second one with a notice.
         def look(_dialog: PacksDialog) -> None:
-            if not shelf.packs.under_way:
-                shelf.refresh()
+            if not controller.packs.under_way:
+                controller.refresh()
 
         super().__init__(make, look, window)

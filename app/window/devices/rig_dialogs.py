@@ -13,19 +13,21 @@ from engine.base.units import parse_size
 from engine.devices.endpoint import parse_endpoint
 
 REMOTE_WARNING = tr(
-    "Remote workers speak llama.cpp's RPC protocol, which has no authentication and no "
-    "encryption. Anyone on the same network can use the worker, and can read the text you "
-    "send to it. Use it only in a network where you trust every computer."
+    "Remote workers use llama.cpp's RPC protocol, which has no authentication and no encryption. "
+    "Anyone on the same network can use the worker and read the text you send to it. Add remote "
+    "workers only on a network where you trust every computer."
 )
+# `GGML_SCHED_MAX_BACKENDS` is 16, and the CPU is one of these backends.
 MAX_LAB_WORKERS = 15
 _LAB_HELP = tr(
-    "Workers on this computer, each a device of its own with a memory limit. One size per worker, separated by commas."
+    "Starts workers on this computer; each acts as a separate device with a memory limit. Enter one "
+    "size per worker, separated by commas."
 )
 _REMOTE_HELP = tr("On the other computer run: layerdeck-cli rig serve --host ITS-ADDRESS --port 50052")
 
 
 class LineDialog(QDialog):
-    """One line of text, checked before the dialog closes: a bad value is explained and stays editable."""
+    """Asks for one line of text, checked before the dialog closes: an invalid value is explained and stays editable."""
 
     value_accepted = Signal(str)
 
@@ -55,11 +57,11 @@ class LineDialog(QDialog):
 
     @property
     def problem(self) -> str:
-        """What is wrong with the value, empty before it was tried."""
+        """The error about the value; empty before the first try."""
         return self._problem.text()
 
     def accept(self) -> None:
-        """Close with the value, or say what is wrong with it."""
+        """Close with the value, or show the error about it."""
         value = self.line.text().strip()
         try:
             self._check(value)
@@ -82,7 +84,7 @@ def parse_caps(text: str) -> tuple[int, ...]:
         raise ValueError(tr("A worker needs a size above 0, such as 512MiB."))
     if len(caps) > MAX_LAB_WORKERS:
         raise ValueError(
-            tr("At most {count} workers: llama.cpp takes no more devices in one load.", count=MAX_LAB_WORKERS)
+            tr("At most {count} workers are possible: llama.cpp supports no more devices.", count=MAX_LAB_WORKERS)
         )
     return caps
 
@@ -97,7 +99,10 @@ def ask_lab_caps(parent: QWidget, then: Callable[[tuple[int, ...]], None]) -> No
 def ask_remote_endpoint(
     parent: QWidget, *, warn: bool, on_warned: Callable[[], None], then: Callable[[str], None]
 ) -> None:
-    """Ask for a remote worker's address, after the warning if that is due; call `then` with `host:port`."""
+    """Ask for a remote worker's address, and call `then` with `host:port`.
+
+    `warn`: show the warning about open networks first. `on_warned`: called when it is accepted.
+    """
 
     def ask() -> None:
         dialog = LineDialog(parent, tr("Add a remote worker"), _REMOTE_HELP, "", parse_endpoint)
@@ -117,6 +122,7 @@ def ask_remote_endpoint(
         if box.clickedButton() is proceed:
             on_warned()
             ask()
+        # A box that was opened by `open` stays a child of the window until somebody deletes it.
         box.deleteLater()
 
     box.finished.connect(lambda _result: answered())

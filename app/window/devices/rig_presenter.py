@@ -1,4 +1,4 @@
-"""The devices: their cards with samples and alerts, what people change of them, and weights kept for clients."""
+"""Presenters of the devices: cards with samples and alerts, changed limits, and weights cached for clients."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ from app.rig.device_search import DeviceSearch
 from app.rig.lab import Lab
 from app.rig.limits import LimitSetter
 from app.rig.live_rig import LiveRig
-from app.rig.sampling import Watchman
+from app.rig.sampling import HeadroomMonitor
 from app.window.actions import Actions
 from engine.base.errors import EngineError
 from engine.base.kept_weights import empty, kept_bytes
 from engine.base.language import tr
 from engine.base.units import format_bytes
 from engine.devices.device import Rig
+from engine.devices.telemetry.sample import Sample
 from widgets.devices.device_strip import DeviceStrip
+from widgets.devices.readings import simulated_words
 
 _log = logging.getLogger("layerdeck.kept_weights")
-_TITLE = tr("Weights Kept by Workers")
+_TITLE = tr("Weights Cached by Workers")
 
 
 class RigPresenter(QObject):
-    """Shows the devices on their cards, and carries limits and removals from there."""
+    """Shows the devices on their cards, and forwards limits and removals from there."""
 
     def __init__(
         self,
@@ -37,56 +39,67 @@ class RigPresenter(QObject):
         *,
         search: DeviceSearch,
         limits: LimitSetter,
-        watchman: Watchman,
+        headroom_monitor: HeadroomMonitor,
         strip: DeviceStrip,
         actions: Actions,
         notices: Notices,
         parent: QObject | None = None,
     ) -> None:
         super().__init__(parent)
-        self._strip = strip
+        self._live, self._lab, self._strip = live, lab, strip
         self._actions = actions
         self._notices = notices
         live.rig_changed.connect(self._on_rig_changed)
-        live.samples_arrived.connect(strip.add_samples)
-        watchman.alerts_changed.connect(strip.set_alerts)
+        live.samples_arrived.connect(self._on_samples)
+        headroom_monitor.alerts_changed.connect(strip.set_alerts)
         lab.worker_lost.connect(self._on_worker_lost)
         lab.running_changed.connect(self._on_lab_running)
+        lab.stopped_changed.connect(self._on_stopped_changed)
+        # No worker has stopped yet; `stopped_changed` enables the action.
+        actions.enable(restart_lab=False)
         strip.limits_edited.connect(limits.set)
         strip.remove_requested.connect(search.remove)
         self._on_rig_changed(live.rig)
 
     def _on_rig_changed(self, rig: Rig) -> None:
         self._strip.set_devices(rig.all_devices)
+        simulated = [device.id for device in rig.devices if device.endpoint in self._lab.endpoints]
+        self._strip.set_note(simulated_words(simulated))
+
+    def _on_samples(self, samples: tuple[Sample, ...]) -> None:
+        self._strip.add_samples(tuple(map(self._live.as_shown, samples)))
 
     def _on_lab_running(self, running: bool) -> None:
         self._actions.enable(start_lab=not running, stop_lab=running)
+
+    def _on_stopped_changed(self, names: tuple[str, ...]) -> None:
+        self._actions.enable(restart_lab=bool(names))
 
     def _on_worker_lost(self, sentence: str) -> None:
         self._notices.say(sentence, bad=True)
 
 
 class KeptWeightsPresenter(QObject):
-    """Shows how much disk the weights take that workers of this computer keep, and removes them if people say so."""
+    """Shows the disk space of weights cached by workers of this computer, and removes them on request."""
 
     def __init__(self, background: Background, notices: Notices, window: QWidget) -> None:
         super().__init__(window)
         self._background, self._notices, self._window = background, notices, window
 
     def show(self) -> None:
-        """Say how much is kept, with a button that removes it."""
+        """Show the size of the cached weights, with a button that removes them."""
         folder = kept_weights_path()
         self._background.run("Counting weights", lambda: kept_bytes(folder), self._ask, _log_error, quiet=True)
 
     def _ask(self, size_bytes: int) -> None:
         text = tr(
-            "Workers that this computer runs for others (layerdeck-cli rig serve) keep {size} of "
-            "weights in {kept_weights_path}, so that they are sent once.",
+            "Workers on this computer (layerdeck-cli rig serve) have cached {size} of weights in {kept_weights_path}, "
+            "so that clients send them only once.",
             size=format_bytes(size_bytes),
             kept_weights_path=kept_weights_path(),
         )
         if not size_bytes:
-            text = tr("Workers that this computer runs for others (layerdeck-cli rig serve) keep no weights here.")
+            text = tr("Workers on this computer (layerdeck-cli rig serve) have no cached weights.")
         box = QMessageBox(QMessageBox.Icon.NoIcon, _TITLE, text, QMessageBox.StandardButton.Close, self._window)
         if size_bytes:
             box.addButton(tr("&Empty"), QMessageBox.ButtonRole.DestructiveRole).clicked.connect(self._on_empty)
@@ -98,7 +111,7 @@ class KeptWeightsPresenter(QObject):
 
     def _say_removed(self, freed_bytes: int) -> None:
         self._notices.say(
-            tr("{freed} of kept weights were removed; clients send them again.", freed=format_bytes(freed_bytes))
+            tr("{freed} of cached weights removed. Clients will send them again.", freed=format_bytes(freed_bytes))
         )
 
 

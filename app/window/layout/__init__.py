@@ -1,1 +1,1 @@
-"""The layout in the window: editor, automatic layouts, settings."""
+"""The layout in the window: editor, automatic layouts, settings of the next load."""

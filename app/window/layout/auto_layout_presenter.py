@@ -1,8 +1,9 @@
-"""The dialog for automatic layouts, and the pins in the editor: carries wishes, pins and reasons."""
+"""Presenter of automatic layouts: the dialog with their options, the pins in the editor, and the reason of a layout."""
 
 from __future__ import annotations
 
-from PySide6.QtWidgets import QWidget
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QMessageBox, QWidget
 
 from app.models.auto_layouts import STRATEGY_WORDS, AutoLayouts
 from app.models.document import LayoutDocument
@@ -18,7 +19,7 @@ from widgets.layout_editor.placement import Pins
 
 
 class AutoLayoutPresenter(OneDialog[AutoLayoutDialog]):
-    """Shows the dialog of automatic layouts, and the pins in the editor."""
+    """Shows the dialog of automatic layouts, the pins in the editor, and the reasons for the places of layers."""
 
     def __init__(
         self,
@@ -36,7 +37,9 @@ class AutoLayoutPresenter(OneDialog[AutoLayoutDialog]):
         self._live = live
         self._editor = editor
         self._window = window
+        self._found: AutoLayout | None = None
         editor.pin_toggled.connect(self._layouts.toggle_pin)
+        editor.why_requested.connect(self._on_why)
         self._layouts.pins_changed.connect(self._show_pins)
         self._layouts.found.connect(self._on_found)
         opener.model_changed.connect(self._on_model_changed)
@@ -63,11 +66,32 @@ class AutoLayoutPresenter(OneDialog[AutoLayoutDialog]):
         if self.dialog is not None:
             self.dialog.set_pins_text(_pins_text(pins))
 
+    def _on_why(self, words: str) -> None:
+        """Explain the place of layers or the output: by a strategy, by the first proposal, or by hand."""
+        box = QMessageBox(
+            QMessageBox.Icon.NoIcon, tr("Why Here?"), f"{words[:1].upper()}{words[1:]}.", parent=self._window
+        )
+        box.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        box.setInformativeText("\n\n".join(filter(None, (self._reason(), _pins_text(self._layouts.pins)))))
+        # Device ids may come from a rig file. As rich text their markup would be interpreted.
+        box.setTextFormat(Qt.TextFormat.PlainText)
+        box.open()
+
+    def _reason(self) -> str:
+        edit, found = self._document.edit, self._found
+        if edit is not None and found is not None and edit.layout == found.layout:
+            return found.explanation
+        if self._document.is_untouched:
+            return tr("This layout was proposed when the model was opened. It was the fastest layout found that fits.")
+        return tr("These layers were placed by hand or by a layout file.")
+
     def _on_found(self, found: AutoLayout) -> None:
+        self._found = found
         if self.dialog is not None:
             self.dialog.set_explanation(found.explanation, bad=not found.fits)
 
     def _on_model_changed(self, model: object) -> None:
+        # Pins belong to a model file.
         self._layouts.show_pins()
         if self.dialog is not None:
             self.dialog.set_ready(model is not None)
@@ -79,7 +103,7 @@ class AutoLayoutPresenter(OneDialog[AutoLayoutDialog]):
 
 
 def _pins_text(pins: Pins) -> str:
-    """Return what is pinned where, "" where nothing is."""
+    """Return a sentence with the pinned layers and their devices; empty without pins."""
     parts = [
         tr("{first}-{last} on {device}", first=pin.first, last=pin.last, device=pin.device)
         if pin.last > pin.first

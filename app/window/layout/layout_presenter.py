@@ -1,16 +1,16 @@
-"""The layout being edited: shows its preview in editor, shares and bar, and carries moves back."""
+"""Presenter of the edited layout: shows its preview in editor, share editor and settings bar, and returns moves."""
 
 from __future__ import annotations
 
 from PySide6.QtCore import QObject
 
 from app.models.document import LayoutDocument
-from app.rig.live_rig import LiveRig
 from app.window.actions import Actions
 from engine.base.language import tr
-from engine.planning.layout.layout import SplitMode
-from engine.planning.layout.split_modes import layout_in_mode, split_mode_obstacles, split_shares
+from engine.planning.layout.layout import Layout, SplitMode
+from engine.planning.layout.split_modes import split_mode_obstacles, split_shares
 from engine.planning.plan.decisions.context_length import trained_length
+from engine.planning.plan.plan import Plan
 from engine.planning.plan.preview import Preview
 from widgets.controls.settings_bar import SettingsBar
 from widgets.controls.share_editor import ShareEditor
@@ -24,7 +24,6 @@ class LayoutPresenter(QObject):
     def __init__(
         self,
         document: LayoutDocument,
-        live: LiveRig,
         *,
         editor: LayoutEditor,
         share_editor: ShareEditor,
@@ -34,10 +33,11 @@ class LayoutPresenter(QObject):
     ) -> None:
         super().__init__(parent)
         self._document = document
-        self._live = live
         self._editor = editor
         self._share_editor = share_editor
         self._bar = bar
+        self._left: tuple[Layout | None, Layout | None] = None, None
+        """The last layout in split mode layer, and the layout that replaced it when the mode was changed."""
         document.preview_changed.connect(self._on_preview_changed)
         document.undo_group.canUndoChanged.connect(actions["undo"].setEnabled)
         document.undo_group.canRedoChanged.connect(actions["redo"].setEnabled)
@@ -50,6 +50,7 @@ class LayoutPresenter(QObject):
         document.drag_ended.connect(editor.end_drag)
 
     def _on_preview_changed(self, preview: Preview | None) -> None:
+        # The editor first: during a drag this runs once a frame, and its lanes are what people look at.
         self._editor.set_preview(preview)
         if preview is not None:
             model = self._document.model
@@ -59,9 +60,29 @@ class LayoutPresenter(QObject):
         self._share_editor.set_shares(() if preview is None else split_shares(preview.layout, preview.rig))
 
     def _on_split_mode(self, choice: SplitModeChoice) -> None:
-        edit = self._document.edit
-        if edit is None:
-            return
-        mode: SplitMode = choice.mode
-        layout = layout_in_mode(edit.layout, mode, self._live.rig)
-        self._document.set_layout(layout, tr("split mode {mode}", mode=mode))
+        # The layout in another mode is derived from the plan, which has to be the plan of the current edit.
+        self._document.when_forecast(lambda: self._set_mode(choice.mode))
+
+    def _set_mode(self, mode: SplitMode) -> None:
+        plan = self._document.plan
+        if plan is not None:
+            self._document.set_layout(self._in_mode(plan, mode), tr("split mode {mode}", mode=mode))
+
+    def _in_mode(self, plan: Plan, mode: SplitMode) -> Layout:
+        """Return the layout in another split mode. Back in mode layer it is the earlier layout, unless it was edited.
+
+        The earlier layout is kept while the user goes through other modes.
+        """
+        # Strategies and forecasts are imported later than the window: see `tests/app/test_opening.py`.
+        from engine.planning.fit.mode_layouts import layout_in_split_mode
+
+        now, (left, shown) = plan.edit.layout, self._left
+        if mode == "layer" and left is not None and now == shown:
+            return left
+        layout = layout_in_split_mode(plan, mode, self._document.speeds)
+        if now.split_mode == "layer":
+            left = now
+        elif now != shown:
+            left = None
+        self._left = left, layout
+        return layout

@@ -1,4 +1,4 @@
-"""The dialog with all settings: shows what the edit asks for and what was decided, and carries changes back."""
+"""Presenter of the settings dialog: shows requested and decided settings of the next load, and returns changes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from PySide6.QtWidgets import QWidget
 
 from app.models.document import LayoutDocument
 from app.models.open_models import OpenModels
-from app.models.side_files import SideFileKeeper
+from app.models.side_files import SideFileController
+from app.settings import Settings
 from app.window import dialogs
 from app.window.dialogs import OneDialog
 from engine.base.language import tr
@@ -29,9 +30,10 @@ class SettingsPresenter(OneDialog[SettingsDialog]):
         self,
         document: LayoutDocument,
         models: OpenModels,
-        side_files: SideFileKeeper,
+        side_files: SideFileController,
         *,
         bar: SettingsBar,
+        settings: Settings,
         window: QWidget,
     ) -> None:
         super().__init__(self._make_dialog, lambda _dialog: self.refresh(), window)
@@ -39,7 +41,10 @@ class SettingsPresenter(OneDialog[SettingsDialog]):
         self._models = models
         self._side_files = side_files
         self._window = window
+        self._settings = settings
         bar.all_settings_requested.connect(self.show)
+        bar.show_details(settings.shows_load_details)
+        bar.details_toggled.connect(self._keep_details)
         document.preview_changed.connect(self._on_preview_changed)
         models.current_changed.connect(self.refresh)
         models.changed.connect(self.refresh)
@@ -56,6 +61,9 @@ class SettingsPresenter(OneDialog[SettingsDialog]):
         form.adapter_scaled.connect(files.scale_adapter)
         return dialog
 
+    def _keep_details(self, shown: bool) -> None:
+        self._settings.shows_load_details = shown
+
     def _ask_projector(self) -> None:
         path = dialogs.ask_open(self._window, tr("Choose a projector"), dialogs.MODEL_FILTER, self._folder())
         if path is not None:
@@ -71,11 +79,12 @@ class SettingsPresenter(OneDialog[SettingsDialog]):
         return None if model is None else model.paths[0].parent
 
     def _on_preview_changed(self, _preview: Preview | None) -> None:
+        # A hidden dialog is filled when it opens: during a drag there is a preview for each frame.
         if self.dialog is not None and self.dialog.isVisible():
             self.refresh()
 
     def refresh(self) -> None:
-        """Show the settings of the model on the table."""
+        """Show the settings of the current model."""
         dialog, plan = self.dialog, self._document.plan
         if dialog is None:
             return
@@ -97,11 +106,15 @@ def _names(files: SideFiles) -> SideFileNames:
 
 
 def _places(rig: Rig) -> tuple[str, ...]:
+    # ggml's accelerator devices (such as BLAS) only work together with the CPU backend.
     return tuple(device.id for device in rig.all_devices if device.kind != "accel")
 
 
 def loaded_text(loaded: LoadedLayout | None) -> str:
-    """Return what a loaded model was loaded with, flash attention as the engine tells it; empty without one."""
+    """Return a sentence with the settings of the loaded model; empty if none is loaded.
+
+    Flash attention is what llama.cpp reported, since "auto" is decided there.
+    """
     if loaded is None or loaded.used is None:
         return ""
     used, flash = loaded.used, loaded.flash_attention
@@ -114,6 +127,6 @@ def loaded_text(loaded: LoadedLayout | None) -> str:
         tr("load mode {load_mode}", load_mode=used.load_mode),
         tr("{threads} threads, {threads_batch} for prompts", threads=used.threads, threads_batch=used.threads_batch),
         tr("op_offload {used}", used=value_text(bool(used.op_offload))),
-        tr("a pipeline") if used.pipeline == "on" else "",
+        tr("pipeline parallelism") if used.pipeline == "on" else "",
     )
     return tr("Loaded with {names}.", names=", ".join(filter(None, words)))

@@ -1,1 +1,1 @@
-"""The library in the window: models of this computer and of the hub, the welcome page."""
+"""Presenters of the library, the Find tab, the model panel and the welcome page."""

@@ -1,4 +1,4 @@
-"""Carries searches, forecasts and downloads between the Find tab and whoever asks the hub."""
+"""Connects the Find tab to the hub and to the downloads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from widgets.markdown.typesetter import Typesetter
 
 
 class FindPresenter(QObject):
-    """What was downloaded is looked for at once."""
+    """Connects `FindPanel` to `HubFinder`. The library is scanned after each download."""
 
     def __init__(
         self,
@@ -42,6 +42,7 @@ class FindPresenter(QObject):
         finder.card_read.connect(self._show_card)
         panel.card_requested.connect(self._ask_card)
         finder.token_wanted.connect(self._ask_token)
+        # A library that was not opened yet scans its folders when it opens.
         finder.downloads.downloaded.connect(lambda: library.scan() if library.is_awake else None)
         library.contents_changed.connect(self._on_contents_changed)
         panel.search_requested.connect(finder.search)
@@ -76,7 +77,7 @@ class FindPresenter(QObject):
         offline.setChecked(self._finder.access.kept.offline)
         offline.triggered.connect(self._finder.access.set_offline)
         menu.addAction(
-            tr("Access &Token…"), lambda: self._ask_token(tr("The access token of your account at the hub."))
+            tr("Access &Token…"), lambda: self._ask_token(tr("Enter an access token of your Hugging Face account."))
         )
         menu.addAction(tr("&Mirror…"), self._ask_mirror)
         button = self._panel.more_button
@@ -88,7 +89,7 @@ class FindPresenter(QObject):
             self._finder.set_token(text.strip())
 
     def _ask_mirror(self) -> None:
-        words = tr("Address of the hub to ask instead of huggingface.co; empty: that one.")
+        words = tr("Address of a mirror of huggingface.co (leave empty to use huggingface.co):")
         text, accepted = QInputDialog.getText(self._main, tr("Mirror"), words, text=self._finder.access.kept.mirror)
         if accepted:
             self._finder.access.set_mirror(text)

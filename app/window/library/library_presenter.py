@@ -1,4 +1,4 @@
-"""The library: shown in place of the desk, with what people do there connected to whoever does it."""
+"""The library page in the main window, and its connection to `Library`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtWidgets import QFileDialog, QMenu, QMessageBox, QSizePolicy, QWidget
 
-from app.chats.preset_book import PresetBook
+from app.chats.preset_store import PresetStore
 from app.library.catalogue import LibraryContents
 from app.library.library import Library
 from app.models.document import LayoutDocument
@@ -21,16 +21,16 @@ from app.window.main_window import MainWindow
 from engine.base.language import tr
 from engine.base.units import format_bytes
 from engine.library.duplicates import Duplicates
-from engine.library.listed import Listed, marks_of
-from engine.library.notes import KeptDocument
+from engine.library.listed import Listed, fingerprints_of
+from engine.library.notes import SavedDocument
 from engine.library.removal import Removal
 from engine.library.starters import Starter, starters_for
-from widgets.library.entry_details import NotesWish, OpenWish, RemovalWish
+from widgets.library.entry_details import NotesChange, OpenRequest, RemovalRequest
 from widgets.library.library_view import LibraryView
 
 
 class LibraryPage(QObject):
-    """Goes between the desk, with everything around it, and the library."""
+    """Shows the library page in place of the layout, and hides the docks meanwhile."""
 
     shown_changed = Signal(bool)
 
@@ -54,7 +54,7 @@ class LibraryPage(QObject):
         return self._pages.currentWidget() is self.view
 
     def toggle(self) -> None:
-        """Show the library, or go back to the desk."""
+        """Show or hide the library."""
         if self.is_shown:
             self.hide()
         else:
@@ -76,10 +76,12 @@ class LibraryPage(QObject):
         self.view.begin()
 
     def hide(self) -> None:
-        """Go back to the desk, with its panels where they were."""
+        """Hide the library, and restore the panels."""
         if not self.is_shown:
             return
-        self.view.details.keep_notes()
+        # Notes are reported when their field loses the focus; it may still have it.
+        self.view.details.save_notes()
+        # Page 0 has the devices and the editor (`MainWindow._place_widgets`).
         self._pages.setCurrentIndex(0)
         self._pages.setVisible(self._shows_desk)
         for widget in self._hidden:
@@ -88,11 +90,12 @@ class LibraryPage(QObject):
         self.shown_changed.emit(False)
 
 
+# A message box does not scroll: more groups would not fit on a low screen.
 _MOST_DUPLICATES = 12
 
 
 class LibraryPresenter(QObject):
-    """`page` is where the view is shown."""
+    """Connects the library page to `Library`, and asks before files are removed. `page` shows and hides it."""
 
     def __init__(
         self,
@@ -103,7 +106,7 @@ class LibraryPresenter(QObject):
         layouts: Layouts,
         live: LiveRig,
         settings: Settings,
-        presets: PresetBook,
+        presets: PresetStore,
         open_file: Callable[[], None],
         main: MainWindow,
     ) -> None:
@@ -135,11 +138,12 @@ class LibraryPresenter(QObject):
         presets.changed.connect(lambda: details.preset_box.show_presets(list(presets.presets)))
         details.layouts.use_requested.connect(self._open_with)
         details.layouts.forget_requested.connect(self._forget_layout)
-        details.layouts.keep_requested.connect(self._keep_layout)
+        details.layouts.save_requested.connect(self._keep_layout)
 
     def add_folder(self) -> None:
-        """Ask for a folder to look into."""
-        name = QFileDialog.getExistingDirectory(self._main, tr("Add a folder with models"))
+        """Ask for a folder to add to the library."""
+        begin = self._library.models_folder(model.path for model in self._settings.recent_models)
+        name = QFileDialog.getExistingDirectory(self._main, tr("Add a folder with models"), str(begin or ""))
         if name:
             self._library.add_folder(Path(name))
 
@@ -158,33 +162,35 @@ class LibraryPresenter(QObject):
             return
         current = self._document.model
         paths = {copy.path for each in model.entry.quantisations for copy in each.copies}
-        self._view.details.layouts.set_can_keep(current is not None and current.paths[0] in paths)
-        self._library.find_documents(marks_of(model.entry))
+        self._view.details.layouts.set_can_save(current is not None and current.paths[0] in paths)
+        self._library.find_documents(fingerprints_of(model.entry))
 
     # ------------------------------------------------------------------ opening
 
-    def _open(self, wish: OpenWish, document: KeptDocument | None = None) -> None:
-        """Open a file of the library; `document` is a layout to apply once that file is open."""
+    def _open(self, request: OpenRequest, document: SavedDocument | None = None) -> None:
+        """Open a file of the library. `document`: a layout to apply once it is open."""
 
         def apply() -> None:
             if document is not None:
                 self._layouts.use(document.name, document.text)
 
-        if wish.projector is not None:
-            kept = self._settings.side_files(wish.path)
-            self._settings.keep_side_files(wish.path, KeptSideFiles(str(wish.projector), kept.device, kept.adapters))
+        if request.projector is not None:
+            kept = self._settings.side_files(request.path)
+            self._settings.keep_side_files(
+                request.path, KeptSideFiles(str(request.projector), kept.device, kept.adapters)
+            )
         self.page.hide()
-        self._opener.open(wish.path, opened=apply)
+        self._opener.open(request.path, opened=apply)
 
-    def _open_with(self, document: KeptDocument) -> None:
-        wish, current = self._view.details.wish, self._document.model
-        if wish is None:
+    def _open_with(self, document: SavedDocument) -> None:
+        request, current = self._view.details.open_request, self._document.model
+        if request is None:
             return
-        if current is not None and current.paths[0] == wish.path:
+        if current is not None and current.paths[0] == request.path:
             self.page.hide()
             self._layouts.use(document.name, document.text)
         else:
-            self._open(wish, document)
+            self._open(request, document)
 
     def _try_demo(self) -> None:
         self.page.hide()
@@ -192,25 +198,25 @@ class LibraryPresenter(QObject):
 
     # ------------------------------------------------------------------ keeping
 
-    def _note(self, wish: NotesWish) -> None:
-        self._library.note(marks_of(wish.model.entry), **wish.change)
+    def _note(self, change: NotesChange) -> None:
+        self._library.note(fingerprints_of(change.model.entry), **change.fields)
 
     def _keep_layout(self, name: str) -> None:
         model, text, shown = self._document.model, self._layouts.text(), self._view.list_view.current
         if model is not None and text is not None and shown is not None:
-            document = KeptDocument("layout", name, text)
-            self._library.save_document(model.paths[0], document, marks_of(shown.entry))
+            document = SavedDocument("layout", name, text)
+            self._library.save_document(model.paths[0], document, fingerprints_of(shown.entry))
 
-    def _forget_layout(self, document: KeptDocument) -> None:
+    def _forget_layout(self, document: SavedDocument) -> None:
         current = self._view.list_view.current
         if current is not None:
-            self._library.remove_document(marks_of(current.entry), document)
+            self._library.remove_document(fingerprints_of(current.entry), document)
 
     # ------------------------------------------------------------------ removing
 
-    def _plan_removal(self, wish: RemovalWish) -> None:
-        self._removing = f"{wish.entry.title} {wish.quantisation.label}".strip()
-        self._library.plan_removal(wish.entry, wish.quantisation, wish.copy)
+    def _plan_removal(self, request: RemovalRequest) -> None:
+        self._removing = f"{request.entry.title} {request.quantisation.label}".strip()
+        self._library.plan_removal(request.entry, request.quantisation, request.copy)
 
     def _ask_removal(self, removal: Removal) -> None:
         box = self._question(tr("Move to the trash"), removal.question(self._removing))
@@ -224,15 +230,15 @@ class LibraryPresenter(QObject):
 
     def _show_duplicates(self, duplicates: tuple[Duplicates, ...]) -> None:
         if not duplicates:
-            self._question(tr("Duplicates"), tr("No file is there twice."), close=True).open()
+            self._question(tr("Duplicates"), tr("There are no duplicate files."), close=True).open()
             return
         wasted = sum(each.wasted_bytes for each in duplicates)
-        lines = [tr("{wasted} would be free without copies.", wasted=format_bytes(wasted))]
+        lines = [tr("Duplicates take {wasted}.", wasted=format_bytes(wasted))]
         for each in duplicates[:_MOST_DUPLICATES]:
             cost = (
-                tr("links to one file")
+                tr("Links to the same file")
                 if each.is_linked
-                else tr("{wasted} too much", wasted=format_bytes(each.wasted_bytes))
+                else tr("{wasted} in duplicates", wasted=format_bytes(each.wasted_bytes))
             )
             lines += ["", f"{cost}:", *(f"{file.path}  ({file.store.words})" for file in each.files)]
         if len(duplicates) > _MOST_DUPLICATES:
@@ -243,6 +249,7 @@ class LibraryPresenter(QObject):
         box = QMessageBox(self._main)
         box.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         box.setWindowTitle(title)
+        # The text has names of files, which may contain markup.
         box.setTextFormat(Qt.TextFormat.PlainText)
         box.setText(text)
         if close:
@@ -252,14 +259,15 @@ class LibraryPresenter(QObject):
     # ------------------------------------------------------------------ folders
 
     def _show_folders(self) -> None:
-        """Show the folders that were added, each to be taken off the list."""
+        """Show a menu of the added folders, each to be removed from the library."""
         menu = QMenu(self._view)
         menu.addAction(tr("&Add a Folder…"), self.add_folder)
-        menu.addAction(tr("&Look Again Now"), self._library.scan)
+        menu.addAction(tr("&Scan Again"), self._library.scan)
         menu.addSeparator()
         for folder in self._library.contents.folders:
+            # In a menu a single ampersand marks a mnemonic.
             text = str(folder).replace("&", "&&")
-            menu.addAction(tr("Stop looking into {text}", text=text), partial(self._library.remove_folder, folder))
+            menu.addAction(tr("Remove {folder}", folder=text), partial(self._library.remove_folder, folder))
         button = self._view.folders_button
         menu.popup(button.mapToGlobal(button.rect().bottomLeft()))
 

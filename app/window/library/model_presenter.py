@@ -1,4 +1,4 @@
-"""Which model is shown: in the title, on the bar and in the panel, with the models that were opened lately."""
+"""Shows the current model in the title, the bar and the panel, and lists recent ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NEED_A_MODEL = (
 
 
 class ModelPresenter(QObject):
-    """Enables what needs a model."""
+    """Shows the current model, and enables the actions that need one."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class ModelPresenter(QObject):
         self._on_model_changed(None)
 
     def show_recent_models(self) -> None:
-        """List the recent models in panel and menu; their files are not touched."""
+        """List the recent models in panel and menu. Their files are not read."""
         recent, menu = self._settings.recent_models, self._recent_menu
         self._panel.set_recent(recent)
         menu.clear()
@@ -98,6 +98,7 @@ class ModelPresenter(QObject):
         menu.addAction(self._actions["open_model"])
         menu.addAction(self._actions["open_demo"])
         menu.addAction(self._actions["open_again"])
+        # A menu is made for each click; without this, all stay until the window is deleted.
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         menu.addSeparator()
         self._add_recent(menu)

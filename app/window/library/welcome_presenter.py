@@ -1,4 +1,4 @@
-"""The first page: tells it what this computer has, and opens what people choose there."""
+"""The welcome page: describes this computer, and opens a first model."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from widgets.library.welcome_panel import WelcomePanel
 
 
 def machine_lines(rig: Rig) -> list[str]:
-    """Return what this computer has, for people: the processor, and cards or what stands for them."""
+    """Return the processor and the GPUs of this computer, a line each."""
     lines = [
         tr("This computer: {name}, {total} of memory.", name=rig.host.name, total=format_bytes(rig.host.total_bytes))
     ]
     cards = [device for device in rig.devices if not device.is_rpc]
     lines += [f"{device.id}: {device.name}, {format_bytes(device.total_bytes)}." for device in cards]
     if not cards:
-        lines.append(tr("No graphics card that the engine can use."))
+        lines.append(tr("No GPU that the engine can use."))
     return lines
 
 
 def places_text(home: Path) -> str:
-    """Return where models and conversations are kept."""
+    """Return a sentence on the folders of models and conversations."""
     kept = str(chats_path().parent).replace(str(home), "~", 1)
     return tr(
-        "Models stay where they are; downloads go to the Hugging Face cache or where you say. "
-        "Conversations are kept in {kept}.",
-        kept=kept,
+        "Models stay where they are. Downloads go to the Hugging Face cache or to a folder of your choice. "
+        "Conversations are saved in {folder}.",
+        folder=kept,
     )
 
 
 class WelcomePresenter(QObject):
-    """Puts the page into the middle of `main`, where no model was ever opened."""
+    """Shows the welcome page in the middle of `main` until a model is opened."""
 
     def __init__(
         self,
@@ -69,8 +69,10 @@ class WelcomePresenter(QObject):
         live.rig_changed.connect(self._show_machine)
         self._show_machine()
         main.editor.show_while_empty(self.panel)
-        if self.panel.isVisible():
+        # `isVisible` is false as long as the window is not shown; `isVisibleTo` ignores that.
+        if self.panel.isVisibleTo(main):
             self.panel.talk_button.setFocus()
+        # In the background: looking for the file may wait for the disk.
         background.run(
             "Looking for the demo model",
             fetched_demo,
@@ -87,7 +89,7 @@ class WelcomePresenter(QObject):
         self._opener.try_demo(opened=lambda: QTimer.singleShot(0, self._begin))
 
     def _begin(self) -> None:
-        """Load it, and let people type their question meanwhile."""
+        """Load the model, and put the focus into the chat."""
         self._loader.load()
         chat = self._main.chats.currentWidget()
         if chat is not None and chat.isVisible():

@@ -1,1 +1,1 @@
-"""Loading in the window: what the load buttons do, and the list of loaded models."""
+"""Loads in the window: load buttons, load reports and the list of loaded models."""

@@ -1,38 +1,36 @@
-"""Loads of models: Load, Cancel and Unload, the question before a load, the list of loaded models, and what becomes of
-each load."""
+"""Presenters for loads: the load buttons, the question before a load, the list of loaded models, and load reports."""
 
 from __future__ import annotations
 
 from PySide6.QtCore import QObject
 
+from app.load.load_questions import idle_text
 from app.load.loader import Loader
-from app.load.room import idle_text
+from app.models.layouts import Layouts
 from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
 from app.models.opener import ModelOpener
 from app.models.other_layouts import OtherLayouts
 from app.models.unloader import Unloader
 from app.notices import Notices
+from app.rig.lab import Lab
 from app.rig.live_rig import LiveRig
+from app.settings import Settings
 from app.window.actions import Actions
 from app.window.main_window import MainWindow
 from engine.base.language import tr
 from engine.base.units import format_bytes
 from engine.runtime.session.events import Cancelled, Crashed, Failed, Loaded, OutOfMemory, Progress
 from engine.runtime.session.status import ModelStatus, Phase
-from widgets.library.load_question import LoadQuestion
 from widgets.library.loaded_models import KeepAliveChoice, LoadedEntry
 from widgets.load_report.load_report import LoadReport
 from widgets.load_report.outcome import ProposalWords, progress_words
-
-LOW_WINDOW_PX = 860
-"""Below this height a question and the devices' graphs do not both fit above the lanes."""
 
 
 class LoadPresenter(QObject):
     """Shows the status of the current model, and connects Load, Cancel and Unload.
 
-    The list of loaded models is shown anew with every sample, since it tells for how long each has been idle.
+    The list of loaded models is refreshed with each telemetry sample, because it shows how long each has been idle.
     """
 
     def __init__(
@@ -53,7 +51,7 @@ class LoadPresenter(QObject):
         bar.load_requested.connect(loader.load)
         bar.cancel_requested.connect(loader.cancel)
         bar.unload_requested.connect(unloader.unload_current)
-        loader.question_changed.connect(self._show_question)
+        loader.question_changed.connect(main.show_question)
         main.load_question.answered.connect(loader.answer)
         models.current_changed.connect(self._show_current)
         models.added.connect(self._follow)
@@ -84,11 +82,6 @@ class LoadPresenter(QObject):
             stop_answer=status.phase is Phase.ANSWERING,
         )
 
-    def _show_question(self, question: LoadQuestion | None) -> None:
-        # Before the question takes its place: the lanes that it is about are to stay in sight on a low window.
-        self._main.device_strip.set_compact(question is not None and self._main.height() < LOW_WINDOW_PX)
-        self._main.load_question.set_question(question)
-
     # ------------------------------------------------------------------ the list of loaded models
 
     def _show_entries(self) -> None:
@@ -99,11 +92,14 @@ class LoadPresenter(QObject):
         held, phase = model.held, model.loading.phase
         assert held is not None
         held_bytes, checkpoint_bytes = held.held_bytes, model.loading.checkpoint_bytes
+        # Nothing is measured before the load has ended.
         detail = f"{format_bytes(sum(held_bytes.values()))} · {', '.join(held_bytes)}" if held_bytes else "…"
         words = {Phase.LOADING: tr("loading"), Phase.STOPPING: tr("cancelling")}
         tool_tip = [held.name, *(f"{device}: {format_bytes(size_bytes)}" for device, size_bytes in held_bytes.items())]
         if checkpoint_bytes:
-            tool_tip.append(tr("of which checkpoints of conversations: {size}", size=format_bytes(checkpoint_bytes)))
+            tool_tip.append(
+                tr("including context checkpoints of conversations: {size}", size=format_bytes(checkpoint_bytes))
+            )
         return LoadedEntry(
             number=model.number,
             title=held.name,
@@ -127,12 +123,15 @@ class LoadPresenter(QObject):
         self._model(choice.number).keep_alive(choice.keep_alive_s)
 
     def _model(self, number: int) -> OpenModel:
+        # The list shows only open models, so there is one with this number.
         return next(model for model in self._models.all if model.number == number)
 
 
 class LoadReportPresenter(QObject):
-    """Tells what becomes of the loads of one model: in its report, on the status line, and on the bar while that model
-    is current. Where another model is current, this one is named."""
+    """Shows the loads of one model in its report, on the status line and, while it is current, in the settings bar.
+
+    If another model is current, the status line names this one.
+    """
 
     def __init__(
         self,
@@ -140,8 +139,11 @@ class LoadReportPresenter(QObject):
         models: OpenModels,
         live: LiveRig,
         *,
+        lab: Lab,
+        layouts: Layouts,
         other_layouts: OtherLayouts,
         report: LoadReport,
+        settings: Settings,
         notices: Notices,
         main: MainWindow,
     ) -> None:
@@ -156,10 +158,26 @@ class LoadReportPresenter(QObject):
         loading.bridge.loaded.connect(self._on_loaded)
         loading.ended.connect(self._on_ended)
         report.proposal_chosen.connect(other_layouts.apply_proposal)
+        report.restart_requested.connect(lab.restart)
+        report.lay_out_requested.connect(layouts.propose)
+        lab.stopped_changed.connect(report.set_stopped_workers)
+        report.set_stopped_workers(lab.stopped)
+        self._settings = settings
+        report.details_toggled.connect(self._keep_details)
+        models.current_changed.connect(self._show_details)
+        self._show_details()
 
     @property
     def _is_current(self) -> bool:
         return self._models.current is self._model
+
+    def _show_details(self) -> None:
+        """Show or hide the table as in the report that was shown before: the choice is one for all models."""
+        self._report.show_details(self._settings.shows_report_details)
+
+    def _keep_details(self, shown: bool) -> None:
+        self._settings.shows_report_details = shown
+        self._main.fit_report()
 
     def _on_status_changed(self, status: ModelStatus) -> None:
         if status.waits:
@@ -179,7 +197,7 @@ class LoadReportPresenter(QObject):
 
     def _on_loaded(self, event: Loaded) -> None:
         self._report.show_loaded(event)
-        other = tr(", with another layout than asked for: see the report") if len(self._report.attempts) > 1 else ""
+        other = tr(", with a different layout (see the load report)") if len(self._report.attempts) > 1 else ""
         self._notices.say(tr("{name} is loaded{other}", name=self._model.name, other=other))
 
     def _on_ended(self, event: OutOfMemory | Failed | Crashed | Cancelled) -> None:
@@ -192,19 +210,23 @@ class LoadReportPresenter(QObject):
                 self._tell_ending(tr("{device} ran out of memory", device=event.device), event.message)
             case Failed():
                 report.show_failed(event)
-                self._tell_ending(tr("It failed"), event.message)
+                self._tell_ending(tr("Loading failed"), event.message)
             case Crashed():
                 report.show_crashed(event)
-                self._tell_ending(tr("The engine ended"), event.message)
+                self._tell_ending(tr("The engine crashed"), event.message)
             case Cancelled():
                 report.show_cancelled(event)
                 self._notices.say(self._named(tr("Cancelled")))
 
     def _tell_ending(self, short: str, whole: str) -> None:
-        """Point to the report; where it is closed, or another model's is shown, say all of it."""
+        """Refer to the report. If it is closed, or shows another model, put the whole message on the status line."""
         dock = self._main.docks["report"]
         points_there = dock.isVisible() and self._is_current
-        text = tr("{short}: see {panel}", short=short, panel=dock.windowTitle()) if points_there else self._named(whole)
+        text = (
+            tr("{short}. Details under {panel}.", short=short, panel=dock.windowTitle())
+            if points_there
+            else self._named(whole)
+        )
         self._notices.say(text, bad=True)
 
     def _named(self, text: str) -> str:

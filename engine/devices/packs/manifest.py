@@ -1,6 +1,6 @@
-"""What an engine pack says of itself: `manifest.json` in its folder. Strangers write it, so everything is bounded.
+"""The manifest of an engine pack: `manifest.json` in its folder. It is foreign input, so every value is bounded.
 
-`unpack` writes the files that a manifest lists, and nothing else, from the archive of a pack.
+`unpack` extracts from a pack's archive only the files that its manifest lists.
 """
 
 from __future__ import annotations
@@ -30,29 +30,32 @@ VERSION = 1
 MAX_MANIFEST_BYTES = 1 << 16
 MAX_FILES = 64
 MAX_PACK_BYTES = 4 * GIB
-"""CUDA's kernels for all cards with cuBLAS beside them take 1.5 GiB."""
+"""CUDA's kernels for all cards with cuBLAS take 1.5 GiB."""
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}", re.ASCII)
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,127}", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _MAX_WORDS = 200
 RESERVE_BYTES = 256 * MIB
-"""What stays free on the disk."""
+"""Free space that is left on the disk."""
 _READ_BYTES = 1 << 20
 _SHOWN_NAME = 200
 _HEADER_BYTES = 1 << 16
-"""For what stands in an archive before a file: longer headers would be read into memory whole."""
+"""Bound for archive headers before a file; a longer one would be read into memory whole."""
 _BROKEN = (tarfile.TarError, EOFError, zlib.error)
 
 
 class PackFile(msgspec.Struct, frozen=True):
-    """A file of the pack."""
+    """A file of the pack, with its size and hash."""
 
     bytes: int
     sha256: str
 
 
 class Needs(msgspec.Struct, frozen=True):
-    """What has to be there: shared libraries of the system, the least C library ("2.34"; empty: any), and words."""
+    """Requirements of a pack.
+
+    Shared libraries of the system, the minimum C library version ("2.34"; empty for any), and a remark for people.
+    """
 
     libraries: tuple[str, ...] = ()
     glibc: str = ""
@@ -60,7 +63,7 @@ class Needs(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """`engine`: name and version of the engine that the pack is for; `library`: the backend, one of `files`."""
+    """The manifest. `engine`: name and version of the engine it is for. `library`: the backend, one of `files`."""
 
     version: int
     name: str
@@ -77,23 +80,24 @@ class Manifest(msgspec.Struct, frozen=True):
         return sum(file.bytes for file in self.files.values())
 
     def misfit(self, engine: str) -> str:
-        """Return in a sentence why the pack is not for this engine and computer; empty where it is."""
+        """Return a sentence that says why the pack does not fit this engine and computer; empty if it does."""
         if self.engine != engine:
             return f"It is for {show(self.engine, 60)}, and this is {engine}: get the pack of this version."
         if (self.system, self.machine) != (sys.platform, platform.machine()):
             theirs = show(f"{self.system} {self.machine}", 60)
             return f"It is for {theirs}, and this computer is {sys.platform} {platform.machine()}."
         found = platform.libc_ver()[1] if sys.platform == "linux" else ""
+        # Other C libraries, such as musl, report no version here; loading the pack then decides.
         if self.needs.glibc and found and _numbers(found) < _numbers(self.needs.glibc):
             return f"It needs glibc {self.needs.glibc} or later, and this system has {found}."
         return ""
 
 
 def parse_manifest(data: bytes) -> Manifest:
-    """Return the manifest that `data` is.
+    """Return the manifest parsed from `data`.
 
     Raises:
-        PackError: where it is none, with what is wrong in it.
+        PackError: if it is none, with what is wrong in it.
     """
     if len(data) > MAX_MANIFEST_BYTES:
         raise PackError(f"{MANIFEST} is larger than {format_bytes(MAX_MANIFEST_BYTES)}, which no pack needs.")
@@ -134,7 +138,7 @@ def read_manifest(folder: Path) -> Manifest:
     """Return the manifest of the pack in `folder`.
 
     Raises:
-        PackError: where there is none that can be used.
+        PackError: if there is none that can be used.
     """
     try:
         data = read_at_most(folder / MANIFEST, MAX_MANIFEST_BYTES + 1)
@@ -144,10 +148,11 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def find_damage(folder: Path, manifest: Manifest) -> str:
-    """Return in a sentence what of the pack's files is not as the manifest says, empty where all is; reads them all."""
+    """Return a sentence on files that differ from the manifest, empty if all are sound. Reads all files."""
     for name, file in manifest.files.items():
         path = folder / name
         try:
+            # A link could lead to another file after the check.
             if path.is_symlink() or not path.is_file():
                 return f"{name} is missing. Install the pack again."
             if path.stat().st_size != file.bytes or _sha256(path) != file.sha256:
@@ -170,12 +175,13 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def unpack(archive: Path, folder: Path, engine: str) -> Manifest:
-    """Write the pack in `archive` (.tar.gz: its manifest first, then its files, all in one folder) into `folder`.
+    """Extract the pack in `archive` into `folder`.
 
-    `engine` is the engine that is here. Files are hashed as they are written, and never larger than listed.
+    The archive is a .tar.gz with the manifest first, then its files, all in one folder. `engine`: the engine that is
+    installed. Files are hashed while they are written, and never exceed their listed size.
 
     Raises:
-        PackError: where it is no pack, a damaged one, or one for another engine or computer.
+        PackError: if it is no pack, a damaged one, or one for another engine or computer.
     """
     shown = show(archive.name, _SHOWN_NAME)
     try:
@@ -183,12 +189,14 @@ def unpack(archive: Path, folder: Path, engine: str) -> Manifest:
             open_regular(archive) as opened,
             gzip.GzipFile(fileobj=opened) as unzipped,
             _Metered(unzipped) as metered,
+            # As a stream: nothing in the archive can refer back, and each byte passes the limit once.
             tarfile.open(mode="r|", fileobj=metered) as tar,
         ):
             manifest = _manifest(tar, metered)
             if misfit := manifest.misfit(engine):
                 raise PackError(f"{shown}: {misfit}")
             _require_room(folder, manifest)
+            # Files are taken out as they come, so a doubled one is noticed, and at the end those that never came.
             missing = dict(manifest.files)
             while member := _next(tar, metered):
                 name = _name(member, manifest.name)
@@ -210,7 +218,7 @@ def unpack(archive: Path, folder: Path, engine: str) -> Manifest:
 
 
 class _Metered(io.RawIOBase):
-    """What comes out of an archive, as much as was allowed: a few bytes may unpack to any number."""
+    """The decompressed stream, limited to an allowed number of bytes: a small archive may expand to any size."""
 
     def __init__(self, source: gzip.GzipFile) -> None:
         super().__init__()
@@ -218,7 +226,7 @@ class _Metered(io.RawIOBase):
         self._left_bytes = _HEADER_BYTES
 
     def allow(self, size_bytes: int) -> None:
-        """Have so many bytes more pass."""
+        """Allow this many more bytes."""
         self._left_bytes += size_bytes
 
     def read(self, size: int = -1) -> bytes:
@@ -230,7 +238,7 @@ class _Metered(io.RawIOBase):
 
 
 def _next(tar: tarfile.TarFile, metered: _Metered) -> tarfile.TarInfo | None:
-    """Return the next member that is no folder."""
+    """Return the next archive member that is not a folder."""
     for _ in range(MAX_FILES):
         metered.allow(_HEADER_BYTES)
         member = tar.next()
@@ -252,7 +260,7 @@ def _manifest(tar: tarfile.TarFile, metered: _Metered) -> Manifest:
 
 
 def _name(member: tarfile.TarInfo, folder: str) -> str:
-    """Return the file's name where it lies in the pack's folder itself: no path leads anywhere else."""
+    """Return the name of a file that lies directly in the pack's folder; any other path is refused."""
     head, _, name = member.name.partition("/")
     if head != folder or not name or "/" in name or name in (".", ".."):
         raise PackError(f"It is no engine pack: {member.name[:80]} does not lie in its folder.")
@@ -260,6 +268,7 @@ def _name(member: tarfile.TarInfo, folder: str) -> str:
 
 
 def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
+    # Links, devices and sparse files of an archive could write elsewhere, or more than their size says.
     content = tar.extractfile(member) if member.isreg() and not member.issparse() else None
     if content is None:
         raise PackError(f"It is no engine pack: {member.name[:80]} is no plain file.")
@@ -268,6 +277,7 @@ def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
 
 def _write(content: IO[bytes], path: Path, listed: PackFile) -> None:
     digest, left_bytes = hashlib.sha256(), listed.bytes
+    # Exclusive: a file or a link that is already there is never written through.
     with path.open("xb") as file:
         while part := content.read(_READ_BYTES):
             left_bytes -= len(part)

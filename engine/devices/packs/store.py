@@ -1,7 +1,7 @@
-"""Installed packs: their folders, what checks found, which are switched off, and how people see them.
+"""Installed packs: their folders, the verdicts of checks, the switched-off ones, and their list for people.
 
-Packs lie in the user's folder, which they are installed to, and in the program's own. A verdict holds for one pack, one
-build of the engine and these very files; a child loads no pack without one.
+Packs are in the user's folder, to which they are installed, and in the program's own. A verdict holds for one pack, one
+build of the engine and exactly these files. A child loads no pack without one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from engine.base.texts import show
 from engine.devices.packs.manifest import MANIFEST, NAME, Manifest, read_manifest, unpack
 
 PACKS_VARIABLE = "LAYERDECK_PACKS"
-"""In the environment of children: the path of the book, or `NO_PACKS`."""
+"""Environment variable of children: path of the file of verdicts, or `NO_PACKS`."""
 NO_PACKS = "off"
 VERSION = 1
 MAX_BOOK_BYTES = 1 << 20
@@ -31,7 +31,7 @@ KEPT_VERDICTS = 64
 
 
 class FileState(msgspec.Struct, frozen=True):
-    """A file as the check saw it, with its hash right."""
+    """The state of a file when its hash was checked."""
 
     name: str
     size: int
@@ -39,7 +39,7 @@ class FileState(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What a check found. `reason`: a sentence where it is not `ok`, or what there is to know where it is."""
+    """The result of checking a pack. `reason`: a sentence; the failure, or a remark if the check passed."""
 
     name: str
     folder: str
@@ -52,65 +52,68 @@ class Verdict(msgspec.Struct, frozen=True):
 
     @property
     def is_current(self) -> bool:
-        """Whether the files are still those that were checked."""
+        """Whether the files are unchanged since the check."""
         return file_states(Path(self.folder), (file.name for file in self.files)) == self.files
 
 
 class PackBook(msgspec.Struct, frozen=True):
-    """Verdicts, the newest last, and the names of packs that people switched off."""
+    """The file of verdicts, the newest last, with the names of packs that the user switched off."""
 
     version: int = VERSION
     verdicts: tuple[Verdict, ...] = ()
     off: tuple[str, ...] = ()
 
     def verdict_on(self, folder: Path, engine: str) -> Verdict | None:
-        """Return the verdict on the pack in `folder` as it is now, None where it is yet to be checked."""
+        """Return the verdict on the pack in `folder` in its present state, None if it has to be checked."""
         found = (each for each in reversed(self.verdicts) if (each.folder, each.engine) == (str(folder), engine))
         verdict = next(found, None)
         return verdict if verdict is not None and verdict.is_current else None
 
     def with_verdict(self, verdict: Verdict) -> PackBook:
-        """Return the book with a verdict in place of earlier ones on the same pack and engine."""
+        """Return a copy with this verdict in place of earlier ones on the same pack and engine."""
         same = (verdict.folder, verdict.engine)
         others = [each for each in self.verdicts if (each.folder, each.engine) != same]
         return msgspec.structs.replace(self, verdicts=(*others, verdict)[-KEPT_VERDICTS:])
 
     def without(self, folder: Path) -> PackBook:
-        """Return the book without the pack in `folder`."""
+        """Return a copy without the pack in `folder`."""
         return msgspec.structs.replace(self, verdicts=tuple(v for v in self.verdicts if v.folder != str(folder)))
 
     def switched(self, name: str, *, on: bool) -> PackBook:
-        """Return the book with a pack switched on or off."""
+        """Return a copy with a pack switched on or off."""
         others = tuple(each for each in self.off if each != name)
         return msgspec.structs.replace(self, off=others if on else (*others, name))
 
     def in_use(self, engine: str) -> tuple[Verdict, ...]:
-        """Return the verdicts on the packs that a child of this build of the engine is to load."""
+        """Return the verdicts on the packs for children of this build of the engine to load."""
+        # Verdicts are in the order of their checks, so the last one of a name counts.
         newest = {verdict.name: verdict for verdict in self.verdicts if verdict.engine == engine}
         return tuple(each for each in newest.values() if each.ok and each.name not in self.off and each.is_current)
 
 
 @dataclass(frozen=True, slots=True)
 class PackLibrary:
-    """A backend's library that a child is to load."""
+    """A backend library for a child to load."""
 
     pack: str
     path: Path
 
 
 def libraries_to_load(environment: Mapping[str, str], engine: Callable[[], str]) -> tuple[PackLibrary, ...]:
-    """Return what a child loads by the book that its environment names; `engine` tells which build it is of."""
+    """Return the libraries for a child to load, by the file that its environment names. `engine`: returns the build."""
     named = environment.get(PACKS_VARIABLE, NO_PACKS)
     if named == NO_PACKS:
         return ()
     book = read_book(Path(named))
+    # The build is a digest of installed files, so it is only computed if there is a verdict to compare.
     verdicts = book.in_use(engine()) if book.verdicts else ()
     return tuple(PackLibrary(each.name, Path(each.folder, each.library)) for each in verdicts)
 
 
 def file_states(folder: Path, names: Iterable[str]) -> tuple[FileState, ...]:
-    """Return the states of files in `folder`, in the order of their names; one that is not there has size -1."""
+    """Return the states of files in `folder`, sorted by name; a missing file has size -1."""
     states = []
+    # Sorted, because the states of two checks are compared as a whole.
     for name in sorted(names):
         try:
             state = (folder / name).stat(follow_symlinks=False)
@@ -122,16 +125,16 @@ def file_states(folder: Path, names: Iterable[str]) -> tuple[FileState, ...]:
 
 
 def read_book(path: Path) -> PackBook:
-    """Return what was kept; a file that is missing, damaged or of another version holds nothing."""
+    """Return the file of verdicts; empty if it is missing, damaged or of another version."""
     book = read_kept(path, PackBook, MAX_BOOK_BYTES)
     return book if book is not None and book.version == VERSION else PackBook()
 
 
 def write_book(path: Path, book: PackBook) -> None:
-    """Keep the book.
+    """Write the file of verdicts.
 
     Raises:
-        PackError: where it cannot be written.
+        PackError: if it cannot be written.
     """
 
     def fail(reason: str, *, place: str = "", source: str = "") -> PackError:
@@ -145,7 +148,8 @@ PackState = Literal["used", "off", "broken", "unchecked"]
 
 @dataclass(frozen=True, slots=True)
 class ListedPack:
-    """`state`: whether children load it; `reason`: why not, or what there is to know; `ours`: it can be removed."""
+    """A pack in the list. `state`: whether children load it. `reason`: why not, or a remark. `ours`: whether it can be
+    removed."""
 
     name: str
     backend: str
@@ -160,7 +164,7 @@ class ListedPack:
 
     @property
     def words(self) -> str:
-        """What there is to say about it, on one line."""
+        """The remark on the pack, on one line."""
         match self.state:
             case "used":
                 what = f"In use: {', '.join(self.devices)}" if self.devices else "In use"
@@ -177,7 +181,7 @@ class ListedPack:
         return f"It needs {self.needs}" if self.needs and self.state == "broken" else ""
 
     def document(self) -> dict[str, object]:
-        """Return it for programs."""
+        """Return the pack as JSON values."""
         return {
             "name": self.name,
             "backend": self.backend,
@@ -192,7 +196,7 @@ class ListedPack:
 
 
 def list_packs(store: PackStore, book: PackBook, engine: str) -> tuple[ListedPack, ...]:
-    """Return the packs that are there, for this build of the engine."""
+    """Return the packs with their states for this build of the engine."""
     return tuple(_listed(pack, book, engine) for pack in store.packs())
 
 
@@ -224,7 +228,7 @@ _UNFINISHED = ".installing-"
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """A pack that is there. Without a `manifest` it cannot be used, and `fault` says why; `ours`: the user's."""
+    """A pack on disk. Without a `manifest` it cannot be used, and `fault` says why. `ours`: in the user's folder."""
 
     name: str
     folder: Path
@@ -235,13 +239,13 @@ class Pack:
 
 @dataclass(frozen=True, slots=True)
 class PackStore:
-    """`user` is the folder of installed packs; `beside` are further ones, which are read only."""
+    """Finds, installs and removes packs. `user`: folder of installed packs. `beside`: further folders, read only."""
 
     user: Path
     beside: Sequence[Path] = ()
 
     def packs(self) -> tuple[Pack, ...]:
-        """Return what is there by name; of two packs of one name the user's counts."""
+        """Return all packs, sorted by name; of two packs with one name the user's counts."""
         found: dict[str, Pack] = {}
         for place in (self.user, *self.beside):
             for folder in _folders(place):
@@ -252,7 +256,7 @@ class PackStore:
         """Return the pack called `name`.
 
         Raises:
-            PackError: where there is none.
+            PackError: if there is none.
         """
         packs = self.packs()
         found = next((pack for pack in packs if pack.name == name), None)
@@ -262,13 +266,14 @@ class PackStore:
         return found
 
     def install(self, archive: Path, engine: str) -> Pack:
-        """Install the pack in a .tar.gz for the engine that is here, in place of one of its name: whole or not at all.
+        """Install a pack (.tar.gz) for the present engine, replacing one with its name. Whole or not at all.
 
         Raises:
-            PackError: as `unpack`, and where the folder cannot be written.
+            PackError: as `unpack`, and if the folder cannot be written.
         """
         try:
             self.user.mkdir(parents=True, exist_ok=True)
+            # Inside of the folder of packs, since a rename cannot cross file systems.
             with tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=self.user) as scratch:
                 unfinished, before = Path(scratch, "new"), Path(scratch, "before")
                 unfinished.mkdir()
@@ -276,6 +281,7 @@ class PackStore:
                 # Written from what was understood: what else the file had in it is not kept.
                 (unfinished / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
                 folder = self.user / manifest.name
+                # The old pack goes with the scratch folder. `lexists` also sees a broken link.
                 if os.path.lexists(folder):
                     folder.rename(before)
                 unfinished.rename(folder)
@@ -287,12 +293,13 @@ class PackStore:
         """Remove an installed pack; return the folder that it was in.
 
         Raises:
-            PackError: where it is not there, not the user's, or cannot be removed.
+            PackError: if it is not there, not the user's, or cannot be removed.
         """
         pack = self.pack(name)
         if not pack.ours:
             raise PackError(f"{name} came with the program and stays; switch it off instead.")
         try:
+            # Only the link goes: the folder behind it was not installed by us.
             if pack.folder.is_symlink():
                 pack.folder.unlink()
             else:
@@ -303,13 +310,14 @@ class PackStore:
 
 
 def packs_beside_program() -> tuple[Path, ...]:
-    """Return the folders of packs that came with the program: `packs` beside the bundle's executable."""
+    """Return the folders of packs that came with the program: `packs` next to the bundle's executable."""
     return (Path(sys.executable).parent / "packs",) if getattr(sys, "frozen", False) else ()
 
 
 def _folders(place: Path) -> list[Path]:
     try:
         with os.scandir(place) as entries:
+            # Unfinished installations begin with a dot, which no name of a pack does.
             return sorted(Path(entry.path) for entry in entries if NAME.fullmatch(entry.name) and entry.is_dir())
     except OSError:
         return []

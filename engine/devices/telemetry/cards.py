@@ -1,4 +1,4 @@
-"""Cards, through NVML and the kernel's files: live readings, drivers, screens and links."""
+"""Graphics cards, read through NVML and sysfs: samples, drivers, displays and PCIe links."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ DRM_ROOT = Path("/sys/class/drm")
 
 
 def find_amd_card(pci: PciId, drm_root: Path = DRM_ROOT) -> Path | None:
-    """Return the folder of the card in this slot if its driver tells memory, else None."""
+    """Return the sysfs folder of the card in this slot if its driver reports memory, else None."""
+    # `device` is a link to the PCI folder, whose name is the slot.
     for folder in sorted(drm_root.glob("card*/device")):
         card = folder.resolve()
         if parse_pci_id(card.name) == pci and (card / "mem_info_vram_used").is_file():
@@ -30,18 +31,20 @@ def find_amd_card(pci: PciId, drm_root: Path = DRM_ROOT) -> Path | None:
 
 
 class AmdReader:
-    """Reads one card; sensors that a card lacks are None."""
+    """Reads one AMD card from sysfs. Sensors that a card lacks are None."""
 
     def __init__(self, device: str, folder: Path) -> None:
         self._device = device
         self._folder = folder
 
     def read(self, time_s: float) -> Sample:
+        # Files of amdgpu, in bytes.
         used_bytes = _number(self._folder / "mem_info_vram_used")
         total_bytes = _number(self._folder / "mem_info_vram_total")
         if used_bytes is None or total_bytes is None:
-            return gap(self._device, time_s, tr("no reading: the card is gone"))
+            return gap(self._device, time_s, tr("no reading: the card was removed or has failed"))
         busy_percent = _number(self._folder / "gpu_busy_percent")
+        # Units of hwmon: millidegrees Celsius and microwatts.
         millidegrees = self._sensor("temp1_input")
         microwatts = self._sensor("power1_average")
         return Sample(
@@ -49,6 +52,7 @@ class AmdReader:
             time_s,
             used_bytes=used_bytes,
             total_bytes=total_bytes,
+            # GTT is host memory that the card can address: amdgpu moves buffers there when VRAM is full.
             spilled_bytes=_number(self._folder / "mem_info_gtt_used"),
             utilization_percent=None if busy_percent is None else float(busy_percent),
             temperature_c=None if millidegrees is None else millidegrees / 1000,
@@ -69,7 +73,7 @@ def _number(path: Path) -> int | None:
 
 
 class Nvml:
-    """The library, opened at the first question, used by one thread. Without a driver there are no cards, no error."""
+    """NVML, opened at the first call. For one thread. Without a driver it has no cards and raises nothing."""
 
     def __init__(self) -> None:
         self._library: ModuleType | None = None
@@ -80,18 +84,23 @@ class Nvml:
     def library(self) -> ModuleType | None:
         return self._library
 
+    @property
+    def slots(self) -> tuple[PciId, ...]:
+        """PCI slots of the cards that the open library knows."""
+        return tuple(self._handles or ())
+
     def handle(self, pci: PciId) -> Any | None:
-        """Return NVML's handle of the card in this slot, None if it knows none."""
+        """Return NVML's handle of the card in this slot, None if it has none."""
         self.open()
         return (self._handles or {}).get(pci)
 
     def open(self) -> None:
-        """Open the library where it is not open yet; `library` and `problem` tell what came of it."""
+        """Open the library if it is not open; `library` and `problem` have the result."""
         if self._handles is None:
             self._handles = self._open()
 
     def close(self) -> None:
-        """Let go of the library; the next question opens it again."""
+        """Close the library; the next call opens it again."""
         library, self._library, self._handles = self._library, None, None
         if library is not None:
             ask(library, library.nvmlShutdown)
@@ -107,6 +116,7 @@ class Nvml:
             return {}
         self._library = pynvml
         handles: dict[PciId, Any] = {}
+        # NVML and CUDA number cards in different orders, so cards are found by their slots.
         for index in range(ask(pynvml, pynvml.nvmlDeviceGetCount) or 0):
             handle = ask(pynvml, pynvml.nvmlDeviceGetHandleByIndex, index)
             info = None if handle is None else ask(pynvml, pynvml.nvmlDeviceGetPciInfo, handle)
@@ -116,7 +126,7 @@ class Nvml:
 
 
 def ask(library: ModuleType, function: Callable[..., Any], *arguments: object) -> Any | None:
-    """Return what NVML answers, None when the card or the driver cannot tell."""
+    """Return the answer of NVML, None if the card or the driver cannot give it."""
     try:
         return function(*arguments)
     except library.NVMLError:
@@ -124,7 +134,7 @@ def ask(library: ModuleType, function: Callable[..., Any], *arguments: object) -
 
 
 class NvmlReader:
-    """Reads one card. `own_bytes` counts our children, where the driver tells memory by process."""
+    """Reads one NVIDIA card. `own_bytes` counts our children, if the driver reports memory by process."""
 
     def __init__(self, device: str, pci: PciId, nvml: Nvml) -> None:
         self._device = device
@@ -160,6 +170,7 @@ class NvmlReader:
 
 
 def _own_bytes(library: ModuleType, handle: Any) -> int | None:
+    # On WDDM, and without the right to see other processes, the driver gives no sizes: the sum would be too small.
     processes = ask(library, library.nvmlDeviceGetComputeRunningProcesses, handle)
     if processes is None:
         return None
@@ -169,7 +180,7 @@ def _own_bytes(library: ModuleType, handle: Any) -> int | None:
 
 
 def read_drivers(devices: Iterable[Device]) -> dict[str, str]:
-    """Return the driver of each local card by device id; none for the host and for workers. Takes a moment."""
+    """Return the driver of each local card by device id; not for host and workers. Blocks for a moment."""
     cards = {device.id: parse_pci_id(device.pci_bus_id or "") for device in devices if not device.is_rpc}
     nvml = Nvml()
     try:
@@ -178,6 +189,7 @@ def read_drivers(devices: Iterable[Device]) -> dict[str, str]:
         for device_id, pci in cards.items():
             if pci is None:
                 continue
+            # Drivers of other makers are part of the kernel, so its release stands for their version.
             known = nvml.handle(pci) is not None and nvml.library is not None
             found[device_id] = f"NVIDIA {nvidia_driver(nvml)}" if known else kernel
         return found
@@ -186,30 +198,67 @@ def read_drivers(devices: Iterable[Device]) -> dict[str, str]:
 
 
 def nvidia_driver(nvml: Nvml) -> str | None:
-    """Return the version of NVIDIA's driver, None where it cannot be asked."""
+    """Return the version of NVIDIA's driver, None if it cannot be read."""
     library = nvml.library
     version = None if library is None else ask(library, library.nvmlSystemGetDriverVersion)
     return None if version is None else str(version)
 
 
+@dataclass(frozen=True, slots=True)
+class NvidiaCard:
+    """A card as the NVIDIA driver lists it.
+
+    The driver of a card that shares the memory of the host tells no memory: `total_bytes` is then 0, `free_bytes` None.
+    """
+
+    slot: PciId
+    uuid: str
+    name: str
+    total_bytes: int
+    free_bytes: int | None
+
+
+def list_nvidia_cards() -> tuple[NvidiaCard, ...]:
+    """Return the NVIDIA cards by PCI slot; none without a driver. Takes a moment; makes no CUDA context."""
+    nvml = Nvml()
+    try:
+        nvml.open()
+        found = (_nvidia_card(nvml, slot) for slot in sorted(nvml.slots))
+        return tuple(card for card in found if card is not None)
+    finally:
+        nvml.close()
+
+
+def _nvidia_card(nvml: Nvml, slot: PciId) -> NvidiaCard | None:
+    handle, library = nvml.handle(slot), nvml.library
+    uuid = None if handle is None or library is None else ask(library, library.nvmlDeviceGetUUID, handle)
+    if library is None or uuid is None:
+        return None
+    name = ask(library, library.nvmlDeviceGetName, handle)
+    memory = ask(library, library.nvmlDeviceGetMemoryInfo, handle)
+    total_bytes, free_bytes = (0, None) if memory is None else (int(memory.total), int(memory.free))
+    return NvidiaCard(slot, str(uuid), str(name or "NVIDIA"), total_bytes, free_bytes)
+
+
 DISPLAY_MARGIN_BYTES = GIB
-"""Kept free by default on a card that draws a desktop: what is open there grows and shrinks."""
+"""Default margin of a card that draws a desktop, whose windows come and go."""
+# PCIe by generation, per lane and direction, after 8b/10b (1, 2) or 128b/130b encoding (from 3 on).
 _LANE_BYTES_PER_SECOND = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.56e9}
 _REACHED = 0.8
-"""What copies reach of a link's raw speed."""
+"""Share of a link's raw speed that copies reach."""
 
 
 @dataclass(frozen=True, slots=True)
 class CardFacts:
-    """`drives_display`: a screen shows what the card draws; `link_bytes_per_second`: to and from the host, None where
-    nobody tells."""
+    """Facts about a card. `drives_display`: a screen shows its output. `link_bytes_per_second`: PCIe rate between host
+    and card; None if unknown."""
 
     drives_display: bool = False
     link_bytes_per_second: float | None = None
 
 
 def read_card_facts(devices: Iterable[Device], *, drm_root: Path = DRM_ROOT) -> dict[str, CardFacts]:
-    """Return what is known of the local cards among `devices`, by device id. Takes a moment where there is a driver."""
+    """Return facts about the local cards in `devices` by device id. May block for a moment."""
     slots = {
         device.id: pci
         for device in devices
@@ -235,7 +284,7 @@ def with_display_margins(rig: Rig, facts: Mapping[str, CardFacts]) -> Rig:
 
 
 def link_speed(generation: int, lanes: int) -> float | None:
-    """Return the bytes per second that copies reach over a PCIe link, None for one that is not known."""
+    """Return the bytes per second that copies reach over a PCIe link, None for an unknown generation."""
     lane = _LANE_BYTES_PER_SECOND.get(generation)
     return None if lane is None or lanes < 1 else lane * lanes * _REACHED
 
@@ -253,15 +302,17 @@ def _nvidia(nvml: Nvml, pci: PciId) -> CardFacts | None:
 
 
 def _kernel(pci: PciId, drm_root: Path) -> CardFacts:
-    """Return what the kernel's files tell of a card of any maker."""
+    """Return the facts about a card of any maker that sysfs has."""
     for link in sorted(drm_root.glob("card*/device")):
         if parse_pci_id(link.resolve().name) == pci:
+            # Connectors are folders beside the card's, such as card0-HDMI-A-1.
             outputs = sorted(drm_root.glob(f"{link.parent.name}-*/enabled"))
             return CardFacts(any(_text(output) == "enabled" for output in outputs), _kernel_link(link))
     return CardFacts()
 
 
 def _kernel_link(card: Path) -> float | None:
+    # The kernel writes "16.0 GT/s PCIe".
     transfers, lanes = _text(card / "max_link_speed").split(" "), _text(card / "current_link_width")
     generations = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
     generation = generations.get(transfers[0])

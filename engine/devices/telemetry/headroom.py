@@ -1,4 +1,4 @@
-"""Watches how much memory is left beside a loaded model, and says early when it will not last."""
+"""Watches the free memory of devices while a model is loaded, and warns before it runs out."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ AlertKind = Literal["low", "falling", "spilled", "paging"]
 
 FLOOR_BYTES = 128 * MIB
 FLOOR_SHARE = 0.02
-"""Less than this is low on any device, however small a margin was chosen; the smaller of the two."""
+"""A device is low below this share of its total or below `FLOOR_BYTES`, whichever is smaller."""
 WINDOW_S = 20.0
 FALL_SOON_S = 45.0
-"""Memory that would be gone within this time at the pace of the window is falling."""
+"""Memory is falling if, at the pace of the window, it would be gone within this time."""
 FALL_BYTES = 64 * MIB
 SPILL_BYTES = 64 * MIB
 PAGING_PER_S = 200.0
 PAGING_FREE_BYTES = 2 * GIB
 PAGING_FREE_SHARE = 0.1
-"""Reading from disk means trouble only while memory is short: a model's first words read its file anyway."""
+"""Page faults count only below this share of free memory: the first tokens of a model read its file anyway."""
 _BEGIN_AFTER = 2
 _END_AFTER = 3
-"""Readings in a row that begin or end an alert, so that one odd reading does neither."""
+"""Consecutive readings that begin and end an alert, so that a single odd reading does neither."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """What goes wrong on a device, in a sentence with the remedy."""
+    """A problem of a device, as a sentence with the remedy."""
 
     device: str
     kind: AlertKind
@@ -41,17 +41,17 @@ class Alert:
 
 
 class HeadroomWatch:
-    """Fed with samples while a model is loaded. One thread."""
+    """Derives alerts from samples while a model is loaded. For one thread."""
 
     def __init__(self) -> None:
         self._devices: dict[str, _DeviceWatch] = {}
 
     def begin(self, devices: Iterable[Device]) -> None:
-        """Watch these devices from now on; what is in use at their next reading is what the model was loaded into."""
+        """Watch these devices from now on. Their next readings are the state right after the load."""
         self._devices = {device.id: _DeviceWatch(device) for device in devices}
 
     def update(self, samples: Iterable[Sample]) -> tuple[Alert, ...]:
-        """Return the alerts that stand after these readings, one for a device at most, in the order of the samples."""
+        """Return the alerts after these readings, at most one for each device, in the order of the samples."""
         alerts: list[Alert] = []
         for sample in samples:
             watch = self._devices.get(sample.device)
@@ -61,14 +61,14 @@ class HeadroomWatch:
 
 
 class _DeviceWatch:
-    """One device since the load."""
+    """The readings of one device since the load."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._first: Sample | None = None
         self._window: deque[Sample] = deque()
         self._standing: dict[AlertKind, int] = {}
-        """Readings in a row for each kind: positive while it is wrong, negative since it has been right."""
+        """Consecutive readings by kind: positive while the problem is seen, negative since it is not."""
         self._said: set[AlertKind] = set()
 
     def update(self, sample: Sample) -> list[Alert]:
@@ -83,14 +83,17 @@ class _DeviceWatch:
         for kind, find in self._checks().items():
             message = find(sample)
             if self._stands(kind, message is not None):
+                # An alert outlasts its problem by some readings, in which there is no message for it.
                 alerts.append(Alert(sample.device, kind, message or _recovering(sample)))
         return alerts[:1]
 
     def _checks(self) -> dict[AlertKind, Callable[[Sample], str | None]]:
+        # The most specific first, because only one alert for each device is shown.
         return {"spilled": self._spilled, "paging": self._paging, "low": self._low, "falling": self._falling}
 
     def _stands(self, kind: AlertKind, wrong: bool) -> bool:
         count = self._standing.get(kind, 0)
+        # A reading of the other kind begins the count anew.
         count = (max(count, 0) + 1) if wrong else (min(count, 0) - 1)
         self._standing[kind] = count
         if count >= _BEGIN_AFTER:
@@ -102,9 +105,8 @@ class _DeviceWatch:
     # ------------------------------------------------------------------ what can be wrong
 
     def _low(self, sample: Sample) -> str | None:
-        free_bytes, total_bytes = _free_bytes(sample), sample.total_bytes or 0
-        floor_bytes = min(FLOOR_BYTES, int(total_bytes * FLOOR_SHARE))
-        if free_bytes >= max(self._device.margin_bytes // 2, floor_bytes):
+        free_bytes = _free_bytes(sample)
+        if free_bytes >= warning_bytes(self._device, sample.total_bytes):
             return None
         return tr(
             "{device} has only {free} left. {who}Close what uses it, or move layers off {device}, "
@@ -124,7 +126,7 @@ class _DeviceWatch:
         if left_s > FALL_SOON_S:
             return None
         return tr(
-            "{device} loses memory fast: {fallen} in {seconds:.0f} s, {free} left. {who}Close what takes it.",
+            "{device} memory is filling up: {fallen} in {seconds:.0f} s, {free} left. {who}Close other programs.",
             device=sample.device,
             fallen=format_bytes(fallen_bytes),
             seconds=seconds,
@@ -141,8 +143,8 @@ class _DeviceWatch:
             return None
         where = tr("to swap") if self._device.is_host else tr("to the computer's memory")
         return tr(
-            "{grown} of the model was moved from {device} {where}, which is much slower. Close other "
-            "programs, or unload and put less on {device}.",
+            "{grown} of the model was moved from {device} {where}, which is much slower. Close other programs, "
+            "or unload the model and place fewer layers on {device}.",
             grown=format_bytes(grown_bytes),
             device=sample.device,
             where=where,
@@ -163,14 +165,21 @@ class _DeviceWatch:
         )
 
     def _who(self, sample: Sample) -> str:
-        """Return who took memory since the load, where the readings tell; else nothing."""
+        """Return which programs took memory since the load, if the readings tell; else an empty text."""
         first = self._first
         if first is None or sample.own_bytes is None or first.own_bytes is None:
             return ""
+        # What others use is the whole without our part; compared is now with the moment after the load.
         others_bytes = (_used_bytes(sample) - sample.own_bytes) - (_used_bytes(first) - first.own_bytes)
         if others_bytes < FALL_BYTES:
             return ""
         return tr("Other programs took {others} since the model was loaded. ", others=format_bytes(others_bytes))
+
+
+def warning_bytes(device: Device, total_bytes: int | None = None) -> int:
+    """Return the free memory below which a device is low; `total_bytes` is the latest reading of its size, if any."""
+    floor_bytes = min(FLOOR_BYTES, int((total_bytes or device.total_bytes) * FLOOR_SHARE))
+    return max(device.margin_bytes // 2, floor_bytes)
 
 
 def _used_bytes(sample: Sample) -> int:
@@ -182,4 +191,6 @@ def _free_bytes(sample: Sample) -> int:
 
 
 def _recovering(sample: Sample) -> str:
-    return tr("{device} is recovering: {free} is free.", device=sample.device, free=format_bytes(_free_bytes(sample)))
+    return tr(
+        "{device} has enough memory again: {free} free.", device=sample.device, free=format_bytes(_free_bytes(sample))
+    )

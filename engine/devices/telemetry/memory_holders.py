@@ -1,4 +1,4 @@
-"""Who holds a device's memory: what the NVIDIA driver tells by process, and the largest processes of the host."""
+"""Finds the processes that hold a device's memory, from the NVIDIA driver and from the host's process table."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from engine.devices.telemetry.processes import descendants, resident_bytes
 
 MAX_HOLDERS = 5
 MIN_SHARE = 64
-"""On the host a process that holds less than one part in this many explains nothing."""
+"""A process of the host with less than 1/64 of the memory is left out."""
 
 
 def memory_holders(device: Device) -> tuple[MemoryHolder, ...]:
-    """Return the processes that hold most of a device's memory, the largest first; empty where nothing can tell.
+    """Return the processes that hold most of a device's memory, the largest first; empty if unknown.
 
-    Told of NVIDIA cards and of the host. An RPC worker serves one client, and what its machine holds is not known here.
+    Known for NVIDIA cards and the host. Processes on the machine of an RPC worker cannot be seen.
     """
     if device.is_rpc:
         return ()
@@ -35,7 +35,7 @@ def memory_holders(device: Device) -> tuple[MemoryHolder, ...]:
 
 
 def _largest(holders: Iterable[MemoryHolder]) -> tuple[MemoryHolder, ...]:
-    """Return the first few by size; those of unknown size, which some drivers do not tell, come last."""
+    """Return the largest processes. Those without a size, which some drivers do not report, come last."""
     return tuple(sorted(holders, key=lambda holder: (-(holder.held_bytes or 0), holder.pid))[:MAX_HOLDERS])
 
 
@@ -56,7 +56,7 @@ def _card_processes(device: Device) -> Iterable[MemoryHolder]:
 
 
 def _sizes(library: ModuleType, handle: Any) -> dict[int, int | None]:
-    """Return the bytes of each process; one that computes and draws is in both of the driver's lists."""
+    """Return the bytes of each process. One that computes and draws is in both lists of the driver."""
     sizes: dict[int, int | None] = {}
     for function in (library.nvmlDeviceGetComputeRunningProcesses, library.nvmlDeviceGetGraphicsRunningProcesses):
         for process in ask(library, function, handle) or ():
@@ -75,7 +75,7 @@ def _host_processes(least_bytes: int) -> Iterable[MemoryHolder]:
 
 
 def _name(pid: int) -> str:
-    """Return the program's name, or its number where another user's process does not tell it."""
+    """Return the program's name, or its process id if the process belongs to another user."""
     with suppress(psutil.Error, OSError):
         return str(psutil.Process(pid).name())
     return tr("process {pid}", pid=pid)

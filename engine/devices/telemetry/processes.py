@@ -1,4 +1,4 @@
-"""Memory of processes: of any process, of the host with all our children, and of RPC workers on this machine."""
+"""Memory of processes: of any process, of the host with our children, and of local RPC workers."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ _ANONYMOUS_FIELDS = ("RssAnon", "RssShmem")
 
 
 def resident_bytes(pid: int) -> int | None:
-    """Return the memory that belongs to the process alone, without mapped files where the system tells them apart.
+    """Return the private and shared memory of a process, without mapped files if the system reports them apart.
 
-    None when there is no such process, or when it may not be read.
+    None if there is no such process, or if it may not be read.
     """
     fields = _status_fields(pid)
+    # Since Linux 4.5. Mapped model files are in RssFile: the system can drop them, so they are no demand.
     if "RssAnon" in fields:
         return sum(fields.get(name, 0) for name in _ANONYMOUS_FIELDS)
     try:
@@ -33,12 +34,12 @@ def resident_bytes(pid: int) -> int | None:
 
 
 def data_bytes(pid: int) -> int | None:
-    """Return VmData, what a limit on data segments counts; None where the system does not tell."""
+    """Return VmData, which RLIMIT_DATA limits; None if the system does not report it."""
     return _status_fields(pid).get("VmData")
 
 
 def descendants(pid: int) -> tuple[int, ...]:
-    """Return the children of a process and their children; empty when it is gone."""
+    """Return all descendants of a process; empty if it has ended."""
     try:
         return tuple(child.pid for child in psutil.Process(pid).children(recursive=True))
     except (psutil.Error, OSError):
@@ -46,31 +47,33 @@ def descendants(pid: int) -> tuple[int, ...]:
 
 
 def swapped_bytes(pid: int) -> int | None:
-    """Return what the system has moved to swap; None where it does not tell."""
+    """Return the swapped bytes of a process; None if the system does not report them."""
     return _status_fields(pid).get("VmSwap")
 
 
 def major_faults(pid: int) -> int | None:
-    """Return how many pages the process has had to read from disk; None where the system does not tell."""
+    """Return the major page faults of a process; None if the system does not report them."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        # the name, in parentheses, may hold anything
+        # The name, in parentheses, may hold anything. The field after it is number 3 in proc(5), so majflt (12) has
+        # index 9.
         return int(text.rpartition(")")[2].split()[9])
     except (OSError, ValueError, IndexError):
         return None
 
 
 def total_of(pids: Iterable[int], measure: Callable[[int], int | None]) -> int | None:
-    """Return the sum over the processes that are still there; None where there are some and none of them tells."""
+    """Return the sum over the processes that still exist; None if none of them can be read."""
     told = [measure(pid) for pid in pids]
     known = [value for value in told if value is not None]
     return sum(known) if known or not told else None
 
 
 def listening_pid(port: int) -> int | None:
-    """Return the process that listens on a TCP port of this machine; None when unknown or not ours to see."""
+    """Return the process that listens on a local TCP port; None if it is unknown or not visible to us."""
     with suppress(psutil.Error, OSError):
         for connection in psutil.net_connections(kind="tcp"):
+            # The process id is missing for processes of other users.
             if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
                 return int(connection.pid)
     return None
@@ -82,11 +85,12 @@ def _status_fields(pid: int) -> dict[str, int]:
     except OSError:
         return {}
     fields = (line.partition(":") for line in text.splitlines())
+    # The kernel writes kB for units of 1024 bytes.
     return {name: int(value.split()[0]) * 1024 for name, _, value in fields if value.strip().endswith(" kB")}
 
 
 class HostReader:
-    """`own_bytes` counts all children of this process: those of loaded models, lab workers, probes."""
+    """Reads the host's memory. `own_bytes` counts all children of this process: models, lab workers, probes."""
 
     def __init__(self, device: str, read_memory: Callable[[], HostMemory] = read_host_memory) -> None:
         self._device = device
@@ -108,6 +112,7 @@ class HostReader:
         )
 
     def _utilization(self) -> float | None:
+        # Without an interval psutil compares with the call before and does not block.
         percent = float(psutil.cpu_percent(interval=None))
         # The first call has nothing to compare with and answers 0.
         first, self._primed = not self._primed, True
@@ -116,12 +121,12 @@ class HostReader:
 
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost"})
 LOOK_AGAIN_S = 5.0
-"""Finding the process of a port reads the whole process table."""
+"""Seconds between searches for the process of a port: each reads the whole process table."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerProcess:
-    """A worker that we started: its process and its VmData before any allocation, in bytes."""
+    """A worker that we started. `baseline_bytes`: its VmData before any allocation."""
 
     pid: int
     baseline_bytes: int
@@ -133,10 +138,10 @@ def is_local(endpoint: str) -> bool:
 
 
 class LocalWorkerReader:
-    """Reads a worker whose process is known, or is looked up by its port.
+    """Reads a worker on this machine, by its process or, if that is unknown, by its port.
 
-    With a baseline the reading is what RLIMIT_DATA counts beyond it, the number that a cap is about; without one
-    it is resident memory.
+    With a baseline the reading is VmData beyond it, which the cap (RLIMIT_DATA) limits. Otherwise it is resident
+    memory.
     """
 
     def __init__(self, device: Device, process: WorkerProcess | None = None) -> None:
@@ -148,13 +153,14 @@ class LocalWorkerReader:
     def read(self, time_s: float) -> Sample:
         used_bytes = self._used_bytes(time_s)
         if used_bytes is None:
-            return gap(self._device.id, time_s, tr("worker is gone") if self._process else tr("worker not found"))
+            return gap(self._device.id, time_s, tr("worker stopped") if self._process else tr("worker not found"))
         total_bytes = self._device.total_bytes
         if self._device.cap_bytes is not None:
             total_bytes = min(total_bytes, self._device.cap_bytes)
         return Sample(self._device.id, time_s, used_bytes=used_bytes, total_bytes=total_bytes, own_bytes=used_bytes)
 
     def _used_bytes(self, time_s: float) -> int | None:
+        # VmData counts what was requested, touched or not, as RLIMIT_DATA does when it refuses an allocation.
         if self._process is not None:
             committed_bytes = data_bytes(self._process.pid)
             if committed_bytes is not None:

@@ -10,9 +10,10 @@ from typing import Protocol
 class Sample:
     """A reading at `time_s` (monotonic clock). None is a gap, zero a measurement.
 
-    `own_bytes` is what our own children hold of `used_bytes`. `spilled_bytes` is what the system keeps in slower memory
-    instead: of a card in the computer's memory (all programs), of the host in swap (our children). `major_faults`
-    counts pages that our children had to read from disk.
+    `own_bytes`: part of `used_bytes` that our children hold.
+    `spilled_bytes`: memory moved to slower memory: of a card to host memory (all programs), of the host to swap (our
+    children).
+    `major_faults`: pages that our children had to read from disk, since their start.
     """
 
     device: str
@@ -32,16 +33,16 @@ class Reader(Protocol):
     """Reads one device. Used by one thread at a time."""
 
     def read(self, time_s: float) -> Sample:
-        """Return a reading, with None for what cannot be read; never raises for a device that went away."""
+        """Return a reading, with None for values that cannot be read. Never raises, also if the device is gone."""
 
 
 def gap(device: str, time_s: float, note: str) -> Sample:
-    """Return a sample that says why there is nothing."""
+    """Return a sample without values; `note` says why."""
     return Sample(device, time_s, used_bytes=None, total_bytes=None, note=note)
 
 
 class NoReader:
-    """A device that cannot be read here, and why."""
+    """Reader for a device that cannot be read here. `note` says why."""
 
     def __init__(self, device: str, note: str) -> None:
         self._device = device

@@ -1,4 +1,4 @@
-"""The readings of all devices, each from the source that knows its memory, and the thread that takes them."""
+"""Reads all devices, each from the source that knows its memory, in a thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REMOTE_NOTE = tr("remote: no live reading")
 
 
 class DeviceReadings:
-    """Readings of all devices of a rig. `set_devices` may be called from any thread; `read` and `close` from one."""
+    """The readers of all devices of a rig. `set_devices` is thread-safe; `read` and `close` are for one thread."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class DeviceReadings:
         self.set_devices(devices, workers)
 
     def set_devices(self, devices: Sequence[Device], workers: Mapping[str, WorkerProcess] | None = None) -> None:
-        """Read these devices from now on; `workers` tells the processes of endpoints that we started."""
+        """Read these devices from now on. `workers`: processes by endpoint of workers that we started."""
         self._readers = tuple(self._reader(device, workers or {}) for device in devices)
 
     def read(self) -> tuple[Sample, ...]:
@@ -46,7 +46,7 @@ class DeviceReadings:
         return tuple(reader.read(time_s) for reader in self._readers)
 
     def close(self) -> None:
-        """Let go of the driver's library."""
+        """Close the driver's library."""
         self._nvml.close()
 
     def _reader(self, device: Device, workers: Mapping[str, WorkerProcess]) -> Reader:
@@ -54,9 +54,11 @@ class DeviceReadings:
             return HostReader(device.id)
         if device.endpoint is not None:
             process = workers.get(device.endpoint)
+            # A paired machine is remote, whatever its address looks like.
             if process is None and (device.fingerprint is not None or not is_local(device.endpoint)):
                 return NoReader(device.id, REMOTE_NOTE)
             return LocalWorkerReader(device, process)
+        # Only the PCI id is common to ggml, NVML and sysfs; their indices differ.
         pci = parse_pci_id(device.pci_bus_id or "")
         if pci is None:
             return NoReader(device.id, tr("no live reading for {backend} without a PCI id", backend=device.backend))
@@ -70,17 +72,17 @@ STOP_TIMEOUT_S = 2.0
 
 
 class SampleSource(Protocol):
-    """Where samples come from; `read` and `close` are called in the sampler's thread."""
+    """Source of samples. `read` and `close` are called in the sampler's thread."""
 
     def read(self) -> tuple[Sample, ...]:
         """Return one sample per device."""
 
     def close(self) -> None:
-        """Let go of what reading opened."""
+        """Close the files and libraries opened for reading."""
 
 
 class Sampler:
-    """Hands samples to `on_samples`, in its own thread, every `interval_s` seconds from `start` to `stop`."""
+    """Calls `on_samples`, in its own thread, every `interval_s` seconds between `start` and `stop`."""
 
     def __init__(
         self,
@@ -96,7 +98,7 @@ class Sampler:
         self._has_failed = False
 
     def start(self) -> None:
-        """Begin; the first samples come at once. A second call does nothing."""
+        """Start; the first samples come at once. A second call does nothing."""
         if self._thread is not None:
             return
         self._stopping.clear()
@@ -104,11 +106,12 @@ class Sampler:
         self._thread.start()
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> bool:
-        """End the thread; False if a reading hangs and it is still there after `timeout_s`."""
+        """Stop the thread; return False if a reading hangs and it still runs after `timeout_s`."""
         self._stopping.set()
         thread = self._thread
         if thread is None:
             return True
+        # A driver may hang in a reading; the program must be able to end all the same.
         thread.join(timeout_s)
         if thread.is_alive():
             return False

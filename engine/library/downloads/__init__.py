@@ -1,1 +1,1 @@
-"""Getting files of models: transfers in a child that resume where they were, and the queue of them."""
+"""Downloads of models: resumable transfers in a child process, and their queue."""

@@ -11,17 +11,17 @@ import threading
 import traceback
 from importlib.metadata import PackageNotFoundError, version
 
+from engine.base.errors import EngineError
 from engine.library.downloads.file_transfer import carry_out
+from engine.library.downloads.rights import give_up_rights
 from engine.runtime.protocol.messages import Failure, Quit
 from engine.runtime.protocol.network import DownloadRequest
-from engine.runtime.protocol.pipe import Pipe, Requests, prepare_process
+from engine.runtime.protocol.pipe import Requests, begin_child
 
 
 def main() -> None:
-    """Run one order; end with it, with a wish to quit, or with the parent."""
-    prepare_process()
-    pipe, stop = Pipe(), threading.Event()
-    pipe.greet(f"layerdeck {_version()}")
+    """Carry out one order. The process ends with it, with a request to quit, or with the parent."""
+    pipe, stop = begin_child(f"layerdeck {_version()}"), threading.Event()
 
     def note(request: DownloadRequest) -> DownloadRequest:
         if isinstance(request, Quit):
@@ -34,6 +34,12 @@ def main() -> None:
         return
     order = requests.next()
     if isinstance(order, Quit):
+        return
+    try:
+        # Before there is a second thread, which would keep its rights.
+        give_up_rights(order)
+    except EngineError as error:
+        pipe.send(Failure(kind=error.kind, message=error.summary()))
         return
     requests.start_reading()
     try:

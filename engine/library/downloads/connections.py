@@ -1,6 +1,6 @@
-"""Who fetches what of one file, and how many do: spans of bytes for connections, and whether one more helps.
+"""Divides a file into spans for its connections, chooses the number of connections, and measures the rate.
 
-A rate is that of the last ten seconds; the time that is left is said only if the rate is steady.
+A rate is that of the last ten seconds. The time left is known only if the rate is steady.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from engine.base.units import MIB
 from engine.library.downloads.part_file import Ranges, add_range, first_gap
 
+# A download with fewer bytes left gets no second connection.
 WORTH_BYTES = 64 * MIB
-"""Less than this is not worth a second connection."""
+# Longest span of one request. The hub sends files above 50 GB, which are stored in pieces (Xet), only by range.
 MAX_SPAN_BYTES = 32 << 30
-"""Of one request. The hub gives files above 50 GB, which lie in pieces (Xet), in parts only."""
 _GAIN = 1.15
 
 
 @dataclass(eq=False)
 class Span:
-    """Bytes that one connection fetches, from `at` up to `end`, which may come closer meanwhile; None: to the end.
+    """Bytes that one connection fetches, from `at` to `end`; `end` None is the end of the file.
 
-    `at` is moved on by its connection, `end` by the plan.
+    The connection increases `at`. The plan may reduce `end` meanwhile.
     """
 
     at: int
@@ -30,7 +30,7 @@ class Span:
 
 
 class SpanPlan:
-    """Hands out spans of one file so that together they stay near its start: what is there in order can be checked."""
+    """Assigns spans near the start of the file first, because the hash is computed in order."""
 
     def __init__(self, segment_bytes: int) -> None:
         self._segment_bytes = segment_bytes
@@ -41,9 +41,9 @@ class SpanPlan:
         return len(self._taken)
 
     def take(self, done: Ranges, size_bytes: int | None, wanted: int) -> Span | None:
-        """Return what one more connection should fetch, None where there is nothing left for it.
+        """Return a span for one more connection; None if nothing is left for it.
 
-        `wanted` is how many connections there are to be: one alone fetches everything to the end.
+        `wanted`: number of connections. A single one fetches everything to the end.
         """
         if size_bytes is None:
             return None if self._taken else self._hand_out(done[0][1] if done and done[0][0] == 0 else 0, None)
@@ -51,6 +51,7 @@ class SpanPlan:
             self._shorten()
         covered = done
         for span in self._taken:
+            # What other connections fetch counts as covered.
             covered = add_range(covered, span.at, size_bytes if span.end is None else span.end)
         gap = first_gap(covered, size_bytes)
         if gap is None:
@@ -59,7 +60,7 @@ class SpanPlan:
         return self._hand_out(first, min(end, first + (MAX_SPAN_BYTES if wanted == 1 else self._segment_bytes)))
 
     def release(self, span: Span) -> None:
-        """Take a span back, fetched or not."""
+        """Release a span, complete or not."""
         self._taken.remove(span)
 
     def _hand_out(self, first: int, end: int | None) -> Span:
@@ -75,9 +76,9 @@ class SpanPlan:
 
 
 class Trial:
-    """How many connections to have: one more is kept where it brings a good deal, and then the next is tried.
+    """Finds a good number of connections: another one is tried, and kept if the rate grows by 15 %.
 
-    `trial_s`: for how long the rate is looked at; 0 is for as many as may be from the start.
+    `trial_s`: seconds for which a rate is measured; 0 uses the largest number from the start.
     """
 
     def __init__(self, most: int, trial_s: float, worth_bytes: int = WORTH_BYTES) -> None:
@@ -90,11 +91,11 @@ class Trial:
         self._before: float | None = None
 
     def settle(self) -> None:
-        """Have one connection and try no other: the server gives nothing but whole files."""
+        """Use one connection from now on: the server sends whole files only."""
         self.wanted, self._settled = 1, True
 
     def look(self, now_s: float, fetched_bytes: int, left_bytes: int) -> None:
-        """Look at how much was fetched by now, and choose."""
+        """Measure the rate, and choose the number of connections."""
         if self._settled or left_bytes < self._worth_bytes:
             return
         if self._begun is None:
@@ -106,6 +107,7 @@ class Trial:
             return
         rate = (fetched_bytes - self._begun[1]) / passed_s
         if self._before is not None and rate < self._before * _GAIN:
+            # The last connection did not pay. It ends with its span, and no other one is started in its place.
             self.wanted, self._settled = self.wanted - 1, True
         elif self.wanted == self._most:
             self._settled = True
@@ -116,33 +118,34 @@ class Trial:
 
 WINDOW_S = 10.0
 _LEAST_S = 4.0
+# The rate is steady if those of both halves of the window differ by less than this factor.
 _STEADY = 1.5
-"""Both halves of the window may differ by this factor."""
 
 
 class RateMeter:
-    """Bytes over time. Times are in seconds of one clock, and only grow."""
+    """Rate of a transfer. Times are seconds of one monotonic clock."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, int]] = deque()
 
     def add(self, now_s: float, done_bytes: int) -> None:
-        """Note how much was done at a moment."""
+        """Record the bytes that are done at a moment."""
         self._samples.append((now_s, done_bytes))
+        # The second sample decides, so that those that stay span the whole window.
         while len(self._samples) > 2 and now_s - self._samples[1][0] >= WINDOW_S:
             self._samples.popleft()
 
     def clear(self) -> None:
-        """Forget what was: the transfer begins again."""
+        """Forget all records: the transfer begins again."""
         self._samples.clear()
 
     @property
     def bytes_per_second(self) -> float | None:
-        """The rate of the last ten seconds, None before there is one."""
+        """Rate of the last ten seconds; None before there are two records."""
         return _rate(self._samples[0], self._samples[-1]) if len(self._samples) > 1 else None
 
     def left_s(self, left_bytes: int) -> float | None:
-        """Return the seconds that `left_bytes` will take; None while the rate is not steady."""
+        """Return the seconds that `left_bytes` will take; None if the rate is not steady."""
         if len(self._samples) < 3 or self._samples[-1][0] - self._samples[0][0] < _LEAST_S:
             return None
         middle_s = (self._samples[0][0] + self._samples[-1][0]) / 2

@@ -1,6 +1,6 @@
-"""The transfer of one file: connections that fetch spans of it, what becomes of their failures, and its end.
+"""Downloads one file: connections that fetch spans of it, retries, verification, and the move to its place.
 
-`carry_out` is what the child does: the files of an order one after another, then links and refs that lead to them.
+`carry_out` is the work of the child process: the files of a request one after another, then links and refs.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ READ_BYTES = 512 * KIB
 TICK_S = 0.5
 _DISK_S = 2.0
 _SYNC_S = 10.0
+# Bytes of progress after which the count of failures starts again.
 _PROGRESS_BYTES = 64 * KIB
-"""So many bytes since the last failure make the next one the first again."""
 _MAGIC = b"GGUF"
 
 
 @dataclass(frozen=True, slots=True)
 class FileProgress:
-    """Where the transfer of a file is; bytes that are here, and its size where that is known."""
+    """Progress of one file. `size_bytes` is None if the server did not state it."""
 
     stage: DownloadStage
     done_bytes: int
@@ -69,10 +69,11 @@ class FileProgress:
 
 
 class FileTransfer:
-    """Fetches one file, going on where an earlier transfer of it ended. `run` is called once, by one thread.
+    """Downloads one file, and resumes an earlier transfer of it. `run` is called once.
 
-    `tell` is called twice a second while `run` lasts; `stop` is set by others to end it. `later_bytes`: what is still
-    missing of files that come after this one, so that a disk with no room for all of them is told at the start.
+    `tell`: called twice a second with the progress while `run` lasts.
+    `stop`: set by another thread to end the transfer.
+    `later_bytes`: bytes missing of the files after this one, so that a full disk is reported at the start.
     """
 
     def __init__(
@@ -104,15 +105,15 @@ class FileTransfer:
 
     @property
     def fetched_bytes(self) -> int:
-        """What came over the network this time."""
+        """Bytes received in this transfer."""
         return self._fetched_bytes
 
     def run(self) -> DownloadedFile:
-        """Fetch what is missing, check it and put it in its place.
+        """Fetch the missing bytes, verify the file and move it to its place.
 
         Raises:
-            EngineError: `HubError` if tries are used up or make no sense, else an error of `part_file`. What is here
-                stays, but for a file that came whole and wrong.
+            EngineError: `HubError` if all retries failed or a retry is pointless, else an error of `part_file`. The
+                bytes fetched so far stay, unless the complete file is wrong.
         """
         if self._target.is_file():
             return self._check_what_is_there()
@@ -124,6 +125,7 @@ class FileTransfer:
             self._fetch_all(part, hasher)
             digest = self._digest(hasher, part)
             self._compare(part, digest)
+        # Only wrong bytes are thrown away; after any other error the next transfer resumes.
         except DamagedError:
             hasher.close()
             part.discard()
@@ -177,6 +179,7 @@ class FileTransfer:
                 if now_s - last_sync_s >= _SYNC_S:
                     part.sync()
                     last_sync_s = time.monotonic()
+                # Tested under the lock: connections append and notify under it, so no fault is missed before the wait.
                 with self._changed:
                     if not self._faults and not is_whole(part):
                         waits_s = self._wait_until_s - now_s
@@ -212,13 +215,14 @@ class FileTransfer:
             thread.join(max(0.0, deadline_s - time.monotonic()))
 
     def _judge_faults(self, now_s: float) -> bool:
-        """Wait after failures that pass; raise those that do not, and the one that was one too many.
+        """Plan a retry after temporary failures; raise permanent ones, and the one after the last retry.
 
-        Return whether there were any.
+        Return whether there were any failures.
         """
         with self._changed:
             faults, self._faults = self._faults, []
         for fault in faults:
+            # A signed link of the storage may have expired (403): each try asks the hub for a new one.
             if not isinstance(fault, HubError) or not (fault.passes or fault.fault == "refused"):
                 raise fault
             if self._since_failure_bytes >= _PROGRESS_BYTES:
@@ -227,6 +231,7 @@ class FileTransfer:
             self._n_failed += 1
             if self._n_failed >= self._order.tries:
                 raise fault
+            # Random, so that clients that a server turned away together do not come back together.
             wait_s = self._order.backoff_s * 2 ** (self._n_failed - 1) * random.uniform(0.5, 1.5)
             self._wait_until_s = now_s + max(wait_s, fault.retry_after_s or 0.0)
             self._note = fault.summary()
@@ -244,7 +249,7 @@ class FileTransfer:
 
     def _end_if_stopped(self) -> None:
         if self._stop.is_set():
-            raise StoppedError("The download was stopped; the same call goes on with it.")
+            raise StoppedError("The download was stopped. Run the command again to resume.")
 
     # ------------------------------------------------------------------ one connection
 
@@ -280,6 +285,7 @@ class FileTransfer:
                 new = data[max(0, span.at - at) :] if at < span.at else data
                 at += len(data)
                 with self._changed:
+                    # The plan may have shortened the span since the request; the rest belongs to another connection.
                     if span.end is not None:
                         new = new[: max(0, span.end - span.at)]
                     self._fetched_bytes += len(data)
@@ -289,6 +295,8 @@ class FileTransfer:
                 if span.at == 0:
                     self._require_model(new)
                 part.write(span.at, new)
+                # Moved only after the write: otherwise the bytes would look like a gap for a moment, and be fetched
+                # twice.
                 with self._changed:
                     span.at += len(new)
                 hasher.wake()
@@ -296,7 +304,7 @@ class FileTransfer:
                 self._end_early(span, part)
 
     def _is_worth(self, span: Span) -> bool:
-        """Return whether to read the whole file from a server that gives no parts: where nobody else does so."""
+        """Return whether to read the whole file from a server without ranges: only if no other connection does."""
         with self._changed:
             return not span.at or self._plan.n_taken == 1
 
@@ -311,11 +319,11 @@ class FileTransfer:
         raise HubError("unreachable", f"{self._target.name}: the line ended before the file did.")
 
     def _agree(self, head: Head, span: Span, part: PartFile) -> None:
-        """Compare what the server says with what is known of the file, and learn what is not.
+        """Compare the response with the known facts of the file, and learn new ones.
 
         Raises:
-            ChangedError: it is another file by now.
-            HubError: what comes is not what was asked for.
+            ChangedError: if the server has another file by now.
+            HubError: if the response has other bytes than requested.
         """
         origin = part.origin
         if head.first > span.at or (head.first != span.at and head.status != HTTPStatus.OK):
@@ -346,7 +354,7 @@ class FileTransfer:
             self._require_room(part)
 
     def _require_model(self, start: bytes) -> None:
-        """Raise where a file that is called a model begins like something else, such as a page to sign in."""
+        """Raise if the content of a `.gguf` file begins like something else, such as a login page."""
         if not self._target.name.lower().endswith(".gguf") or self._file.sha256 is not None:
             return
         if not start.startswith(_MAGIC[: len(start)]):
@@ -375,18 +383,18 @@ class FileTransfer:
 
 
 def done_bytes(file: TransferFile) -> int:
-    """Return how much of `file` is here."""
+    """Return the number of bytes of `file` that are on the disk."""
     return bytes_here(Path(file.target), file.size_bytes)
 
 
 def carry_out(order: Download, send: Callable[[Message], None], stop: threading.Event) -> Message:
-    """Do what is ordered, telling with `send` how far it is, and return the last message about it."""
+    """Carry out a request, reporting progress with `send`, and return the last message."""
     transfers = []
     finished = []
     try:
         for index, file in enumerate(order.files):
             later_bytes = sum(map(_missing_bytes, order.files[index + 1 :]))
-            transfer = FileTransfer(file, order, _Teller(order.files, index, send).tell, stop, later_bytes)
+            transfer = FileTransfer(file, order, _ProgressReporter(order.files, index, send).tell, stop, later_bytes)
             transfers.append(transfer)
             done = transfer.run()
             if file.link is not None:
@@ -403,8 +411,8 @@ def _missing_bytes(file: TransferFile) -> int:
     return max(0, (file.size_bytes or 0) - done_bytes(file))
 
 
-class _Teller:
-    """Tells of all files of an order while one of them is under way."""
+class _ProgressReporter:
+    """Reports the progress of all files of a request while one of them is transferred."""
 
     def __init__(self, files: tuple[TransferFile, ...], index: int, send: Callable[[Message], None]) -> None:
         others = [file for number, file in enumerate(files) if number != index]

@@ -1,8 +1,8 @@
-"""SHA-256 of a file while it grows: what is here in order is hashed, what was here before as well.
+"""Computes the SHA-256 of a file while it is downloaded, in order, including bytes of an earlier transfer.
 
-As long as bytes come, hashing takes what processor time nobody else wants: it costs four times as much of it as
-fetching. Once all are here people wait for it, and the rest is hashed by a thread like any other; a thread cannot get
-back the priority that it gave up.
+During the download the thread has the lowest priority, because hashing takes four times the processor time of fetching.
+When the file is complete, people wait for the hash: a second thread with normal priority finishes it, since a thread
+cannot raise its priority again.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _NICENESS = 19
 
 
 class Hasher:
-    """A thread that hashes up to `end()` as that moves on, until `finish` or `close`.
+    """A thread that hashes the bytes before `end()`, until `finish` or `close`.
 
-    `read` returns bytes from a place, as many as asked for or fewer; `end` is up to where they are here in order.
+    `read`: returns up to the requested number of bytes at a position. `end`: up to which byte the file is complete.
     """
 
     def __init__(self, read: Callable[[int, int], bytes], end: Callable[[], int]) -> None:
@@ -40,21 +40,22 @@ class Hasher:
         self._thread.start()
 
     def wake(self) -> None:
-        """Say that there is more."""
+        """Notify the thread of new bytes."""
         with self._condition:
             self._condition.notify()
 
     def finish(self, timeout_s: float) -> str | None:
-        """Wait at most `timeout_s` for all that is here to be hashed; return the digest, None while it goes on.
+        """Wait at most `timeout_s` for the hash of the complete file; return None if it is not done yet.
 
         Raises:
-            Exception: what reading raised.
+            Exception: the error of reading the file.
         """
         with self._condition:
             is_first, self._last = not self._last, True
             self._condition.notify()
         if is_first:
             self._rest.start()
+        # A short wait: the caller reports progress in between.
         self._rest.join(timeout_s)
         if self._rest.is_alive():
             return None
@@ -67,6 +68,7 @@ class Hasher:
         with self._condition:
             self._closing = True
             self._condition.notify()
+        # `_rest` itself waits for `_thread`.
         (self._rest if self._last else self._thread).join()
 
     def _run(self, hash_all: Callable[[], None]) -> None:
@@ -76,7 +78,7 @@ class Hasher:
             self.error = error
 
     def _follow(self) -> None:
-        """Hash what comes, until it is the last."""
+        """Hash new bytes until the file is complete."""
         _step_behind()
         while True:
             with self._condition:
@@ -86,7 +88,8 @@ class Hasher:
             self._hash_to(self._end(), lambda: self._closing or self._last)
 
     def _finish(self) -> None:
-        """Hash the rest."""
+        """Hash the remaining bytes."""
+        # Only one thread at a time may update the hash.
         self._thread.join()
         if self.error is None:
             self._hash_to(self._end(), lambda: self._closing)
@@ -101,7 +104,7 @@ class Hasher:
 
 
 def _step_behind() -> None:
-    """Let the threads that fetch have the processor first, where a thread can have a priority of its own."""
+    """Give this thread a low priority, if the system has priorities of threads."""
     if sys.platform == "linux":
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

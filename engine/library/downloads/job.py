@@ -1,4 +1,4 @@
-"""A download: as the queue keeps it in its file, and as it is shown."""
+"""A download, as the queue file stores it and as the window shows it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,13 @@ QUEUE_VERSION = 1
 
 
 class JobState(StrEnum):
-    """waiting for its turn; running; paused by somebody, or after a fault that passes (`reason`); changed: the file is
-    another one now, and somebody has to say whether to begin anew; failed: trying again may make no sense; done."""
+    """State of a download.
+
+    WAITING: queued. RUNNING: in progress. DONE: complete.
+    PAUSED: paused by the user, or after a temporary failure (`reason`).
+    CHANGED: the file on the server has changed; the user has to restart the download.
+    FAILED: a retry may be pointless.
+    """
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -34,10 +39,12 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """A job now. `stage`, `file`, `connections`, `note` (why it waits) and the rate are those of a running one.
+    """A download as it is shown. The fields from `stage` to the rate describe a running one.
 
-    `retry_s`: in how many seconds a paused job is tried again by itself, None: it is not.
-    `left_s` is None while the rate is not steady; `size_bytes` None where nobody said.
+    `note`: reason why it waits.
+    `retry_s`: seconds until a paused job is retried automatically, None if it is not.
+    `left_s`: None while the rate is not steady.
+    `size_bytes`: None if the server did not state it.
     """
 
     id: str
@@ -58,17 +65,19 @@ class JobView:
 
 
 def time_words(seconds: float) -> str:
-    """Return how long something takes, for people: "2 h 5 min", "3 min 20 s", "8 s"."""
+    """Return a duration for people: "2 h 5 min", "3 min 20 s", "8 s"."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """All parts of a model, and its projector. `endpoint`: the hub it comes from, "" for any other server.
+    """A download of all parts of a model and its projector.
 
-    `kind` is the contract's word for the fault that `reason` is about, "" for none; `paths` are the files once they are
-    here. `restart`: what was begun of a file that has changed is to be thrown away.
+    `endpoint`: the hub, "" for any other server.
+    `kind`: kind of the error in `reason` by the contract, "" for none.
+    `paths`: the files, once they are complete.
+    `restart`: whether the bytes of a file that has changed on the server are discarded.
     """
 
     id: str
@@ -87,20 +96,20 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def size_bytes(self) -> int | None:
-        """What all files take, None where nobody said."""
+        """Size of all files; None if one is unknown."""
         sizes = [file.size_bytes for file in self.files]
         return None if None in sizes else sum(size or 0 for size in sizes)
 
 
 class QueueFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The queue between two runs."""
+    """The queue as it is stored between two runs."""
 
     version: int = QUEUE_VERSION
     jobs: tuple[Job, ...] = ()
 
 
 def files_of(listing: RepoListing, quantisation: Quantisation, *, projector: bool = True) -> tuple[HubFile, ...]:
-    """Return what belongs together: all parts, and the projector where there is one and it is wanted."""
+    """Return the files to download: all parts, and the projector if there is one and it is wanted."""
     beside = listing.projector_of(quantisation) if projector else None
     return (*quantisation.files, *([beside] if beside else []))
 
@@ -108,10 +117,10 @@ def files_of(listing: RepoListing, quantisation: Quantisation, *, projector: boo
 def hub_job(
     job_id: str, listing: RepoListing, quantisation: Quantisation, hub: HubSettings, folder: Path | None = None
 ) -> Job:
-    """Return the job of a quantisation with all that belongs to it; without a folder it goes into the cache.
+    """Return the download of a quantisation. Without a folder it goes into the Hugging Face cache.
 
     Raises:
-        ArgumentError: for names that are not safe.
+        ArgumentError: if a file name is not safe.
     """
     files = files_of(listing, quantisation)
     transfers, refs = _placed(listing, files, hub, folder)
@@ -127,7 +136,7 @@ def hub_job(
 
 
 def web_job(job_id: str, address: WebAddress, folder: Path) -> Job:
-    """Return the job of a file of any server; raises as `hub_job`."""
+    """Return the download of a file from any server; raises as `hub_job`."""
     return Job(id=job_id, title=address.name, files=(from_web(address, folder),))
 
 

@@ -1,9 +1,9 @@
-"""An unfinished file next to the place where it will be: its bytes, its journal, and a lock against a second writer.
+"""An unfinished download next to its final place: the bytes, a journal, and a lock against a second writer.
 
-The journal says where the file comes from and which of its bytes are here: a line for the origin, then a line for every
-step; the last whole line counts. Steps are written after their bytes were, which is enough if the process is killed. A
-machine that loses power may keep the step and lose the bytes: steps are marked once the bytes were forced to the disk,
-and after a restart of the machine only those count.
+The first line of the journal is the origin of the file. Each further line states which bytes are on the disk; the last
+complete line counts. A line is written after its bytes, which is enough if the process is killed. After a power loss
+the line may exist without the bytes. Therefore a line is marked once the bytes were synced, and after a reboot only
+marked lines count.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ _CAN_PLACE = hasattr(os, "pwrite")
 
 
 class PartFile:
-    """The bytes that are here of one file. `write` and `read` are for any thread; all else is for one.
+    """The bytes of an unfinished file. `write` and `read` may be called in any thread, all else in one thread.
 
-    Opening takes up what is here of the same file. At most `block_bytes` are here that no step of the journal has.
+    The constructor resumes an unfinished download of the same file. `block_bytes`: most bytes without a line in the
+    journal.
 
     Raises:
-        OccupiedError: another process writes it.
-        ChangedError: what is here is of another file, and `restart` is not set.
-        StorageError: it cannot be written there.
+        OccupiedError: if another process writes the file.
+        ChangedError: if the bytes belong to another version of the file, and `restart` is not set.
+        StorageError: if the file cannot be written.
     """
 
     def __init__(self, target: Path, origin: Origin, *, block_bytes: int, restart: bool = False) -> None:
@@ -48,6 +49,7 @@ class PartFile:
         self._writing_bytes = 0
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
+            # A link under this name would lead the download into another file, so it is refused.
             flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
             self._descriptor = os.open(self.path, flags, 0o666)
         except OSError as error:
@@ -59,17 +61,18 @@ class PartFile:
         except OSError as error:
             os.close(self._descriptor)
             raise storage_error(error, target) from error
+        # Also for a second writer or a changed file: the lock ends with the descriptor.
         except BaseException:
             os.close(self._descriptor)
             raise
 
     @property
     def done(self) -> Ranges:
-        """The bytes that are here."""
+        """The ranges on the disk."""
         return self._done
 
     def learn(self, origin: Origin) -> None:
-        """Note what the server said of the file meanwhile."""
+        """Record new facts about the file from the server."""
         with self._lock:
             if self._closed:
                 return
@@ -78,14 +81,14 @@ class PartFile:
             self._journal = Journal(self._journal_path, origin, self._done)
 
     def write(self, first: int, data: bytes) -> None:
-        """Write bytes to their place and count them as here.
+        """Write bytes at their position, and count them as done.
 
         Raises:
-            StorageError: where the disk does not take them.
+            StorageError: if the disk cannot be written.
         """
         with self._lock:
             if self._closed:
-                return  # A connection that was left comes to life: what it brings is nobody's any more.
+                return  # An abandoned connection received data after the close.
             # Before the bytes are written, so that at no moment more than a block is here that was not noted.
             if self._unnoted_bytes + len(data) > self._block_bytes:
                 self._note()
@@ -93,6 +96,7 @@ class PartFile:
             self._writing_bytes += len(data)
         placed = False
         try:
+            # Without the lock: connections write to different positions at the same time.
             self._place(first, data)
             placed = True
         finally:
@@ -105,10 +109,12 @@ class PartFile:
     def _place(self, first: int, data: bytes) -> None:
         try:
             if _CAN_PLACE:
+                # `pwrite` may write less than it got, as on a disk that is nearly full.
                 written = 0
                 while written < len(data):
                     written += os.pwrite(self._descriptor, memoryview(data)[written:], first + written)
                 return
+            # Without `pwrite` (Windows) no other thread may move the position between seek and write.
             with self._lock:
                 os.lseek(self._descriptor, first, os.SEEK_SET)
                 os.write(self._descriptor, data)
@@ -116,7 +122,7 @@ class PartFile:
             raise storage_error(error, self.target) from error
 
     def read(self, first: int, length: int) -> bytes:
-        """Return bytes that are here."""
+        """Return bytes that are on the disk."""
         if _CAN_PLACE:
             return os.pread(self._descriptor, length, first)
         with self._lock:
@@ -124,8 +130,9 @@ class PartFile:
             return os.read(self._descriptor, length)
 
     def sync(self) -> None:
-        """Force what is here to the disk, and note that."""
+        """Sync the bytes to the disk, and mark that in the journal."""
         with self._lock:
+            # Read before the sync: bytes that arrive meanwhile may not be on the disk.
             done = self._done
         try:
             os.fsync(self._descriptor)
@@ -135,9 +142,10 @@ class PartFile:
             raise storage_error(error, self.target) from error
 
     def close(self) -> None:
-        """Note what is here and close; a later transfer goes on with it. Nothing is written any more."""
+        """Write the journal and close; a later transfer resumes. Later writes are ignored."""
         with self._lock:
             self._closed = True
+            # Writes of other threads finish first, because the descriptor is closed below.
             self._lock.wait_for(lambda: not self._writing_bytes)
             try:
                 self._note()
@@ -148,27 +156,31 @@ class PartFile:
                 os.close(self._descriptor)
 
     def discard(self) -> None:
-        """Close, and remove what is here."""
+        """Close, and remove the bytes."""
         self.close()
         self.path.unlink(missing_ok=True)
         self._journal_path.unlink(missing_ok=True)
 
     def finish(self) -> None:
-        """Close, and put the whole file in its place in one step.
+        """Close, and move the complete file to its place atomically.
 
         Raises:
-            OccupiedError: something else is there by now.
-            StorageError: the system refuses it.
+            OccupiedError: if another file is there by now.
+            StorageError: if the system refuses.
         """
         try:
             self.sync()
         finally:
             self.close()
+        # A rename would replace it silently on Linux.
         if os.path.lexists(self.target):
             raise OccupiedError(f"{self.target.name} is there by now and is another file; move it away and try again.")
         try:
             self.path.rename(self.target)
+            # In this order: a kill in between leaves a journal without bytes. The other order would leave bytes that
+            # nobody can trust.
             self._journal_path.unlink(missing_ok=True)
+            # Without this a power loss may undo the rename.
             sync_folder(self.target.parent)
         except OSError as error:
             raise storage_error(error, self.target) from error
@@ -178,11 +190,13 @@ class PartFile:
             self._journal.note(self._done)
         except OSError as error:
             raise storage_error(error, self.target) from error
+        # Bytes that other threads are writing now are not in this line.
         self._unnoted_bytes = self._writing_bytes
 
     def _take_up(self, origin: Origin, *, restart: bool) -> tuple[Origin, Ranges]:
         kept = read_journal(self._journal_path)
         size_here = os.fstat(self._descriptor).st_size
+        # Without a journal nobody knows which bytes are valid.
         if kept is None or not kept[1]:
             os.ftruncate(self._descriptor, 0)
             return origin, ()
@@ -206,10 +220,10 @@ class PartFile:
 
 
 def discard_part(target: Path) -> None:
-    """Remove what is here of an unfinished file that nobody writes.
+    """Remove the bytes of an unfinished download that no process writes.
 
     Raises:
-        StorageError: where it cannot be removed.
+        StorageError: if a file cannot be removed.
     """
     try:
         for ending in (PART_ENDING, JOURNAL_ENDING):
@@ -219,7 +233,7 @@ def discard_part(target: Path) -> None:
 
 
 def bytes_here(target: Path, size_bytes: int | None) -> int:
-    """Return how much of a file is here, finished or not, by its journal."""
+    """Return the number of bytes of a file on the disk, complete or not."""
     try:
         return target.stat().st_size
     except OSError:
@@ -228,13 +242,13 @@ def bytes_here(target: Path, size_bytes: int | None) -> int:
 
 
 def is_whole(part: PartFile) -> bool:
-    """Return whether every byte is here."""
+    """Return whether the file is complete."""
     size_bytes = part.origin.size_bytes
     return size_bytes is not None and prefix_end(part.done) >= size_bytes
 
 
 def storage_error(error: OSError, target: Path) -> StorageError:
-    """Return what the system says about a file, as a sentence."""
+    """Return an error that names the file and the reason of the system."""
     if error.errno in _FULL:
         return StorageError(f"The disk is full: {quote(str(target.parent))} has no room left. Make room, then go on.")
     reason = error.strerror or str(error)
@@ -242,7 +256,8 @@ def storage_error(error: OSError, target: Path) -> StorageError:
 
 
 def _is_same(known: Origin, origin: Origin) -> bool:
-    """Return whether both are the same file, by the surest thing that both say."""
+    """Return whether both origins are the same file, by the most reliable value that both have."""
+    # The hash of the content decides. Size, etag and address follow, each less certain.
     if known.sha256 and origin.sha256:
         return known.sha256 == origin.sha256
     if None not in (known.size_bytes, origin.size_bytes) and known.size_bytes != origin.size_bytes:
@@ -253,37 +268,37 @@ def _is_same(known: Origin, origin: Origin) -> bool:
 
 
 def _lock_whole(descriptor: int, target: Path) -> None:
-    """Keep a second process from writing the same file; the system lets go when this one ends, however it ends."""
+    """Lock the file against a second writer. The system releases the lock when this process ends."""
     if not lock_file(descriptor, wait=False):
         raise OccupiedError(f"{target.name} is being downloaded by another program; wait for it to end.")
 
 
 class StorageError(EngineError):
-    """A disk that is full or cannot be written."""
+    """The disk is full or cannot be written."""
 
     kind = "storage"
 
 
 class ChangedError(EngineError):
-    """A file that is another one than when its transfer began."""
+    """The file on the server has changed since its transfer began."""
 
     kind = "changed"
 
 
 class DamagedError(EngineError):
-    """A file that came whole and is not what was promised."""
+    """The complete file is not the expected one."""
 
     kind = "model_file"
 
 
 class OccupiedError(EngineError):
-    """Another transfer of the same file is under way, or a file is in its place."""
+    """Another transfer of the same file is running, or another file is in its place."""
 
     kind = "argument"
 
 
 class StoppedError(EngineError):
-    """Somebody wanted the transfer to end; what is here stays."""
+    """The transfer was stopped. Its bytes stay."""
 
     kind = "cancelled"
 
@@ -292,9 +307,10 @@ Ranges = tuple[tuple[int, int], ...]
 
 
 def add_range(ranges: Ranges, first: int, end: int) -> Ranges:
-    """Return `ranges` with the bytes from `first` up to `end` as well."""
+    """Return `ranges` with the bytes from `first` to `end` added."""
     if end <= first:
         return ranges
+    # Ranges that touch the new one, even without overlap, become part of it.
     before = [each for each in ranges if each[1] < first]
     behind = [each for each in ranges if each[0] > end]
     touched = ranges[len(before) : len(ranges) - len(behind)]
@@ -303,7 +319,7 @@ def add_range(ranges: Ranges, first: int, end: int) -> Ranges:
 
 
 def merge(pairs: Iterable[tuple[int, int]], size_bytes: int | None) -> Ranges:
-    """Return pairs of a file of ours that may be damaged as ranges; what lies outside of the file is left out."""
+    """Return pairs from a journal, which may be damaged, as ranges within the file."""
     ranges: Ranges = ()
     for first, end in pairs:
         limit = end if size_bytes is None else min(end, size_bytes)
@@ -313,17 +329,17 @@ def merge(pairs: Iterable[tuple[int, int]], size_bytes: int | None) -> Ranges:
 
 
 def count_bytes(ranges: Ranges) -> int:
-    """Return how many bytes are here."""
+    """Return the number of bytes."""
     return sum(end - first for first, end in ranges)
 
 
 def prefix_end(ranges: Ranges) -> int:
-    """Return up to where the file is here from its start."""
+    """Return the length of the complete start of the file."""
     return ranges[0][1] if ranges and ranges[0][0] == 0 else 0
 
 
 def first_gap(ranges: Ranges, size_bytes: int) -> tuple[int, int] | None:
-    """Return the first bytes that are missing, None where nothing is."""
+    """Return the first missing range; None if nothing is missing."""
     at = 0
     for first, end in ranges:
         if first > at:
@@ -338,7 +354,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """Which file it is. `etag` and `sha256` as the server named them, None where it did not."""
+    """Identity of a file on its server. A field is None if the server did not state it."""
 
     url: str
     commit: str = ""
@@ -355,28 +371,29 @@ class _Step(msgspec.Struct, frozen=True):
 
 
 class Journal:
-    """The journal of one unfinished file, open for further steps. Not for several threads at once."""
+    """The open journal of one unfinished file. Not thread-safe."""
 
     def __init__(self, path: Path, origin: Origin, done: Ranges) -> None:
         self._path = path
         self._boot = _boot_id()
+        # An empty step claims nothing, so it counts as synced.
         lines = [origin, _Step(done, synced=not done, boot=self._boot)]
         write_whole(path, b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_BINARY", 0))
 
     def note(self, done: Ranges, *, synced: bool = False) -> None:
-        """Write a step; `synced`: the bytes of it are on the disk, and so shall the step be."""
+        """Write a line. `synced`: its bytes are synced, and the line will be as well."""
         os.write(self._descriptor, msgspec.json.encode(_Step(done, synced, self._boot)) + b"\n")
         if synced:
             os.fsync(self._descriptor)
 
     def close(self) -> None:
-        """Close the file; it stays."""
+        """Close the journal, which stays."""
         os.close(self._descriptor)
 
 
 def read_journal(path: Path) -> tuple[Origin, Ranges] | None:
-    """Return what a journal says, None where there is none that can be read."""
+    """Return origin and ranges of a journal; None if it is missing or unreadable."""
     try:
         lines = read_at_most(path, MAX_BYTES).split(b"\n")
         origin = msgspec.json.decode(lines[0], type=Origin)
@@ -396,7 +413,7 @@ def read_journal(path: Path) -> tuple[Origin, Ranges] | None:
 
 
 def _boot_id() -> str:
-    """Return what is another text after each start of the machine, "" where nothing tells."""
+    """Return a text that differs after each reboot; "" if the system has none."""
     try:
         return read_at_most(_BOOT_ID, 64).decode("ascii").strip()
     except (OSError, ValueError):

@@ -1,6 +1,6 @@
-"""Where files of a repository go: a folder that somebody chose, or the Hugging Face cache as others expect it.
+"""Chooses the paths of downloaded files: a folder of the user, or the layout of the Hugging Face cache.
 
-Names come from a server. Nothing is placed outside of its folder, and nothing that is there is overwritten.
+File names come from a server. No file is placed outside its folder, and no existing file is overwritten.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from engine.runtime.protocol.network import TransferFile
 def in_folder(
     listing: RepoListing, files: Sequence[HubFile], hub: HubSettings, folder: Path
 ) -> tuple[TransferFile, ...]:
-    """Return the transfers of `files` into `folder`, under their own names without the folders of the repository.
+    """Return the transfers of `files` into `folder`. Folders of the repository are left out.
 
     Raises:
-        ArgumentError: for names that are not safe, and for two files of one name.
+        ArgumentError: if a name is not safe, or if two files have the same name.
     """
     if len({file.name for file in files}) < len(files):
         raise ArgumentError(f"Two files of {listing.repo} have one name; choose the cache instead of a folder.")
@@ -41,8 +41,9 @@ def in_cache(
     """Return the transfers of `files` into the Hugging Face cache, and the refs that name their commit.
 
     Raises:
-        ArgumentError: for names that are not safe.
+        ArgumentError: if a name is not safe.
     """
+    # The layout of huggingface_hub: models--OWNER--NAME with blobs, snapshots and refs.
     home = cache / f"models--{listing.repo.replace('/', '--')}"
     snapshot = home / "snapshots" / listing.commit
     transfers = tuple(
@@ -54,24 +55,26 @@ def in_cache(
 
 
 def from_web(address: WebAddress, folder: Path) -> TransferFile:
-    """Return the transfer of a file of any server; nothing is known of it but its name."""
+    """Return the transfer of a file from any server; only its name is known."""
     return TransferFile(url=address.url, target=str(_inside(folder, address.name)))
 
 
 def lead_to(link: Path, target: Path) -> None:
-    """Make `link` lead to `target`: as a relative link, else as the same file under a second name.
+    """Make `link` a relative symbolic link to `target`, else a hard link.
 
     Raises:
-        StorageError: where neither can be made.
+        StorageError: if neither is possible.
     """
     try:
         link.parent.mkdir(parents=True, exist_ok=True)
+        # `exists` would follow the link, and miss a broken one.
         if os.path.lexists(link):
             if link.resolve() == target.resolve():
                 return
             link.unlink()
         try:
             link.symlink_to(os.path.relpath(target, link.parent))
+        # Windows allows symbolic links only to administrators and in developer mode.
         except (OSError, NotImplementedError):
             link.hardlink_to(target)
     except OSError as error:
@@ -79,10 +82,10 @@ def lead_to(link: Path, target: Path) -> None:
 
 
 def write_refs(refs: Iterable[tuple[str, str]]) -> None:
-    """Write the small files that say which commit a name such as "main" is.
+    """Write refs: small files that name the commit of a revision such as "main".
 
     Raises:
-        StorageError: where one cannot be written.
+        StorageError: if one cannot be written.
     """
     for path, text in refs:
         target = Path(path)

@@ -1,7 +1,7 @@
-"""The queue of downloads: one at a time in their order, kept over restarts, told as a whole whenever it changes.
+"""The queue of downloads: one at a time, in order, saved between runs.
 
-A download that failed for a reason that passes is tried again by itself: after growing pauses, and as soon as the
-addresses of this machine change.
+A download that failed for a temporary reason is retried automatically: after growing pauses, and at once when the
+network addresses of this computer change.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from engine.runtime.protocol.network import Download, DownloadProgress
 MAX_FILE_BYTES = 16 * 1024 * 1024
 _END_S = 10.0
 _PASSING_KINDS = frozenset({"unreachable", "busy", "storage", "stalled", "crashed", "cancelled"})
+# Kind of error that is retried: no network, or a busy server.
 _UNREACHED = "unreachable"
-"""What passes by itself: a network that is away, a server that is busy."""
 _log = logging.getLogger("layerdeck.engine")
 
 
@@ -44,13 +44,16 @@ class _Running:
 
 
 class DownloadQueue:
-    """Downloads in their order, one under way at a time.
+    """Downloads in order, one of them running.
 
-    Every method returns at once: what it asks for is done in a thread of the queue's own, which alone touches files and
-    processes. `on_change` is called there with all jobs whenever one changes, and twice a second while one runs.
-    `token_of` returns the token for a hub, by its endpoint; `template` has the limits that every order takes.
-    A job that ran when the program ended goes on when the queue is made again. One whose server was not reached is
-    tried again by itself (`retries`), while others have their turn.
+    Every method returns at once: a thread of the queue does the work, and it alone touches files and processes.
+    A job that ran when the program ended is resumed when the queue is made again. While a job waits for a retry, others
+    run.
+
+    `on_change`: called in that thread with all jobs when one changes, and twice a second while one runs.
+    `token_of`: returns the token for a hub, by its endpoint.
+    `template`: a request with the limits that every request gets.
+    `retries`: schedule of retries, for tests.
     """
 
     def __init__(
@@ -79,27 +82,27 @@ class DownloadQueue:
     # ------------------------------------------------------------------ what people do
 
     def add(self, job: Job) -> None:
-        """Put a job at the end. One that fetches the same files is shown instead, and goes on where it was paused."""
+        """Append a job. If one with the same files exists, it is resumed instead."""
         self._work.put(lambda: self._add(job))
 
     def pause(self, job_id: str) -> None:
-        """Stop a job that waits or runs; what is here stays."""
+        """Pause a job that waits or runs. Its bytes stay."""
         self._work.put(lambda: self._pause(job_id))
 
     def resume(self, job_id: str, *, restart: bool = False) -> None:
-        """Let a job that is not done wait for its turn; `restart`: a file that has changed is begun anew."""
+        """Queue a paused or failed job again. `restart`: discard the bytes of a file that has changed."""
         self._work.put(lambda: self._resume(job_id, restart=restart))
 
     def move(self, job_id: str, place: int) -> None:
-        """Put a job at a place in the order, 0 first; one under way goes on."""
+        """Move a job to a position, 0 for the first. A running one keeps running."""
         self._work.put(lambda: self._move(job_id, place))
 
     def remove(self, job_id: str, *, discard: bool = False) -> None:
-        """Take a job off the list, stopping it; `discard`: what is here of unfinished files goes too."""
+        """Remove a job, and stop it. `discard`: also delete the bytes of unfinished files."""
         self._work.put(lambda: self._remove(job_id, discard=discard))
 
     def close(self) -> None:
-        """End what runs, so that it goes on the next time, and the thread; waits a bounded time for both."""
+        """Stop the running job, to be resumed in the next run, and the thread. Waits for a bounded time."""
         self._work.put(None)
         self._thread.join(_END_S)
 
@@ -108,6 +111,7 @@ class DownloadQueue:
     def _run(self) -> None:
         self._jobs = self._read()
         for job in self._jobs:
+            # Schedules of retries are not saved: jobs that waited for the network are scheduled again.
             if job.state is JobState.PAUSED and job.kind == _UNREACHED:
                 self._retries.add(job.id, job.done_bytes)
         self._tell()
@@ -115,6 +119,7 @@ class DownloadQueue:
         while (work := self._next_work()) is not None:
             try:
                 work()
+            # A bug in one step must not end the thread, which alone handles all jobs.
             except Exception:
                 _log.exception("the queue of downloads met a bug")
         last = self._running.transfer if self._running is not None else self._stopping
@@ -129,7 +134,7 @@ class DownloadQueue:
             return self._retry
 
     def _retry(self) -> None:
-        """Try again what is due, and tell how long the others wait."""
+        """Retry the jobs that are due, and report how long the others wait."""
         for job_id in self._retries.due():
             self._go_on(job_id)
         self._tell()
@@ -148,6 +153,7 @@ class DownloadQueue:
         try:
             write_kept(self._path, QueueFile(jobs=tuple(self._jobs)), what="list of downloads", fail=PlacedError)
         except EngineError as error:
+            # Downloads go on without the saved list. A job that is added again finds its unfinished files.
             _log.info("%s", error.summary())
 
     def _tell(self) -> None:
@@ -198,6 +204,7 @@ class DownloadQueue:
     def _add(self, job: Job) -> None:
         targets = {file.target for file in job.files}
         for known in self._jobs:
+            # Two jobs must not write the same file.
             if targets & {file.target for file in known.files} and known.state is not JobState.DONE:
                 self._resume(known.id)
                 return
@@ -243,6 +250,7 @@ class DownloadQueue:
         self._retries.forget(job_id)
         transfer = self._stop_if_running(job_id)
         self._changed()
+        # The process may still write: its files are removed only after its end.
         if discard and (transfer is None or transfer.wait(_END_S)):
             with suppress(StorageError):
                 for file in job.files:
@@ -270,6 +278,7 @@ class DownloadQueue:
         order = replace(self._template, files=job.files, refs=job.refs, token=token, restart=job.restart)
         transfer = Transfer(
             order,
+            # Callbacks come in threads of the child; all work is done in the thread of the queue.
             lambda progress: self._work.put(lambda: self._progress(transfer, progress)),
             lambda end: self._work.put(lambda: self._ended(transfer, end)),
             argv=self._argv,
@@ -277,16 +286,19 @@ class DownloadQueue:
         self._running = _Running(job.id, transfer, RateMeter())
         self._set(job.id, state=JobState.RUNNING, kind="", reason="")
         self._changed()
+        # Saved as running before: if the program is killed from here on, the next run resumes the job.
         transfer.start()
 
     def _progress(self, transfer: Transfer, progress: DownloadProgress) -> None:
         running = self._running
         if running is None or running.transfer is not transfer:
             return
+        # Fetching and verifying have different rates.
         if running.progress is not None and running.progress.stage != progress.stage:
             running.rate.clear()
         running.rate.add(time.monotonic(), progress.done_bytes)
         running.progress = progress
+        # While verifying, `done_bytes` counts hashed bytes.
         if progress.stage == "fetch":
             self._set(running.job_id, done_bytes=progress.done_bytes)
         self._tell()
@@ -294,6 +306,7 @@ class DownloadQueue:
     def _ended(self, transfer: Transfer, end: TransferEnd) -> None:
         running = self._running
         if running is None or running.transfer is not transfer:
+            # A transfer that was paused or removed has ended, so the next one may begin.
             self._stopping = None
             self._advance()
             return
@@ -317,15 +330,15 @@ def _state_after(kind: str) -> JobState:
     return JobState.PAUSED if kind in _PASSING_KINDS else JobState.FAILED
 
 
+# Pauses before retries without progress. After the last one the user has to resume.
 PAUSES_S = (15.0, 60.0, 180.0, 600.0, 1800.0, 1800.0, 1800.0, 3600.0, 3600.0)
-"""One after the other as long as nothing comes; then it is for people to go on."""
+# Seconds between checks of the network, and reports of the time left, while a retry waits.
 LOOK_EVERY_S = 5.0
-"""How often the network is looked at, and told how long it still takes, while something waits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """A job that is to be tried again at `due_s`; `n_tries` were in vain since it had `done_bytes`."""
+    """A job to be retried at `due_s`. `n_tries` failed since it had `done_bytes`."""
 
     due_s: float
     n_tries: int
@@ -333,7 +346,7 @@ class Retry:
 
 
 class Retries:
-    """Who waits for another try. For one thread; `network` says something that differs once the network does."""
+    """Schedule of retries, for one thread. `network` returns a value that changes with the network."""
 
     def __init__(
         self,
@@ -348,20 +361,21 @@ class Retries:
 
     @property
     def wait_s(self) -> float | None:
-        """How long to wait at most before `due` is asked; None where nothing waits."""
+        """Seconds to wait before the next call of `due`; None if no job waits."""
         if not self._waiting:
             return None
         first_s = min(each.due_s for each in self._waiting.values())
         return min(max(0.0, first_s - self._clock()), self._look_every_s)
 
     def left_s(self, job_id: str) -> float | None:
-        """Return the seconds until a job is tried again, None where it is not."""
+        """Return the seconds until a job is retried; None if it is not."""
         waiting = self._waiting.get(job_id)
         return None if waiting is None else max(0.0, waiting.due_s - self._clock())
 
     def add(self, job_id: str, done_bytes: int) -> None:
-        """Note that the server of a job was not reached; nothing waits any more after the last of the pauses."""
+        """Schedule a retry of a job whose server was not reached; nothing is scheduled after the last pause."""
         before = self._tried.get(job_id)
+        # Progress since the last try: the pauses begin anew.
         n_tries = 0 if before is None or done_bytes > before.done_bytes else before.n_tries + 1
         if n_tries >= len(PAUSES_S):
             return
@@ -371,16 +385,16 @@ class Retries:
         self._waiting[job_id] = self._tried[job_id] = retry
 
     def drop(self, job_id: str) -> None:
-        """Let a job wait no longer: it goes on, is paused by somebody, or is no more."""
+        """Unschedule a job that runs again, was paused or was removed."""
         self._waiting.pop(job_id, None)
 
     def forget(self, job_id: str) -> None:
-        """The same, and begin with the shortest pause the next time."""
+        """Unschedule a job, and begin with the shortest pause the next time."""
         self.drop(job_id)
         self._tried.pop(job_id, None)
 
     def due(self) -> tuple[str, ...]:
-        """Return the jobs to try now, which wait no longer: all of them where the network has changed."""
+        """Unschedule and return the jobs to retry now: all of them if the network has changed."""
         if not self._waiting:
             return ()
         seen, now_s = self._network(), self._clock()
@@ -392,9 +406,10 @@ class Retries:
 
 
 def network_state() -> object:
-    """Return which addresses this machine has: it differs once a cable, a network or a tunnel comes or goes."""
+    """Return the network addresses of this computer, which change with a cable, a network or a VPN."""
     try:
         return {
+            # IPv6 link-local addresses (fe80) exist without any connection.
             name: sorted((each.family, each.address) for each in addresses if not each.address.startswith("fe80"))
             for name, addresses in psutil.net_if_addrs().items()
         }

@@ -1,4 +1,4 @@
-"""One order and the child that carries it out: started, listened to and ended like every child."""
+"""A download request and the child process that carries it out."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from engine.runtime.process.outcome import EndReason, ProcessOutcome
 from engine.runtime.protocol.messages import Failure, Message
 from engine.runtime.protocol.network import Download, Downloaded, DownloadedFile, DownloadMessage, DownloadProgress
 
+# Seconds without a message before the child counts as stuck.
+# It reports twice a second, but a busy disk may delay that.
 STALL_S = 120.0
-"""A child tells of itself twice a second, but a disk that is busy with writing may hold it up."""
 _ASK_S = 3.0
+# glibc gives threads arenas of their own, which keep freed memory. Two are enough for a child.
 _ENVIRONMENT = {"MALLOC_ARENA_MAX": "2"}
 
 
 def downloader_argv() -> list[str]:
-    """Return the command that runs a transfer."""
+    """Return the command of the child."""
     return child_argv("download")
 
 
 @dataclass(frozen=True, slots=True)
 class TransferEnd:
-    """How an order ended: with files, or with one of the contract's kinds and a sentence."""
+    """End of a request: the files, or a kind of error of the contract with a sentence."""
 
     files: tuple[DownloadedFile, ...] = ()
     fetched_bytes: int = 0
@@ -37,9 +39,11 @@ class TransferEnd:
 
 
 class Transfer:
-    """Carries out `order` in a child. `on_progress` and, once and last, `on_end` are called in threads of the child's.
+    """Carries out `order` in a child. Callbacks are called in threads of the child process object.
 
-    What is fetched stays, however this ends: another transfer of the same order goes on with it.
+    Fetched bytes stay, however the transfer ends: another transfer of the same request resumes.
+
+    `on_progress`: called with each report. `on_end`: called once, after everything else.
     """
 
     def __init__(
@@ -69,16 +73,16 @@ class Transfer:
         return self._child.pid
 
     def start(self) -> None:
-        """Start the child; once."""
+        """Start the child; called once."""
         self._child.start()
         self._child.send(self._order)
 
     def stop(self) -> None:
-        """Begin to end it; `on_end` is called when the process is gone."""
+        """Ask the child to stop. `on_end` is called when the process has ended."""
         self._child.stop(ask_s=_ASK_S)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait at most `timeout_s`; return whether it has ended."""
+        """Wait at most `timeout_s`; return whether the transfer has ended."""
         return self._child.wait(timeout_s) is not None
 
     def _take(self, message: Message) -> None:
@@ -96,7 +100,7 @@ class Transfer:
 
 def _end_without_word(outcome: ProcessOutcome) -> TransferEnd:
     if outcome.reason is EndReason.STOPPED:
-        return TransferEnd(kind="cancelled", message="The download was stopped; the same call goes on with it.")
+        return TransferEnd(kind="cancelled", message="The download was stopped. Run the command again to resume.")
     if outcome.reason is EndReason.STALLED:
         return TransferEnd(
             kind="stalled", message="The download's process got stuck, most likely in the disk; go on with it later."

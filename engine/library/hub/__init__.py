@@ -1,1 +1,1 @@
-"""The Hugging Face hub: finding models, and how they would fit before a byte of weights is fetched."""
+"""The Hugging Face hub: search, and forecasts before a model is downloaded."""

@@ -1,7 +1,7 @@
-"""Addresses of models, and which names in them are safe.
+"""Parses addresses of models, and checks names for safety.
 
-People paste `owner/name:Q4_K_M`, `hf.co/...`, pages of the hub and addresses of files. Names that a server made up are
-checked before one becomes a file here.
+People paste `owner/name:Q4_K_M`, `hf.co/...`, pages of the hub and addresses of files. Names from a server are checked
+before one becomes a file here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _REMEDY = tr("write owner/name, owner/name:Q4_K_M, or the https address of a .gg
 
 @dataclass(frozen=True, slots=True)
 class HubAddress:
-    """A repository of the hub; `quantisation` is a tag such as "Q4_K_M", `path` one file in it."""
+    """A repository of the hub. `quantisation`: a tag such as "Q4_K_M". `path`: one file in it."""
 
     repo: str
     revision: str = "main"
@@ -38,7 +38,7 @@ class HubAddress:
 
 @dataclass(frozen=True, slots=True)
 class WebAddress:
-    """A file on any server; `name` is what it would be called here."""
+    """A file on any server. `name`: its name on this computer."""
 
     url: str
     name: str
@@ -48,14 +48,16 @@ class WebAddress:
 
 
 def parse_address(text: str, endpoint: str = PUBLIC_ENDPOINT) -> HubAddress | WebAddress:
-    """Return what `text` names. Pages of the hub at `endpoint` are known as those of the public one.
+    """Return the model that `text` names. Pages of the hub at `endpoint` are accepted like those of the public one.
 
     Raises:
-        ArgumentError: for what names neither a repository nor a file.
+        ArgumentError: if it is neither a repository nor a file.
     """
     address = text.strip()
     if not address or len(address) > MAX_ADDRESS or not address.isprintable():
-        raise ArgumentError(tr("{address} names no model; {remedy}.", address=quote(address), remedy=_REMEDY))
+        raise ArgumentError(
+            tr("{address} is not the address of a model; {remedy}.", address=quote(address), remedy=_REMEDY)
+        )
     if address.startswith("hf://"):
         return _in_hub(address.removeprefix("hf://").removeprefix("models/"), address)
     if "://" not in address:
@@ -68,7 +70,7 @@ def parse_address(text: str, endpoint: str = PUBLIC_ENDPOINT) -> HubAddress | We
 
 def _at_url(address: str, endpoint: str) -> HubAddress | WebAddress:
     if not is_safe_url(address):
-        raise ArgumentError(tr("{address} is no https address; {remedy}.", address=quote(address), remedy=_REMEDY))
+        raise ArgumentError(tr("{address} is not an https address; {remedy}.", address=quote(address), remedy=_REMEDY))
     parts = urlsplit(address)
     home = urlsplit(endpoint)
     if parts.hostname in _HUB_HOSTS:
@@ -88,7 +90,9 @@ def _in_hub(path: str, address: str) -> HubAddress:
     parts = repo_path.strip("/").split("/")
     repo = "/".join(parts[:2])
     if not is_repo_id(repo) or (colon and not is_safe_name(tag)):
-        raise ArgumentError(tr("{address} names no model; {remedy}.", address=quote(address), remedy=_REMEDY))
+        raise ArgumentError(
+            tr("{address} is not the address of a model; {remedy}.", address=quote(address), remedy=_REMEDY)
+        )
     further = parts[2:]
     if not further:
         return HubAddress(repo, quantisation=tag or None)
@@ -103,18 +107,24 @@ def _file_of(repo: str, revision: str, parts: list[str], address: str) -> HubAdd
     path = "/".join(parts)
     if not is_safe_path(path) or not is_safe_name(revision):
         raise ArgumentError(
-            tr("{address} names no file of {repo}; {remedy}.", address=quote(address), repo=repo, remedy=_REMEDY)
+            tr(
+                "{address} is not the address of a file in {repo}; {remedy}.",
+                address=quote(address),
+                repo=repo,
+                remedy=_REMEDY,
+            )
         )
     return HubAddress(repo, revision, path=path)
 
 
+# Longest part of a path in bytes. File systems allow 255, and unfinished downloads have longer names.
 MAX_NAME_BYTES = 200
-"""Of one part of a path; file systems take 255, and what is unfinished has a longer name."""
 MAX_PATH_PARTS = 8
 _REPO_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _FORBIDDEN = frozenset('<>:"/\\|?*')
+# Names that Windows reserves for devices, with any ending.
 _DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.ASCII | re.IGNORECASE)
 
 FileRole = Literal["model", "projector", "imatrix", "draft", "other"]
@@ -124,6 +134,8 @@ def is_repo_id(text: str) -> bool:
     """Return whether `text` is `owner/name` as the hub allows it."""
     owner, slash, name = text.partition("/")
     parts = (owner, name)
+    # The hub forbids `--`, `..` and the ending .git (validate_repo_id of huggingface_hub). In its cache `--` stands for
+    # the slash.
     return bool(slash) and all(
         _REPO_NAME.fullmatch(part) and "--" not in part and ".." not in part and not part.endswith((".", ".git"))
         for part in parts
@@ -139,7 +151,7 @@ def is_sha256(text: str) -> bool:
 
 
 def is_safe_name(name: str) -> bool:
-    """Return whether `name` can be a file on every system and stays in its folder."""
+    """Return whether `name` is a valid file name on every system and stays in its folder."""
     return (
         name not in {"", ".", ".."}
         and name.isprintable()
@@ -153,13 +165,13 @@ def is_safe_name(name: str) -> bool:
 
 
 def is_safe_path(path: str) -> bool:
-    """Return whether `path`, with slashes between its parts, can be kept below a folder and never outside of it."""
+    """Return whether `path`, with slashes between its parts, stays below its folder on every system."""
     parts = path.split("/")
     return len(parts) <= MAX_PATH_PARTS and all(map(is_safe_name, parts))
 
 
 def role_of(path: str) -> FileRole:
-    """Return what the file at `path` is by its name."""
+    """Return the role of the file at `path` by its name."""
     name = path.rpartition("/")[2]
     role, ending = side_role_of(name), name.lower()
     if role is not None and ending.endswith((".gguf", ".dat")):
@@ -168,5 +180,5 @@ def role_of(path: str) -> FileRole:
 
 
 def tag_of(stem: str, folder: str = "") -> str:
-    """Return the quantisation that a file name (without part number and ending) or its folder names, "" for none."""
+    """Return the quantisation in a file name (without part number and ending) or in its folder, "" for none."""
     return split_tag(stem)[1] or split_tag(folder.rpartition("/")[2])[1]

@@ -1,6 +1,6 @@
-"""A repository's card: its README as Markdown, and the few of its settings that people ask for.
+"""Fetches and parses model cards: the README of a repository, and some of its metadata.
 
-All of it is a stranger's. Whoever shows the text takes no HTML and fetches nothing for it.
+The text is untrusted. Views show no HTML of it and fetch nothing for it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from engine.library.hub.web import open_url
 from engine.model.gguf.quoting import clean
 
 MAX_CARD_BYTES = 512 * 1024
+# Longest text in characters: the layout of a longer one would block the window.
 MAX_SHOWN = 16_000
-"""Characters of the text: more would be laid out for longer than a window may stand still."""
+# Longest metadata block that is parsed, in characters.
 _MAX_SETTINGS = 32_000
-"""Characters of settings that are parsed."""
 _MAX_VALUES = 6
 _MAX_VALUE = 200
 _SETTINGS = (
@@ -29,7 +29,7 @@ _SETTINGS = (
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """`facts` are label and value of what its settings say; `is_cut`: the text goes on where it comes from."""
+    """A model card. `facts`: labels and values from the metadata. `is_cut`: the text continues at the hub."""
 
     facts: tuple[tuple[str, str], ...]
     text: str
@@ -37,10 +37,10 @@ class ModelCard:
 
 
 def fetch_card(repo: str, hub: HubSettings, token: str | None = None, *, revision: str = "main") -> ModelCard | None:
-    """Return the card of a repository, None where it has none.
+    """Return the model card of a repository, None if it has none.
 
     Raises:
-        HubError: where the hub does not answer as it should.
+        HubError: if the hub does not answer properly.
     """
     hub.require_online()
     try:
@@ -54,13 +54,13 @@ def fetch_card(repo: str, hub: HubSettings, token: str | None = None, *, revisio
 
 
 def read_card(source: str) -> ModelCard:
-    """Return what a README says."""
+    """Parse a README."""
     settings, text = split_front_matter(source)
     return ModelCard(_facts(settings), text[:MAX_SHOWN], len(text) > MAX_SHOWN)
 
 
 def split_front_matter(text: str) -> tuple[str, str]:
-    """Return the settings between two lines of `---` that Markdown may begin with, "" for none, and the rest."""
+    """Split Markdown into its YAML metadata between two lines of `---` ("" for none) and the rest."""
     lines = text.lstrip("\ufeff").splitlines()
     if not lines or lines[0].strip() != "---":
         return "", text

@@ -10,6 +10,7 @@ in the GUI thread.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from datetime import datetime
 from email.message import Message
@@ -31,8 +32,12 @@ from engine.model.gguf.quoting import clean, quote
 MAX_RESULTS = 200
 MAX_FILES = 20_000
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
+# Most pages of one list; the longest known has about twenty.
 MAX_PAGES = 100
-"""Of one list; the longest has some twenty."""
+# Most bytes of all pages of a list; 20,000 files take about 5 MB.
+MAX_LIST_BYTES = 2 * MAX_ANSWER_BYTES
+# Seconds for all pages of a list. A server that sends each page slowly could hold it for hours otherwise.
+MAX_LIST_S = 120.0
 TIMEOUT_S = 20.0
 _MAX_TAGS = 100
 _SORTS: dict[SearchOrder, str] = {
@@ -44,8 +49,8 @@ _SORTS: dict[SearchOrder, str] = {
 }
 _SHOWN = ("author", "createdAt", "downloads", "gated", "gguf", "lastModified", "likes", "pipeline_tag", "tags")
 _NEXT_PAGE = re.compile(r'<([^<>]*)>\s*;\s*rel="?next"?', re.IGNORECASE)
+# Error message for an unknown token. Any other 401 means that the repository does not exist or is private.
 _BAD_TOKEN = "Invalid credentials in Authorization header"
-"""What the hub says of a token that it does not know; any other 401 means that the repository is not shown."""
 _Answer = TypeVar("_Answer")
 
 
@@ -64,7 +69,7 @@ class _Model(msgspec.Struct):
 
 
 class _LargeFile(msgspec.Struct):
-    """What the API says of a file that lies outside of git: its SHA-256."""
+    """Facts about a large file, which is stored outside git. `oid`: its SHA-256."""
 
     oid: str
 
@@ -104,10 +109,12 @@ def list_repo(repo: str, hub: HubSettings, token: str | None = None, *, revision
     """Return the files of `repo` at the commit that `revision` names now; raises as `search_models`."""
     hub.require_online()
     address = f"{hub.endpoint}/api/models/{repo}"
-    state, _ = _ask(hub, token, f"{address}/revision/{quoted(revision, safe='')}?expand=sha&expand=gated", _Model, repo)
+    url = f"{address}/revision/{quoted(revision, safe='')}?expand=sha&expand=gated"
+    state, _, _ = _ask(hub, token, url, _Model, repo)
     commit = state.sha or ""
     if not is_commit(commit):
-        raise HubError("answer", tr("The hub does not say which commit of {repo} it has.", repo=repo))
+        raise HubError("answer", tr("The hub did not report a commit for {repo}; try again later.", repo=repo))
+    # Listed at the commit, so that all pages show one state of the repository.
     entries = _items(hub, token, f"{address}/tree/{commit}?recursive=true&expand=false", list[_Entry], repo)
     files = [_file_of(each) for each in islice(entries, MAX_FILES) if each.type == "file"]
     return make_listing(repo, commit, files, gated=bool(state.gated), revision=revision)
@@ -119,20 +126,33 @@ def file_url(hub: HubSettings, repo: str, revision: str, path: str) -> str:
 
 
 def _items(hub: HubSettings, token: str | None, url: str, kind: type[list[_Answer]], what: str) -> Iterator[_Answer]:
-    """Yield the items of a list, page by page."""
+    """Yield the items of a list, page by page. Number, size and time of all pages together are bounded."""
     hub.require_online()
+    left_bytes, deadline_s = MAX_LIST_BYTES, time.monotonic() + MAX_LIST_S
     for _ in range(MAX_PAGES):
-        items, next_url = _ask(hub, token, url, kind, what)
+        items, next_url, size_bytes = _ask(hub, token, url, kind, what, min(left_bytes, MAX_ANSWER_BYTES))
         yield from items
+        left_bytes -= size_bytes
         if next_url is None:
             return
+        if left_bytes <= 0 or time.monotonic() > deadline_s:
+            break
         url = next_url
     host = urlsplit(url).netloc
-    raise HubError("answer", tr("{host} gives one page after another without an end; it is no hub.", host=host))
+    raise HubError(
+        "answer", tr("{host} sends an endless list. It does not behave like a hub; check the address.", host=host)
+    )
 
 
-def _ask(hub: HubSettings, token: str | None, url: str, kind: type[_Answer], what: str) -> tuple[_Answer, str | None]:
-    """Return the answer of the API to one request, and the address of the next page, None for the last one."""
+def _ask(
+    hub: HubSettings,
+    token: str | None,
+    url: str,
+    kind: type[_Answer],
+    what: str,
+    max_bytes: int = MAX_ANSWER_BYTES,
+) -> tuple[_Answer, str | None, int]:
+    """Return the answer of the API to one request, the address of the next page (None for the last), and its size."""
     shown = clean(what)
 
     def fault_of_answer(status: int, headers: Message, at: str) -> HubError:
@@ -142,7 +162,7 @@ def _ask(hub: HubSettings, token: str | None, url: str, kind: type[_Answer], wha
     # The token is for the hub; a next page may be somewhere else.
     allowed = token if same_origin(url, hub.endpoint) else None
     with open_url(url, token=allowed, timeout_s=TIMEOUT_S, fault_of_answer=fault_of_answer) as response:
-        data = response.read_whole(MAX_ANSWER_BYTES)
+        data = response.read_whole(max_bytes)
         link = _NEXT_PAGE.search(response.headers.get("Link", ""))
     try:
         answer = msgspec.json.decode(data, type=kind)
@@ -150,31 +170,36 @@ def _ask(hub: HubSettings, token: str | None, url: str, kind: type[_Answer], wha
         raise HubError(
             "answer",
             tr(
-                "What came for {shown} is no answer of a hub ({name__}); check the address.",
+                "The server did not answer like a Hugging Face hub to {shown} ({error}); check the address of the hub.",
                 shown=shown,
-                name__=quote(type(error).__name__),
+                error=quote(type(error).__name__),
             ),
         ) from error
     try:
-        return answer, urljoin(url, link[1]) if link else None
+        return answer, urljoin(url, link[1]) if link else None, len(data)
+    # `urljoin` raises it for addresses such as `http://[`.
     except ValueError as error:
         raise HubError(
-            "answer", tr("{shown} names a next page that is no address; check the hub's address.", shown=shown)
+            "answer",
+            tr("The next page of the list of {shown} has an invalid address; check the hub's address.", shown=shown),
         ) from error
 
 
 def _fault_of_answer(status: int, headers: Message, url: str, shown: str) -> HubError:
-    """Return what a refusal of the API means for the repository `shown`; the codes are those of the hub."""
+    """Return the error for a refused request about `shown`. The codes are those of the hub."""
     code = headers.get("X-Error-Code", "")
     if code == "GatedRepo":
         return HubError(
-            "gated", tr("{shown} is given only to those who accepted its terms: do so on its page, then enter an "
-"access token of that account.", shown=shown),
+            "gated", tr("{shown} is gated. Accept its terms on its page, then enter an access token of that "
+                        "account.", shown=shown),
         )  # fmt: skip
     if code == "RepoNotFound" or (status == 401 and headers.get("X-Error-Message", "") != _BAD_TOKEN):
         return HubError(
             "not_found",
-            tr("The hub has no {shown}, or shows it to its owner's access token only; check the name.", shown=shown),
+            tr(
+                "{shown} does not exist on the hub, or is private. Check the name, or enter an access token.",
+                shown=shown,
+            ),
         )
     if code in ("RevisionNotFound", "EntryNotFound"):
         return HubError("not_found", tr("{shown} has no such version or file; check the address.", shown=shown))

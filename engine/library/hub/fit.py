@@ -1,4 +1,4 @@
-"""How what a repository offers would fit a rig, as values with a sentence each."""
+"""Forecasts of the quantisations of a repository on a rig, as values with a sentence each."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from engine.model.gguf.model_file import ModelFile
 from engine.planning.layout.layout import Layout
 from engine.planning.plan.report import DeviceRow
 from engine.planning.settings.context_settings import ContextSettings
+from engine.planning.speed.speeds import Source
 
 
 class FitVerdict(StrEnum):
-    """How a model fits: on the cards alone, with a part on the CPU, on a rig's CPU alone, or not at all."""
+    """Result of a forecast: on GPUs only, partly on the CPU, on the CPU of a rig without devices, or not at all."""
 
     CARDS = "cards"
     PARTLY = "partly"
@@ -23,7 +24,7 @@ class FitVerdict(StrEnum):
 
 
 class HeaderGrade(StrEnum):
-    """Where a forecast's weights come from: this quantisation's own header, or another's and the size of the files."""
+    """Source of the tensor sizes: the quantisation's own header, or another header scaled to the size of the files."""
 
     HEADER = "header"
     ESTIMATED = "estimated"
@@ -31,10 +32,17 @@ class HeaderGrade(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class QuantisationFit:
-    """The forecast of one quantisation. `n_layers_on_cpu` of `n_layers`; `n_experts_on_cpu`: layers whose experts
-    alone are there; `n_ctx` in tokens; `context` as asked for; `rows` as a plan has them; `tokens_per_second`
-    slowest and fastest that is predicted. `sentence` is the verdict for people; where it is unknown it says why, and
-    there is no layout.
+    """The forecast of one quantisation.
+
+    `sentence`: the verdict for people; if it is unknown, the reason, and there is no layout.
+    `n_layers_on_cpu`: number of layers, of `n_layers`, that are on the CPU.
+    `n_experts_on_cpu`: number of layers of which only the experts are on the CPU.
+    `n_ctx`: context length in tokens.
+    `context`: the settings that were asked for.
+    `rows`: memory of each device, as in a plan.
+    `tokens_per_second`: slowest and fastest predicted speed.
+    `expected_per_second`: speed of an answer of usual length, between those two; 0 if there is no prediction.
+    `speed_source`: the least sure source among the devices that matter for `expected_per_second`.
     """
 
     quantisation: Quantisation
@@ -50,6 +58,8 @@ class QuantisationFit:
     rows: tuple[DeviceRow, ...] = ()
     tokens_per_second: tuple[float, float] | None = None
     explanation: str = ""
+    expected_per_second: float = 0.0
+    speed_source: Source = "guess"
 
     @property
     def fits(self) -> bool:
@@ -57,14 +67,16 @@ class QuantisationFit:
 
     @property
     def need_bytes(self) -> int:
-        """What it takes on all devices together, the mapped part of the file included."""
+        """Bytes needed on all devices together, including the mapped part of the file."""
         return sum(row.need_bytes + row.mapped_bytes for row in self.rows)
 
 
 @dataclass(frozen=True, slots=True)
 class RepoFit:
-    """A repository on a rig. `best` is the name of the quantisation that is proposed, None where none fits; `why` is
-    one sentence in either case."""
+    """Forecasts of a repository.
+
+    `best`: name of the proposed quantisation, None if none fits. `why`: the reason, one sentence.
+    """
 
     listing: RepoListing
     model: ModelFile

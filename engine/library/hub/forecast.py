@@ -1,8 +1,8 @@
-"""How every quantisation of a repository would fit a rig, before a byte of weights is fetched.
+"""Forecasts every quantisation of a repository on a rig, before any weights are downloaded.
 
-One header is read. Its own quantisation is planned as a file would be; the others are planned from the same header with
-their tensors scaled to the size of their files, which is what their grade "estimated" says. `fit_repo` begins with an
-address, `fit_listing` with a listing, `forecast_repo` with a header.
+One header is read, and its quantisation is planned like a file. The others are planned from the same header, with
+their tensors scaled to the size of their files (grade "estimated"). `fit_repo` starts from an address, `fit_listing`
+from a listing, `forecast_repo` from a header.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from engine.base.language import tr, tr_count
 from engine.base.units import format_bytes
 from engine.devices.device import CPU_ID, Rig
+from engine.library.fitting import predict_speed
 from engine.library.hub.addresses import HubAddress
 from engine.library.hub.client import list_repo
 from engine.library.hub.fit import FitVerdict, HeaderGrade, QuantisationFit, RepoFit
@@ -23,26 +24,25 @@ from engine.library.hub.settings import HubSettings
 from engine.model.gguf.model_file import ModelFile, TensorInfo, group_blocks
 from engine.planning.fit.strategies.catalogue import auto_layout
 from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints
-from engine.planning.fit.strategies.fastest import predict_layout
 from engine.planning.layout.layout import Layout
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 from engine.planning.settings.context_settings import ContextSettings
 
+# Bits per weight. With fewer, answers become noticeably worse; above `PLENTY_BITS` there is hardly a difference.
 GOOD_BITS = 4
-"""Below this many bits a weight loses noticeably; above `PLENTY_BITS` hardly anybody sees a difference."""
 PLENTY_BITS = 8
+# Types with the same size in every quantisation of a model: norms, biases, tables.
 _UNSCALED = ("F32", "F64", "I8", "I16", "I32", "I64")
-"""Types that stay as they are in every quantisation of a model: norms, biases, tables."""
 
 
 _DEFAULTS = ContextSettings()
 
 
 @dataclass(frozen=True, slots=True)
-class FitWish:
-    """What a forecast is for: the rig, the favourite strategy, the context asked for, and the strategy's limits."""
+class FitOptions:
+    """Conditions of a forecast: rig, strategy, requested context, and limits of the strategy."""
 
     rig: Rig
     strategy: str = "fewest"
@@ -51,37 +51,43 @@ class FitWish:
 
 
 def forecast_repo(
-    listing: RepoListing, read: Quantisation, model: ModelFile, wish: FitWish, tell: Callable[[int], None] | None = None
+    listing: RepoListing,
+    read: Quantisation,
+    model: ModelFile,
+    options: FitOptions,
+    tell: Callable[[int], None] | None = None,
 ) -> RepoFit:
-    """Return how all quantisations of `listing` fit; `model` is the header of `read`. `tell` hears how many are done.
+    """Return the forecasts of all quantisations of `listing`. `model`: the header of the quantisation `read`.
+
+    `tell`: called with the number of forecasts done.
 
     Raises:
-        CancelledError: `wish.constraints.watch` says that nobody waits any more.
+        CancelledError: if `options.constraints.watch` is cancelled.
     """
     fits: list[QuantisationFit] = []
     for each in listing.quantisations:
         if each.name == read.name:
-            fits.append(forecast(each, model, HeaderGrade.HEADER, wish))
+            fits.append(forecast(each, model, HeaderGrade.HEADER, options))
         else:
-            fits.append(forecast(each, scaled_model(model, each), HeaderGrade.ESTIMATED, wish))
+            fits.append(forecast(each, scaled_model(model, each), HeaderGrade.ESTIMATED, options))
         if tell is not None:
             tell(len(fits))
     best, why = propose(fits)
     return RepoFit(listing, model, tuple(fits), best, why)
 
 
-def forecast(quantisation: Quantisation, model: ModelFile, grade: HeaderGrade, wish: FitWish) -> QuantisationFit:
-    """Return how one quantisation fits; raises as `forecast_repo`."""
+def forecast(quantisation: Quantisation, model: ModelFile, grade: HeaderGrade, options: FitOptions) -> QuantisationFit:
+    """Return the forecast of one quantisation; raises as `forecast_repo`."""
     memory = ModelMemory(model)
-    found = auto_layout(wish.strategy, memory, wish.rig, wish.context, wish.constraints)
-    plan = Plan(memory, wish.rig, Edit(found.layout, found.context, wish.constraints.side_files))
+    found = auto_layout(options.strategy, memory, options.rig, options.context, options.constraints)
+    plan = Plan(memory, options.rig, Edit(found.layout, found.context, options.constraints.side_files))
     if plan.report.probe_only is not None:
-        sentence = tr("Nobody can tell before it is here: {probe_only}", probe_only=plan.report.probe_only)
+        sentence = tr("Unknown before the download: {probe_only}", probe_only=plan.report.probe_only)
         return QuantisationFit(quantisation, FitVerdict.UNKNOWN, grade, sentence, model.n_layers)
     on_cpu = sum(run.length for run in found.layout.runs if run.device == CPU_ID)
     experts = _experts_on_cpu(found.layout)
     verdict = _verdict(plan, found, on_cpu, experts)
-    prediction = predict_layout(memory, wish.rig, found.layout, plan.settings, wish.constraints.speeds)
+    speed, bounds = predict_speed(memory, options.rig, found.layout, plan.settings, options.constraints.speeds)
     return QuantisationFit(
         quantisation=quantisation,
         verdict=verdict,
@@ -94,13 +100,15 @@ def forecast(quantisation: Quantisation, model: ModelFile, grade: HeaderGrade, w
         layout=found.layout,
         context=found.context,
         rows=plan.report.rows,
-        tokens_per_second=(1 / prediction.worst_s, 1 / prediction.best_s),
+        tokens_per_second=(1 / bounds.worst_s, 1 / bounds.best_s),
         explanation=found.explanation,
+        expected_per_second=speed.tokens_per_second,
+        speed_source=speed.source,
     )
 
 
 def scaled_model(model: ModelFile, quantisation: Quantisation) -> ModelFile:
-    """Return `model` with its quantised tensors made as large as the files of `quantisation` say they are."""
+    """Return `model` with its quantised tensors scaled to the file size of `quantisation`."""
     fixed = sum(tensor.size_bytes for tensor in model.tensors if tensor.type_name in _UNSCALED)
     quantised = sum(tensor.size_bytes for tensor in model.tensors) - fixed
     overhead = max(0, model.size_bytes - fixed - quantised)
@@ -124,10 +132,10 @@ def scaled_model(model: ModelFile, quantisation: Quantisation) -> ModelFile:
 
 
 def propose(fits: list[QuantisationFit]) -> tuple[str | None, str]:
-    """Return the name of the best choice among `fits`, and why.
+    """Return the name of the best quantisation, and the reason.
 
-    The largest of at most 8 bits that fits on the cards alone; without cards, or where only poor ones do, one of about
-    4 bits; else the one that leaves the fewest layers on the CPU.
+    It is the largest one of at most 8 bits that fits on GPUs. Without GPUs, or if only poor ones fit there, it is one
+    of about 4 bits; else the one with the fewest layers on the CPU.
     """
     sensible = [fit for fit in fits if fit.fits and fit.quantisation.bits <= PLENTY_BITS] or [
         fit for fit in fits if fit.fits
@@ -139,20 +147,22 @@ def propose(fits: list[QuantisationFit]) -> tuple[str | None, str]:
     if good:
         best = max(good, key=lambda fit: fit.quantisation.size_bytes)
         return best.quantisation.name, tr(
-            "{label} is the most exact one that fits on the cards alone.", label=best.quantisation.label
+            "{label} is the best quantisation that fits on the GPUs.", label=best.quantisation.label
         )
     enough = [fit for fit in sensible if fit.quantisation.bits >= GOOD_BITS]
     if enough:
         best = min(enough, key=_cost)
         if best.verdict is FitVerdict.CPU:
-            why = tr("is exact enough, and the less there is to read for a token, the faster a CPU is.")
+            why = tr("is good enough, and the fastest on the CPU because it reads the fewest bytes per token.")
         else:
-            why = tr("is exact enough and leaves the least on the CPU ({left_on_cpu}).", left_on_cpu=_left_on_cpu(best))
+            why = tr(
+                "is good enough, and the least of it stays on the CPU ({left_on_cpu}).", left_on_cpu=_left_on_cpu(best)
+            )
         return best.quantisation.name, f"{best.quantisation.label} {why}"
     best = max(sensible, key=lambda fit: (fit.verdict is FitVerdict.CARDS, fit.quantisation.size_bytes))
     return best.quantisation.name, (
         tr(
-            "{label} is the most exact one that fits; a smaller model with more bits may answer better.",
+            "{label} is the best quantisation that fits. A smaller model with more bits per weight may answer better.",
             label=best.quantisation.label,
         )
     )
@@ -167,12 +177,12 @@ def _cost(fit: QuantisationFit) -> tuple[int, int, bool, int]:
 
 def _why_none(fits: list[QuantisationFit]) -> str:
     if not fits:
-        return tr("There is no model in this repository.")
+        return tr("This repository contains no models.")
     if all(fit.verdict is FitVerdict.UNKNOWN for fit in fits):
         return fits[0].sentence
     smallest = min(fits, key=lambda fit: fit.quantisation.size_bytes)
     return tr(
-        "None fits: even {label} takes {need} with its context. Look for a smaller model, or add a device.",
+        "None fits: even {label} needs {need} including its context. Choose a smaller model or add a device.",
         label=smallest.quantisation.label,
         need=format_bytes(smallest.need_bytes),
     )
@@ -194,7 +204,7 @@ def _verdict(plan: Plan, found: AutoLayout, on_cpu: int, experts: int) -> FitVer
 
 def _sentence(plan: Plan, verdict: FitVerdict, on_cpu: int, experts: int) -> str:
     if verdict is FitVerdict.CARDS:
-        return tr("Fits on the cards.")
+        return tr("Fits on the GPUs.")
     if verdict is FitVerdict.CPU:
         return tr("Fits on the CPU.")
     if verdict is FitVerdict.PARTLY:
@@ -203,7 +213,7 @@ def _sentence(plan: Plan, verdict: FitVerdict, on_cpu: int, experts: int) -> str
     short = sum(max(0, row.shortfall_bytes + row.mapped_bytes) for row in rows if row.need_bytes or row.mapped_bytes)
     if plan.violations:
         return tr("Does not fit: {message}", message=plan.violations[0].message)
-    return tr("Does not fit: {short} short.", short=format_bytes(short)) if short else tr("Does not fit.")
+    return tr("Does not fit: short by {short}.", short=format_bytes(short)) if short else tr("Does not fit.")
 
 
 def _left_on_cpu(fit: QuantisationFit) -> str:
@@ -218,7 +228,7 @@ def _on_cpu_words(layers: int, experts: int) -> str:
 
 
 def _experts_on_cpu(layout: Layout) -> int:
-    """Return how many layers that are elsewhere have weights on the CPU by an override."""
+    """Return the number of layers on devices with weights on the CPU by an override."""
     layers: set[int] = set()
     for override in layout.overrides:
         if override.device == CPU_ID:
@@ -231,21 +241,24 @@ def fit_repo(
     hub: HubSettings,
     token: str | None,
     cache: HeaderCache | None,
-    wish_of: Callable[[ModelFile], FitWish],
+    options_of: Callable[[ModelFile], FitOptions],
     tell: Callable[[int], None] | None = None,
 ) -> RepoFit:
-    """Return how the quantisations at `address` fit. The one that it names is read, else the preferred one.
+    """Return the forecasts of the repository at `address`, from the header of the named quantisation.
 
-    `wish_of` says for a model what it is to be planned for; `tell` hears how many quantisations are done.
+    If `address` names none, the header of the preferred one is read.
+
+    `options_of`: returns the conditions for a model.
+    `tell`: called with the number of forecasts done.
 
     Raises:
-        HubError: where the hub does not give what is asked for.
-        ArgumentError: where there is no such quantisation, or no model.
-        ModelFileError: for what is no model.
-        CancelledError: the wish's watch says that nobody waits any more.
+        HubError: if the hub refuses or does not answer.
+        ArgumentError: if the repository lacks the quantisation, or has no model.
+        ModelFileError: if the file is not a model.
+        CancelledError: if the watch of the options is cancelled.
     """
     listing = list_repo(address.repo, hub, token, revision=address.revision)
-    return fit_listing(listing, address, hub, token, cache, wish_of, tell)
+    return fit_listing(listing, address, hub, token, cache, options_of, tell)
 
 
 def fit_listing(
@@ -254,10 +267,10 @@ def fit_listing(
     hub: HubSettings,
     token: str | None,
     cache: HeaderCache | None,
-    wish_of: Callable[[ModelFile], FitWish],
+    options_of: Callable[[ModelFile], FitOptions],
     tell: Callable[[int], None] | None = None,
 ) -> RepoFit:
-    """Return the same for a repository whose files are known; raises as `fit_repo`."""
+    """Return the forecasts of a repository with a known listing; raises as `fit_repo`."""
     read = listing.find(address.quantisation, address.path)
     model = read_remote_model(listing, read, hub, cache, token)
-    return forecast_repo(listing, read, model, wish_of(model), tell)
+    return forecast_repo(listing, read, model, options_of(model), tell)

@@ -1,7 +1,4 @@
-"""Repositories of the hub: what a search asks and finds, and the files of one, grouped by quantisation.
-
-A listing has the model files by quantisation, and the projectors that go with them.
-"""
+"""Searches and repositories of the hub as values; the files of a repository are grouped by quantisation."""
 
 from __future__ import annotations
 
@@ -17,14 +14,14 @@ from engine.model.gguf.file_names import bits_of, split_tag
 from engine.model.gguf.parts import parse_part_name
 from engine.model.gguf.quoting import quote
 
+# Preferred quantisations, as in llama.cpp; after them the first one.
 PREFERRED_TAGS = ("Q4_K_M", "Q8_0")
-"""llama.cpp's choice where nobody names one; then the first."""
 _ENDING = re.compile(r"\.gguf$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A file of a repository. `sha256` if the hub knows it (large files)."""
+    """A file of a repository. `sha256`: the hub states it for large files only, else None."""
 
     path: str
     size_bytes: int
@@ -46,7 +43,7 @@ class HubFile:
 
 @dataclass(frozen=True, slots=True)
 class Quantisation:
-    """One way in which a model is offered: `files` are its parts in order, `name` is unique in the repository."""
+    """A quantisation in a repository. `files`: its parts in order. `name`: unique in the repository."""
 
     name: str
     tag: str
@@ -62,13 +59,13 @@ class Quantisation:
 
     @property
     def label(self) -> str:
-        """What people call it: the tag, or the file's name where it has none."""
+        """Label for people: the tag, else the name."""
         return self.tag or self.name
 
 
 @dataclass(frozen=True, slots=True)
 class RepoListing:
-    """A repository at one commit. `n_left_out`: files with names that no folder of ours should have."""
+    """A repository at one commit. `n_left_out`: number of files with unsafe names."""
 
     repo: str
     commit: str
@@ -79,10 +76,10 @@ class RepoListing:
     revision: str = "main"
 
     def find(self, tag: str | None, path: str | None = None) -> Quantisation:
-        """Return the quantisation called `tag` or that has the file `path`; without either the preferred one.
+        """Return the quantisation with the tag `tag`, or with the file `path`; without either, the preferred one.
 
         Raises:
-            ArgumentError: where there is none, naming those that there are.
+            ArgumentError: if there is none, naming the available ones.
         """
         if path is not None:
             found = [each for each in self.quantisations if any(file.path == path for file in each.files)]
@@ -97,7 +94,7 @@ class RepoListing:
             return found[0]
         if not self.quantisations:
             raise ArgumentError(
-                tr("{repo} has no GGUF model; look for a repository whose name ends in GGUF.", repo=self.repo)
+                tr("{repo} contains no GGUF model; search for a repository whose name ends in GGUF.", repo=self.repo)
             )
         offered = ", ".join(each.label for each in self.quantisations)
         raise ArgumentError(
@@ -110,7 +107,7 @@ class RepoListing:
         )
 
     def projector_of(self, quantisation: Quantisation) -> HubFile | None:
-        """Return the projector that belongs to it: deepest shared folder, then its tag, then the nearest bits."""
+        """Return the best projector for a quantisation: by deepest common folder, then tag, then nearest bits."""
 
         def distance(file: HubFile) -> tuple[int, bool, int, str]:
             tag = tag_of(_ENDING.sub("", file.name))
@@ -123,7 +120,7 @@ class RepoListing:
 def make_listing(
     repo: str, commit: str, files: Iterable[HubFile], *, gated: bool = False, revision: str = "main"
 ) -> RepoListing:
-    """Group the files of a repository. Names that are not safe are left out; so are models with missing parts."""
+    """Group the files of a repository. Unsafe names, and models with missing parts, are left out."""
     everything = tuple(files)
     safe = [file for file in everything if is_safe_path(file.path)]
     ordered = sorted(safe, key=lambda file: file.path)
@@ -144,6 +141,7 @@ def _quantisations(files: Sequence[HubFile]) -> list[Quantisation]:
         part = parse_part_name(file.name)
         stem = part.stem if part else _ENDING.sub("", file.name)
         number, count = (part.number, part.count) if part else (1, 1)
+        # With the count: a repository may hold the same model in different numbers of parts.
         groups.setdefault((file.folder, stem, count), []).append((number, file))
     found = []
     for (folder, stem, count), parts in groups.items():
@@ -169,9 +167,9 @@ SEARCH_ORDERS: tuple[SearchOrder, ...] = ("trending", "downloads", "likes", "upd
 
 @dataclass(frozen=True, slots=True)
 class HubModel:
-    """A repository as a search finds it; None and empty where the hub did not say.
+    """A search result. Fields are None or empty if the hub does not state them.
 
-    `updated` is the day of the last change (YYYY-MM-DD), `n_parameters` counts weights.
+    `updated`: day of the last change (YYYY-MM-DD). `n_parameters`: number of weights.
     """
 
     repo: str
@@ -189,7 +187,7 @@ class HubModel:
 
 @dataclass(frozen=True, slots=True)
 class SearchQuery:
-    """What to look for. `text` may be empty; `tags` are the hub's own, such as "conversational" or "license:mit"."""
+    """A search. `text` may be empty. `tags`: tags of the hub, such as "conversational" or "license:mit"."""
 
     text: str = ""
     author: str = ""

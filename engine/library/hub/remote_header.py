@@ -1,7 +1,7 @@
-"""Headers of models that are not here yet, read by ranges into the same values as those of files.
+"""Reads headers of remote models by range requests, into the same values as those of local files.
 
-What was read is kept by etag: a header never changes under its etag, and several MB of vocabulary come before what
-matters in it. The start of a file is kept as it was sent, and read like any other.
+The start of a file is cached by its etag, because several MB of vocabulary come before the interesting part. A cached
+start is parsed like a local file.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from engine.model.gguf.header import FileHeader, read_header
 from engine.model.gguf.model_file import ModelFile
 from engine.model.gguf.reader import join_headers
 
+# First request. Headers with a vocabulary have 4 to 12 MB, so at most three requests are needed.
 FIRST_WINDOW_BYTES = 4 * MIB
-"""A header with a real vocabulary has 4 to 12 MB; three requests at most, and little too much of a small one."""
+# First request for further parts, whose header is a table of tensors only.
 PART_WINDOW_BYTES = 256 * KIB
-"""Further parts have a table of tensors only."""
 MAX_HEADER_BYTES = 64 * MIB
 MAX_KEPT_BYTES = 512 * MIB
 
@@ -35,23 +35,24 @@ Fetch = Callable[[int, int], bytes]
 
 
 class HeaderCache:
-    """Starts of files by etag, in a folder; the oldest go where they take more than `MAX_KEPT_BYTES`."""
+    """Cache of file starts by etag, in a folder. The oldest are removed if it exceeds `MAX_KEPT_BYTES`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def find(self, key: str) -> bytes:
-        """Return the start of a file that was kept, nothing where there is none."""
+        """Return the cached start of a file; empty if there is none."""
         path = self._path(key)
         try:
             data = read_at_most(path, MAX_HEADER_BYTES)
+            # The time of the last use decides what `_drop_oldest` removes.
             os.utime(path)
         except OSError:
             return b""
         return data
 
     def keep(self, key: str, start: bytes) -> None:
-        """Keep the start of a file; a full disk only makes the next look slower."""
+        """Cache the start of a file. On a full disk the next read is only slower."""
         with suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True)
             write_whole(self._path(key), start)
@@ -67,6 +68,7 @@ class HeaderCache:
             total -= size
 
     def _path(self, key: str) -> Path:
+        # Etags come from a server and may hold any character, so they are hashed.
         return self._folder / f"{hashlib.sha256(key.encode()).hexdigest()}.header"
 
 
@@ -77,13 +79,13 @@ def read_remote_model(
     cache: HeaderCache | None = None,
     token: str | None = None,
 ) -> ModelFile:
-    """Return the model that the parts of `quantisation` make, without their weights.
+    """Return the model of `quantisation` by the headers of its parts.
 
-    Its paths are those in the repository; there is nothing at them.
+    Its paths are those in the repository; no such files exist here.
 
     Raises:
-        HubError: where it cannot be read.
-        ModelFileError: for what is no model.
+        HubError: if a header cannot be read.
+        ModelFileError: if it is not a model.
     """
 
     def reader_of(file: HubFile) -> Fetch:
@@ -101,16 +103,18 @@ def read_remote_header(file: HubFile, index: int, fetch: Fetch, cache: HeaderCac
     key = f"{file.etag} {file.size_bytes}"
     known = cache.find(key) if cache else b""
     taken = _Taken(known, fetch, Path(file.path))
+    # The vocabulary is in the first part only.
     window = FIRST_WINDOW_BYTES if index == 0 else PART_WINDOW_BYTES
     source = RangedSource(Path(file.path), file.size_bytes, taken.read, window_bytes=window)
     header = read_header(source, file_index=index)
     if cache and taken.grown:
+        # Only the header: the window may have fetched weights behind it.
         cache.keep(key, taken.start[: source.position])
     return header
 
 
 class _Taken:
-    """The start of a file as far as it was asked for; what is stepped over is taken too, so that it has no holes."""
+    """The downloaded start of a file. Skipped bytes are downloaded as well, so that it has no holes."""
 
     def __init__(self, start: bytes, fetch: Fetch, path: Path) -> None:
         self.start = start
@@ -119,6 +123,7 @@ class _Taken:
         self._path = path
 
     def read(self, first: int, needed_end: int, wanted_end: int) -> bytes:
+        # A damaged or hostile header may claim any length.
         if needed_end > MAX_HEADER_BYTES:
             raise ModelFileError(self._path, "has a header larger than that of any model; it is damaged")
         if needed_end > len(self.start):

@@ -1,4 +1,4 @@
-"""Which hub is asked, whether the network may be used, and the error of everything that asks a hub or server."""
+"""Settings of the hub: its address, offline mode; and the error of all requests to hubs and servers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from engine.base.errors import ArgumentError, EngineError
 from engine.base.language import tr
 from engine.model.gguf.quoting import quote
 
+# Reason of an error. "gated" and "token" need a token, "offline" the offline switch, "rate_limited" a pause.
 HubFault = Literal[
     "gated",
     "token",
@@ -27,18 +28,17 @@ HubFault = Literal[
     "answer",
     "redirect",
 ]
-"""What a window can act on: gated and token want a token, offline its switch, rate_limited some patience."""
 
 _OURS_TO_CHANGE: frozenset[HubFault] = frozenset({"gated", "token", "not_found", "refused", "offline"})
+# Reasons that may be temporary, so that a retry makes sense.
 PASSING: frozenset[HubFault] = frozenset({"unreachable", "timeout", "rate_limited", "server", "answer", "proxy"})
-"""Faults that may be gone after a while, so that trying again makes sense."""
 PUBLIC_ENDPOINT = "https://huggingface.co"
 _TRUE = {"1", "ON", "YES", "TRUE"}
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
 
 class HubError(EngineError):
-    """A hub or server that does not give what was asked for. `retry_after_s`: what a busy one asked us to wait."""
+    """A failed request to a hub or server. `retry_after_s`: pause that a busy server requested, else None."""
 
     def __init__(self, fault: HubFault, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -47,20 +47,22 @@ class HubError(EngineError):
 
     @property
     def kind(self) -> str:  # type: ignore[override]
-        """The contract's word: what another call can change is an argument, all else a place that is not reached."""
+        """Kind of error by the contract: "argument" if another command can avoid it, else "unreachable"."""
         return "argument" if self.fault in _OURS_TO_CHANGE else "unreachable"
 
     @property
     def passes(self) -> bool:
-        """Whether trying again later may help."""
+        """Whether a retry may help."""
         return self.fault in PASSING
 
 
 @dataclass(frozen=True, slots=True)
 class HubSettings:
-    """`endpoint`: scheme and host (and path) of the hub, without a slash at the end; `offline`: nothing is asked.
+    """The hub to use.
 
-    `trusted`: the public hub, or one that the environment names; only there go tokens that other programs left.
+    `endpoint`: scheme, host and path, without a trailing slash.
+    `offline`: whether all requests are refused.
+    `trusted`: whether it is the public hub or that of the environment. Tokens of other programs are sent only there.
     """
 
     endpoint: str = PUBLIC_ENDPOINT
@@ -68,7 +70,7 @@ class HubSettings:
     trusted: bool = True
 
     def require_online(self) -> None:
-        """Raise where nothing is to be asked."""
+        """Raise an error in offline mode."""
         if self.offline:
             raise HubError("offline", tr("Working offline: turn that off, or unset HF_HUB_OFFLINE, to reach the hub."))
 
@@ -76,10 +78,10 @@ class HubSettings:
 def hub_settings(
     mirror: str = "", *, offline: bool = False, environment: Mapping[str, str] | None = None
 ) -> HubSettings:
-    """Return the hub to ask: what `HF_ENDPOINT` names, else `mirror`, else the public one.
+    """Return the hub: that of `HF_ENDPOINT`, else `mirror`, else the public one.
 
     Raises:
-        ArgumentError: for an address that is no https address (http for this machine itself).
+        ArgumentError: if the address is not https (http is allowed for this computer).
     """
     found = os.environ if environment is None else environment
     named = found.get("HF_ENDPOINT", "").strip()
@@ -88,7 +90,7 @@ def hub_settings(
         where = "HF_ENDPOINT" if named else tr("the mirror")
         raise ArgumentError(
             tr(
-                "{endpoint} is no address for {where}; use one that begins with https://.",
+                "{endpoint} cannot be used as the address of {where}; use one that begins with https://.",
                 endpoint=quote(endpoint),
                 where=where,
             )
@@ -98,12 +100,12 @@ def hub_settings(
 
 
 def is_loopback(url: str) -> bool:
-    """Return whether `url` leads to this machine itself."""
+    """Return whether `url` is on this computer."""
     return _host(url) in _LOOPBACK
 
 
 def is_safe_url(url: str) -> bool:
-    """Return whether `url` may be asked: https to any host, http to this machine."""
+    """Return whether `url` is allowed: https to any host, http to this computer."""
     try:
         parts = urlsplit(url)
         _ = parts.port
@@ -115,7 +117,7 @@ def is_safe_url(url: str) -> bool:
 
 
 def same_origin(url: str, other: str) -> bool:
-    """Return whether both have scheme, host and port in common."""
+    """Return whether both addresses have the same scheme, host and port."""
     return _origin(url) == _origin(other)
 
 

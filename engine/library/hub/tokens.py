@@ -1,6 +1,6 @@
-"""Access tokens: kept by the system's keyring, else for this session only; never in settings, files or logs of ours.
+"""Access tokens: saved in the system's keyring, else kept for this session. They are in no file or log of ours.
 
-Tokens that other programs of the hub left (`HF_TOKEN`, the hub's own file) are read and never written.
+Tokens of other Hugging Face programs (`HF_TOKEN`, their token file) are read and never written.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from engine.library.hub.settings import HubSettings
 
 SERVICE = "layerdeck"
 MAX_TOKEN = 500
-TokenHome = Literal["keyring", "session", "environment", "file"]
+TokenLocation = Literal["keyring", "session", "environment", "file"]
 
 
 class TokenStore:
-    """The tokens of this session. For any thread; the keyring may ask the user, so not for one that draws."""
+    """Finds and saves tokens, in any thread. The keyring may ask the user, so not in the GUI thread."""
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         self._environment = environment
@@ -30,13 +30,14 @@ class TokenStore:
         self._session: dict[str, str] = {}
 
     def find(self, hub: HubSettings) -> str | None:
-        """Return the token for `hub`, None where there is none."""
+        """Return the token for `hub`; None if there is none."""
         found = self.locate(hub)
         return found[1] if found else None
 
-    def locate(self, hub: HubSettings) -> tuple[TokenHome, str] | None:
-        """Return where the token for `hub` is kept, and the token."""
+    def locate(self, hub: HubSettings) -> tuple[TokenLocation, str] | None:
+        """Return the location of the token for `hub`, and the token."""
         with self._lock:
+            # The token of this session first: the user has just entered it.
             of_session = self._session.get(hub.endpoint)
         if of_session:
             return "session", of_session
@@ -51,18 +52,22 @@ class TokenStore:
             return "file", filed
         return None
 
-    def keep(self, hub: HubSettings, token: str) -> TokenHome:
-        """Keep `token` for `hub`; return where: without a keyring it is forgotten at the end of the session.
+    def keep(self, hub: HubSettings, token: str) -> TokenLocation:
+        """Save `token` for `hub`, and return the location. Without a keyring it is lost at the end of the session.
 
         Raises:
-            ArgumentError: for what cannot be a token.
+            ArgumentError: if it is not a valid token.
         """
         checked = _checked(token)
         if checked is None:
             raise ArgumentError(
-                tr("That is no access token: it is one word such as hf_..., from the settings of the hub.")
+                tr(
+                    "This is not an access token. A token has no spaces and looks like hf_...; create one in the "
+                    "settings of your Hugging Face account."
+                )
             )
         with self._lock:
+            # Also without a keyring the token works until the program ends.
             self._session[hub.endpoint] = checked
         try:
             import keyring
@@ -73,7 +78,7 @@ class TokenStore:
         return "keyring"
 
     def forget(self, hub: HubSettings) -> None:
-        """Forget what was kept for `hub`; what other programs left stays."""
+        """Delete the saved token for `hub`. Tokens of other programs stay."""
         with self._lock:
             self._session.pop(hub.endpoint, None)
         try:
@@ -85,7 +90,7 @@ class TokenStore:
 
 
 def token_file(environment: Mapping[str, str]) -> Path:
-    """Return where the hub's own tools keep the token of the one who logged in with them."""
+    """Return the path of the token file that Hugging Face programs share."""
     if named := environment.get("HF_TOKEN_PATH"):
         return Path(named).expanduser()
     return hugging_face_home(environment) / "token"
@@ -108,7 +113,7 @@ def _from_file(path: Path) -> str | None:
 
 
 def _checked(token: str | None) -> str | None:
-    """Return the token without spaces around it, None for what would break a header or is none."""
+    """Return the stripped token; None if it is empty or not valid in a header."""
     stripped = (token or "").strip()
     is_word = stripped.isascii() and stripped.isprintable() and " " not in stripped
     return stripped if stripped and is_word and len(stripped) <= MAX_TOKEN else None

@@ -1,8 +1,8 @@
 """HTTP requests to hubs and other servers: deadlines, proxies, redirects to https only, bounded answers.
 
-Built on the standard library, because no time-out of an HTTP client ends an answer that comes a byte now and then:
-here each step of reading has a deadline, and a minimum rate is required. A token goes to the server that was asked, and
-to none that it redirects to.
+Built on the standard library, because the time-outs of HTTP clients never end an answer of a byte now and then. Here
+each read has a deadline, and a minimum rate is required. A token is sent to the requested server, and to none that it
+redirects to.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from engine.base.language import tr
 from engine.library.hub.settings import HubError, is_loopback, is_safe_url, same_origin
 from engine.model.gguf.quoting import clean
 
+# Seconds to connect, to receive the headers, and without any byte.
 TIMEOUT_S = 30.0
-"""For a connection, for all that comes before the bytes, and for a line that says nothing."""
+# Minimum rate: less than this in `TIMEOUT_S` counts as no answer.
 SLOWEST_BYTES_PER_S = 1024
-"""Who gives less than this in `TIMEOUT_S` might as well say nothing."""
+# Minimum rate, beyond `TIMEOUT_S`, for short answers that a person waits for, such as a model card.
 SHORT_BYTES_PER_S = 32 * 1024
-"""The same for answers that somebody waits for, beside `TIMEOUT_S`: a header or a card."""
 USER_AGENT = "layerdeck"
+# Longest pause that is kept automatically: servers may request hours.
 MAX_WAIT_S = 120.0
-"""Servers may ask for hours; then it is for people to try again."""
 _MAX_REDIRECTS = 8
 _MAX_VALUE = 500
 _REDIRECTS = (301, 302, 303, 307, 308)
 
 
 class Paced(io.RawIOBase):
-    """The bytes of a connection, up to a deadline: an answer of a byte now and then meets any time-out."""
+    """Raw stream of a connection with a deadline, which answers of a byte now and then cannot extend."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -49,7 +49,7 @@ class Paced(io.RawIOBase):
         self.allow(connection.gettimeout() or TIMEOUT_S)
 
     def allow(self, seconds: float) -> None:
-        """Give it so long from now on."""
+        """Set the deadline to `seconds` from now."""
         self._deadline_s = time.monotonic() + seconds
 
     def readable(self) -> bool:
@@ -59,6 +59,7 @@ class Paced(io.RawIOBase):
         left_s = self._deadline_s - time.monotonic()
         if left_s <= 0:
             raise TimeoutError
+        # The time-out of a socket starts again with every byte, so it is set to what is left.
         self._connection.settimeout(left_s)
         return self._raw.readinto(buffer)
 
@@ -68,10 +69,11 @@ class Paced(io.RawIOBase):
 
 
 class PacedAnswer(http.client.HTTPResponse):
-    """An answer whose head, and each step of whose reading, has a deadline."""
+    """An HTTP response with a deadline for its headers and for each read."""
 
     def __init__(self, sock: socket.socket, *arguments: Any, **options: Any) -> None:
         super().__init__(sock, *arguments, **options)
+        # Replaces the file that HTTPResponse made of the socket, whose reads have no deadline.
         self.fp.close()
         self.paced = Paced(sock)
         self.fp = io.BufferedReader(self.paced)
@@ -96,7 +98,8 @@ class _SafeHandler(urllib.request.HTTPSHandler):
 
 
 def make_opener() -> urllib.request.OpenerDirector:
-    """An opener for http and https alone: no files, no FTP, no redirects by itself, no errors for an answer."""
+    """Return an opener for http and https only. It follows no redirects, and raises no errors for a status."""
+    # `build_opener` would add handlers for file:, ftp: and data: addresses, and redirects without our checks.
     opener = urllib.request.OpenerDirector()
     opener.add_handler(urllib.request.ProxyHandler())
     opener.add_handler(_Handler())
@@ -107,20 +110,22 @@ def make_opener() -> urllib.request.OpenerDirector:
 
 @cache
 def _tls_context() -> ssl.SSLContext:
+    # Loading the certificates of the system takes a while; the context serves any number of connections.
     return ssl.create_default_context()
 
 
+# Makes the error of an answer from its status, headers and address.
 FaultOfAnswer = Callable[[int, Message, str], HubError]
-"""Makes the error of an answer from its status, headers and address."""
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What a server says of a file before its bytes.
+    """Facts about a file, from the headers of a response.
 
-    `etag` and `size_bytes` are the hub's own where it redirects elsewhere (it names the blob then), None where nothing
-    was said; `first` and `end` tell which bytes follow, `end` None where that is open; `url` is the address that
-    answered in the end.
+    `url`: address of the final answer, after redirects.
+    `etag`, `size_bytes`: those of the hub if it redirects to its storage; None if not stated.
+    `commit`: commit of the file at the hub, None if not stated.
+    `first`, `end`: range of the bytes that follow. `end` is None if unknown.
     """
 
     url: str
@@ -133,7 +138,7 @@ class Head:
 
 
 class Response:
-    """An open answer; to be closed by leaving it."""
+    """An open response, used as a context manager."""
 
     def __init__(self, head: Head, stream: PacedAnswer, timeout_s: float) -> None:
         self.head = head
@@ -147,17 +152,17 @@ class Response:
 
     @property
     def headers(self) -> Message:
-        """The headers of the answer, as its server wrote them."""
+        """The headers of the response."""
         return self._stream.headers
 
     def __exit__(self, *_: object) -> None:
         self._stream.close()
 
     def read_some(self, max_bytes: int) -> bytes:
-        """Return what has arrived, at most `max_bytes`; nothing at the end.
+        """Return the bytes that have arrived, at most `max_bytes`; empty at the end.
 
         Raises:
-            HubError: where the line is lost, ends before its time, or brings next to nothing.
+            HubError: if the connection is lost, ends early, or is too slow.
         """
         begun_s = time.monotonic()
         self._stream.paced.allow(self._timeout_s)
@@ -169,7 +174,7 @@ class Response:
         return part
 
     def read_up_to(self, max_bytes: int) -> bytes:
-        """Return all of it, but no more than `max_bytes`; for short answers, which are to come soon.
+        """Return the content, at most `max_bytes` of it. For short answers, which have a deadline as a whole.
 
         Raises:
             HubError: as `read_some`.
@@ -185,7 +190,7 @@ class Response:
         return b"".join(parts)
 
     def read_whole(self, max_bytes: int) -> bytes:
-        """Return all of it.
+        """Return the whole content.
 
         Raises:
             HubError: as `read_some`, and for more than `max_bytes`.
@@ -194,16 +199,22 @@ class Response:
         if len(data) > max_bytes:
             raise HubError(
                 "answer",
-                tr("{host} sent more than {max} bytes where little was due.", host=_host(self.head.url), max=max_bytes),
+                tr(
+                    "{host} sent more than {max_bytes} bytes where a short answer was expected.",
+                    host=_host(self.head.url),
+                    max_bytes=max_bytes,
+                ),
             )
         return data
 
     def _note(self, n_bytes: int, waited_s: float) -> None:
-        """Count what came while we waited; what we do with it takes no time here."""
+        """Count received bytes and the time waited for them, and require the minimum rate; time between reads does not
+        count."""
         self._came_bytes += n_bytes
         self._waited_s += waited_s
         if self._waited_s < self._timeout_s:
             return
+        # No bytes are the end of an answer, and not a slow one.
         if n_bytes and self._came_bytes < self._waited_s * SLOWEST_BYTES_PER_S:
             raise fault_of(TimeoutError(), self.head.url)
         self._came_bytes, self._waited_s = 0, 0.0
@@ -218,19 +229,21 @@ def open_url(
     timeout_s: float = TIMEOUT_S,
     fault_of_answer: FaultOfAnswer | None = None,
 ) -> Response:
-    """Ask for `url`, for the bytes from `first` up to `end` if they are given, and follow redirects.
+    """Request `url`, or its bytes from `first` to `end`, and follow redirects.
 
-    `fault_of_answer`: makes the error of any other status than 200 and 206; None: `fault_of_status`.
+    `fault_of_answer`: makes the error of a status other than 200 and 206; None for `fault_of_status`.
 
     Raises:
-        HubError: for any answer but one of 200 or 206.
+        HubError: for any status other than 200 and 206, and if the connection fails.
     """
+    # Compressed answers have no byte ranges of the file, so none are accepted.
     headers = {"User-Agent": USER_AGENT, "Accept-Encoding": "identity"}
     if first is not None:
         headers["Range"] = f"bytes={first}-{'' if end is None else end - 1}"
     at, linked = url, _Linked()
     for _ in range(_MAX_REDIRECTS):
         require_safe(at, url)
+        # The token stays at its server: the hub redirects to signed links of its storage, which need none.
         sent = {**headers, "Authorization": f"Bearer {token}"} if token and same_origin(at, url) else headers
         stream = _ask(at, sent, timeout_s, fault_of_answer or fault_of_status)
         linked = linked.with_answer(stream)
@@ -238,28 +251,33 @@ def open_url(
             return Response(_head(at, stream, linked), stream, timeout_s)
         target = stream.headers.get("Location", "")
         stream.close()
+        # `Location` may be relative.
         at = urljoin(at, target)
     raise HubError("redirect", tr("{host} redirects in circles; try another address.", host=_host(url)))
 
 
 def open_range(url: str, first: int, end: int, *, token: str | None = None, timeout_s: float = TIMEOUT_S) -> bytes:
-    """Return the bytes from `first` up to `end`, which may be cut short by the end of the file.
+    """Return the bytes from `first` to `end`, or to the end of the file.
 
     Raises:
-        HubError: as `open_url`; where the server gives no ranges and more would have to be read than that.
+        HubError: as `open_url`, and if the server ignores ranges and too much would have to be read.
     """
     with open_url(url, token=token, first=first, end=end, timeout_s=timeout_s) as response:
+        # A server without ranges answers 200 and starts at byte 0.
         if response.head.first != first:
             raise HubError(
                 "answer",
-                tr("{host} does not give parts of a file, so its header cannot be read alone.", host=_host(url)),
+                tr(
+                    "{host} cannot send parts of a file, so the header cannot be read before the download.",
+                    host=_host(url),
+                ),
             )
         return response.read_up_to(end - first)
 
 
 @dataclass(frozen=True, slots=True)
 class _Linked:
-    """What the hub says of the blob that it redirects to."""
+    """Headers of the hub about the blob that it redirects to."""
 
     etag: str | None = None
     size_bytes: int | None = None
@@ -275,7 +293,7 @@ class _Linked:
 
 
 def plain_etag(value: str | None) -> str | None:
-    """Return an etag without quotation marks and the mark of a weak one; None for none."""
+    """Return an etag without quotation marks and the prefix of a weak one; None for none."""
     bounded = _bounded(value)
     return bounded.removeprefix("W/").strip('"') or None if bounded else None
 
@@ -304,7 +322,13 @@ def _content_range(value: str | None, url: str) -> tuple[int, int | None, int | 
     first, _, last = span.partition("-")
     start, stop = _number(first), _number(last)
     if unit != "bytes" or start is None or stop is None or stop < start:
-        raise HubError("answer", tr("{host} sent a part of the file without saying which.", host=_host(url)))
+        raise HubError(
+            "answer",
+            tr(
+                "{host} sent part of the file without its position (Content-Range); try again, or use another mirror.",
+                host=_host(url),
+            ),
+        )
     return start, stop + 1, _number(total)
 
 
@@ -326,7 +350,7 @@ def _ask(url: str, headers: dict[str, str], timeout_s: float, fault_of_answer: F
 
 
 def require_safe(url: str, asked: str) -> None:
-    """Refuse an address that the server of `asked` named, if it is no https address, or leads to this machine.
+    """Refuse a redirect of the server of `asked` that is not https, or that leads to this computer.
 
     Raises:
         HubError: for such an address.
@@ -336,34 +360,39 @@ def require_safe(url: str, asked: str) -> None:
         raise HubError(
             "redirect",
             tr(
-                "{host} redirects to {clean}, which is no https address; nothing was fetched.",
+                "{host} redirects to {target}, which is not an https address. Nothing was downloaded.",
                 host=_host(asked),
-                clean=clean(url),
+                target=clean(url),
             ),
         )
 
 
 def fault_of_status(status: int, headers: Message, url: str) -> HubError:
-    """Return what an answer that is no file means."""
+    """Return the error for the status of an answer."""
     host = _host(url)
     code = headers.get("X-Error-Code") or ""
     if code == "GatedRepo" or (status == 403 and "gated" in (headers.get("X-Error-Message") or "").lower()):
         return HubError(
-            "gated", tr("{host} gives this model only to those who accepted its terms: do so on its page, then "
-"enter an access token of that account.", host=host),
+            "gated", tr("This model is gated on {host}. Accept its terms on its page, then enter an access "
+                        "token of that account.", host=host),
         )  # fmt: skip
     if status == 401:
         return HubError(
-            "token", tr("{host} wants an access token for this, or does not take the one it was given.", host=host)
+            "token",
+            tr(
+                "{host} needs an access token for this file, or rejected the token that was sent. Check the "
+                "access token.",
+                host=host,
+            ),
         )
     if status == 403:
         return HubError(
-            "refused", tr("{host} refuses this file (403); its link may have expired. Look for it again.", host=host)
+            "refused", tr("{host} refused this file (403). Its link may have expired; search for it again.", host=host)
         )
     if status in (404, 410):
-        return HubError("not_found", tr("{host} has no such file; look for it again.", host=host))
+        return HubError("not_found", tr("{host} does not have this file; search for it again.", host=host))
     if status == 407:
-        return HubError("proxy", tr("The proxy wants a name and a password; put them into the proxy's address."))
+        return HubError("proxy", tr("The proxy needs a user name and a password; add them to the proxy's address."))
     if status == 416:
         return HubError(
             "answer", tr("{host} does not have these bytes of the file (416); it may have changed.", host=host)
@@ -371,20 +400,20 @@ def fault_of_status(status: int, headers: Message, url: str) -> HubError:
     if status == 429:
         return HubError(
             "rate_limited",
-            tr("{host} takes no more requests for now (429); wait, or enter an access token.", host=host),
+            tr("{host} limits the number of requests (429). Try again later, or enter an access token.", host=host),
             retry_after_s=retry_after(headers),
         )  # fmt: skip
     if status >= 500:
         return HubError(
             "server",
-            tr("{host} has trouble of its own ({status}).", host=host, status=status),
+            tr("{host} reports a server error (status {status}); try again later.", host=host, status=status),
             retry_after_s=retry_after(headers),
         )
-    return HubError("answer", tr("{host} answered with {status}, which is no file.", host=host, status=status))
+    return HubError("answer", tr("{host} answered with status {status} instead of a file.", host=host, status=status))
 
 
 def retry_after(headers: Message) -> float | None:
-    """Return the seconds that a server wants us to wait, at most `MAX_WAIT_S`; None where it does not say."""
+    """Return the pause in seconds that a server requests, at most `MAX_WAIT_S`; None if it requests none."""
     value = headers.get("Retry-After")
     if not value:
         return None
@@ -401,7 +430,7 @@ def retry_after(headers: Message) -> float | None:
 
 
 def fault_of(error: BaseException, url: str) -> HubError:
-    """Return what a failure of the connection means."""
+    """Return the error for a failed connection."""
     if isinstance(error, HubError):
         return error
     cause = error.reason if isinstance(error, urllib.error.URLError) else error
@@ -409,20 +438,27 @@ def fault_of(error: BaseException, url: str) -> HubError:
     if isinstance(cause, ssl.SSLError):
         reason = getattr(cause, "verify_message", "") or cause.reason or "TLS"
         return HubError(
-            "tls", tr("The connection to {host} is not safe ({clean}); check the clock, the proxy and the "
-"certificates of this machine.", host=host, clean=clean(str(reason))),
+            "tls", tr("The connection to {host} is not secure ({reason}); check this computer's clock, proxy and "
+                "certificates.", host=host, reason=clean(str(reason))),
         )  # fmt: skip
     if isinstance(cause, TimeoutError):
-        return HubError("timeout", tr("{host} says nothing; the line or the server is stuck.", host=host))
+        return HubError("timeout", tr("{host} does not answer; the connection or the server is stuck.", host=host))
     text = clean(str(cause))
+    # The standard library has no types of exceptions for these two.
     if "Tunnel connection failed" in text or "unknown url type" in text:
-        return HubError("proxy", tr("The proxy did not connect to {host}: {text}.", host=host, text=text))
+        return HubError("proxy", tr("The proxy did not connect to {host}: {reason}.", host=host, reason=text))
     if isinstance(cause, http.client.HTTPException | ConnectionError):
         return HubError(
             "unreachable",
-            tr("The connection to {host} was lost ({text}).", host=host, text=text or type(cause).__name__),
+            tr(
+                "The connection to {host} was lost ({reason}). Try again.",
+                host=host,
+                reason=text or type(cause).__name__,
+            ),
         )
-    return HubError("unreachable", tr("{host} cannot be reached ({text}); check the network.", host=host, text=text))
+    return HubError(
+        "unreachable", tr("{host} cannot be reached ({reason}); check the network.", host=host, reason=text)
+    )
 
 
 def _host(url: str) -> str:
@@ -433,6 +469,7 @@ def _host(url: str) -> str:
 
 
 def _number(value: str | None) -> int | None:
+    # 18 digits are below 2**63.
     return int(value) if value and len(value) <= 18 and value.isascii() and value.isdigit() else None
 
 

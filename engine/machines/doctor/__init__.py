@@ -1,1 +1,1 @@
-"""Examining a machine: what is there, whether the engine works on it, and whether forecasts hold."""
+"""Examination of a machine: what is installed, whether the engine works on it, and whether forecasts hold."""

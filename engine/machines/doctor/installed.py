@@ -1,4 +1,4 @@
-"""What is installed: the engine and its build, drivers, toolkits, the system, and cards that are not used and why."""
+"""What is installed: the engine and its build, drivers, toolkits, the system, and cards with why they are not used."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DISPLAY, _ACCELERATOR = 0x03, 0x12
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A graphics card or accelerator on the bus. `driver`: the kernel's module for it, empty where it has none."""
+    """A graphics card or accelerator on the PCI bus. `driver`: its kernel module, empty if it has none."""
 
     slot: PciId
     maker: str
@@ -36,12 +36,15 @@ class Card:
 
 
 def cards_on_bus(root: Path = PCI_ROOT) -> tuple[Card, ...]:
-    """Return the cards of makers whose cards the engine can use, as the kernel sees them; none on other systems."""
+    """Return the cards, as the kernel lists them, of makers that the engine supports; empty on other systems than
+    Linux."""
     found = []
     for folder in sorted(root.glob("*")):
         slot = parse_pci_id(folder.name)
+        # `class` has 24 bits: base class, subclass, programming interface.
         kind, maker = _number(folder / "class") >> 16, MAKERS.get(_number(folder / "vendor"))
         if slot is not None and maker is not None and kind in (_DISPLAY, _ACCELERATOR):
+            # A symbolic link whose target has the driver's name.
             driver = folder / "driver"
             name = driver.resolve().name if driver.exists() else ""
             found.append(Card(slot, maker, f"{_number(folder / 'device'):04x}", name))
@@ -51,9 +54,11 @@ def cards_on_bus(root: Path = PCI_ROOT) -> tuple[Card, ...]:
 def card_checks(
     cards: Collection[Card], used: Collection[PciId], backends: Collection[str], packs: Sequence[ListedPack] = ()
 ) -> Iterable[Check]:
-    """Yield a check for each card: used by the engine, or why not. `backends` are those that the engine was built with;
-    `used` the slots of its devices. Where one card is used nothing is wrong with leaving another one, as that of the
-    processor, aside."""
+    """Yield a check for each card: used by the engine, or why not.
+
+    `backends`: those that the engine was built with. `used`: PCI slots of its devices. If one card is used, an unused
+    one, such as the processor's, is no error.
+    """
     has_used = any(card.slot in used for card in cards)
     for card in cards:
         is_used = card.slot in used
@@ -102,7 +107,7 @@ _LIBRARY = re.compile(r"(?:lib)?ggml-([a-z]+)(?:-[\w-]+)?\.(?:so|dylib|dll)")
 
 
 def backends_built() -> tuple[str, ...]:
-    """Return the backends that the engine was built with, by the libraries that came with it."""
+    """Return the backends that the engine was built with, by the libraries in its package."""
     from importlib import metadata
 
     files = [file.name for file in metadata.distribution("llama_cpp_python").files or ()]
@@ -111,7 +116,7 @@ def backends_built() -> tuple[str, ...]:
 
 
 def installed_checks() -> Iterable[Check]:
-    """Yield what is installed. Takes a moment: toolkits are asked for their versions."""
+    """Yield checks of what is installed. Takes a moment: toolkits are run for their versions."""
     yield Check(
         name="system",
         detail=f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
@@ -142,7 +147,7 @@ def installed_checks() -> Iterable[Check]:
 
 
 def pack_checks(packs: Iterable[ListedPack]) -> Iterable[Check]:
-    """Yield the engine packs that are installed. One that is switched off by its owner is in order."""
+    """Yield checks of the installed engine packs. A pack that its owner switched off is no error."""
     for pack in packs:
         yield Check(
             name="engine pack",
@@ -158,7 +163,7 @@ def pack_checks(packs: Iterable[ListedPack]) -> Iterable[Check]:
 
 
 def _confinement() -> Check:
-    """Return what children give up here before they open what strangers wrote."""
+    """Return a check of the confinement of children that this system supports."""
     version, limited = landlock_version(), limits_memory()
     files = (
         f"children reach their own files alone (Landlock version {version})"
@@ -182,5 +187,6 @@ def _version(tool: str, option: str) -> str | None:
         said = output_of([path, option], timeout_s=_TIMEOUT_S, max_bytes=_MAX_WORDS_BYTES)
     except OSError:
         return None
+    # The first number with a dot is the version in the output of each of these tools.
     match = re.search(r"\d{1,9}(?:\.\d{1,9}){1,5}", said.decode("utf-8", "replace"))
     return match.group() if match else "of unknown version"

@@ -1,4 +1,4 @@
-"""A load of a model on one device, compared with its forecast line by line, with the free memory around it."""
+"""Loads a model on one device and compares memory with the forecast, part by part, and with the free memory."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from engine.runtime.session.reports import loaded_event
 PARTS = ("weights_bytes", "mapped_bytes", "kv_cache_bytes", "recurrent_bytes", "compute_bytes", "output_bytes")
 N_CTX = 2048
 TOLERATED = 0.01
-"""Part of a forecast that a load may be off by. What is not to the byte is told, what is off by more is wrong."""
+"""Tolerated error of a forecast, as a share. Smaller differences are reported, larger ones fail the check."""
 LOAD_TIMEOUT_S = 300.0
 _PROMPT = "What does a computer's memory do?"
 _TOKENS = 24
 
 
 class LoadCheck:
-    """Loads a model on one device after another. `calibration` is what the loads taught in the end."""
+    """Loads a model on one device after another. `calibration`: overheads of devices, updated by each load."""
 
     def __init__(
         self, rig: Rig, model: Path, calibration: Calibration, cancel: CancelToken, argv: list[str] | None = None
@@ -54,11 +54,12 @@ class LoadCheck:
         self.calibration = calibration
 
     def on(self, device: Device) -> Iterable[Check]:
-        """Yield what came of a load of all layers on `device`.
+        """Yield the checks of a load of all layers on `device`.
 
         Raises:
-            EngineError: where it cannot be loaded there for another reason than memory, or after the cancel.
+            EngineError: if it cannot be loaded there for a reason other than memory, or after the cancel.
         """
+        # Read before the child starts: its CUDA context takes device memory that is part of the overhead.
         plan = self._plan(device)
         before = self._free_bytes(device)
         with Questions(timeout_s=LOAD_TIMEOUT_S, argv=self._argv, cancel=self._cancel, name="load check") as child:
@@ -77,15 +78,19 @@ class LoadCheck:
             spoken = child.ask(Generate(id=1, prompt=_PROMPT, max_tokens=_TOKENS, temperature=0.0), Generated)
             readings = child.ask(DeviceMemoryQuery(), DeviceMemoryReadings).readings
             during = {each.device: each.free_bytes for each in readings}.get(device.id)
+            # The child reports its CPU backend's memory, which is the machine's without control groups.
             if device.is_host:
                 during = host_device().free_bytes
         after = self._free_bytes(device)
         free = {"free_before_bytes": before, "free_during_bytes": during, "free_after_bytes": after}
         forecast = {row.id: row for row in plan.forecast}
+        # A load on a card also takes host memory, as for token embeddings and the output buffer.
         for row in told.devices:
             if row.need_bytes or row.mapped_bytes or row.id == device.id:
                 yield _forecast_check(device, row, forecast[row.id])
         yield _load_check(device, free, spoken)
+        # A worker reports the memory of its whole machine, and the host has no context: neither has an overhead to
+        # learn.
         if not device.is_rpc and not device.is_host and before is not None and during is not None:
             yield self._overhead_check(device, plan, told.devices, before - during)
 
@@ -95,7 +100,7 @@ class LoadCheck:
         return Plan(self._memory, self._rig, Edit(single_device(model.n_layers, device.id), context))
 
     def _free_bytes(self, device: Device) -> int | None:
-        """Return what is free now, as the engine tells it of devices; None of a worker, which tells its machine's."""
+        """Return the free bytes that the engine reports now; None for a worker, which reports its whole machine."""
         if device.is_host:
             return host_device().free_bytes
         if device.is_rpc:
@@ -121,7 +126,7 @@ _LoadAnswer: type[LoadedModel | AllocationFailure] = LoadedModel | AllocationFai
 
 
 def _forecast_check(device: Device, measured: DeviceRow, forecast: DeviceRow) -> Check:
-    """Compare each part of a row; what a process takes besides is no part of what the engine measures."""
+    """Compare each part of a row. The overhead of a process is left out, since the engine does not measure it."""
     figures: dict[str, Figure] = {"row": measured.id}
     off, size_bytes = [], 0
     for part in PARTS:
@@ -136,6 +141,7 @@ def _forecast_check(device: Device, measured: DeviceRow, forecast: DeviceRow) ->
     return Check(
         name="forecast",
         device=device.id,
+        # Absolute values: a part that is too large must not hide one that is too small.
         ok=sum(abs(by) for _, by in off) <= size_bytes * TOLERATED,
         detail=f"{where}{words or f'exact, {format_bytes(size_bytes)}'}",
         figures=figures,

@@ -22,7 +22,7 @@ from engine.devices.telemetry.sample import Sample
 from engine.machines.doctor.installed import backends_built, card_checks, cards_on_bus, installed_checks, pack_checks
 from engine.machines.doctor.loads import LoadCheck
 from engine.machines.doctor.report import Check, Figure, Step
-from engine.machines.rigs.check_book import read_check_book, write_check_book
+from engine.machines.rigs.check_results import read_check_results, write_check_results
 from engine.machines.rigs.discovery import host_device
 from engine.machines.rigs.engine_checks import (
     FELL_SILENT,
@@ -42,20 +42,20 @@ from engine.planning.speed.speeds import Link
 from engine.runtime.process.questions import raise_if_cancelled
 
 NVML_TOLERANCE = 0.02
-"""Part of a card's memory by which driver and engine may differ: one counts what the firmware keeps."""
+"""Share by which NVML and the engine may differ in a card's memory: one counts the part that firmware reserves."""
 
 _FEATURES: Mapping[bool, tuple[Feature, ...]] = {
     True: ("weights", "extra_buffers", "flash_attention"),
     False: ("weights", "flash_attention"),
 }
-"""What is looked at on the host, and on other devices."""
+"""Features to check, by whether the device is the host."""
 _SPLIT_NEEDS = 2
-"""Devices, the host among them, that are too few for a split."""
+"""Largest number of devices, the host included, that allows no split."""
 
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Where is kept what an examination finds out, and the model that it loads."""
+    """Paths of the model to load, and of the files for the results."""
 
     demo: Path
     checks: Path
@@ -65,7 +65,11 @@ class Files:
 
 
 class Machine:
-    """What is examined: the devices of `rig` but those with an endpoint in `held`, and `packs`. Used as a context."""
+    """The examination of the devices of `rig` and of `packs`; a context manager.
+
+    `held`: endpoints of workers in use, which are skipped. `problem`: why devices could not be found, empty if they
+    could.
+    """
 
     def __init__(
         self,
@@ -103,7 +107,7 @@ class Machine:
         )
 
     def steps(self) -> list[Step]:
-        """Return the whole examination."""
+        """Return all steps of the examination."""
         return [
             Step("installed", "Looking at what is installed", self._installed),
             Step("card", "Looking for cards", self._cards),
@@ -117,7 +121,7 @@ class Machine:
         ]
 
     def engine_steps(self) -> list[Step]:
-        """Return the engine's check of itself alone, behind what kept devices from being found."""
+        """Return the steps of the engine's self-check alone, after the reason if devices were not found."""
         found = [Step("devices", "Looking at the devices", self._not_found)] if self._problem else []
         for device in self._devices:
             for feature in _FEATURES[device.is_host]:
@@ -175,29 +179,31 @@ class Machine:
         try:
             result = try_repeated(self._rig, device.id, path, cancel=self._cancel)
         except WorkerCrashedError as error:
-            self._keep([Checked(case, ok=False, reason=f"It dies when {device.id} comes twice.")])
+            self._keep([Checked(case, ok=False, reason=f"It crashes when a layout uses {device.id} twice.")])
             yield Check(name="repeated device", device=device.id, ok=False, detail=error.summary())
             return
         keep_verdict(self._files.verdicts, device, result)
-        reason = "" if result.passed else f"It computes something else where {device.id} comes twice."
+        reason = "" if result.passed else f"It computes wrong values when a layout uses {device.id} twice."
         self._keep([Checked(case, ok=result.passed, reason=reason)])
         yield Check(
             name="repeated device",
             device=device.id,
             ok=result.passed,
-            detail=reason or "may come more than once in a layout",
+            detail=reason or "may be used more than once in a layout",
             figures={"rounds": result.rounds, "different": result.different},
         )
 
     def _made(self) -> dict[str, Path]:
+        # At first use: quantising all types takes seconds, and most steps need none of them.
         if self._scratch is None:
             self._scratch = tempfile.TemporaryDirectory(prefix="layerdeck-check-")
             self._models = write_models(Path(self._scratch.name), self._cancel)
         return self._models
 
     def _keep(self, found: Iterable[Checked]) -> None:
-        book = read_check_book(self._files.checks).with_results(self._rig, self._drivers, found)
-        write_check_book(self._files.checks, book)
+        # Stored after each step, so that a cancel keeps what was found.
+        book = read_check_results(self._files.checks).with_results(self._rig, self._drivers, found)
+        write_check_results(self._files.checks, book)
 
     # ------------------------------------------------------------------ what it does with a model
 
@@ -206,7 +212,7 @@ class Machine:
             raise EngineError(FELL_SILENT)
         if self._loads is None:
             # What was found out a moment ago holds for these loads already.
-            rig = read_check_book(self._files.checks).apply(self._rig, self._drivers)
+            rig = read_check_results(self._files.checks).apply(self._rig, self._drivers)
             calibration = read_calibration(self._files.calibration)
             self._loads = LoadCheck(rig, self._files.demo, calibration, self._cancel)
         known = self._loads.calibration
@@ -228,9 +234,9 @@ class Machine:
 
 
 def find_rig(*searches: Callable[[], Rig]) -> tuple[Rig, str]:
-    """Return the rig that the first of the searches finds that does not fail, and a sentence on each that did.
+    """Return the rig of the first search that succeeds, and a sentence on each that failed.
 
-    The host alone is found where all fail.
+    If all fail, the rig is the host alone.
     """
     problems: list[str] = []
     for find in searches:
@@ -242,9 +248,9 @@ def find_rig(*searches: Callable[[], Rig]) -> tuple[Rig, str]:
 
 
 def personal_names(rig: Rig, home: Path, machines: Iterable[str] = ()) -> dict[str, str]:
-    """Return what is personal in texts about `rig`, and what is to stand there.
+    """Return personal names that can occur in texts about `rig`, with their replacements.
 
-    `machines`: names and addresses (host:port) of others that were asked for or are paired, found or not.
+    `machines`: names and addresses (host:port) of other machines, asked for or paired, found or not.
     """
     found = {str(home): "~", platform.node(): "this-machine"}
     with suppress(OSError, KeyError, ImportError):
@@ -263,7 +269,7 @@ def personal_names(rig: Rig, home: Path, machines: Iterable[str] = ()) -> dict[s
 
 
 def engine_check(device_id: str, feature: Feature, found: Sequence[Checked]) -> Check:
-    """Return one check for what was found of a feature, whatever types it was about."""
+    """Return one check for all results of a feature, over all types of weights or caches."""
     wrong = [each.reason for each in found if not each.ok and each.is_known]
     unknown = [each.reason for each in found if not each.is_known]
     types = ", ".join(each.case.of for each in found if each.ok and each.case.of)
@@ -272,13 +278,13 @@ def engine_check(device_id: str, feature: Feature, found: Sequence[Checked]) -> 
         name=feature.replace("_", " "),
         device=device_id,
         ok=False if wrong else None if unknown else True,
-        detail=" ".join([*wrong, *unknown]) or types or "computes what it should",
+        detail=" ".join([*wrong, *unknown]) or types or "computes the expected values",
         figures=figures,
     )
 
 
 def speed_check(device: Device, bytes_per_second: float, link: Link | None) -> Check:
-    """Return how fast a device reads weights, and how far away it is."""
+    """Return a check with a device's read speed and its distance."""
     figures: dict[str, Figure] = {"read_bytes_per_second": bytes_per_second}
     detail = f"reads {bytes_per_second / 1e9:.3g} GB/s"
     if link is not None:
@@ -306,7 +312,7 @@ def _device_check(device: Device, driver: str | None) -> Check:
 
 
 def _nvml_check(device: Device, sample: Sample) -> Check:
-    """Compare what the driver tells of a card with what the engine reports."""
+    """Compare the memory that NVML reports for a card with the engine's."""
     used, total = sample.used_bytes, sample.total_bytes
     figures: dict[str, Figure] = {
         "nvml_total_bytes": total,

@@ -1,6 +1,6 @@
-"""An examination: it runs step by step, and what came of it are values: checks, and the file that people send.
+"""An examination runs step by step; its results are values: checks, and the report file that people send.
 
-What a step cannot find out costs that step only, and a cancel keeps the results of the others.
+A failing step costs only its own results, and a cancel keeps those of the steps before.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from engine.base.json_file import encode_document, write_file
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """`words` says what is being looked at; `look` yields checks as they are made, and may raise `EngineError`."""
+    """A step. `words`: the current action, for people. `look` yields checks and may raise `EngineError`."""
 
     name: str
     words: str
@@ -29,7 +29,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """`done` of `total` steps are over; `words` says what is looked at now; `checks` are those made so far."""
+    """Progress: `done` of `total` steps are complete. `words`: the current action. `checks`: the results so far."""
 
     done: int
     total: int
@@ -38,7 +38,7 @@ class Progress:
 
 
 def examine(steps: Sequence[Step], tell: Callable[[Progress], None], cancel: CancelToken) -> Report:
-    """Make all checks, in the calling thread; return what was found until the end or the cancel."""
+    """Run all steps in the calling thread; return the results until the end or the cancel."""
     checks: list[Check] = []
     for done, step in enumerate(steps):
         if cancel.cancelled:
@@ -51,6 +51,7 @@ def examine(steps: Sequence[Step], tell: Callable[[Progress], None], cancel: Can
                 if cancel.cancelled:
                     break
         except EngineError as error:
+            # After a cancel the error is the cancel's own.
             if not cancel.cancelled:
                 checks.append(Check(name=step.name, device=step.device, ok=None, detail=error.summary()))
     tell(Progress(len(steps), len(steps), "", tuple(checks)))
@@ -61,7 +62,7 @@ Figure = int | float | str | bool | None
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that was looked at. `ok` None: it could not be found out. `figures` have their unit in their name."""
+    """One result. `ok`: None if it could not be determined. `figures`: numbers, with their unit in the name."""
 
     name: str
     device: str | None = None
@@ -71,19 +72,19 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """All checks, in the order in which they were made. `is_whole`: nobody cancelled it."""
+    """All checks in their order. `is_whole`: False if the examination was cancelled."""
 
     checks: tuple[Check, ...] = ()
     is_whole: bool = True
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing was found wrong."""
+        """Whether no check failed."""
         return all(check.ok is not False for check in self.checks)
 
     @property
     def summary(self) -> str:
-        """What came of it, in one sentence."""
+        """The result in one sentence."""
         wrong = [check for check in self.checks if check.ok is False]
         end = "" if self.is_whole else " It was cancelled before its end."
         if not wrong:
@@ -93,12 +94,13 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def document(report: Report) -> dict[str, object]:
-    """Return the file's document."""
+    """Return the JSON document of the report."""
     return {"version": 1, "is_whole": report.is_whole, "checks": [msgspec.to_builtins(each) for each in report.checks]}
 
 
 def without_names(report: Report, names: Mapping[str, str]) -> Report:
-    """Return the report with each of `names` (what is personal, and what stands for it) replaced in all its texts."""
+    """Return the report with each personal name in `names` replaced by its value, in all texts."""
+    # `re` takes the first alternative that matches, so host:port has to come before its host.
     longest_first = sorted(filter(None, names), key=len, reverse=True)
     # A user called "root" or "cpu" is not to spoil other words.
     pattern = re.compile("|".join(rf"(?<![\w-]){re.escape(name)}(?![\w-])" for name in longest_first))
@@ -114,10 +116,10 @@ def without_names(report: Report, names: Mapping[str, str]) -> Report:
 
 
 def write_report(path: Path, report: Report) -> None:
-    """Write the document of `report`; a reader finds the old file or the new one, whole.
+    """Write the report file atomically.
 
     Raises:
-        ArgumentError: where it cannot be written.
+        ArgumentError: if it cannot be written.
     """
     write_file(path, encode_document(document(report)), what="report", fail=_refuse)
 
@@ -127,6 +129,6 @@ def _refuse(reason: str, *, place: str = "", source: str = "") -> ArgumentError:
 
 
 def table(checks: Iterable[Check]) -> list[tuple[str, str, str, str]]:
-    """Return rows for people: what, where, whether it is well, and what is to be said."""
+    """Return table rows: check, device, result, details."""
     words = {True: "ok", False: "WRONG", None: "–"}
     return [(each.name, each.device or "", words[each.ok], each.detail) for each in checks]

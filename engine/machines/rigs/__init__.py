@@ -1,1 +1,1 @@
-"""What there is to place layers on, found and told apart: searches that the window and the command line share."""
+"""Finding and checking devices: the searches that window and command line share."""

@@ -1,7 +1,7 @@
-"""Finding devices of this machine and of RPC endpoints.
+"""Discovery of the devices of this machine and of RPC endpoints.
 
-A short-lived child asks the engine, which may abort or take memory; the host is described here. `find_devices` adds
-what drivers and earlier self-tests tell of the devices.
+A short-lived child queries the engine, which may abort or allocate device memory; the host is read here. `find_devices`
+adds margins, drivers and the results of earlier self-tests.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from engine.base.cancellation import CancelToken
@@ -23,10 +24,11 @@ from engine.devices.device import BufferFacts, Capabilities, Device, Rig, make_h
 from engine.devices.endpoint import Greeting, GreetingStatus, greet_all, parse_endpoint
 from engine.devices.host_memory import read_host_memory
 from engine.devices.telemetry.cards import read_card_facts, read_drivers, with_display_margins
-from engine.machines.rigs.check_book import read_check_book
+from engine.machines.rigs.bad_cards import list_around_bad_cards
+from engine.machines.rigs.check_results import read_check_results
 from engine.machines.rigs.self_test import read_verdicts, with_verdicts
 from engine.model.gguf.quoting import clean
-from engine.runtime.process.questions import DEFAULT_TIMEOUT_S, ask_child, blaming, raise_if_cancelled
+from engine.runtime.process.questions import DEFAULT_TIMEOUT_S, ask_child, error_with_endpoints, raise_if_cancelled
 from engine.runtime.protocol.messages import DeviceList, GgmlDevice, ListDevices
 
 _PROCESSORS = Path("/proc/cpuinfo")
@@ -34,13 +36,14 @@ _COMMAND_TIMEOUT_S = 2.0
 
 
 def host_device() -> Device:
-    """Return the host with its memory as of now, limits of control groups included. Quick; starts no child on Linux."""
+    """Return the host with its present memory, within control groups. Fast; starts no child process on Linux."""
     memory = read_host_memory()
     return make_host(processor_name(), memory.total_bytes, memory.free_bytes)
 
 
 def processor_name() -> str:
     """Return the processor's name for people."""
+    # Kernels for ARM write no "model name"; then `platform` answers below.
     if sys.platform.startswith("linux"):
         for line in _processor_lines():
             key, _, value = line.partition(":")
@@ -65,7 +68,7 @@ def _processor_lines() -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A machine that was paired with: who it is, and where on this machine the tunnel to it begins (host:port)."""
+    """A paired machine. `via`: local address (host:port) of the tunnel to it."""
 
     endpoint: str
     fingerprint: str
@@ -76,32 +79,32 @@ class Peer:
 def find_devices(
     verdicts: Path, rpc_endpoints: Sequence[str] = (), *, checks: Path | None = None, peers: Sequence[Peer] = ()
 ) -> Rig:
-    """Return this machine's devices, those of the endpoints and those of paired machines, with default margins.
+    """Return the devices of this machine, of the endpoints and of paired machines, with default margins.
 
-    `verdicts` is the file of self-tests, `checks` that of the engine's checks of itself, None: what they say is left
-    aside. Blocks as `discover` does, and raises what it raises.
+    `verdicts`: file of repeated-device tests. `checks`: file of self-check results; None ignores them. Blocks and
+    raises like `discover`.
     """
     rig = _discover(tuple(rpc_endpoints), peers)
     rig = with_display_margins(rig, read_card_facts(rig.devices))
     rig = with_verdicts(rig, read_verdicts(verdicts))
-    return rig if checks is None else read_check_book(checks).apply(rig, read_drivers(rig.devices))
+    return rig if checks is None else read_check_results(checks).apply(rig, read_drivers(rig.devices))
 
 
 def find_workers(endpoint: str, checks: Path) -> tuple[Device, ...]:
-    """Return the devices of the RPC worker at `endpoint` (host:port), judged by the file of checks `checks`.
+    """Return the devices of the RPC worker at `endpoint` (host:port), with the results in the file `checks`.
 
-    Blocks as `discover` does, and raises alike.
+    Blocks and raises like `discover`.
     """
     return _workers(discover((endpoint,)), checks)
 
 
 def find_peer(peer: Peer, checks: Path) -> tuple[Device, ...]:
-    """Return the devices of a paired machine, judged by the file `checks`. Blocks as `discover`, and raises alike."""
+    """Return the devices of a paired machine, with the results in file `checks`. Blocks and raises like `discover`."""
     return _workers(_discover((), (peer,)), checks)
 
 
 def _workers(rig: Rig, checks: Path) -> tuple[Device, ...]:
-    book = read_check_book(checks)
+    book = read_check_results(checks)
     return tuple(book.judged(device) for device in rig.devices if device.is_rpc)
 
 
@@ -121,16 +124,16 @@ def _secured(device: Device, peer: Peer | None) -> Device:
 
 
 DEFAULT_GPU_MARGIN_BYTES = 512 * MIB
-"""Kept free on a GPU by default: its context, scratch pools and the desktop are outside every estimate."""
+"""Default margin of a GPU: its context, scratch pools and the desktop are outside every estimate."""
 
 LESSER_BACKENDS = frozenset({"Vulkan", "OpenCL"})
-"""Backends for everybody's cards: a maker's own computes faster on the same card."""
+"""General backends. The vendor's own backend computes faster on the same card."""
 
 MAX_NAMED = 5
-"""Endpoints in one sentence, beside the first."""
+"""Most further endpoints that one sentence names."""
 
 ENDPOINTS_TIMEOUT_S = 8.0
-"""For the child's questions to endpoints that have greeted: with their hello an answer comes within 10 s."""
+"""Time-out for the child's questions to greeted endpoints; with the greeting the answer takes at most 10 s."""
 
 
 def discover(
@@ -141,33 +144,56 @@ def discover(
     argv: Sequence[str] | None = None,
     cancel: CancelToken | None = None,
 ) -> Rig:
-    """Return this machine's GPUs by ggml's names, then the devices of the endpoints as RPC0.. in order, and the host.
+    """Return this machine's GPUs by ggml's names, the endpoints' devices as RPC0.. in order, and the host.
 
-    `routes`: where to dial for endpoints that are behind a tunnel. Blocks for at most about `timeout_s` (the endpoints'
-    2 s hello included).
+    `routes`: local addresses of endpoints behind tunnels. Blocks for about `timeout_s` at most, the 2 s greeting
+    included.
 
     Raises:
-        ArgumentError: for a text that is no endpoint, or one given twice.
-        UnreachableError: for an endpoint that does not answer as it should; `BusyError` where it serves somebody else.
-        EngineError: where the child failed.
+        ArgumentError: if a text is not an endpoint, or is given twice.
+        UnreachableError: if an endpoint does not answer as expected; `BusyError` if it serves another client.
+        EngineError: if the child failed.
     """
     endpoints = _endpoints(rpc_endpoints)
     routes = routes or {}
+    # Before the engine connects: its client aborts the child if a server does not answer as expected.
     greetings = greet_all(endpoints, routes=routes, cancel=cancel)
     raise_if_cancelled(cancel)
     _check([greeting for greeting in greetings.values() if not greeting.ok])
     request = ListDevices(endpoints=endpoints, routes=dict(routes))
+    # Endpoints have answered a moment ago; one that falls silent now must not take the whole time-out.
     if endpoints:
         timeout_s = min(timeout_s, ENDPOINTS_TIMEOUT_S)
+    ask = partial(_ask_devices, timeout_s=timeout_s, argv=argv, cancel=cancel)
     try:
-        answer = ask_child(request, DeviceList, timeout_s=timeout_s, argv=argv, cancel=cancel, name="discovery")
+        found = list_around_bad_cards(ask, request)
     except EngineError as error:
-        raise blaming(error, endpoints, routes) from None
-    return Rig(devices_of(answer.devices), host_device())
+        raise error_with_endpoints(error, endpoints, routes) from None
+    return Rig(devices_of(found), host_device())
+
+
+def _ask_devices(
+    request: ListDevices,
+    environment: Mapping[str, str],
+    *,
+    timeout_s: float,
+    argv: Sequence[str] | None,
+    cancel: CancelToken | None,
+) -> tuple[GgmlDevice, ...]:
+    answer = ask_child(
+        request,
+        DeviceList,
+        timeout_s=timeout_s,
+        argv=argv,
+        cancel=cancel,
+        name="discovery",
+        environment=environment,
+    )
+    return answer.devices
 
 
 def _endpoints(texts: Iterable[str]) -> tuple[str, ...]:
-    """Return the endpoints as the engine writes them; it would abort for a stray blank."""
+    """Return the endpoints in the engine's notation; it aborts for a stray blank."""
     endpoints: list[str] = []
     for text in texts:
         try:
@@ -190,7 +216,7 @@ def _check(failed: Sequence[Greeting]) -> None:
     if others:
         names = ", ".join(each.endpoint for each in others[:MAX_NAMED]) + (", …" if len(others) > MAX_NAMED else "")
         sentence = tr(
-            "{sentence} So it is with {count} more: {names}.", sentence=sentence, count=len(others), names=names
+            "{sentence} The same holds for {count} more: {names}.", sentence=sentence, count=len(others), names=names
         )
     if first.status is GreetingStatus.BUSY:
         raise BusyError(sentence, endpoint=first.endpoint)
@@ -198,7 +224,8 @@ def _check(failed: Sequence[Greeting]) -> None:
 
 
 def devices_of(found: Iterable[GgmlDevice]) -> tuple[Device, ...]:
-    """Translate what ggml reports. The CPU is the host; accelerators compute in its memory and hold no layers."""
+    """Return devices for ggml's. The CPU becomes the host. Accelerators compute in host memory and hold no layers."""
+    # Accelerators such as BLAS report no memory of their own and compute for the CPU.
     local = [_local_device(each) for each in found if each.endpoint is None and each.kind in ("gpu", "igpu")]
     local = _by_one_backend(local)
     taken = {device.id for device in local}
@@ -208,9 +235,9 @@ def devices_of(found: Iterable[GgmlDevice]) -> tuple[Device, ...]:
 
 
 def _by_one_backend(devices: list[Device]) -> list[Device]:
-    """Return the devices without those that a better backend lists as well: their memory is there once.
+    """Return the devices without duplicates that a better backend lists too, since their memory exists once.
 
-    Who wants the other backend switches the pack of the better one off.
+    To use the other backend, the user switches the pack of the better one off.
     """
     placed = [(device, parse_pci_name(device.pci_bus_id or "")) for device in devices]
     better = {slot for device, slot in placed if slot is not None and device.backend not in LESSER_BACKENDS}
@@ -225,6 +252,7 @@ def _local_device(found: GgmlDevice) -> Device:
         backend=found.backend,
         kind=found.kind,
         total_bytes=found.total_bytes,
+        # More free memory than there is in all would make the use of other programs negative.
         free_bytes=min(found.free_bytes, found.total_bytes) if known else None,
         pci_bus_id=found.pci_bus_id,
         margin_bytes=DEFAULT_GPU_MARGIN_BYTES,

@@ -1,8 +1,7 @@
-"""The engine's check of itself: does every kind of weights and cache compute on a device what it should?
+"""The engine's self-check: does a device compute each type of weights and cache correctly?
 
-Small models are written in every type of weights. Each case has a child of its own, which decodes a few tokens with one
-of them, so that one that dies costs its case only. What is right is what the CPU computes with plain weights (without
-the copies in an order of its own).
+Small models are written in each type of weights. Each case decodes a few tokens in a child of its own, so that a crash
+costs only that case. The expected logits are those of the CPU with plain weights, without repacked copies.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from engine.base.errors import EngineError, WorkerCrashedError, WorkerStalledErr
 from engine.devices.device import CPU_ID, Device, Feature, Rig
 from engine.planning.layout.engine_parameters import MAX_DEVICES, EngineParameters
 from engine.planning.settings.context_settings import KV_TYPES, ContextSettings, KvType
-from engine.runtime.process.questions import Questions, blaming, raise_if_cancelled
+from engine.runtime.process.questions import Questions, error_with_endpoints, raise_if_cancelled
 from engine.runtime.protocol.messages import (
     AllocationFailure,
     Load,
@@ -37,13 +36,13 @@ WEIGHT_TYPES = {
     "Q2_K": "Q2_K", "Q3_K": "Q3_K_S", "Q4_K": "Q4_K_S", "Q5_K": "Q5_K_S", "Q6_K": "Q6_K", "IQ4_NL": "IQ4_NL",
     "IQ4_XS": "IQ4_XS",
 }  # fmt: skip
-"""Types of matrices, and the type of file in which the engine's quantiser makes (nearly) all of them so."""
+"""Types of matrices, each with the file type by which the engine's quantiser uses it for (nearly) all of them."""
 N_LAYERS = 2
 _SEED = 11
 
 
 def write_source(path: Path) -> None:
-    """Write a model of random weights as F16: rows of whole blocks for all types, heads that all kernels take."""
+    """Write an F16 model of random weights, with rows of whole blocks for all types and head sizes of all kernels."""
     import gguf
     import numpy as np
 
@@ -54,15 +53,17 @@ def write_source(path: Path) -> None:
     def weights(name: str, extents: tuple[int, ...]) -> Matrix:
         if len(extents) == 1:
             return np.ones(extents, np.float32)
+        # Divided by the square root of the row length, so that activations keep their variance from layer to layer.
         return generator.standard_normal(extents, np.float32) / np.float32(extents[-1] ** 0.5)
 
+    # 256 is the super-block of K-quants (QK_K in ggml), the longest block of all types.
     shape = LlamaShape(n_layers=N_LAYERS, n_embd=256, n_head=4, n_head_kv=2, n_ff=512, n_ctx_train=512)
     kind = gguf.GGMLQuantizationType.F16
     write_llama(path, shape, byte_vocabulary(), name="engine check", weights=weights, matrix_type=kind)
 
 
 def write_models(folder: Path, cancel: CancelToken | None = None) -> dict[str, Path]:
-    """Return a model for each type that the engine's quantiser can make, by type. Blocks for some seconds.
+    """Return the path of a model for each type that the engine's quantiser can write. Blocks for some seconds.
 
     Raises:
         EngineError: after the cancel.
@@ -87,21 +88,21 @@ def write_models(folder: Path, cancel: CancelToken | None = None) -> dict[str, P
 
 CONTEXT = ContextSettings(n_ctx=256, n_batch=64, n_ubatch=64, threads=2, threads_batch=2, flash_attn="off")
 PROMPTS = (tuple(range(3, 43)), (7,))
-"""One that matrices are multiplied with, and one that they are multiplied with as columns."""
+"""A prompt that is multiplied as a matrix, and one token, which is multiplied as a vector."""
 TOLERANCE = 0.05
-"""Squared difference over the variance of the logits. Other kernels round differently, which gives some thousandths;
-what is wrong gives 1 and more."""
+"""Squared difference of logits over their variance. Rounding of other kernels gives some thousandths, errors give 1 and
+more."""
 WEIGHT_TOLERANCE = 0.9
-"""The same where weights of few bits are compared with F16: two bits of random weights give a half."""
+"""The same for weights of few bits against F16: with random weights two bits give one half."""
 CACHE_TOLERANCE = 0.25
-"""The same where a cache of few bits is compared with one of F16: it is meant to be coarser."""
+"""The same for a cache of few bits against F16: it is coarser by design."""
 FELL_SILENT = "It was not tried: the worker had fallen silent before; start it again."
 TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A model file, the devices that share it (none: the CPU) and how it is computed."""
+    """A model file, the devices that share it (none for the CPU), and the settings of the computation."""
 
     model: Path
     devices: tuple[str, ...] = ()
@@ -111,8 +112,10 @@ class Trial:
 
     @property
     def parameters(self) -> EngineParameters:
-        """All layers on the devices, or on the CPU."""
+        """Load parameters with all layers on the devices, or on the CPU."""
+        # The output layer counts in `n_gpu_layers`.
         count = N_LAYERS + 1 if self.devices else 0
+        # Split mode layer: a count equal to `n_gpu_layers` puts all layers on the first device.
         shares = [1.0] * len(self.devices) if self.tensor_split else [float(count)][: len(self.devices)]
         return EngineParameters(
             n_gpu_layers=count,
@@ -125,9 +128,9 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is looked at: a feature, for a type of weights or cache where it is about one, on devices.
+    """One case: a feature, for a type of weights or cache if it is about one, on devices.
 
-    `expected` gives what `tried` has to.
+    `tried` must compute what `expected` computes.
     """
 
     feature: Feature
@@ -139,25 +142,29 @@ class Case:
 
     @property
     def words(self) -> str:
-        """What is looked at, for people."""
+        """The case in words, for people."""
         match self.feature:
             case "weights":
                 return f"{self.of} weights"
             case "extra_buffers":
-                return f"{self.of} weights in the CPU's own order"
+                return f"{self.of} weights repacked for the CPU"
             case "flash_attention":
                 return f"flash attention with a {self.of} cache"
             case "tensor_split":
                 return "split mode tensor"
             case "repeated":
-                return "a device that comes twice"
+                return "a device used twice"
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What came of a case. `reason`: a sentence where it is not `ok`; `difference` as in `TOLERANCE`, None where
-    nothing could be compared. `is_known`: whether it says anything of the feature; a device without room does not, nor
-    does a child that said nothing for so long: it may have been a busy machine. `is_stalled`: that was it."""
+    """The result of a case.
+
+    `reason`: a sentence if it failed.
+    `difference`: as in `TOLERANCE`; None if nothing could be compared.
+    `is_known`: False if it says nothing about the feature, since memory ran out or the child was silent.
+    `is_stalled`: the child was silent for too long, perhaps since the machine was busy.
+    """
 
     case: Case
     ok: bool
@@ -169,13 +176,14 @@ class Checked:
 
 
 def cases_of(device: Device, models: dict[str, Path]) -> Iterator[Case]:
-    """Yield what is to be looked at on a device by itself."""
+    """Yield the cases of a single device."""
     host, own = device.is_host, (() if device.is_host else (device.id,))
     for weight_type, path in models.items():
         plain = Trial(path)
         if not host:
             yield Case("weights", weight_type, own, Trial(path, own), plain)
             continue
+        # The CPU is the reference for other devices; its own types of few bits have only F16 to be compared with.
         usual = Trial(models.get("F16", path))
         yield Case("weights", weight_type, (CPU_ID,), plain, usual, WEIGHT_TOLERANCE)
         yield Case("extra_buffers", weight_type, (CPU_ID,), Trial(path, extra_buffers=True), plain)
@@ -183,6 +191,7 @@ def cases_of(device: Device, models: dict[str, Path]) -> Iterator[Case]:
     if source is None:
         return
     for cache_type in KV_TYPES:
+        # The CPU is compared with an F16 cache and no flash attention, others with the CPU at the same cache type.
         expected = Trial(source) if host else Trial(source, context=_with_flash(cache_type))
         tolerance = CACHE_TOLERANCE if host else TOLERANCE
         tried = Trial(source, own, _with_flash(cache_type))
@@ -190,7 +199,7 @@ def cases_of(device: Device, models: dict[str, Path]) -> Iterator[Case]:
 
 
 def shared_cases(rig: Rig, models: dict[str, Path]) -> Iterator[Case]:
-    """Yield what several devices are needed for: a tensor split over all that are alike."""
+    """Yield the cases that need several devices: a tensor split over devices of one kind."""
     path = models.get("F16")
     if path is None:
         return
@@ -214,18 +223,18 @@ def _with_flash(cache_type: KvType) -> ContextSettings:
 
 @dataclass(slots=True)
 class Checker:
-    """Runs cases; what is expected is computed once. `argv`, `environment`: another child than ours, and in what."""
+    """Runs cases; expected logits are computed once. `argv` and `environment` replace those of our child."""
 
     rig: Rig
     argv: Sequence[str] | None = None
     cancel: CancelToken | None = None
     environment: Mapping[str, str] | None = None
     silent: set[str] = field(default_factory=set)
-    """Endpoints of workers that said nothing any more: nobody waits for them again."""
+    """Endpoints of workers that fell silent, which are skipped from then on."""
     _computed: dict[Trial, tuple[float, ...]] = field(default_factory=dict)
 
     def run(self, cases: Iterable[Case], tell: Callable[[Checked], None] = lambda _checked: None) -> list[Checked]:
-        """Return what came of the cases, in their order; `tell` is told of each as it ends.
+        """Return the results of the cases in their order; `tell` is called with each.
 
         Raises:
             EngineError: after the cancel.
@@ -240,10 +249,12 @@ class Checker:
 
     def _check(self, case: Case) -> Checked:
         begun_s = time.monotonic()
+        # A stall costs the whole time-out, so a worker that has fallen silent is not tried again.
         endpoints = {device.endpoint for device in self.rig.devices if device.id in case.devices and device.endpoint}
         if endpoints & self.silent:
             return Checked(case, ok=False, reason=FELL_SILENT, is_known=False)
         try:
+            # The reference first: without it the device's logits would be compared with nothing.
             expected = self._compute_once(case.expected)
         except EngineError as error:
             raise_if_cancelled(self.cancel)
@@ -257,7 +268,9 @@ class Checker:
             if endpoints:
                 self.silent |= endpoints
                 # Of the engine on that device it says nothing.
-                return Checked(case, ok=False, reason=blaming(error, sorted(endpoints)).summary(), is_known=False)
+                return Checked(
+                    case, ok=False, reason=error_with_endpoints(error, sorted(endpoints)).summary(), is_known=False
+                )
             reason = f"It {how_it_ended(error)} with {case.words}."
             return Checked(case, ok=False, reason=reason, is_known=False, is_stalled=True)
         except EngineError as error:
@@ -267,11 +280,11 @@ class Checker:
         seconds = time.monotonic() - begun_s
         if difference is not None and difference <= case.tolerance:
             return Checked(case, ok=True, difference=difference, seconds=seconds)
-        what = "nothing that is a number" if not logits else "something else than it should"
+        what = "values that are not finite" if not logits else "wrong values"
         return Checked(case, False, f"It computes {what} with {case.words}.", difference, seconds)
 
     def _compute_once(self, trial: Trial) -> tuple[float, ...]:
-        """Return logits after each prompt, one behind the other; empty where some are no numbers."""
+        """Return the logits after each prompt, concatenated; empty if some are not finite."""
         if trial not in self._computed:
             self._computed[trial] = self._compute(trial)
         return self._computed[trial]
@@ -279,6 +292,7 @@ class Checker:
     def _compute(self, trial: Trial) -> tuple[float, ...]:
         devices = tuple(ref for ref in device_refs(self.rig) if ref.id in trial.devices)
         load = Load(path=str(trial.model), devices=devices, parameters=trial.parameters, context=trial.context)
+        # A child for each case: a kernel that aborts ends that child, and no other case.
         with Questions(
             timeout_s=TIMEOUT_S,
             argv=self.argv,
@@ -297,9 +311,9 @@ _LoadAnswer: type[LoadedModel | AllocationFailure] = LoadedModel | AllocationFai
 
 
 def how_it_ended(error: WorkerCrashedError | WorkerStalledError) -> str:
-    """Return how a child came to its end, as the predicate of a sentence."""
+    """Return how a child ended, as the predicate of a sentence."""
     if isinstance(error, WorkerStalledError):
-        return "does not go on"
+        return "hangs"
     if error.signal is None:
         return f"ends with exit code {error.exit_code}"
     try:
@@ -309,9 +323,10 @@ def how_it_ended(error: WorkerCrashedError | WorkerStalledError) -> str:
 
 
 def _difference(expected: Sequence[float], found: Sequence[float]) -> float | None:
-    """Return the sum of squared differences over that of what is expected around its mean; None for other lengths."""
+    """Return the squared difference over the variance of the expected logits; None if the lengths differ."""
     if not expected or len(expected) != len(found):
         return None
     mean = sum(expected) / len(expected)
+    # Equal logits have no variance to divide by.
     spread = sum((value - mean) ** 2 for value in expected) or 1.0
     return sum((one - other) ** 2 for one, other in zip(expected, found, strict=True)) / spread

@@ -1,4 +1,4 @@
-"""Local RPC workers with caps: devices for a machine that has none, and one worker for other machines."""
+"""Local RPC workers with memory caps: simulated devices for this machine, or one worker for other machines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from engine.runtime.protocol.messages import SERVE_ENVIRONMENT, AnyMessage, Fail
 
 START_TIMEOUT_S = 60.0
 MIN_CAP_BYTES = MIB
-CAPS_NOT_ENFORCED = tr("This system cannot limit a worker's memory, so the caps are planned with but not enforced.")
+CAPS_NOT_ENFORCED = tr("This system cannot limit a worker's memory: the caps count in plans but are not enforced.")
 _LOCAL_HOST = "127.0.0.1"
 _ASK_S = 0.5
 _END_TIMEOUT_S = 5.0
@@ -58,19 +58,19 @@ class ServingChild:
 
     @property
     def serving(self) -> Serving | None:
-        """What the worker said when it began to serve; None before."""
+        """The worker's message that it serves, with its port; None before."""
         return self._serving
 
     def start(self) -> None:
-        """Start the process; `wait_until_serving` waits for it. Once."""
+        """Start the process, once. `wait_until_serving` waits for it."""
         self._child.start()
         self._child.send(self._request)
 
     def wait_until_serving(self, deadline_s: float) -> Serving:
-        """Wait until `deadline_s` of the monotonic clock for the worker to accept connections.
+        """Wait until the worker accepts connections, at most until `deadline_s` of the monotonic clock.
 
         Raises:
-            EngineError: with the reason why it does not.
+            EngineError: with the reason if it does not.
         """
         with self._condition:
             self._condition.wait_for(self._is_settled, max(0.0, deadline_s - time.monotonic()))
@@ -79,11 +79,11 @@ class ServingChild:
             if self._outcome is not None:
                 raise self._outcome.error()
             if self._serving is None:
-                raise WorkerStalledError(tr("It did not begin to serve in time; close other programs and try again."))
+                raise WorkerStalledError(tr("It did not start serving in time; close other programs and try again."))
             return self._serving
 
     def tell_end(self, on_ended: Callable[[str], None]) -> None:
-        """Have `on_ended` called with a sentence when the worker ends by itself; at once if it already has."""
+        """Call `on_ended` with a sentence if the worker ends by itself; at once if it already has."""
         with self._condition:
             self._on_ended = on_ended
             outcome = self._outcome
@@ -95,7 +95,7 @@ class ServingChild:
         return self._child.wait(timeout_s)
 
     def begin_stop(self) -> None:
-        """Begin to end the worker; nobody is told. In every state, any number of times."""
+        """Begin to stop the worker; no callback follows. In every state, any number of times."""
         with self._condition:
             self._on_ended = None
         self._child.stop(ask_s=_ASK_S)
@@ -105,6 +105,7 @@ class ServingChild:
 
     def _take(self, message: AnyMessage) -> None:
         with self._condition:
+            # From here on silence is normal: a worker without a client says nothing.
             if isinstance(message, Serving):
                 self._serving = message
                 self._child.watch(False)
@@ -117,6 +118,7 @@ class ServingChild:
             self._outcome = outcome
             on_ended = self._on_ended
             self._condition.notify_all()
+        # Without the lock: the callback is foreign code, and may wait for a thread that needs it.
         if on_ended is not None:
             on_ended(outcome.sentence)
 
@@ -135,11 +137,11 @@ class _Started:
 
 
 class LabRig:
-    """Capped RPC workers on this machine, ids RPC0.. in the order of their caps.
+    """Capped RPC workers on this machine, with ids RPC0.. in the order of their caps.
 
-    New: `start` or `with` starts all. Started: `rig` has them; `on_worker_ended(id, sentence)` is called, in a thread
-    of the worker's child, for one that ends by itself. Closed: all are gone. Killing this process ends them too, since
-    their input closes.
+    New: `start` or `with` starts all. Started: `rig` has their devices, and `on_worker_ended(id, sentence)` is called,
+    in a thread of the worker's child, when one ends by itself; `restart` brings it back. Closed: all have ended. They
+    also end when this process is killed, since their standard input closes.
     """
 
     def __init__(
@@ -170,45 +172,73 @@ class LabRig:
 
     @property
     def rig(self) -> Rig:
-        """The workers and the host, as of the start."""
+        """The workers' devices and the host, as of the start."""
         if self._rig is None:
             raise RuntimeError("the lab rig has not been started")
         return self._rig
 
     @property
     def caps_enforced(self) -> bool:
-        """Whether the system refuses a worker memory beyond its cap; if not, say `CAPS_NOT_ENFORCED`."""
+        """Whether the system enforces the caps; if not, show `CAPS_NOT_ENFORCED`."""
         servings = [worker.child.serving for worker in self._started.workers.values()]
         return bool(servings) and all(serving is not None and serving.caps_enforced for serving in servings)
 
     def start(self) -> Rig:
-        """Start all workers in parallel and wait, bounded, until each accepts connections.
+        """Start all workers in parallel and wait, with a time-out, until each accepts connections.
 
         Raises:
-            ArgumentError: for no workers, or a cap too small.
-            EngineError: when one does not start; the others are ended first.
+            ArgumentError: for no workers, or a cap that is too small.
+            EngineError: if one does not start; the others are stopped first.
         """
         if not self._caps_bytes:
             raise ArgumentError(tr("A lab rig needs at least one worker, such as --workers 512MiB,512MiB."))
         if small := [cap_bytes for cap_bytes in self._caps_bytes if cap_bytes < MIN_CAP_BYTES]:
             raise ArgumentError(
-                tr("A lab worker of {small} bytes is too small; give each at least 1 MiB.", small=small[0])
+                tr("A lab worker of {small} bytes is too small; each needs at least 1 MiB.", small=small[0])
             )
         try:
             self._start_all()
+        # Also for KeyboardInterrupt: workers that have started must not outlive the failed start.
         except BaseException:
             self.close()
             raise
         self._rig = Rig(tuple(worker.device for worker in self._started.workers.values()), host_device())
+        # Only now: a worker that dies during the start is reported by the error of `start` alone.
         for device_id, worker in self._started.workers.items():
             worker.child.tell_end(partial(self._tell_end, device_id))
         return self._rig
 
+    def restart(self, device_id: str) -> None:
+        """Start an ended worker again at its old port, so that plans with its endpoint remain valid.
+
+        Does nothing if the worker runs. Blocks like `start`.
+
+        Raises:
+            EngineError: if it does not start, for instance because another program uses the port now.
+        """
+        old = self._started.workers[device_id]
+        if old.child.wait_for_end(0) is None:
+            return
+        index = list(self._started.workers).index(device_id)
+        # ggml's server sets SO_REUSEADDR, so the port can be bound again while old connections are in TIME_WAIT.
+        port = int((old.device.endpoint or "").rpartition(":")[2])
+        child = self._begin(index, port, old.device.total_bytes)
+        try:
+            serving = self._wait(index, child, time.monotonic() + self._start_timeout_s)
+            self._greet([old.device])
+        except BaseException:
+            child.begin_stop()
+            raise
+        self._started.workers[device_id] = _Worker(child, old.device, serving.baseline_bytes)
+        child.tell_end(partial(self._tell_end, device_id))
+
     def close(self) -> None:
-        """End all workers and wait for them, bounded. In every state, from any thread, any number of times."""
+        """Stop all workers and wait for them, with a time-out. In every state, from any thread, any number of times."""
+        # Read under the lock: `start` in another thread may be adding children.
         with self._lock:
             self._closed = True
             children = tuple(self._started.children)
+        # All are told to stop before any is waited for, so that the waits overlap.
         for child in children:
             child.begin_stop()
         deadline_s = time.monotonic() + _END_TIMEOUT_S
@@ -216,38 +246,49 @@ class LabRig:
             child.wait_for_end(max(0.0, deadline_s - time.monotonic()))
 
     def pid(self, device_id: str) -> int | None:
-        """Return the process id of a worker, None for an id that is none of ours."""
+        """Return the process id of a worker, None for an unknown id."""
         worker = self._started.workers.get(device_id)
         return None if worker is None else worker.child.pid
 
     def baseline_bytes(self, device_id: str) -> int:
-        """Return a worker's VmData before its client allocated anything; 0 for an id that is none of ours."""
+        """Return a worker's VmData before its client allocated anything; 0 for an unknown id."""
         worker = self._started.workers.get(device_id)
         return 0 if worker is None else worker.baseline_bytes
 
     def _start_all(self) -> None:
+        # All of them first: they start in parallel.
         for index, cap_bytes in enumerate(self._caps_bytes):
-            request = Serve(host=_LOCAL_HOST, port=0, cap_bytes=cap_bytes)
-            child = ServingChild(request, argv=self._argv, name=f"lab-{index}")
-            with self._lock:
-                if self._closed:
-                    raise EngineError(tr("The lab rig was closed while it started."))
-                self._started.children.append(child)
-                child.start()
+            self._begin(index, 0, cap_bytes)
         deadline_s = time.monotonic() + self._start_timeout_s
         for index, (child, cap_bytes) in enumerate(zip(self._started.children, self._caps_bytes, strict=True)):
-            try:
-                serving = child.wait_until_serving(deadline_s)
-            except EngineError as error:
-                raise type(error)(
-                    tr("Lab worker {index} did not start. {error}", index=index, error=error.summary())
-                ) from error
+            serving = self._wait(index, child, deadline_s)
             device = _lab_device(index, serving.port, cap_bytes)
             self._started.workers[device.id] = _Worker(child, device, serving.baseline_bytes)
-        self._greet_all()
+        # A child says that it serves; the greeting proves that its port answers with ggml's protocol.
+        self._greet([worker.device for worker in self._started.workers.values()])
 
-    def _greet_all(self) -> None:
-        names = {worker.device.endpoint or "": worker.device.name for worker in self._started.workers.values()}
+    def _begin(self, index: int, port: int, cap_bytes: int) -> ServingChild:
+        """Start the process of a worker; port 0 lets the system choose one."""
+        request = Serve(host=_LOCAL_HOST, port=port, cap_bytes=cap_bytes)
+        child = ServingChild(request, argv=self._argv, name=f"lab-{index}")
+        # Under the lock, so that `close` in another thread either sees this child or prevents its start.
+        with self._lock:
+            if self._closed:
+                raise EngineError(tr("The lab rig was closed while it started."))
+            self._started.children.append(child)
+            child.start()
+        return child
+
+    def _wait(self, index: int, child: ServingChild, deadline_s: float) -> Serving:
+        try:
+            return child.wait_until_serving(deadline_s)
+        except EngineError as error:
+            raise type(error)(
+                tr("Lab worker {index} did not start. {error}", index=index, error=error.summary())
+            ) from error
+
+    def _greet(self, devices: Sequence[Device]) -> None:
+        names = {device.endpoint or "": device.name for device in devices}
         for endpoint, greeting in greet_all(names).items():
             if greeting.status is not GreetingStatus.OK:
                 raise EngineError(
@@ -257,13 +298,13 @@ class LabRig:
     def _tell_end(self, device_id: str, sentence: str) -> None:
         if self._on_worker_ended is not None and not self._closed:
             self._on_worker_ended(
-                device_id, tr("{device_id} (lab worker) is gone. {sentence}", device_id=device_id, sentence=sentence)
+                device_id, tr("{device_id} (lab worker) stopped. {sentence}", device_id=device_id, sentence=sentence)
             )
 
 
 @dataclass(frozen=True, slots=True)
 class KeptWeights:
-    """Where workers keep weights, each in a folder of its own, and how much each may."""
+    """The cache of weights: a folder with a subfolder for each worker, and the quota of each."""
 
     folder: Path
     quota_bytes: int = DEFAULT_QUOTA_BYTES
@@ -275,7 +316,7 @@ def _made_folder(folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise EngineError(
-            tr("Weights cannot be kept in {folder}: {strerror}.", folder=folder, strerror=error.strerror or error)
+            tr("Weights cannot be cached in {folder}: {strerror}.", folder=folder, strerror=error.strerror or error)
         ) from None
     return folder
 
@@ -292,13 +333,13 @@ def serve(
     until: threading.Event | None = None,
     on_serving: Callable[[Serving], None] | None = None,
 ) -> None:
-    """Serve `device` to other programs until `until` is set; the worker is gone when this returns or raises.
+    """Serve `device` to other programs until `until` is set. The worker has ended when this returns or raises.
 
-    `kept`: where the worker keeps weights, so that a client sends them once, in a folder named `kept_name`, by default
-    after its port. `client_port`: the only port that connections are taken from, where the system can tell.
+    `kept`: cache of weights, so that a client sends them once; None for none. `kept_name`: its subfolder, by default
+    the port. `client_port`: the only local port that connections may come from, if the system can tell.
 
     Raises:
-        EngineError: when it cannot serve (a port in use, an unknown device), or ended by itself.
+        EngineError: if it cannot serve (port in use, unknown device), or ended by itself.
     """
     request = Serve(host=host, port=port, device=device, cap_bytes=cap_bytes, client_port=client_port)
     if kept is not None:
@@ -311,6 +352,7 @@ def serve(
         serving = child.wait_until_serving(time.monotonic() + START_TIMEOUT_S)
         if on_serving is not None:
             on_serving(serving)
+        # Polled, since the end of the process and `until` cannot be waited for together.
         while not until.wait(_UNTIL_POLL_S):
             outcome = child.wait_for_end(0)
             if outcome is not None:
@@ -323,7 +365,7 @@ def serve(
 def _lab_device(index: int, port: int, cap_bytes: int) -> Device:
     return Device(
         id=f"RPC{index}",
-        name=tr("lab worker {index}", index=index),
+        name=tr("simulated device {index}", index=index),
         backend="RPC",
         kind="gpu",
         total_bytes=cap_bytes,

@@ -1,4 +1,4 @@
-"""Finding devices where engine packs are installed: a pack that has stopped working costs its devices and no more."""
+"""Discovery with engine packs installed: a pack that stopped working costs its own devices only."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from engine.base.errors import WorkerCrashedError, WorkerStalledError
 from engine.devices.device import Rig
 from engine.devices.packs.store import read_book
 from engine.machines.rigs.discovery import Peer, find_devices
-from engine.machines.rigs.pack_keeper import PackKeeper
+from engine.machines.rigs.pack_installer import PackInstaller
 
 
 def find_packed_devices(
-    packs: PackKeeper,
+    packs: PackInstaller,
     verdicts: Path,
     rpc_endpoints: Sequence[str] = (),
     *,
     checks: Path | None = None,
     peers: Sequence[Peer] = (),
 ) -> Rig:
-    """Return what `find_devices` finds. Where that breaks with packs in use, these are checked, and it is tried again.
+    """Return the result of `find_devices`. If it fails with packs in use, they are checked and it is repeated.
 
-    A check is what switches off a pack that does not load any more, as after another driver was installed. Blocks as
-    `find_devices` does, and for the checks; raises what it raises.
+    The check switches off a pack that does not load any more, as after a driver update. Blocks like `find_devices`, and
+    for the checks; raises like it.
     """
     try:
         return find_devices(verdicts, rpc_endpoints, checks=checks, peers=peers)

@@ -1,4 +1,4 @@
-"""Serving a device of this machine through the tunnel: a worker that only the listener reaches, and that listener."""
+"""Serves a device of this machine through the tunnel: a worker that only the listener can reach, and that listener."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.machines.tunnel.door import Key
 from engine.machines.tunnel.identity import Identity
 from engine.machines.tunnel.listener import Listener
 from engine.machines.tunnel.pairing import OpenCode
-from engine.machines.tunnel.pairings import Pairing, PairingBook
+from engine.machines.tunnel.pairings import Pairing, PairingStore
 from engine.runtime.protocol.messages import Serving
 
 NOT_GUARDED = "This system cannot keep other users of this computer from the worker; they can use it without pairing."
@@ -23,13 +23,13 @@ NOT_GUARDED = "This system cannot keep other users of this computer from the wor
 
 @dataclass(frozen=True, slots=True)
 class SecureAddress:
-    """Where paired machines come in, and as what this one is known to them."""
+    """Address and port for paired machines, and the name under which they list this one."""
 
     host: str
     port: int
     name: str
     identity: Identity
-    book: PairingBook
+    book: PairingStore
     code: OpenCode
 
 
@@ -43,13 +43,16 @@ def serve_secure(
     on_serving: Callable[[Serving], None],
     on_paired: Callable[[Pairing], None],
 ) -> None:
-    """Serve `device` to paired machines until `until` is set; worker and listener are gone when this returns or raises.
+    """Serve `device` to paired machines until `until` is set. Worker and listener have ended when this returns or
+    raises.
 
-    `on_serving` gets what the worker says, with the port of the listener.
+    `on_serving` is called with the worker's message, which has the listener's port.
 
     Raises:
-        EngineError: when it cannot listen or serve, or the worker ended by itself.
+        EngineError: if it cannot listen or serve, or if the worker ended by itself.
     """
+    # The listener starts before the worker, because its port names the worker's cache folder. Until the worker serves,
+    # callers are told that there is none.
     reach: list[Callable[[], socket.socket]] = []
 
     def reach_worker() -> socket.socket:
@@ -57,6 +60,7 @@ def serve_secure(
             raise ConnectionRefusedError
         return reach[0]()
 
+    # The key outlives the worker: while it is held, no other user can bind the port that the worker trusts.
     with Key() as key:
         listener = Listener(
             address.host,
@@ -75,6 +79,7 @@ def serve_secure(
                 on_serving(msgspec.structs.replace(serving, port=listener.port))
 
             serve(
+                # Any free port of the loopback interface: only `begin` has to know it.
                 port=0,
                 device=device,
                 cap_bytes=cap_bytes,

@@ -1,8 +1,8 @@
-"""Is a device safe as two entries of one layout? The same logits say so, again and again.
+"""Tests whether a device may be two entries of one layout: the logits must be the same, round after round.
 
-Two entries of one card are two instances of its backend with streams of their own, which the engine does not make wait
-for each other everywhere. Whether that shows depends on the backend and on the engine's version, so it is tried once
-for each: a small model on the device as one entry, then in interleaved entries, with prompts that fill the pipeline.
+Two entries of one card are two instances of its backend with their own streams, and the engine does not synchronise
+them everywhere. Whether that matters depends on the backend and the engine's version, so it is tested once for each: a
+small model on the device as one entry, then in interleaved entries, with prompts that fill the pipeline.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ ROUNDS = 20
 MAX_ENTRIES_TRIED = 5
 MAX_FILE_BYTES = 1 << 16
 CONTEXT = ContextSettings(n_ctx=512, n_batch=256, n_ubatch=32, pipeline="on")
-"""Eight micro batches a prompt: with pipeline parallelism several are under way at once."""
+"""Eight micro-batches for each prompt: with pipeline parallelism several are computed at once."""
 LOAD_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class SelfTest:
-    """What came of it: how many of the rounds had other logits than the device as one entry."""
+    """The result: the rounds, and those whose logits differed from the device as a single entry."""
 
     rounds: int
     different: int
@@ -55,11 +55,12 @@ def try_repeated(
     argv: Sequence[str] | None = None,
     cancel: CancelToken | None = None,
 ) -> SelfTest:
-    """Load `model` (a small one) on the device once as one entry and once as several, and compare. Blocks.
+    """Load `model` on the device once as one entry and once as several, and compare the logits. Blocks.
 
     Raises:
-        EngineError: where the model cannot be loaded on the device, the child failed, or after the cancel.
+        EngineError: if the model cannot be loaded on the device, if the child failed, or after the cancel.
     """
+    # The output layer is a position too.
     positions = read_model(model).n_layers + 1
     prompts = [_prompt(number) for number in range(rounds)]
     with Questions(timeout_s=LOAD_TIMEOUT_S, argv=argv, cancel=cancel, name="self-test") as child:
@@ -81,6 +82,7 @@ _LoadAnswer: type[LoadedModel | AllocationFailure] = LoadedModel | AllocationFai
 
 
 def _load(rig: Rig, device_id: str, model: Path, runs: Sequence[int]) -> Load:
+    # Whole layer counts that sum to `n_gpu_layers` make llama.cpp's float32 split exact.
     counts = [float(length) for length in runs]
     return Load(
         path=str(model),
@@ -96,13 +98,15 @@ def _load(rig: Rig, device_id: str, model: Path, runs: Sequence[int]) -> Load:
 
 
 def _interleaved(positions: int) -> list[int]:
-    """Return the lengths of as many entries as are tried, as equal as possible."""
+    """Return the layer counts of the entries, as equal as possible."""
     count = min(MAX_ENTRIES_TRIED, MAX_ENTRIES, positions)
+    # Differences of a floor: they sum to `positions`, and differ by one at most.
     return [positions * (index + 1) // count - positions * index // count for index in range(count)]
 
 
 def _prompt(number: int) -> tuple[int, ...]:
-    """Return tokens that differ from round to round; every vocabulary has the first 200."""
+    """Return tokens that differ between rounds; every vocabulary has the first 200."""
+    # Lengths differ as well, so that the last micro-batch is not always full.
     return tuple(3 + (number * 7 + index * (1 + number % 5)) % 197 for index in range(CONTEXT.n_batch - number))
 
 
@@ -115,30 +119,31 @@ class _Document(msgspec.Struct, frozen=True):
 
 
 def verdict_key(device: Device) -> str:
-    """Return what a verdict holds for: a backend, in one version of the engine."""
+    """Return the key of a verdict: a backend in one version of the engine."""
     return f"{device.backend} {engine_version()}"
 
 
 def read_verdicts(path: Path) -> dict[str, bool]:
-    """Return the kept verdicts by key; a file that is missing or damaged holds none."""
+    """Return the stored verdicts by key; none if the file is missing or damaged."""
     document = read_kept(path, _Document, MAX_FILE_BYTES)
     return {} if document is None else document.passed
 
 
 def keep_verdict(path: Path, device: Device, result: SelfTest) -> None:
-    """Keep what the test of `device` gave for its backend.
+    """Store the result of testing `device` for its backend.
 
     Raises:
-        PlacedError: where the file cannot be written.
+        PlacedError: if the file cannot be written.
     """
     engine = engine_version()
+    # Verdicts of other versions go: another version may synchronise elsewhere.
     kept = {key: passed for key, passed in read_verdicts(path).items() if key.endswith(engine)}
     document = _Document(version=1, passed=kept | {verdict_key(device): result.passed})
     write_file(path, msgspec.json.encode(document), what="self-test", fail=PlacedError)
 
 
 def with_verdicts(rig: Rig, verdicts: Mapping[str, bool]) -> Rig:
-    """Return `rig` with the devices repeatable whose backend has passed; what a rig file says of others stays."""
+    """Return `rig` with devices marked repeatable if their backend has passed; others stay as a rig file states."""
 
     def judged(device: Device) -> Device:
         passed = verdicts.get(verdict_key(device))

@@ -1,4 +1,4 @@
-"""How fast devices read weights and how far away they are: measured on request, kept, learnt from answers."""
+"""Read speeds of devices and their distance: measured on request, stored, and corrected by answers."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from engine.planning.speed.answers import MIN_PROMPT_TOKENS
 from engine.planning.speed.prediction import SpeedForecast
 from engine.planning.speed.speeds import Speeds, layout_class
 from engine.planning.speed.work import Work
-from engine.runtime.process.questions import ask_child, blaming, raise_if_cancelled
+from engine.runtime.process.questions import ask_child, error_with_endpoints, raise_if_cancelled
 from engine.runtime.protocol.messages import DeviceRef, DeviceSpeed, MeasureSpeed
 from engine.runtime.requests import device_refs
 
 MAX_BYTES = 256 * MIB
-"""More than the caches of cards hold."""
+"""Size of a test matrix: larger than the caches of cards."""
 TIMEOUT_S = 120.0
-"""For one device, which takes some seconds where nothing else runs."""
+"""Time-out for one device, which takes some seconds on an idle machine."""
 MAX_SILENT = 3
-"""Workers that greet and then say nothing; after so many no other one is waited for."""
+"""After this many workers that greet and then fall silent, no further one is waited for."""
 _ENOUGH_S = 40.0
-"""A slow device is measured with fewer types of weights than others: what is known of one stands for the rest."""
+"""After this time a slow device is measured with no further types; one type stands for the rest."""
 _MIN_BYTES = 4 * MIB
 _PART = 4
-"""At most one part in this many of what is free is taken for the test."""
+"""The test takes at most 1/4 of the free memory."""
 _TYPES = {"Q8_0": 8, "Q4_0": 2, "Q4_1": 3, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "IQ4_XS": 23}
-"""Types of weights, with ggml's numbers, that stand for all: the kernels of others are like one of these."""
+"""Weight types, with ggml's numbers, that stand for all: the other kernels resemble one of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +57,16 @@ def measure_speeds(
     argv: Sequence[str] | None = None,
     cancel: CancelToken | None = None,
 ) -> MeasuredSpeeds:
-    """Return what was measured. Blocks for some seconds per device; one that fails does not keep others from it.
+    """Return measured speeds. Blocks for some seconds per device; a failure leaves out only its own device.
 
-    `held`: endpoints that our own load uses. They serve one program at a time and are not asked. `n_threads` of the
-    host, None for as many as a load takes.
+    `held`: endpoints of our own loads. They serve one client at a time and are skipped. `n_threads`: threads of the
+    host; None for as many as a load uses.
 
     Raises:
         EngineError: after the cancel.
     """
     refs = {CPU_ID: DeviceRef(id=CPU_ID, backend="CPU"), **{ref.id: ref for ref in device_refs(rig)}}
+    # An RPC server serves one client at a time: a second one would wait until the model is unloaded.
     holding = frozenset(held)
     speeds: dict[str, DeviceSpeed] = {}
     problems: list[str] = []
@@ -88,8 +89,9 @@ def measure_speeds(
             raise_if_cancelled(cancel)
             endpoints = [device.endpoint] if device.endpoint is not None else []
             if isinstance(error, WorkerStalledError):
+                # Every further device of this worker would cost the whole time-out again.
                 silent.update(endpoints)
-            problems.append(f"{device.id}: {blaming(error, endpoints, routes_of([device])).summary()}")
+            problems.append(f"{device.id}: {error_with_endpoints(error, endpoints, routes_of([device])).summary()}")
     return MeasuredSpeeds(speeds, tuple(problems))
 
 
@@ -101,12 +103,13 @@ def _measure(
     argv: Sequence[str] | None,
     cancel: CancelToken | None,
 ) -> DeviceSpeed:
-    """Return the speed with as large a matrix as there is room for: a worker's cap is not known beforehand."""
+    """Return the speed with the largest matrix that can be allocated: a worker's cap is not known beforehand."""
     size_bytes = min(MAX_BYTES, max(0, device.available_bytes) // _PART)
     while True:
         request = MeasureSpeed(device=ref, size_bytes=size_bytes, n_threads=n_threads, enough_s=_ENOUGH_S, types=_TYPES)
         try:
             return ask_child(request, DeviceSpeed, timeout_s=timeout_s, argv=argv, cancel=cancel, name=tr("speed test"))
+        # Refused memory: try a smaller matrix, down to a size that still says something about bandwidth.
         except BusyError:
             size_bytes //= _PART
             if size_bytes < _MIN_BYTES:
@@ -115,6 +118,7 @@ def _measure(
 
 def _greet(rig: Rig, held: frozenset[str], cancel: CancelToken | None) -> Mapping[str, Greeting]:
     asked = [device for device in rig.devices if device.endpoint is not None and device.endpoint not in held]
+    # A worker with several devices is greeted once.
     endpoints = dict.fromkeys(device.endpoint for device in asked if device.endpoint is not None)
     return greet_all(endpoints, routes=routes_of(asked), cancel=cancel)
 
@@ -125,7 +129,7 @@ def _obstacle(device: Device, held: frozenset[str], silent: set[str], greetings:
     if device.endpoint in held:
         return tr("{id} holds the loaded model; unload it to measure there.", id=device.id)
     if device.endpoint in silent or len(silent) >= MAX_SILENT:
-        return tr("{id} was not measured: other devices fell silent when they were.", id=device.id)
+        return tr("{id} was not measured, because other devices stopped answering.", id=device.id)
     greeting = greetings[device.endpoint]
     return "" if greeting.ok else f"{device.id}: {greeting.sentence}"
 
@@ -138,9 +142,9 @@ def measured_book(
     *,
     n_threads: int | None = None,
 ) -> tuple[SpeedBook, tuple[str, ...]]:
-    """Return `book` with the devices of `rig` as they are now, and a sentence for each that could not be measured.
+    """Return `book` with new measurements of the devices of `rig`, and a sentence for each that failed.
 
-    Blocks for some seconds per device; never for the GUI thread.
+    Blocks for some seconds per device; not for the GUI thread.
     """
     found = measure_speeds(rig, held=held, n_threads=n_threads, cancel=cancel)
     for device in rig.all_devices:
@@ -159,18 +163,18 @@ def measured_book(
 
 
 def known_speeds(rig: Rig, book: SpeedBook) -> Speeds:
-    """Return what was measured of the devices of `rig`, and the links of local cards as their drivers tell them."""
+    """Return the measured speeds of the devices of `rig`, and the PCIe links of local cards as drivers report them."""
     return book.speeds(rig, card_links(rig))
 
 
 def card_links(rig: Rig) -> dict[str, float]:
-    """Return the bytes per second of the links of local cards, by device id, as their drivers tell them."""
+    """Return the bytes per second of the links of local cards by device id, as drivers report them."""
     facts = read_card_facts(rig.devices)
     return {key: each.link_bytes_per_second for key, each in facts.items() if each.link_bytes_per_second is not None}
 
 
 def speed_lines(rig: Rig, book: SpeedBook) -> list[str]:
-    """Return a line for each device of `rig` that was measured."""
+    """Return one line for each measured device of `rig`."""
     speeds = book.speeds(rig)
     lines = []
     for device_id, bandwidth in speeds.bandwidths.items():
@@ -179,7 +183,7 @@ def speed_lines(rig: Rig, book: SpeedBook) -> list[str]:
         away = "" if link is None else tr(" (link {ping:.2g} ms, {rate:.2g} GB/s)", ping=ping, rate=rate)
         lines.append(
             tr(
-                "{device_id} reads {bandwidth:.3g} GB/s{away}.",
+                "{device_id}: memory bandwidth {bandwidth:.3g} GB/s{away}.",
                 device_id=device_id,
                 bandwidth=bandwidth / 1000000000.0,
                 away=away,
@@ -190,8 +194,8 @@ def speed_lines(rig: Rig, book: SpeedBook) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class TimedAnswer:
-    """An answer that was alone on its devices: its tokens, and how many of them came in a second; of its prompt what
-    was read for it."""
+    """An answer with nothing else on its devices: generated tokens and their rate, prompt tokens that were computed and
+    their rate."""
 
     prompt_tokens: int
     generated_tokens: int
@@ -201,17 +205,18 @@ class TimedAnswer:
 
 
 class BareSpeeds(NamedTuple):
-    """What would have been predicted by measurements alone; `prompt` None where nothing is to be learnt of it."""
+    """Predictions from measurements alone. `prompt`: None if nothing can be learned about it."""
 
     answer: SpeedForecast
     prompt: SpeedForecast | None
 
 
 def bare_speed(plan: Plan, book: SpeedBook, answer: TimedAnswer) -> BareSpeeds | None:
-    """Return what `answer` would have been predicted to take by measurements alone, without what answers taught; None
-    where nobody can say. Asks drivers."""
+    """Return the prediction for `answer` from measurements alone, without corrections; None if there is none. Calls
+    drivers."""
     speeds = known_speeds(plan.rig, book).unlearnt
     work = Work(plan.model)
+    # The mean fill of the KV cache during the answer: the prompt and half of the answer.
     fill_tokens = answer.prompt_tokens + answer.generated_tokens // 2
     predicted = plan_speed(work, plan, speeds, fill_tokens)
     if predicted is None:
@@ -222,7 +227,7 @@ def bare_speed(plan: Plan, book: SpeedBook, answer: TimedAnswer) -> BareSpeeds |
 
 
 def learnt(book: SpeedBook, plan: Plan, predicted: BareSpeeds, answer: TimedAnswer) -> SpeedBook:
-    """Return the book after an answer on `plan`, of which `bare_speed` said what it would take."""
+    """Return the book corrected by an answer on `plan`. `bare_speed` predicted it."""
     name = layout_class(plan.edit.layout, plan.rig)
     book = book.with_answer(name, plan.rig, predicted.answer, answer.generated_tokens, answer.tokens_per_second)
     if predicted.prompt is None:

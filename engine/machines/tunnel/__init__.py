@@ -1,1 +1,1 @@
-"""Workers on other machines reached through TLS: identities, pairings, both ends of the tunnel, finding them."""
+"""Workers on other machines, reached through TLS: identities, pairings, both ends of the tunnel, and discovery."""

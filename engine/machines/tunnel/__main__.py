@@ -1,55 +1,49 @@
-"""`python -m engine.machines.tunnel`: the child that forwards to one machine.
+"""`python -m engine.machines.tunnel`: the child that forwards connections to one paired machine.
 
-It also looks for machines that announce themselves. One request on standard input; the end of the parent is the end
-of this process.
+With the request `Browse` it searches for machines that announce themselves instead. It takes one request, and runs
+until the parent ends.
 """
 
 from __future__ import annotations
 
 import base64
 import os
-import signal
 import sys
 import threading
 import traceback
 from pathlib import Path
 
-import msgspec
-
-from engine.base.confinement import refuse_core_files
 from engine.base.errors import EngineError
-from engine.runtime.protocol.messages import PROTOCOL_VERSION, Failure, Hello
+from engine.runtime.protocol.messages import Failure
 from engine.runtime.protocol.network import Browse, OpenTunnel, TunnelOpened, TunnelRequest
-from engine.runtime.protocol.pipe import Pipe
-
-_decoder: msgspec.json.Decoder[TunnelRequest] = msgspec.json.Decoder(TunnelRequest)
+from engine.runtime.protocol.pipe import Pipe, Requests, begin_child
 
 
 def main() -> None:
-    """Do what is asked until the input ends."""
-    # An interrupt typed in the terminal reaches the whole group; the parent decides and closes the pipe.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    refuse_core_files()
-    pipe = Pipe()
-    pipe.send(Hello(protocol=PROTOCOL_VERSION, engine="layerdeck tunnel", pid=os.getpid()))
-    line = sys.stdin.buffer.readline()
-    if not line.strip():
+    """Carry out one request until `Quit`, or until the parent ends."""
+    pipe = begin_child("layerdeck tunnel")
+    requests: Requests[TunnelRequest] = Requests(TunnelRequest, pipe)
+    if not requests.read_first():
         return
     try:
-        _begin(_decoder.decode(line), pipe)
+        _begin(requests.next(), pipe)
     except EngineError as error:
         pipe.send(Failure(kind=error.kind, message=error.summary()))
     except Exception as error:
         traceback.print_exc()
         pipe.send(Failure(kind="internal", message=f"A bug in Layerdeck: {error!r}"))
-    _wait_for_end()
+    # `_begin` gives up rights and starts the threads that work. The end of the input ends the process in this thread.
+    requests.start_reading()
+    requests.next()
     sys.stderr.flush()
+    # No shutdown of the interpreter: the forwarding thread is still there.
     os._exit(0)
 
 
 def _begin(request: TunnelRequest, pipe: Pipe) -> None:
     match request:
         case OpenTunnel():
+            # Imported here: a tunnel does not need zeroconf.
             import asyncio
 
             from engine.machines.tunnel.calling import Forwarder
@@ -68,11 +62,6 @@ def _begin(request: TunnelRequest, pipe: Pipe) -> None:
             browse(request.interfaces, pipe.send)
         case _:
             raise EngineError(f"{type(request).__name__} is no request for a tunnel.")
-
-
-def _wait_for_end() -> None:
-    # A wish to quit ends it as well: whatever comes.
-    sys.stdin.buffer.readline()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The calling end of the tunnel: to pair with a machine, or to lead our own processes to the worker of a paired one.
+"""The calling end of the tunnel: pairs with a machine, or forwards local processes to the worker of a paired one.
 
-What goes wrong with the other machine becomes a sentence.
+Failures of the other machine become sentences.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from engine.machines.tunnel.streams import (
 )
 
 CALL_TIMEOUT_S = 1.7
-"""Connection, handshake and the other side's first word: a greeting through a tunnel has 2 s for all of it."""
+"""Time-out of connection, handshake and first answer: a greeting through a tunnel has 2 s for all of it."""
 PAIRING_TIMEOUT_S = 15.0
 MAX_FORWARDED = 8
-"""Connections of our own processes at once."""
+"""Most connections of local processes at once."""
 _HOST = "127.0.0.1"
 _LINGER_S = 1.0
 _PAUSE_S = 0.2
@@ -65,7 +65,7 @@ _REFUSALS = {
 
 
 class TunnelError(EngineError):
-    """A machine that could not be called; `words` follow its name in the sentence."""
+    """A machine could not be called. `words` follow its name in the sentence."""
 
     kind = "unreachable"
 
@@ -79,7 +79,7 @@ class TunnelError(EngineError):
 async def open_session(
     endpoint: str, certificate: bytes, identity: Identity, timeout_s: float = CALL_TIMEOUT_S
 ) -> Stream:
-    """Return a stream to the worker of the machine that holds `certificate`.
+    """Return a stream to the worker of the machine with this `certificate`.
 
     Raises:
         TunnelError: with the reason, within `timeout_s`.
@@ -101,6 +101,7 @@ async def open_session(
 async def _read_admission(endpoint: str, stream: Stream) -> Admission:
     try:
         first = await stream.receive(1)
+    # TimeoutError is an OSError: without this clause a slow server would pass for one that does not know us.
     except TimeoutError:
         raise
     except (OSError, BrokenTalkError):
@@ -110,19 +111,20 @@ async def _read_admission(endpoint: str, stream: Stream) -> Admission:
     try:
         return Admission(first.decode("ascii", "replace"))
     except ValueError:
-        raise BrokenTalkError("it began with another word") from None
+        raise BrokenTalkError("it sent an unknown admission byte") from None
 
 
 def pair_with(endpoint: str, code: str, identity: Identity, name: str, timeout_s: float = PAIRING_TIMEOUT_S) -> Pairing:
-    """Return the pairing with the machine at `endpoint` that shows `code`, to be kept; `name` is what it calls us.
+    """Return the pairing with the machine at `endpoint` that shows `code`; the caller stores it.
 
-    Blocks, for `timeout_s` at most; for threads without an event loop.
+    `name`: our name in the other machine's list. Blocks for at most `timeout_s`; for threads without an event loop.
 
     Raises:
         TunnelError: if it cannot be called.
         PairingError: if the two do not pair.
-        ValueError: with a sentence, for a text that is no endpoint or no code.
+        ValueError: with a sentence, if a text is not an endpoint or not a code.
     """
+    # Checked before anything is sent: a code that cannot be right would cost one of three tries.
     read_code(code)
     parse_endpoint(endpoint)
     return asyncio.run(_pair(endpoint, code, identity, name, timeout_s))
@@ -140,10 +142,11 @@ async def _pair(endpoint: str, code: str, identity: Identity, name: str, timeout
 
 
 async def _call(endpoint: str, purpose: Purpose, identity: Identity, certificate: bytes | None) -> Stream:
-    """Connect, say what for, and shake hands."""
+    """Connect, send the preface, and do the TLS handshake."""
     loop = asyncio.get_running_loop()
     connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
+        # IPv4 alone, as in ggml's RPC client: the same endpoint must mean the same machine to both.
         connection.setblocking(False)
         try:
             host, port = parse_endpoint(endpoint)
@@ -151,9 +154,11 @@ async def _call(endpoint: str, purpose: Purpose, identity: Identity, certificate
             await loop.sock_connect(connection, found[0][4])
         except (OSError, UnicodeError) as error:
             raise _unreached(endpoint, error) from None
+        # Before TLS: the listener closes a connection that does not begin with a preface, without a handshake.
         keep_alive(connection)
         await loop.sock_sendall(connection, purpose.value.encode())
         return await tls_stream(connection, calling_context(identity, certificate))
+    # A time-out cancels this task, and CancelledError is a BaseException. No stream owns the socket yet.
     except BaseException:
         connection.close()
         raise
@@ -161,10 +166,11 @@ async def _call(endpoint: str, purpose: Purpose, identity: Identity, certificate
 
 @asynccontextmanager
 async def _calling(endpoint: str, timeout_s: float) -> AsyncIterator[None]:
-    """Make sentences of what goes wrong until the end of the context, which has `timeout_s`."""
+    """Convert errors inside the context into sentences; the context has `timeout_s`."""
     try:
         async with asyncio.timeout(timeout_s):
             yield
+    # The order of the clauses matters: TimeoutError and SSLCertVerificationError are OSErrors.
     except TimeoutError:
         words = f"did not answer within {timeout_s:g} s; check the address, the network and its firewall"
         raise TunnelError(endpoint, GreetingStatus.TIMED_OUT, words) from None
@@ -186,22 +192,24 @@ def _unreached(endpoint: str, error: Exception) -> TunnelError:
 
 
 class Forwarder:
-    """A port of this machine, for processes of our user, that leads to one paired machine.
+    """A local port, for processes of our user, that leads to one paired machine.
 
-    It listens from its start on; `run` passes connections on until it is cancelled.
+    It listens from its start. `run` forwards connections until it is cancelled.
     """
 
     def __init__(self, endpoint: str, certificate: bytes, identity: Identity, port: int = 0) -> None:
         self._endpoint, self._certificate, self._identity = endpoint, certificate, identity
+        # Listens before the event loop runs: the parent is told the port at once, and early callers wait in the
+        # backlog.
         self._listening = socket.create_server((_HOST, port), backlog=MAX_FORWARDED)
 
     @property
     def port(self) -> int:
-        """The port that it listens on, also if any was asked for."""
+        """The port that it listens on, also if any free one was requested."""
         return int(self._listening.getsockname()[1])
 
     async def run(self) -> None:
-        """Pass on whatever comes."""
+        """Forward all connections."""
         loop, tasks = asyncio.get_running_loop(), set[asyncio.Task[None]]()
         self._listening.setblocking(False)
         with self._listening:
@@ -212,18 +220,22 @@ class Forwarder:
                     await asyncio.sleep(_PAUSE_S)
                     continue
                 try:
+                    # A local port is open to every user of this computer, and the tunnel would authenticate them as us.
                     is_ours = len(tasks) < MAX_FORWARDED and is_our_user(connection)
                 except OSError:  # The caller is gone already, or there are no descriptors left.
                     is_ours = False
                 if not is_ours:
                     connection.close()
                     continue
+                # The loop holds tasks by weak references only. This set keeps them, and its size is the number of
+                # connections.
                 task = asyncio.create_task(self._serve(connection))
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
 
     async def _serve(self, connection: socket.socket) -> None:
         try:
+            # Each token takes several small RPC messages, which Nagle's algorithm could hold back.
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             caller = await plain_stream(connection)
             try:
@@ -245,8 +257,9 @@ class Forwarder:
 
 
 async def _refuse(caller: Stream, notice: bytes) -> None:
-    """Say why, and return once the caller has it: closing before it has would throw the words away."""
+    """Send the reason, and return after the caller has read it: closing earlier would discard it."""
     await caller.send(notice)
+    # Half of a close: the caller sees the end of the notice, and its own direction stays open until it closes.
     caller.transport.write_eof()
     with suppress(TimeoutError):
         async with asyncio.timeout(_LINGER_S):

@@ -1,4 +1,5 @@
-"""This machine's side of both tunnels' ends: the one port from which a worker takes connections, and who calls us."""
+"""Local connections of both tunnel ends: the one port from which a worker accepts connections, and the user of a
+caller."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import time
 from pathlib import Path
 
 _TABLE = Path("/proc/net/tcp")
+# `struct linger` (on, seconds) has 16-bit fields on Windows and ints elsewhere. 0 seconds: close() sends a reset.
 _RESET_ON_CLOSE = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)
 _HOST = "127.0.0.1"
 _TRIES = 20
@@ -18,9 +20,9 @@ _CONNECT_S = 2.0
 
 
 class Key:
-    """A port of this machine that nobody of another user can have as long as we hold it.
+    """A local port that processes of other users cannot bind while we hold it.
 
-    `engine/runtime/child/serve.py` drops what does not come from it.
+    `engine/runtime/child/rpc_server.py` closes connections from any other port.
     """
 
     def __init__(self) -> None:
@@ -38,7 +40,7 @@ class Key:
         """Return a connection to a worker of this machine, from the held port.
 
         Raises:
-            OSError: where there is none.
+            OSError: if it cannot be made.
         """
         for left in reversed(range(_TRIES)):
             connection = _socket()
@@ -48,11 +50,14 @@ class Key:
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
                 connection.settimeout(_CONNECT_S)
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                # Windows has no SO_REUSEPORT, so the held port cannot be shared there; the connection comes from any
+                # port.
                 if hasattr(socket, "SO_REUSEPORT"):
                     connection.bind((_HOST, self.port))
                 connection.connect((_HOST, port))
             except OSError as error:
                 connection.close()
+                # A worker that refuses or stays silent will not change within a second. An address in use will.
                 if left == 0 or isinstance(error, ConnectionRefusedError | TimeoutError):
                     raise
                 time.sleep(_PAUSE_S)  # What is left of the connection before is still known to the system.
@@ -70,12 +75,14 @@ def _socket() -> socket.socket:
 
 
 def is_our_user(caller: socket.socket) -> bool:
-    """Return whether a connection from this machine is of a process of our user; True where no system tells that."""
+    """Return whether a local connection belongs to a process of our user; True if the system cannot tell."""
     if not sys.platform.startswith("linux") or not _TABLE.exists():
         return True
     (_, their_port), (_, our_port) = caller.getpeername(), caller.getsockname()
     for line in _TABLE.read_text(encoding="ascii").splitlines()[1:]:
         row = line.split()
+        # Columns of /proc/net/tcp (proc(5)): 1 is the local address, 2 the remote one, both hexadecimal; 7 is the user
+        # id.
         ports = tuple(int(each.rpartition(":")[2], 16) for each in row[1:3])
         if ports == (their_port, our_port):
             return int(row[7]) == os.getuid()

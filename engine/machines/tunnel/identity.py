@@ -1,7 +1,7 @@
-"""The key and certificate of this machine, made once and kept in a file, and the fingerprints of certificates.
+"""The key and certificate of this machine, made once and stored in a file, and certificate fingerprints.
 
-Paired machines keep each other's certificates and compare them whole. So the name in a certificate has no meaning, and
-it never expires.
+Paired machines store each other's certificate and compare it byte by byte. So the name in a certificate has no meaning,
+and it never expires.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _FROM, _UNTIL = datetime(2000, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=
 
 
 class IdentityError(EngineError):
-    """Our key and certificate cannot be read, or not be made."""
+    """Our key and certificate cannot be read or made."""
 
     kind = "argument"
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Our certificate (DER); `path` is the file with it and its key, which TLS reads."""
+    """Our certificate (DER). `path`: the file with certificate and key, which TLS reads."""
 
     path: Path
     certificate: bytes
@@ -47,16 +47,17 @@ class Identity:
 
 
 def read_identity(path: Path) -> Identity:
-    """Return our identity, and make it where there is none yet; nobody else can read the file.
+    """Return our identity; it is made if there is none. Only our user can read the file.
 
     Raises:
-        IdentityError: where it can be neither read nor made.
+        IdentityError: if it can be neither read nor made.
     """
     try:
         if not path.exists():
             _make(path)
         data = read_at_most(path, MAX_FILE_BYTES, timeout_s=0.0)
         certificate = x509.load_pem_x509_certificate(data).public_bytes(Encoding.DER)
+        # A restored copy may have lost its rights, and whoever reads the key can call as this machine.
         if os.name != "nt" and path.stat().st_mode & 0o077:
             path.chmod(0o600)
     except OSError as error:
@@ -71,10 +72,12 @@ def read_identity(path: Path) -> Identity:
 
 
 def is_certificate(data: bytes) -> bool:
-    """Return whether these bytes (DER) are one certificate that can be kept of somebody."""
+    """Return whether these bytes are a single DER certificate."""
     if len(data) > MAX_CERTIFICATE_BYTES:
         return False
     try:
+        # Compared with its own encoding: the fingerprint is over these bytes, so they must hold a certificate and
+        # nothing else.
         return x509.load_der_x509_certificate(data).public_bytes(Encoding.DER) == data
     except (ValueError, x509.InvalidVersion):
         return False
@@ -92,17 +95,20 @@ def _make(path: Path) -> None:
         .serial_number(x509.random_serial_number())
         .not_valid_before(_FROM)
         .not_valid_after(_UNTIL)
+        # Not a CA: who trusts this certificate must not trust others that its key signed.
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .sign(key, hashes.SHA256())
     )
     data = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()) + certificate.public_bytes(Encoding.PEM)
     path.parent.mkdir(parents=True, exist_ok=True)
+    # In the same folder, because a hard link cannot cross file systems.
     unfinished = path.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         # Not written first and closed to others after: they could have opened it in between.
         descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
+            # On disk before it gets its name: a power failure must not leave an empty key.
             file.flush()
             os.fsync(file.fileno())
         # Another process may have been quicker: then its key is ours too.
@@ -123,11 +129,11 @@ def fingerprint_of(certificate: bytes) -> str:
 
 
 def shown_fingerprint(fingerprint: str) -> str:
-    """Return the beginning of a fingerprint as people compare it."""
+    """Return the start of a fingerprint, which people compare."""
     digits = fingerprint[:_SHOWN_DIGITS]
     return " ".join(digits[start : start + 4] for start in range(0, len(digits), 4))
 
 
 def is_fingerprint(text: str) -> bool:
-    """Return whether `text` is a whole fingerprint as rig files have it."""
+    """Return whether `text` is a complete fingerprint as in rig files."""
     return _FINGERPRINT.fullmatch(text) is not None

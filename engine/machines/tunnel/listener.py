@@ -1,4 +1,4 @@
-"""The serving end of the tunnel: a TLS listener that lets paired machines through to one RPC worker of this one."""
+"""The serving end of the tunnel: a TLS listener that connects paired machines to one RPC worker of this one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.base.errors import EngineError
 from engine.machines.tunnel.calling import Admission
 from engine.machines.tunnel.identity import Identity, fingerprint_of
 from engine.machines.tunnel.pairing import OpenCode, answer_pairing
-from engine.machines.tunnel.pairings import Pairing, PairingBook
+from engine.machines.tunnel.pairings import Pairing, PairingStore
 from engine.machines.tunnel.streams import (
     BrokenTalkError,
     Purpose,
@@ -30,10 +30,10 @@ from engine.machines.tunnel.streams import (
 MAX_CONNECTIONS = 32
 MAX_OF_ONE_ADDRESS = 8
 HELLO_S = 5.0
-"""For preface and handshake of a session."""
+"""Time-out for preface and handshake of a session."""
 PAIRING_S = 15.0
 BUSY_S = 0.8
-"""A caller waits so long for the session before it, which may just be ending."""
+"""How long a caller waits for the session before it, which may just be ending."""
 _BACKLOG = 16
 _LOOK_S = 0.5
 _END_S = 3.0
@@ -42,7 +42,7 @@ _log = logging.getLogger("layerdeck.engine")
 
 @dataclass(eq=False, slots=True)
 class _Caller:
-    """One connection. `session` is the fingerprint of the client in a session, empty before."""
+    """One connection. `session`: fingerprint of the client during a session, else empty."""
 
     connection: socket.socket
     address: str
@@ -51,11 +51,11 @@ class _Caller:
 
 
 class Listener:
-    """Listens from the start of its context to its end, in an event loop of a thread of its own.
+    """Listens while its context is entered, in an event loop in a thread of its own.
 
-    `reach_worker` returns a connection to the worker, or raises `OSError`; it and `on_paired` are called in threads.
-    Callers beyond the limits are closed at once, and a caller that is no paired machine has some seconds. A pairing
-    that is forgotten ends the session that uses it.
+    `reach_worker` returns a connection to the worker or raises `OSError`; it and `on_paired` are called in threads.
+    Connections beyond the limits are closed at once, and a caller that is not paired has some seconds. If a pairing is
+    deleted, its session ends.
 
     Raises, on entering:
         EngineError: if it cannot listen.
@@ -67,7 +67,7 @@ class Listener:
         port: int,
         *,
         identity: Identity,
-        book: PairingBook,
+        book: PairingStore,
         code: OpenCode,
         name: str,
         reach_worker: Callable[[], socket.socket],
@@ -78,6 +78,7 @@ class Listener:
         self._reach_worker = reach_worker
         self._on_paired = on_paired
         self._callers: set[_Caller] = set()
+        # Since Python 3.10 a lock binds to the loop that first waits for it, so it may be made in this thread.
         self._session = asyncio.Lock()
         self._loop = asyncio.new_event_loop()
         self._listening: socket.socket | None = None
@@ -95,6 +96,7 @@ class Listener:
                 f"Cannot listen on {host}:{port}: {reason}. Choose another port or a numeric address of this machine."
             ) from None
         self._listening.setblocking(False)
+        # The loop does not run yet, so this thread may still add a task without `call_soon_threadsafe`.
         self._serving = self._loop.create_task(self._serve())
         self._thread.start()
         return self
@@ -104,17 +106,19 @@ class Listener:
         assert self._listening is not None
         self._loop.call_soon_threadsafe(self._serving.cancel)
         self._thread.join(_END_S)
+        # After the thread: the loop must not watch a descriptor that is closed, whose number may be used again.
         self._listening.close()
 
     @property
     def port(self) -> int:
-        """The port that it listens on, also if any was asked for."""
+        """The port that it listens on, also if any free one was requested."""
         assert self._listening is not None
         return int(self._listening.getsockname()[1])
 
     def _run(self) -> None:
         assert self._serving is not None
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            # `wait`, since the task itself would raise CancelledError at every normal end.
             runner.run(asyncio.wait([self._serving]))
 
     async def _serve(self) -> None:
@@ -136,6 +140,8 @@ class Listener:
                 _log.warning("tunnel: a caller was not taken: %s", error)
                 await asyncio.sleep(_LOOK_S)
                 continue
+            # Limits before anything is read: a flood of connections costs no handshakes, and one address cannot take
+            # all.
             of_address = Counter(each.address for each in self._callers)[address]
             if len(self._callers) >= MAX_CONNECTIONS or of_address >= MAX_OF_ONE_ADDRESS:
                 connection.close()
@@ -149,6 +155,7 @@ class Listener:
             await self._talk(caller)
         except (OSError, BrokenTalkError, EngineError) as error:
             _log.info("tunnel: a caller from %s was left: %s", caller.address, error)
+        # Nobody awaits this task before the listener ends, so asyncio would report the error late.
         except Exception:
             _log.exception("tunnel: a caller could not be served")
         finally:
@@ -156,6 +163,7 @@ class Listener:
             self._callers.discard(caller)
 
     async def _talk(self, caller: _Caller) -> None:
+        # All limits count from here: who sends the preface slowly has less time for the handshake.
         begin_s = self._loop.time()
         async with asyncio.timeout_at(begin_s + HELLO_S):
             purpose = await read_preface(caller.connection)
@@ -166,11 +174,13 @@ class Listener:
             async with asyncio.timeout_at(begin_s + PAIRING_S):
                 await self._pair(caller)
             return
+        # Read for each session, since another process may have paired or forgotten a machine meanwhile.
         clients = {each.fingerprint: each for each in await asyncio.to_thread(self._book.all, "client")}
         context = serving_context(self._identity, [each.der for each in clients.values()])
         async with asyncio.timeout_at(begin_s + HELLO_S):
             stream = await tls_stream(caller.connection, context, server_side=True)
         try:
+            # TLS has verified that the certificate is one of the clients'; this says which one.
             client = clients.get(fingerprint_of(stream.certificate))
             if client is not None:
                 caller.session = client.fingerprint
@@ -191,6 +201,7 @@ class Listener:
             await stream.close()
 
     async def _serve_session(self, stream: Stream) -> None:
+        # An RPC server serves one client at a time, so sessions take turns.
         try:
             async with asyncio.timeout(BUSY_S):
                 await self._session.acquire()
@@ -205,6 +216,7 @@ class Listener:
                 return
             try:
                 await stream.send(Admission.OPEN.value.encode())
+            # Also for a cancel: `relay` has not taken over yet, and the worker would stay busy with this connection.
             except BaseException:
                 await worker.close()
                 raise
@@ -213,12 +225,13 @@ class Listener:
             self._session.release()
 
     async def _end_forgotten(self) -> None:
-        """End the sessions of clients that are no longer paired, looking again and again."""
+        """End the sessions of clients that are no longer paired; polls the file of pairings."""
         while True:
             await asyncio.sleep(_LOOK_S)
             if not any(each.session for each in self._callers):
                 continue
             known = {each.fingerprint for each in await asyncio.to_thread(self._book.all, "client")}
+            # No await in this loop: tasks that end remove their caller from the set.
             for caller in self._callers:
                 if caller.session and caller.session not in known and caller.task is not None:
                     caller.task.cancel()

@@ -1,8 +1,8 @@
-"""Serving machines in the local network (DNS-SD over multicast): announced by themselves, and looked for in a child.
+"""Serving machines in the local network (DNS-SD over multicast): their announcement, and the search in a child.
 
-An announcement has what people see in a list: name, device, memory, and the fingerprint that pairing makes sure of.
-What comes from a network is parsed away from the window, and all of it is untrusted: what is passed on is bounded in
-number and length, and a name that somebody else uses too is listed twice.
+An announcement has what a list shows: name, device, memory, and the fingerprint that pairing verifies. Network input is
+parsed outside of the window's process and is untrusted: results are bounded in number and length, and a name that two
+machines use is listed twice.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ from engine.runtime.protocol.network import NearbyMachine, NearbyMachines
 
 MAX_MACHINES = 32
 MAX_ASKED = 8
-"""Names at once that are asked for what was not announced with them; others are taken once they tell it."""
+"""Most names that are queried at once because their announcement was incomplete."""
 MAX_DEVICE = 40
 RESOLVE_MS = 3000
 MEMORY_BYTES = 256 << 20
-"""What this process may take: whoever announces without end fills its tables, and ends it."""
+"""Memory limit of this process: endless announcements fill its tables, and then end it."""
 
 
 def browse(interfaces: Sequence[str], tell: Callable[[Message], None]) -> None:
-    """Begin to look on these interfaces, or all, and go on in threads until the process ends.
+    """Start browsing on these interfaces, or on all, in threads that run until the process ends.
 
     Raises:
-        EngineError: where this system takes no multicast.
+        EngineError: if this system does not accept multicast.
     """
+    # Before the first packet is parsed: announcements come from anyone in the network.
     _give_up_rights()
     try:
         zeroconf = Zeroconf(interfaces=list(interfaces) or InterfaceChoice.All, ip_version=Version.V4Only)
@@ -54,7 +55,7 @@ def browse(interfaces: Sequence[str], tell: Callable[[Message], None]) -> None:
 
 
 class _Nearby(ServiceListener):
-    """What is there now; every change is told whole. Called in threads of zeroconf."""
+    """The machines of the moment; each change emits all of them. Called in threads of zeroconf."""
 
     def __init__(self, tell: Callable[[Message], None]) -> None:
         self._tell = tell
@@ -64,7 +65,7 @@ class _Nearby(ServiceListener):
 
     def add_service(self, zc: Zeroconf, type_: str, name: str) -> None:
         info = ServiceInfo(type_, name)
-        # Who announces a name and then says nothing of it is waited for apart, and not by those who come after it.
+        # A machine that announces a name without details is queried in a thread, so that it does not delay later ones.
         if info.load_from_cache(zc):
             self._take(name, info)
         elif self._places.acquire(blocking=False):
@@ -80,6 +81,7 @@ class _Nearby(ServiceListener):
     def _take(self, name: str, info: ServiceInfo) -> None:
         machine = read_machine(info.parsed_addresses(Version.V4Only), info.port, info.properties)
         with self._lock:
+            # A machine that is listed may change its announcement even if the list is full.
             is_room = name in self._machines or len(self._machines) < MAX_MACHINES
             if machine is None or not is_room or self._machines.get(name) == machine:
                 return
@@ -101,8 +103,9 @@ class _Nearby(ServiceListener):
 def read_machine(
     addresses: Sequence[str], port: int | None, properties: dict[bytes, bytes | None]
 ) -> NearbyMachine | None:
-    """Return what an announcement says, within bounds; None for one that is not to be understood."""
+    """Return the machine of an announcement, within bounds; None if it cannot be parsed."""
     texts = {
+        # At most 16 properties of 256 bytes: the rest of an announcement is dropped unread.
         key.decode("utf-8", "replace"): (value or b"")[:256].decode("utf-8", "replace")
         for key, value in list(properties.items())[:16]
     }
@@ -113,6 +116,7 @@ def read_machine(
         host, number = parse_endpoint(f"{addresses[0]}:{port}")
     except ValueError:
         return None
+    # Bounded before `int`: the largest 64-bit size has 20 digits, and no device has so much.
     is_size = memory.isascii() and memory.isdecimal() and len(memory) < 20
     return NearbyMachine(
         name=shorten(one_line(texts.get("name", "")), MAX_NAME) or "unnamed",
@@ -126,6 +130,7 @@ def read_machine(
 def _give_up_rights() -> None:
     confine(readable=(*code_folders(), *system_folders()), writable=())
     if sys.platform.startswith("linux"):
+        # RLIMIT_DATA counts private writable memory, and not the files and libraries that are mapped.
         import resource
 
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
@@ -134,14 +139,14 @@ def _give_up_rights() -> None:
 SERVICE = "_layerdeck-rpc._tcp.local."
 VERSION = "1"
 MAX_LABEL_BYTES = 60
-"""A DNS label has 63; two machines of one name get a number."""
+"""A DNS label has at most 63 bytes; a second machine of one name gets a number."""
 
 
 class Announcement:
-    """Announced from the start of its context to its end, on the interface of `host` alone where that is one.
+    """Announces this machine while its context is entered, only on the interface of `host` if that is one.
 
     Raises, on entering:
-        EngineError: where this system sends no multicast.
+        EngineError: if this system does not send multicast.
     """
 
     def __init__(self, name: str, host: str, port: int, *, device: str, total_bytes: int, fingerprint: str) -> None:
@@ -176,6 +181,7 @@ class Announcement:
         self._close()
 
     def _info(self, everywhere: bool) -> ServiceInfo:
+        # A dot would begin another DNS label. The limit is one of bytes, and "ignore" drops a character that it cuts.
         label = self._name.replace(".", "-").encode()[:MAX_LABEL_BYTES].decode("utf-8", "ignore")
         hosts = _own_addresses() if everywhere else [self._host]
         return ServiceInfo(
@@ -183,6 +189,7 @@ class Announcement:
             f"{label}.{SERVICE}",
             port=self._port,
             properties=self._texts,
+            # Two machines may have the same name, but not the same fingerprint.
             server=f"layerdeck-{self._texts['fingerprint'][:16]}.local.",
             parsed_addresses=hosts,
         )

@@ -27,7 +27,7 @@ from engine.machines.tunnel.pairings import Pairing, PairingError, make_pairing
 from engine.machines.tunnel.streams import BrokenTalkError, Stream
 
 ALPHABET = "23456789ABCDEFGHJKMNPQRSTUVWXYZ"
-"""Without characters that look alike: 0 and O, 1, I and L."""
+"""Letters and digits without those that look alike: 0 and O, 1, I and L."""
 LENGTH = 16
 GROUP_LENGTH = 4
 LIFETIME_S = 600.0
@@ -38,7 +38,7 @@ _ENDED = "does not know the code, or ended the exchange; nothing was paired"
 _NONCE_BYTES = 16
 _DIGEST = "sha256"
 _CLIENT, _SERVER = b"layerdeck pairing 2 client", b"layerdeck pairing 2 server"
-"""What a proof begins with: each side has its own, so that neither can be sent back as the other one."""
+"""First bytes of a proof: each side has its own, so that a proof cannot be sent back as the other one's."""
 
 
 def make_code() -> str:
@@ -48,7 +48,7 @@ def make_code() -> str:
 
 
 def read_code(text: str) -> bytes:
-    """Return the key of the proofs, whichever way people write a code: lower case, spaces, without hyphens.
+    """Return the proof key for a code as people type it: lower case, spaces, missing hyphens.
 
     Raises:
         ValueError: with a sentence, for a text that cannot be a code.
@@ -62,7 +62,7 @@ def read_code(text: str) -> bytes:
 
 
 class OpenCode:
-    """The code that may be used now, if there is one. For any thread."""
+    """The current code, if there is one. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -72,7 +72,7 @@ class OpenCode:
         self._guesses_left = 0
 
     def renew(self) -> str:
-        """Make a new code, and return it as it is shown."""
+        """Make a new code; return it in the form that is shown."""
         with self._lock:
             self._code, self._guesses_left = make_code(), MAX_GUESSES
             self._until_s = self._clock() + LIFETIME_S
@@ -80,13 +80,14 @@ class OpenCode:
 
     @property
     def current(self) -> str | None:
-        """The code; None if there is none, its time is over, or it was used or guessed at too often."""
+        """The code; None if there is none, if it has expired, or if it was used or guessed too often."""
         with self._lock:
             return self._code if self._is_open() else None
 
     def take(self, code: str, *, right: bool) -> bool:
-        """Count one attempt with `code`, and return whether it pairs. A right one uses the code up."""
+        """Count one attempt with `code`; return whether it is right. A right one uses the code up."""
         with self._lock:
+            # The code may have been renewed or used since the attempt began; the attempt then counts against no code.
             if not self._is_open() or code != self._code:
                 return False
             self._guesses_left -= 1
@@ -99,7 +100,7 @@ class OpenCode:
 
 
 class Welcome(msgspec.Struct, frozen=True):
-    """The server's first message. `refusal`: why it pairs with nobody now; empty if it does."""
+    """The server's first message. `refusal`: why it does not pair now; empty if it does."""
 
     nonce: bytes
     name: str
@@ -107,7 +108,7 @@ class Welcome(msgspec.Struct, frozen=True):
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """The client's certificate (DER), the name that it wants to be listed under, and its proof."""
+    """The client's certificate (DER), the name it asks to be listed under, and its proof."""
 
     nonce: bytes
     certificate: bytes
@@ -124,13 +125,13 @@ class Verdict(msgspec.Struct, frozen=True):
 async def answer_pairing(
     stream: Stream, identity: Identity, name: str, code: OpenCode, keep: Callable[[Pairing], Awaitable[None]]
 ) -> Pairing | None:
-    """Be the server of one attempt; return the pairing, None if the client did not know the code.
+    """Run the server's side of one attempt; return the pairing, None if the client did not know the code.
 
-    `keep` stores the pairing before the client hears that it is paired: the client may call at once, and must not
-    believe in a pairing that could not be stored.
+    `keep` stores the pairing before the client learns that it is paired: the client may call at once, and must not rely
+    on a pairing that could not be stored.
 
     Raises:
-        BrokenTalkError, OSError: as a `Stream`. What `keep` raises.
+        BrokenTalkError, OSError: as a `Stream`. Errors of `keep`.
     """
     shown, nonce = code.current, secrets.token_bytes(_NONCE_BYTES)
     await stream.send_message(Welcome(nonce, name, "" if shown else NO_CODE))
@@ -138,10 +139,11 @@ async def answer_pairing(
         return None
     offer = await stream.receive_message(Offer)
     if len(offer.nonce) != _NONCE_BYTES or not is_certificate(offer.certificate):
-        raise BrokenTalkError("it offered what cannot be")
+        raise BrokenTalkError("it offered an invalid nonce or certificate")
     shared = (read_code(shown), offer.nonce, nonce, offer.certificate, identity.certificate)
     # The client proves first: whoever calls without the code gets nothing to try codes against.
     is_right = hmac.compare_digest(offer.proof, _proof(_CLIENT, *shared))
+    # The lock in `take` decides between attempts at the same time: one code pairs one machine.
     if not code.take(shown, right=is_right):
         await stream.send_message(Verdict(b""))
         return None
@@ -152,7 +154,7 @@ async def answer_pairing(
 
 
 async def ask_pairing(stream: Stream, identity: Identity, name: str, code: str, endpoint: str) -> Pairing:
-    """Be the client of one attempt; return the pairing to be kept.
+    """Run the client's side of one attempt; return the pairing, which the caller stores.
 
     Raises:
         PairingError: with the words that follow the name of the machine.

@@ -1,4 +1,4 @@
-"""Machines that are paired with this one: who may use it, and whom it may use, kept in a file."""
+"""The stored pairings: clients that may use this machine, and servers that it may use."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ MAX_FILE_BYTES = 1 << 20
 MAX_PAIRINGS = 64
 MAX_NAME = 40
 Role = Literal["client", "server"]
-"""What the other one is to us: `client` may use this machine, `server` is one that this machine may use."""
+"""Role of the other machine: a `client` may use this machine, a `server` may be used by it."""
 
 
 class PairingError(EngineError):
-    """A pairing that is not there, or could not be made."""
+    """A pairing does not exist, or could not be made."""
 
     kind = "argument"
 
 
 class Pairing(msgspec.Struct, frozen=True):
-    """One direction of a pairing. `certificate` is base64 of DER; `endpoint` (host:port) is where a server was met."""
+    """One direction of a pairing. `certificate`: base64 of DER. `endpoint`: address of the server (host:port)."""
 
     role: Role
     name: str
@@ -43,7 +43,7 @@ class Pairing(msgspec.Struct, frozen=True):
 
     @property
     def der(self) -> bytes:
-        """The certificate as TLS takes it; empty where the file holds none."""
+        """The certificate as DER; empty if the file has none."""
         try:
             return base64.b64decode(self.certificate, validate=True)
         except (binascii.Error, ValueError):
@@ -55,7 +55,7 @@ class Pairing(msgspec.Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """Name and fingerprint as people compare them."""
+        """Name and fingerprint, as people compare them."""
         return f"{self.name} ({shown_fingerprint(self.fingerprint)})"
 
 
@@ -65,13 +65,13 @@ class _Book(msgspec.Struct, frozen=True):
 
 
 def make_pairing(role: Role, name: str, certificate: bytes, endpoint: str = "", paired_s: int = 0) -> Pairing:
-    """Return a pairing; the other side chose `name`, and it is cleaned."""
+    """Return a pairing. The other side chose `name`, so it is cleaned."""
     cleaned = show(" ".join(name.split()), MAX_NAME) or "unnamed"
     return Pairing(role, cleaned, base64.b64encode(certificate).decode(), endpoint, paired_s)
 
 
-class PairingBook:
-    """The file of pairings. Every call reads it anew: window, command line and servers share it."""
+class PairingStore:
+    """The file of pairings. Every call reads it again, since window, command line and servers share it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -81,39 +81,41 @@ class PairingBook:
         return self._path
 
     def all(self, role: Role | None = None) -> tuple[Pairing, ...]:
-        """Return the pairings, or those of one role; none where the file is missing, damaged or of another version."""
+        """Return the pairings, or those of one role; none if the file is missing, damaged or of another version."""
         book = read_kept(self._path, _Book, MAX_FILE_BYTES)
         kept = book.pairings if book is not None and book.version == VERSION else ()
         return tuple(each for each in kept if each.der and role in (None, each.role))
 
     def find(self, role: Role, fingerprint: str) -> Pairing | None:
-        """Return a pairing by its fingerprint."""
+        """Return a pairing by its fingerprint, None if there is none."""
         return next((each for each in self.all(role) if each.fingerprint == fingerprint), None)
 
     def server(self, text: str) -> Pairing:
-        """Return the server that people call `text`: by its name, its endpoint, or the beginning of its fingerprint.
+        """Return the server that `text` names: by name, endpoint or start of the fingerprint.
 
         Raises:
-            PairingError: where none or several are meant.
+            PairingError: if none or several match.
         """
         return _only(text, self.all("server"))
 
     def add(self, pairing: Pairing) -> None:
-        """Keep a pairing; it takes the place of an earlier one with the same machine in the same role.
+        """Store a pairing. It replaces one with the same machine in the same role.
 
         Raises:
-            PlacedError: where the file cannot be written.
+            PlacedError: if the file cannot be written.
         """
+        # Reading and writing under one lock: another process may pair or forget a machine in between.
         with self._alone():
             others = (each for each in self.all() if not _same(each, pairing))
+            # In the order of pairing, so the oldest pairings are dropped.
             self._write([*others, pairing][-MAX_PAIRINGS:])
 
     def forget(self, text: str) -> tuple[Pairing, ...]:
-        """Remove a machine in both roles, and return what was removed.
+        """Delete a machine in both roles; return the deleted pairings.
 
         Raises:
-            PairingError: where none or several are meant.
-            PlacedError: where the file cannot be written.
+            PairingError: if none or several match.
+            PlacedError: if the file cannot be written.
         """
         with self._alone():
             kept = self.all()
@@ -123,9 +125,10 @@ class PairingBook:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep other processes from changing the list meanwhile, if the system has locks of files."""
+        """Lock the file against changes by other processes, if the system has file locks."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
+            # A file of its own: the list is replaced by a rename, and a lock on the old file would keep nobody out.
             descriptor = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             reason = f"the folder of the list of pairings cannot be written ({error.strerror})"
@@ -148,6 +151,7 @@ def _only(text: str, pairings: Iterable[Pairing]) -> Pairing:
     digits = text.replace(" ", "").lower()
     by_fingerprint: dict[str, Pairing] = {}
     for each in pairings:
+        # From four digits on: a shorter text would match some fingerprint by accident.
         of_fingerprint = len(digits) >= 4 and each.fingerprint.startswith(digits)
         if text in (each.name, each.endpoint) or of_fingerprint:
             by_fingerprint[each.fingerprint] = each

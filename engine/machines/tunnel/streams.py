@@ -1,7 +1,7 @@
-"""TLS streams of asyncio between two machines: contexts with pinned certificates, messages, and passing bytes on.
+"""TLS streams of asyncio between two machines: contexts with pinned certificates, messages, and forwarding.
 
-Bounds in time are the caller's (`asyncio.timeout`): they hold for all of a conversation, however slowly the other side
-talks. Bounds in size are here.
+Time limits are the caller's (`asyncio.timeout`): they bound a whole conversation, however slowly the other side sends.
+Size limits are here.
 """
 
 from __future__ import annotations
@@ -22,40 +22,40 @@ from engine.base.json_file import UNREADABLE
 from engine.machines.tunnel.identity import Identity
 
 PREFACE_BYTES = 8
-"""What a caller sends before TLS begins; who sends anything else costs no handshake."""
+"""Bytes that a caller sends before TLS begins; any other caller costs no handshake."""
 MAX_FRAME_BYTES = 16 * 1024
 BUFFER_BYTES = 256 * 1024
-"""For each direction of each stream; a source is not read while so much of it waits to be written."""
+"""Buffer of each direction of each stream; while it is full, the source is not read."""
 _LENGTH = struct.Struct("!H")
 _CLOSE_S = 5.0
-"""For what was written last to be taken by the other side."""
+"""Time for the other side to receive the last bytes on closing."""
 _ALIVE_IDLE_S, _ALIVE_EVERY_S, _ALIVE_COUNT = 10, 5, 3
 _UNANSWERED_MS = 20_000
-"""A machine that is switched off says nothing: so long may what was sent stay without an answer of its system."""
+"""Time that sent bytes may stay unacknowledged: a machine that was switched off does not answer."""
 _Message = TypeVar("_Message", bound=msgspec.Struct)
 
 
 class Purpose(StrEnum):
-    """What a connection is for, as its preface says it."""
+    """The purpose of a connection; its value is the preface."""
 
     SESSION = "LDTP1 S\n"
     PAIRING = "LDTP2 P\n"
-    """With a number of its own: version 1 paired with codes of 8 letters and another exchange."""
+    """Version 2: version 1 paired with codes of 8 letters and another exchange."""
 
 
 class BrokenTalkError(Exception):
-    """The other side did not say what belongs here, or ended in the middle."""
+    """The other side broke the protocol, or ended in the middle of a message."""
 
 
 class Stream(asyncio.BufferedProtocol):
-    """Both directions of one connection. Bytes wait here for `receive`, or go on to another stream while `relay` runs.
+    """Both directions of one connection. Bytes are buffered for `receive`, or forwarded while `relay` runs.
 
-    A protocol of asyncio and not its `StreamReader`: bytes that are passed on need no task to wake up, which is most of
-    the time of a round trip.
+    This is an asyncio protocol and not a `StreamReader`: forwarding then wakes no task, which would be most of the time
+    of a round trip.
 
-    Raises everywhere:
-        OSError: for what breaks the connection; `ssl.SSLError` is one.
-        BrokenTalkError: for an end in the middle, or bytes that are no message.
+    All methods raise:
+        OSError: if the connection breaks; `ssl.SSLError` is one.
+        BrokenTalkError: if it ends in the middle, or bytes are not a message.
     """
 
     transport: asyncio.Transport
@@ -107,6 +107,7 @@ class Stream(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self._may_write.clear()
+        # `relay` makes each stream the sink of the other one, so our sink is also the source of what we write.
         if self._sink is not None:
             self._sink.transport.pause_reading()
 
@@ -119,24 +120,24 @@ class Stream(asyncio.BufferedProtocol):
 
     @property
     def certificate(self) -> bytes:
-        """The other side's certificate (DER), empty if it has shown none."""
+        """The other side's certificate (DER), empty if it has sent none."""
         tls = self.transport.get_extra_info("ssl_object")
         return tls.getpeercert(binary_form=True) or b""
 
     @property
     def is_broken(self) -> bool:
-        """Whether the connection was lost by an error, and not ended."""
+        """Whether the connection was lost by an error, rather than closed."""
         return self._error is not None
 
     async def send(self, data: bytes) -> None:
-        """Send `data`, and wait for room for more."""
+        """Send `data`, and wait until there is room for more."""
         self._require_connection()
         self.transport.write(data)
         await self._may_write.wait()
         self._require_connection()
 
     async def receive(self, n_bytes: int) -> bytes:
-        """Return exactly so many bytes, which are fewer than `BUFFER_BYTES`."""
+        """Return exactly `n_bytes`, which must be less than `BUFFER_BYTES`."""
         while len(self._buffer) < n_bytes:
             if self._ended:
                 raise self._error or BrokenTalkError("the connection was closed")
@@ -151,17 +152,17 @@ class Stream(asyncio.BufferedProtocol):
         await self.send(_LENGTH.pack(len(data)) + data)
 
     async def receive_message(self, kind: type[_Message]) -> _Message:
-        """Return the next message, which must be of this kind."""
+        """Return the next message, which must be of type `kind`."""
         (length,) = _LENGTH.unpack(await self.receive(_LENGTH.size))
         if length > MAX_FRAME_BYTES:
             raise BrokenTalkError(f"it began a message of {length} bytes")
         try:
             return msgspec.json.decode(await self.receive(length), type=kind)
         except UNREADABLE:
-            raise BrokenTalkError("it sent what is no message") from None
+            raise BrokenTalkError("it sent an invalid message") from None
 
     async def wait_for_end(self) -> None:
-        """Wait until the other side ends the connection; bytes that go to no other stream are dropped until then."""
+        """Wait until the other side closes the connection. Bytes without a sink are discarded."""
         while not self._ended:
             if self._sink is None:
                 self._buffer.clear()
@@ -169,15 +170,16 @@ class Stream(asyncio.BufferedProtocol):
             await self._wait()
 
     def pass_on_to(self, sink: Stream) -> None:
-        """Have `sink` get what comes from here, beginning with what has come already."""
+        """Forward bytes to `sink`, the buffered ones first."""
         self._sink = sink
         sink.transport.write(bytes(self._buffer))
         self._buffer.clear()
+        # The write may have filled `sink`. Reading then goes on in its `resume_writing`.
         if sink._may_write.is_set() and not self._ended:
             self.transport.resume_reading()
 
     async def close(self) -> None:
-        """End the connection once the other side's system has what was written, within some seconds."""
+        """Close the connection after the written bytes were sent, within some seconds."""
         self.transport.close()
         try:
             with suppress(TimeoutError):
@@ -189,10 +191,11 @@ class Stream(asyncio.BufferedProtocol):
             self.transport.abort()
 
     def abort(self) -> None:
-        """End the connection now."""
+        """Close the connection at once."""
         self.transport.abort()
 
     async def _wait(self) -> None:
+        # Callers have just tested their condition in the same step of the loop, so clearing loses no event.
         self._changed.clear()
         await self._changed.wait()
 
@@ -202,18 +205,19 @@ class Stream(asyncio.BufferedProtocol):
 
 
 async def tls_stream(connection: socket.socket, context: ssl.SSLContext, *, server_side: bool = False) -> Stream:
-    """Return a TLS stream on the connection after its handshake; the stream owns the connection then.
+    """Return a TLS stream on the connection after the handshake. The stream then owns the connection.
 
-    asyncio's `start_tls` is not used: it loses what its reader has read already, and a caller's handshake comes right
-    after its preface.
+    `start_tls` of asyncio is not used: it loses bytes that its reader has already read, and a caller's handshake
+    directly follows its preface.
 
     Raises:
-        OSError: if the handshake fails. The connection is closed then.
+        OSError: if the handshake fails. The connection is then closed.
     """
     loop = asyncio.get_running_loop()
     if server_side:
         _, stream = await loop.connect_accepted_socket(Stream, connection, ssl=context, ssl_shutdown_timeout=_CLOSE_S)
     else:
+        # asyncio demands a name for TLS on a given socket; with an empty one it sends no SNI.
         _, stream = await loop.create_connection(
             Stream, sock=connection, ssl=context, server_hostname="", ssl_shutdown_timeout=_CLOSE_S
         )
@@ -221,15 +225,15 @@ async def tls_stream(connection: socket.socket, context: ssl.SSLContext, *, serv
 
 
 async def plain_stream(connection: socket.socket) -> Stream:
-    """Return a stream on a connection of this machine."""
+    """Return a stream on a local connection, without TLS."""
     _, stream = await asyncio.get_running_loop().create_connection(Stream, sock=connection)
     return stream
 
 
 async def relay(one: Stream, other: Stream) -> None:
-    """Pass bytes on in both directions until one side ends, and close both.
+    """Forward bytes in both directions until one side ends; then close both.
 
-    What a side had said before its end is written to the other one first. A connection that breaks ends both at once.
+    Bytes that a side sent before its end are written to the other one first. A broken connection ends both at once.
     """
     one.pass_on_to(other)
     other.pass_on_to(one)
@@ -248,20 +252,23 @@ async def relay(one: Stream, other: Stream) -> None:
 
 
 async def read_preface(connection: socket.socket) -> Purpose | None:
-    """Return what a caller wants, None for a caller that is no tunnel. Raises `OSError`."""
+    """Return the purpose of a caller, None for a caller that is not a tunnel. Raises `OSError`."""
     loop, data = asyncio.get_running_loop(), b""
     connection.setblocking(False)
     while len(data) < PREFACE_BYTES:
         part = await loop.sock_recv(connection, PREFACE_BYTES - len(data))
         data += part
+        # Compared after each part: a stranger is closed at the first wrong byte and does not hold a place until the
+        # time-out.
         if not part or not any(each.value.encode().startswith(data) for each in Purpose):
             return None
     return Purpose(data.decode())
 
 
 def serving_context(identity: Identity, clients: Iterable[bytes] | None) -> ssl.SSLContext:
-    """Return the context that admits holders of these certificates alone; None: anybody, who then has to pair."""
+    """Return the TLS context that admits only holders of these certificates; None admits anyone, who must then pair."""
     context = _context(ssl.PROTOCOL_TLS_SERVER, identity)
+    # No session tickets: each session has a context of its own, so none could be redeemed.
     context.num_tickets = 0
     if clients is not None:
         context.verify_mode = ssl.CERT_REQUIRED
@@ -270,7 +277,8 @@ def serving_context(identity: Identity, clients: Iterable[bytes] | None) -> ssl.
 
 
 def calling_context(identity: Identity, server: bytes | None) -> ssl.SSLContext:
-    """Return the context that calls the holder of this certificate alone; None: anybody, who has to prove the code."""
+    """Return the TLS context that calls only the holder of this certificate; None calls anyone, who must prove the
+    code."""
     context = _context(ssl.PROTOCOL_TLS_CLIENT, identity)
     # A pinned certificate says who it is; its name and its dates say nothing.
     context.check_hostname = False
@@ -281,6 +289,7 @@ def calling_context(identity: Identity, server: bytes | None) -> ssl.SSLContext:
 
 def _context(protocol: int, identity: Identity) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
+    # Both ends are this program, so there is no older peer to serve.
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_cert_chain(identity.path)
     return context
@@ -295,11 +304,12 @@ def _trust(context: ssl.SSLContext, certificates: Iterable[bytes]) -> None:
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Have the system end a connection whose other machine is gone, and send what is small at once."""
+    """Enable keep-alive, which ends a connection to a machine that is gone, and disable Nagle's algorithm."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform.startswith("linux"):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _ALIVE_IDLE_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _ALIVE_EVERY_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _ALIVE_COUNT)
+        # It also ends keep-alive: with this option the number of probes does not count (tcp(7)).
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS)

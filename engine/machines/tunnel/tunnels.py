@@ -1,6 +1,6 @@
-"""Children of this process that reach other machines: a tunnel for each paired one, and the search for machines nearby.
+"""Child processes that reach other machines: one tunnel for each paired machine, and the search for nearby ones.
 
-A tunnel is started when it is needed, and ends with this process.
+A tunnel starts when it is first needed, and ends with this process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 from engine.base.errors import EngineError, WorkerStalledError
 from engine.base.programs import child_argv
 from engine.devices.device import Device, Rig
-from engine.machines.tunnel.pairings import PairingBook
+from engine.machines.tunnel.pairings import PairingStore
 from engine.runtime.process.child import ChildProcess
 from engine.runtime.process.outcome import EndReason, ProcessOutcome
 from engine.runtime.protocol.messages import Failure, Message
@@ -41,7 +41,7 @@ _log = logging.getLogger("layerdeck.engine")
 
 
 class _Tunnel:
-    """One child that forwards. It is started again, on the same port, when it ends by itself: three times at most."""
+    """One forwarding child. If it ends by itself, it is started again on the same port, three times at most."""
 
     def __init__(self, request: OpenTunnel, argv: Sequence[str]) -> None:
         self._request = request
@@ -58,10 +58,10 @@ class _Tunnel:
             self._begin(self._child)
 
     def wait_until_open(self, deadline_s: float) -> str:
-        """Return where it begins (host:port).
+        """Return the local address of the tunnel (host:port).
 
         Raises:
-            EngineError: where it does not open.
+            EngineError: if it does not open.
         """
         with self._condition:
             self._condition.wait_for(
@@ -96,6 +96,7 @@ class _Tunnel:
             about=self._request.endpoint,
             messages=TunnelMessage,
         )
+        # A tunnel is silent while nothing passes, so silence is no sign of a hang.
         child.watch(False)
         return child
 
@@ -113,12 +114,14 @@ class _Tunnel:
 
     def _take_end(self, outcome: ProcessOutcome) -> None:
         with self._condition:
+            # A tunnel that never opened would fail again for the same reason.
             may_restart = self._port is not None and self._restarts_left > 0 and not self._problem
             if self._closed or not may_restart:
                 self._problem = self._problem or f"The tunnel ended. {outcome.sentence}"
                 self._condition.notify_all()
                 return
             self._restarts_left -= 1
+            # The same port: plans and loaded models have the local address of this tunnel.
             self._request = msgspec.structs.replace(self._request, port=self._port)
             child = self._child = self._make()
             _log.warning("the tunnel to %s is started again: %s", self._request.endpoint, outcome.sentence)
@@ -127,9 +130,9 @@ class _Tunnel:
 
 
 class Tunnels:
-    """Tunnels by endpoint and fingerprint, each opened once and kept until `close`. Any thread."""
+    """Tunnels by endpoint and fingerprint, each opened once and open until `close`. Thread-safe."""
 
-    def __init__(self, identity: Path, book: PairingBook, *, argv: Sequence[str] | None = None) -> None:
+    def __init__(self, identity: Path, book: PairingStore, *, argv: Sequence[str] | None = None) -> None:
         self._identity = identity
         self._book = book
         self._argv = argv
@@ -146,23 +149,25 @@ class Tunnels:
         self.close()
 
     def reach(self, rig: Rig) -> Rig:
-        """Return `rig` with a tunnel to each machine that is paired; one that is not has none. Blocks for a moment.
+        """Return `rig` with a tunnel to each paired machine; a machine that is not paired has none. Blocks for a
+        moment.
 
         Raises:
-            EngineError: where a tunnel cannot begin on this machine.
+            EngineError: if a tunnel cannot listen on this machine.
         """
         vias = self._open({(device.endpoint, device.fingerprint) for device in rig.devices})
         return Rig(tuple(_with_via(device, vias) for device in rig.devices), rig.host)
 
     def route(self, endpoint: str, fingerprint: str) -> str:
-        """Return where the tunnel to a machine begins; empty where it is not paired. Raises as `reach`."""
+        """Return the local address of the tunnel to a machine; empty if it is not paired. Raises as `reach`."""
         return self._open([(endpoint, fingerprint)]).get((endpoint, fingerprint), "")
 
     def close(self) -> None:
-        """End all tunnels, waiting a bounded time. In every state, any number of times."""
+        """Stop all tunnels, waiting a bounded time. In every state, any number of times."""
         with self._lock:
             self._closed = True
             tunnels = tuple(self._tunnels.values())
+        # All are told to stop before any is waited for, so that the waits overlap.
         for tunnel in tunnels:
             tunnel.close()
         deadline_s = time.monotonic() + _END_S
@@ -177,6 +182,7 @@ class Tunnels:
             tunnel = self._tunnel(endpoint, fingerprint)
             if tunnel is not None:
                 opened[endpoint, fingerprint] = tunnel
+        # One deadline for all: they were started first, and open in parallel.
         deadline_s = time.monotonic() + START_TIMEOUT_S
         return {key: tunnel.wait_until_open(deadline_s) for key, tunnel in opened.items()}
 
@@ -184,6 +190,7 @@ class Tunnels:
         pairing = self._book.find("server", fingerprint)
         if pairing is None:
             return None
+        # From the look-up to the start: two threads must not open two tunnels to one machine.
         with self._lock:
             if self._closed:
                 raise EngineError("The program is ending.")
@@ -204,9 +211,9 @@ def _with_via(device: Device, vias: dict[tuple[str, str], str]) -> Device:
 
 
 class NearbySearch:
-    """Calls `on_found` with all machines whenever there are others, and `on_problem` with a sentence where it ends.
+    """Calls `on_found` with all machines after each change, and `on_problem` with a sentence if the search fails.
 
-    Both in threads of the child.
+    Both are called in threads of the child.
     """
 
     def __init__(
@@ -221,19 +228,20 @@ class NearbySearch:
         self._request = Browse(interfaces=tuple(interfaces))
         argv = child_argv("tunnel") if argv is None else argv
         self._child = ChildProcess(self._take, self._take_end, argv=argv, name="nearby", messages=TunnelMessage)
+        # While the network does not change, the child is silent; that is no sign of a hang.
         self._child.watch(False)
         self._lock = threading.Lock()
         self._closed = False
 
     def start(self) -> None:
-        """Begin, once; not where it was closed before."""
+        """Start the search once; not after `close`."""
         with self._lock:
             if not self._closed:
                 self._child.start()
                 self._child.send(self._request)
 
     def close(self) -> None:
-        """End it, waiting a bounded time. In every state, any number of times, from any thread."""
+        """Stop the search, waiting a bounded time. In every state, any number of times, from any thread."""
         with self._lock:
             self._closed = True
         self._child.stop(ask_s=_ASK_NEARBY_S)
@@ -246,5 +254,6 @@ class NearbySearch:
             self._on_problem(message.message)
 
     def _take_end(self, outcome: ProcessOutcome) -> None:
+        # STOPPED is our own `close`.
         if outcome.reason is not EndReason.STOPPED:
             self._on_problem(f"The search in the network ended. {outcome.sentence}")

@@ -1,1 +1,2 @@
-"""What llama.cpp decides by a model's architecture in code: one record per name, nothing that a file's header says."""
+"""Properties that llama.cpp decides by architecture in its code, one record per name; the file's header is read
+elsewhere."""

@@ -1,4 +1,4 @@
-"""Architectures that do not generate token by token on their own: encoders, T5, diffusion and draft models."""
+"""Architectures that are not plain decoders: encoders, T5, diffusion and draft models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Architectures of families with compressed keys and values (MLA) or indexers that choose what a token attends to."""
+"""Architectures with compressed keys and values (MLA), or with indexers that choose which tokens attention reads."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ RECORDS: Records = {
     "deepseek2": Architecture(
         latent=True,
         split=NO_SPLIT,
-        graph=GraphRecord(Style(normalises=None, shapes_queries=True), attention="mla.latent_attention"),
+        graph=GraphRecord(Style(normalises=None, shapes_queries=True), attention="mla.mla_attention"),
     ),
     "deepseek32": Architecture(
         latent=True,
         indexer=Indexer(),
         split=NO_SPLIT,
-        graph=GraphRecord(_FILE_DECIDES, attention="mla.sparse_attention", scaled=EXPERTS_SCALED),
+        graph=GraphRecord(_FILE_DECIDES, attention="mla.dsa_attention", scaled=EXPERTS_SCALED),
     ),
     "deepseek4": Architecture(
         window=Window(1),
@@ -46,10 +46,10 @@ RECORDS: Records = {
         one_cache_type=True,
         graph=GraphRecord(
             _FILE_DECIDES,
-            layer="residual_streams.pinned_layer",
-            attention="deepseek4.windowed_attention",
-            before="deepseek4.open_masked_streams",
-            behind="residual_streams.weighted_end",
+            layer="residual_streams.hc_layer_pinned",
+            attention="deepseek4.dsv4_attention",
+            before="deepseek4.dsv4_inputs",
+            behind="residual_streams.build_hc_head",
             scaled=NONE_SCALED,
         ),
     ),
@@ -65,7 +65,7 @@ RECORDS: Records = {
         indexer=Indexer("listed", default=True, default_long=1 << 20),
         split=NO_SPLIT,
         graph=GraphRecord(
-            _FILE_DECIDES, attention="mla.sparse_attention", scaled=EXPERTS_SCALED, gating_func="file_or_sigmoid"
+            _FILE_DECIDES, attention="mla.dsa_attention", scaled=EXPERTS_SCALED, gating_func="file_or_sigmoid"
         ),
     ),
     "glm5-next": Architecture(
@@ -76,12 +76,12 @@ RECORDS: Records = {
         split=NO_SPLIT,
         graph=GraphRecord(
             _FILE_DECIDES,
-            layer="residual_streams.connected_layer",
-            attention="mla.pooled_attention",
-            recurrence="delta_net.early_delta_attention",
+            layer="residual_streams.hc_layer",
+            attention="mla.kpool_attention",
+            recurrence="delta_net.build_kda_layer_expanded",
             gating_func="file_or_sigmoid",
-            before="mla.open_pools",
-            behind="residual_streams.mean_end",
+            before="mla.build_inp_kpool",
+            behind="residual_streams.build_hc_mean",
             scaled=NONE_SCALED,
         ),
     ),
@@ -99,10 +99,10 @@ RECORDS: Records = {
         split=NO_SPLIT,
         graph=GraphRecord(
             Style(normalises=None),
-            layer="residual_streams.connected_layer",
-            attention="mla.plain_sparse_attention",
-            before="residual_streams.open_streams",
-            behind="residual_streams.copied_end",
+            layer="residual_streams.hc_layer",
+            attention="mla.dsa_attention_without_rotation",
+            before="residual_streams.repeat_streams",
+            behind="residual_streams.build_hc_head_cast",
             scaled=NONE_SCALED,
         ),
     ),
@@ -114,8 +114,8 @@ RECORDS: Records = {
         split=NO_SPLIT,
         graph=GraphRecord(
             Style(rope="none"),
-            attention="mla.latent_attention",
-            recurrence="delta_net.early_delta_attention",
+            attention="mla.mla_attention",
+            recurrence="delta_net.build_kda_layer_expanded",
             scaled=ATTENTION_SCALED,
         ),
     ),
@@ -126,10 +126,10 @@ RECORDS: Records = {
         split=NO_SPLIT,
         graph=GraphRecord(
             Style(rope="none", normalises=None, out_ids="never"),
-            layer="residual_streams.residual_mixing_layer",
-            attention="mla.latent_attention",
-            recurrence="delta_net.delta_attention",
-            behind="residual_streams.mixed_rows",
+            layer="residual_streams.res_mix_layer",
+            attention="mla.mla_attention",
+            recurrence="delta_net.build_kda_layer",
+            behind="residual_streams.res_mix_rows",
             scaled=NONE_SCALED,
             gating="tanh",
         ),
@@ -142,8 +142,8 @@ RECORDS: Records = {
         split=NO_SPLIT,
         graph=GraphRecord(
             Style(normalises=None, out_ids="after_norm", positions=0),
-            attention="mla.latent_attention_by_head",
-            recurrence="delta_net.delta_attention",
+            attention="mla.mla_attention_head_gate",
+            recurrence="delta_net.build_kda_layer",
             scaled=NONE_SCALED,
             gating="clamped",
         ),
@@ -154,7 +154,7 @@ RECORDS: Records = {
         also_as_one=True,
         split=NO_SPLIT,
         graph=GraphRecord(
-            layer="recurrent.lightning_layer",
+            layer="recurrent.minimax_01_layer",
             recurrence="recurrent.lightning_attention",
             scaled=ATTENTION_SCALED,
         ),
@@ -165,7 +165,7 @@ RECORDS: Records = {
         split=NO_SPLIT,
         graph=GraphRecord(
             Style(normalises=None),
-            attention="block_sparse.block_sparse_attention",
+            attention="block_sparse.msa_attention",
             one_token=True,
             scaled=ATTENTION_SCALED,
         ),
@@ -173,15 +173,13 @@ RECORDS: Records = {
     # Models with compressed keys and values (MLA) that are no one's kin
     "minicpm3": Architecture(
         split=NO_SPLIT,
-        graph=GraphRecord(
-            Style(input_scale=True, scaled_sums=True, scaled_output=True), attention="mla.latent_attention"
-        ),
+        graph=GraphRecord(Style(input_scale=True, scaled_sums=True, scaled_output=True), attention="mla.mla_attention"),
     ),
     "mistral4": Architecture(
         latent=True,
         split=NO_SPLIT,
         graph=GraphRecord(
-            Style(normalises=None, shapes_queries=True, precise_experts=True), attention="mla.latent_attention"
+            Style(normalises=None, shapes_queries=True, precise_experts=True), attention="mla.mla_attention"
         ),
     ),
     "dots3note": Architecture(
@@ -189,6 +187,6 @@ RECORDS: Records = {
         window=Window(),
         indexer=Indexer("listed", any_length=True),
         split=NO_SPLIT,
-        graph=GraphRecord(Style(normalises=None), attention="mla.sparse_attention", scaled=EXPERTS_SCALED),
+        graph=GraphRecord(Style(normalises=None), attention="mla.dsa_attention", scaled=EXPERTS_SCALED),
     ),
 }

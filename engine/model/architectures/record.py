@@ -1,8 +1,8 @@
-"""What a record of an architecture says: where it departs from a model whose layers all keep keys and values of the
-whole context, may be split in any way, and are built like llama's.
+"""The record of an architecture: its differences from a model with llama's graph, a full KV cache in every layer, and
+any split mode.
 
 Sources are `load_arch_hparams` and the graph of each file in llama.cpp's src/models, `llama_model::create_memory` and
-`llm_arch_supports_sm_tensor`. `Style` and `GraphRecord` say how the compute graph is built, `Architecture` the rest.
+`llm_arch_supports_sm_tensor`. `Style` and `GraphRecord` describe the compute graph, `Architecture` the rest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Rope = Literal["all", "none", "sliding", "sliding_or_dense", "finetuned", "but_f
 
 
 class Style(msgspec.Struct, frozen=True):
-    """What the shared builders of embeddings, layers and output look at; the defaults are llama's."""
+    """Options of the shared builders of embeddings, layers and output; the defaults are llama's."""
 
     # ------------------------------------------------------------------ embeddings
 
@@ -32,30 +32,30 @@ class Style(msgspec.Struct, frozen=True):
     """Embeddings are normalised with weights of their own."""
 
     positions: int = 1
-    """Numbers that tell the position of a token, 0 where the file tells how many."""
+    """Position numbers of a token; 0 if the file says how many."""
 
     position_table: bool = False
-    """A learnt embedding of the position is added to the token's."""
+    """A learned position embedding is added to the token's."""
 
     # ------------------------------------------------------------------ norms and sums
 
     layer_norm: bool = False
-    """Norms subtract the mean, which needs a tensor of its own."""
+    """Norms are LayerNorm (`ggml_norm`), not RMS norm; the result is a tensor of its own."""
 
     bare_norms: bool = False
     """Norms have no weights."""
 
     norms_after: bool = False
-    """The norms of a layer's two parts come after them."""
+    """The norms of a layer's two parts are applied to their outputs."""
 
     post_norm: bool = True
     """The norm after attention is applied to its output, not to the sum with the residual."""
 
     residual_first: Literal["", "first", "second", "both"] = ""
-    """Which of a layer's two sums begin with the residual; a sum takes the place of its first term if it can."""
+    """Sums of a layer in which the residual is the first operand; a sum may reuse the buffer of its first operand."""
 
     scaled_sums: bool = False
-    """What a layer adds to its input is scaled whatever the file says."""
+    """The output of each part of a layer is scaled, whatever the file says."""
 
     parallel: Literal["", "input", "apart"] = ""
     """The feed-forward part is parallel to attention and reads the layer's `input` norm, or one `apart`."""
@@ -71,8 +71,8 @@ class Style(msgspec.Struct, frozen=True):
     """Which layers apply RoPE to queries and keys."""
 
     qk_norm: Literal["before", "after", "flat", "none"] = "before"
-    """Norms of queries and keys come before or after RoPE; `flat`: before heads are told apart; `none`: they
-    are only loaded."""
+    """Position of the norms of queries and keys: before or after RoPE, or `flat`, before the split into heads. `none`:
+    the tensors are loaded and not used."""
 
     scaled_q: bool = False
     """Queries are scaled before attention."""
@@ -81,40 +81,40 @@ class Style(msgspec.Struct, frozen=True):
     """Queries without RoPE are scaled by their position (`inp_attn_scale`)."""
 
     shapes_queries: bool = False
-    """Queries to compressed keys are put into the shape of heads before they are cut; else that is done in one."""
+    """Queries are reshaped into heads before they are split into parts; else both is one view."""
 
     projections: Literal["full", "scaled", "bare"] = "full"
-    """What makes queries, keys and values: products with the scales and biases that the file has for them, with the
-    scales alone, or with neither."""
+    """Projections to queries, keys and values: with the file's scales and biases (`full`), scales only, or neither."""
 
     scaled_attention: bool = False
-    """What attention returns is scaled, after its output matrix."""
+    """The output of attention is scaled after its output matrix."""
 
     output_bias: bool = True
-    """The bias of attention's output is added where the file has one; else it is only loaded."""
+    """The bias of attention's output is added if the file has one; else it is only loaded."""
 
     # ------------------------------------------------------------------ feed-forward
 
     activations: int = 1
-    """Operations of an activation without a gate."""
+    """Number of ggml operations of an ungated activation."""
 
     divided_gate: bool = False
-    """The gate of experts that every token takes is an activation divided by what goes in; else it is one alone."""
+    """The gate of shared experts is an activation divided by its input; else the activation alone."""
 
     ignores_experts: bool = False
-    """The graph has a dense part even where the file has experts."""
+    """The graph has a dense part even if the file has experts."""
 
     early_router: bool = False
-    """Experts are chosen by what the layer gets, not by what its feed-forward part gets."""
+    """The router reads the input of the layer instead of that of the feed-forward part."""
 
     weighting: Literal["", "after_choice", "on_input"] = ""
-    """Weights of experts are made after the choice, or applied to what experts get; else made before, applied after."""
+    """Expert weights are computed after the choice, or applied to the experts' input; else computed before it and
+    applied to the output."""
 
     normalises: bool | None = True
-    """Weights of experts are made to add up to 1; None where the file tells."""
+    """Expert weights are normalised to a sum of 1; None if the file says so."""
 
     precise_experts: bool = False
-    """The last matrix of experts gets numbers that need 32 bits."""
+    """The down projection of experts is computed in F32 (`ggml_mul_mat_set_prec`)."""
 
     # ------------------------------------------------------------------ output
 
@@ -123,27 +123,27 @@ class Style(msgspec.Struct, frozen=True):
     after the norm of attention's output, or never; by default in the last layer right after attention."""
 
     bare_runs: bool = False
-    """No norm stands between two runs of all layers."""
+    """There is no norm between two passes over all layers."""
 
     bare_end: bool = False
-    """No norm stands before the output matrix."""
+    """There is no norm before the output matrix."""
 
     scaled_output: bool = False
-    """What the output matrix gets is scaled whatever the file says."""
+    """The input of the output matrix is scaled, whatever the file says."""
 
     embeds: bool = False
-    """What the layers make of the tokens is the result, without an output matrix."""
+    """The result is the last layer's output, without an output matrix."""
 
     reads_embedding: bool = False
-    """The output matrix is the token embedding where that is, in host memory."""
+    """The output matrix is the token embedding at its place, in host memory."""
 
 
 Builder = str
-"""`MODULE.FUNCTION` of `engine/planning/memory/compute_graph/models`; a module is imported when a model asks for it."""
+"""`MODULE.FUNCTION` in `engine/planning/memory/compute_graph/models`; the module is imported when a model needs it."""
 
 Scaled = frozenset[Literal["attention", "dense", "experts", "joined", "states"]]
-"""Parts of a layer that look for `.scale` tensors beside their weights; `joined`: queries, keys and values in one;
-`states`: what recurrent layers read and write."""
+"""Parts of a layer that may have `.scale` tensors next to their weights. `joined`: queries, keys and values in one
+matrix. `states`: projections of recurrent layers."""
 MOSTLY_SCALED: Scaled = frozenset({"attention", "joined", "states"})
 EXPERTS_SCALED: Scaled = MOSTLY_SCALED | {"experts"}
 ALL_SCALED: Scaled = EXPERTS_SCALED | {"dense"}
@@ -151,53 +151,53 @@ ATTENTION_SCALED: Scaled = frozenset({"attention", "states"})
 NONE_SCALED: Scaled = frozenset()
 
 StyleOfFile = Callable[[ModelFile], Style]
-"""What tells the style where that depends on the file."""
+"""Returns the style if it depends on the file."""
 
 
 class GraphRecord(msgspec.Struct, frozen=True):
-    """How the graph of an architecture is built. Fields of the type `Builder` name functions."""
+    """How the graph of an architecture is built. Fields of type `Builder` name functions."""
 
     style: Style | StyleOfFile = Style()
-    """How its layers depart from llama's."""
+    """The differences of its layers from llama's."""
 
     embed: Builder | None = None
-    """Makes the embeddings of the tokens, if they are not just looked up."""
+    """Builds the token embeddings, if they are more than a look-up."""
 
     layer: Builder = "transformer.decoder_layer"
     """Builds a layer."""
 
     attention: Builder = "transformer.attention"
-    """Mixes tokens in a layer."""
+    """Builds attention."""
 
     recurrence: Builder | None = None
-    """Takes the place of attention in recurrent layers, or is added to it."""
+    """Builds the recurrent part of a layer, in place of attention or in addition to it."""
 
     before: Builder | None = None
-    """Makes the input of the first layer from the embeddings."""
+    """Builds the input of the first layer from the embeddings."""
 
     behind: Builder | None = None
-    """Changes the last layer's output, on the device of the output layer."""
+    """Builds what follows the last layer, on the device of the output layer."""
 
     logits: Builder | None = None
-    """Changes the logits."""
+    """Builds what follows the logits."""
 
     part: Literal["", "enc", "dec"] = ""
-    """Part of its layers that the graph is of: those of an encoder or a decoder."""
+    """Stack of layers in the graph: those of the encoder, or of the decoder."""
 
     every_layer: bool = False
-    """Each of its layers counts, however alike they are."""
+    """Each layer is built, even if they are alike."""
 
     one_token: bool = False
-    """A batch of one token a sequence has another graph, which may need more."""
+    """A batch of one token for each sequence has another graph, which may need more memory."""
 
     reads_cache: bool = True
     """The graph uses the caches, if there are any."""
 
     uses_rope_factors: bool = True
-    """RoPE uses the factors of the file (`rope_freqs`, `rope_factors_*`), if it has any."""
+    """RoPE uses the file's factors (`rope_freqs`, `rope_factors_*`), if there are any."""
 
     scaled: Scaled = MOSTLY_SCALED
-    """Where it looks for scales."""
+    """Parts that may have scale tensors."""
 
     gating: Literal["fused", "tanh", "clamped"] = "fused"
     """Gated activations are one operation, or several: with a tanh, or clamped if the file names a limit."""
@@ -207,10 +207,10 @@ class GraphRecord(msgspec.Struct, frozen=True):
     file says; or sigmoid if the file says nothing."""
 
     n_keeping_largest: int = 0
-    """Layers, from the first on, in which only the largest gates open."""
+    """Number of first layers in which only the largest gates are kept."""
 
     def style_of(self, model: ModelFile) -> Style:
-        """Return the style with what the file decides about it."""
+        """Return the style, with the decisions that depend on the file."""
         return self.style if isinstance(self.style, Style) else self.style(model)
 
 
@@ -221,180 +221,180 @@ class Window(msgspec.Struct, frozen=True):
     """Sliding-window attention. A list or period in the file wins over `period`."""
 
     period: int = 0
-    """Every how many layers one attends to everything (the last of them); 0 where the file has to list the others."""
+    """Period of the layers with full attention, which is the last of each; 0 if the file must list them."""
 
     full_first: bool = False
-    """It is the first of them."""
+    """Full attention is in the first layer of each period instead."""
 
     n_tokens: int | None = None
-    """The window where the file names none."""
+    """Window in tokens if the file has none."""
 
     fixed: bool = False
-    """The window is `n_tokens` whatever the file names."""
+    """The window is `n_tokens`, whatever the file says."""
 
     optional: bool = False
-    """Without a window in the file there is none."""
+    """If the file has no window, there is none."""
 
     none_if_zero: bool = False
-    """A window of 0 means none."""
+    """A window of 0 in the file means no window."""
 
     only_with_layers: int | None = None
-    """Layer count of the one size that has a window."""
+    """Layer count of the only model size that has a window."""
 
 
 COMPRESSED_RATIOS = (4, 128)
-"""What DeepSeek 4 compresses by: layers of the first ratio have an indexer."""
+"""Compression ratios of DeepSeek 4; layers of the first ratio have an indexer."""
 
 RecurrentLayers = Literal["all", "no_kv_heads", "no_kv_heads_no_ffn", "interval"]
 """Which layers are recurrent: all, those without key heads (and feed-forward), all but every n-th."""
 
 RecurrentState = Literal["scan", "grouped_scan", "wkv", "short_convolution", "kda", "linear"]
-"""Whose formula sizes the state (`llama_hparams::n_embd_r` and `n_embd_s`): scans are Mamba's, `linear` is lightning
-attention's."""
+"""Formula for the size of the state (`llama_hparams::n_embd_r` and `n_embd_s`): scans are Mamba's, `linear` is
+lightning attention's."""
 
 
 class Recurrence(msgspec.Struct, frozen=True):
-    """State that does not grow with the context."""
+    """Recurrent state, whose size does not depend on the context."""
 
     layers: RecurrentLayers
     state: RecurrentState
 
     beside_attention: bool = False
-    """Its layers keep keys and values as well."""
+    """Recurrent layers have a KV cache as well."""
 
     interval: int = 4
-    """Every how many layers one is attention, where the file does not tell."""
+    """Period of the attention layers if the file has none."""
 
 
 class Indexer(msgspec.Struct, frozen=True):
-    """A second cache with one key head, for the layers that choose what others attend to."""
+    """A second KV cache with one key head, for layers that choose which tokens attention reads."""
 
     layers: Literal["all", "listed", "after_dense"] = "all"
-    """All layers, those that the file's list marks, or all after the leading dense ones."""
+    """Layers with an indexer: all, those in the file's list, or all after the leading dense ones."""
 
     default: bool = False
-    """What layers are without a list."""
+    """Whether layers have an indexer if the file has no list."""
 
     default_long: int | None = None
-    """Training context from which on, without a list, the first two layers and then every fourth have one."""
+    """Training context from which, without a list, the first two layers and then every fourth have an indexer."""
 
     any_length: bool = False
-    """The file's list may be shorter or longer than there are layers."""
+    """The file's list may be shorter or longer than the number of layers."""
 
     with_values: bool = False
-    """It holds values too."""
+    """The cache has values too."""
 
     optional: bool = False
-    """There is one only where the file names how many tokens to keep."""
+    """There is an indexer only if the file says how many tokens to keep."""
 
     pooled: bool = False
-    """Rows hold three vectors where the file pools keys."""
+    """Rows have three vectors if the file pools keys."""
 
 
 class TensorSplit(msgspec.Struct, frozen=True):
     """Split mode tensor."""
 
     allowed: bool = True
-    """The engine splits layers of this architecture, and its weights have the names that it cuts state by."""
+    """The engine supports split mode tensor for this architecture, and the tensor names by which it splits state."""
 
     may_lack_heads: bool = False
-    """Layers may have no attention, and the engine would divide their empty caches by no heads."""
+    """Layers may lack attention; the engine would then divide an empty cache by zero heads."""
 
     whole_model: bool = False
-    """Layers share cache slots, so that all of them have to be split or none; each device has everything in full."""
+    """Layers share cache slots, so either all layers are split or none, and each device has the whole cache."""
 
     mirrors_state: bool = False
-    """Each device has recurrent states in full."""
+    """Each device has the whole recurrent state."""
 
     gated_queries: bool = False
-    """The query projection holds a gate of the same width."""
+    """The query projection contains a gate of the same width."""
 
     values_by_key: bool = False
-    """Value heads of recurrent layers follow their key head, so that plain cuts keep them together."""
+    """Value heads of recurrent layers are ordered by key head, so that plain splits keep them together."""
 
 
 ANY_SPLIT, NO_SPLIT = TensorSplit(), TensorSplit(allowed=False)
 
 
 class Architecture(msgspec.Struct, frozen=True):
-    """One record. What it does not say is in the file's header, or like in llama."""
+    """The record of an architecture. Everything else is in the file's header, or like llama."""
 
     # ------------------------------------------------------------------ state
 
     has_cache: bool = True
-    """Keeps state between batches at all; encoders and diffusion models do not."""
+    """There is a KV cache or state between batches; encoders and diffusion models have none."""
 
     causal: bool = True
-    """Tokens attend to those before them. A file may say that they do not; some architectures never do."""
+    """Attention is causal. A file may say that it is not; for some architectures it never is."""
 
     window: Window | None = None
     recurrence: Recurrence | None = None
     indexer: Indexer | None = None
 
     latent: bool = False
-    """Keys and values are one compressed vector where the file has lengths for it (MLA)."""
+    """Keys and values are one compressed vector (MLA) if the file has its length."""
 
     n_kv_layers: int | None = None
-    """Only so many layers from the start have a cache, the rest read theirs."""
+    """Number of first layers that have a cache; the others read theirs. None for all."""
 
     shares_kv: bool = False
-    """The same, and the file tells how many."""
+    """The same, with the number in the file."""
 
     compressed: bool = False
-    """Layers keep compressed keys beside their window, by the ratios that the file lists."""
+    """Layers have a cache of compressed keys next to their window, by the ratios in the file."""
 
     hashed: bool = False
-    """Some layers keep the inputs of a hash of tokens."""
+    """Some layers keep the inputs of a token hash."""
 
     looped: bool = False
-    """The file tells how often all layers run, each time with a cache of their own."""
+    """The file says how often all layers run; each pass has a KV cache of its own."""
 
     routed: bool = False
-    """One more layer with a single head picks adapters."""
+    """One additional layer with a single head routes between adapters."""
 
     states_heads: bool = False
-    """The file states how large heads are, and its first layer may have none."""
+    """The file states the head sizes, and the first layer may have no heads."""
 
     keeps_encoded: bool = False
-    """Beside the logits what was made of the tokens is kept."""
+    """The embeddings are output next to the logits."""
 
     refused: str | None = None
-    """Why the arithmetic leaves the state to the probe."""
+    """Why state is left to the probe; None if it is computed."""
 
     # ------------------------------------------------------------------ weights
 
     ties_output: bool = True
-    """A file without an output matrix uses the token embedding for it."""
+    """If the file has no output matrix, the token embedding is used."""
 
     output_first: bool = False
-    """The engine asks for that copy before the embedding, so that it is there twice even in one buffer."""
+    """The output copy of the embedding is created first, so that both exist even within one buffer."""
 
     output_norm_in_embedding: bool = False
-    """The output's norm is called `token_embd_norm`."""
+    """The output norm is named `token_embd_norm`."""
 
     rope_factors_full_only: bool = False
-    """Only layers that attend to everything use the file's rope table."""
+    """Only layers with full attention use the file's RoPE factors."""
 
     reads_lazily: bool = False
-    """Large embeddings per layer stay in the file and are read as needed."""
+    """Large per-layer embeddings stay in the file and are read on demand."""
 
     # ------------------------------------------------------------------ rules
 
     drafts: Literal["", "always", "without_embedding"] = ""
-    """It only drafts for another model, always or where the file leaves embedding or output to that one."""
+    """The model only drafts for another one: always, or if the file lacks embedding or output."""
 
     flash_attention: bool = True
-    """The engine has flash attention for it; where not it is off, whatever is asked for."""
+    """The engine has flash attention for it; if not, it is off whatever is requested."""
 
     one_cache_type: bool = False
-    """K and V have to be of one type, as with latent attention."""
+    """K and V cache must have the same type, as with latent attention."""
 
     one_stream: bool = False
     """The graph adds a bias for all tokens to the attention of each sequence (`build_pos_bias`)."""
 
     also_as_one: bool = False
-    """The engine makes room for a whole micro batch of one sequence, too, but with the caches of all: it cuts the batch
-    among them and aborts where a token is left over."""
+    """The engine also reserves a graph for a full micro-batch of one sequence, with the caches of all. It divides the
+    batch among them, and aborts if tokens are left over."""
 
     latent_values: bool = False
     """V heads are as wide as the latent vector, whatever `attention.value_length` says."""
@@ -404,13 +404,13 @@ class Architecture(msgspec.Struct, frozen=True):
     # ------------------------------------------------------------------ compute buffers
 
     graph: GraphRecord | None = None
-    """None: recorded numbers are missing, and compute buffers are left to the probe."""
+    """The graph; None if there is no record, so that compute buffers are left to the probe."""
 
 
 Records = dict[str, Architecture]
-"""Records by name. A group of kin shares a module; what only one of them has is said in its record."""
+"""Records by name. Related architectures share a module."""
 
 
 def same(names: str, record: Architecture) -> Records:
-    """Return one record for several names, which spaces separate."""
+    """Return the same record for several names, separated by spaces."""
     return dict.fromkeys(names.split(), record)

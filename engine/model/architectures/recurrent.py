@@ -20,7 +20,7 @@ from engine.model.architectures.record import (
 )
 
 _CONVOLUTION = Recurrence("no_kv_heads", "short_convolution")
-_LFM2 = GraphRecord(Style(residual_first="both"), recurrence="recurrent.short_convolution")
+_LFM2 = GraphRecord(Style(residual_first="both"), recurrence="recurrent.build_shortconv_block")
 
 _RWKV = Recurrence("all", "wkv")
 
@@ -32,25 +32,29 @@ _MULTI_AXIS = Style(positions=4)
 RECORDS: Records = {
     # Models with Mamba's scans or short convolutions, alone or beside attention
     "mamba": Architecture(
-        recurrence=Recurrence("all", "scan"), split=NO_SPLIT, graph=GraphRecord(recurrence="recurrent.mamba")
+        recurrence=Recurrence("all", "scan"),
+        split=NO_SPLIT,
+        graph=GraphRecord(recurrence="recurrent.build_mamba_layer"),
     ),
     "mamba2": Architecture(
         recurrence=Recurrence("all", "grouped_scan"),
         split=NO_SPLIT,
-        graph=GraphRecord(recurrence="recurrent.mamba2"),
+        graph=GraphRecord(recurrence="recurrent.build_mamba2_layer"),
     ),
     "jamba": Architecture(
         recurrence=Recurrence("no_kv_heads", "scan"),
         split=NO_SPLIT,
-        graph=GraphRecord(Style(rope="none", normalises=False, residual_first="both"), recurrence="recurrent.mamba"),
+        graph=GraphRecord(
+            Style(rope="none", normalises=False, residual_first="both"), recurrence="recurrent.build_mamba_layer"
+        ),
     ),
     "falcon-h1": Architecture(
         recurrence=Recurrence("all", "grouped_scan", beside_attention=True),
         split=NO_SPLIT,
         graph=GraphRecord(
             Style(output_bias=False),
-            layer="special.parallel_hybrid_layer",
-            recurrence="recurrent.mamba2",
+            layer="special.falcon_h1_layer",
+            recurrence="recurrent.build_mamba2_layer",
             uses_rope_factors=False,
         ),
     ),
@@ -58,7 +62,7 @@ RECORDS: Records = {
         recurrence=Recurrence("no_kv_heads", "grouped_scan"),
         states_heads=True,
         split=NO_SPLIT,
-        graph=GraphRecord(recurrence="recurrent.interleaved_mamba", scaled=ATTENTION_SCALED),
+        graph=GraphRecord(recurrence="recurrent.build_plamo2_mamba_layer", scaled=ATTENTION_SCALED),
     ),
     **same(
         "nemotron_h nemotron_h_moe",
@@ -68,7 +72,7 @@ RECORDS: Records = {
             graph=GraphRecord(
                 Style(rope="none", out_ids="after_norm", activations=2, normalises=None),
                 layer="transformer.single_part_layer",
-                recurrence="recurrent.mamba2",
+                recurrence="recurrent.build_mamba2_layer",
                 scaled=ALL_SCALED,
                 gating_func="sigmoid",
             ),
@@ -113,16 +117,16 @@ RECORDS: Records = {
     "granitehybrid": Architecture(
         recurrence=Recurrence("no_kv_heads", "grouped_scan"),
         split=NO_SPLIT,
-        graph=GraphRecord(_GRANITE, recurrence="recurrent.mamba2"),
+        graph=GraphRecord(_GRANITE, recurrence="recurrent.build_mamba2_layer"),
     ),
     "graniteswitch": Architecture(
         routed=True,
         graph=GraphRecord(
             _GRANITE,
-            embed="special.embed_substitutes",
-            layer="special.switched_layer",
-            attention="special.switched_attention",
-            before="special.route",
+            embed="special.granite_switch_embd",
+            layer="special.granite_switch_layer",
+            attention="special.granite_switch_attention",
+            before="special.granite_switch_router",
             every_layer=True,
         ),
     ),
@@ -133,14 +137,14 @@ RECORDS: Records = {
     "qwen2moe": Architecture(graph=GraphRecord(Style(normalises=False, divided_gate=True))),
     "qwen2vl": Architecture(graph=GraphRecord(_MULTI_AXIS)),
     "qwen3tts": Architecture(split=NO_SPLIT, graph=GraphRecord(_MULTI_AXIS)),
-    **same("qwen3vl qwen3vlmoe", Architecture(graph=GraphRecord(_MULTI_AXIS, layer="special.input_adding_layer"))),
+    **same("qwen3vl qwen3vlmoe", Architecture(graph=GraphRecord(_MULTI_AXIS, layer="special.deepstack_layer"))),
     "qwen3next": Architecture(
         recurrence=_DELTA_NET,
         split=TensorSplit(gated_queries=True, values_by_key=True),
         graph=GraphRecord(
             Style(post_norm=False, out_ids="after_norm"),
-            attention="delta_net.gated_attention",
-            recurrence="delta_net.joint_delta_net",
+            attention="delta_net.build_layer_attn",
+            recurrence="delta_net.build_layer_attn_linear_ba",
             scaled=ALL_SCALED - {"joined", "states"},
         ),
     ),
@@ -151,8 +155,8 @@ RECORDS: Records = {
             split=TensorSplit(gated_queries=True),
             graph=GraphRecord(
                 Style(positions=4, post_norm=False, out_ids="after_norm"),
-                attention="delta_net.gated_attention",
-                recurrence="delta_net.delta_net",
+                attention="delta_net.build_layer_attn",
+                recurrence="delta_net.build_layer_attn_linear",
                 scaled=ALL_SCALED,
             ),
         ),
@@ -165,11 +169,11 @@ RECORDS: Records = {
         split=NO_SPLIT,
         graph=GraphRecord(
             Style(positions=4, bare_end=True, out_ids="never", projections="scaled"),
-            layer="residual_streams.wide_layer",
-            attention="block_sparse.block_scored_attention",
-            recurrence="delta_net.copying_delta_net",
-            before="residual_streams.open_hashed",
-            behind="residual_streams.gated_end",
+            layer="residual_streams.qwen4exp_layer",
+            attention="block_sparse.qsa_attention",
+            recurrence="delta_net.build_layer_attn_linear_copy",
+            before="residual_streams.build_inp_ple",
+            behind="residual_streams.build_hc_mix_head",
             scaled=ALL_SCALED,
         ),
     ),

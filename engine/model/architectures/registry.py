@@ -1,4 +1,4 @@
-"""All records by the name that a file has in `general.architecture`. A new module of records is added here."""
+"""All records by the file's `general.architecture`. Add a new module of records here."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _PLAIN = Architecture()
 
 
 def find_architecture(name: str) -> Architecture | None:
-    """Return the record of `name`, None where only a probe can tell."""
+    """Return the record of `name`, None if only a probe can determine its memory."""
     return ARCHITECTURES.get(name)
 
 
 def architecture_rules(name: str) -> Architecture:
-    """Return the record whose rules hold for `name`: where there is none the engine has no rules of its own."""
+    """Return the record whose rules hold for `name`; without a record the engine has no rules of its own."""
     return ARCHITECTURES.get(name, _PLAIN)

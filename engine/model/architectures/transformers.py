@@ -1,4 +1,4 @@
-"""Architectures whose layers keep keys and values of the whole context or of a window: llama, its like, and Gemma."""
+"""Architectures with a KV cache for the whole context or a window: llama, similar ones, and Gemma."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from engine.model.architectures.record import (
 from engine.model.gguf.model_file import ModelFile
 
 _ROPE_BAICHUAN = 32
-"""Layers of the one size of Baichuan that has RoPE; the engine tells it by this."""
+"""Layer count of the size of Baichuan that uses RoPE, by which the engine recognises it."""
 
 
 def _baichuan(model: ModelFile) -> Style:
@@ -130,8 +130,8 @@ RECORDS: Records = {
         ties_output=False, split=NO_SPLIT, graph=GraphRecord(Style(reads_embedding=True), scaled=ALL_SCALED)
     ),
     "cogvlm": Architecture(graph=GraphRecord(Style(out_ids="never"), scaled=ATTENTION_SCALED, uses_rope_factors=False)),
-    "deci": Architecture(split=TensorSplit(may_lack_heads=True), graph=GraphRecord(layer="special.uneven_layer")),
-    "talkie": Architecture(graph=GraphRecord(Style(input_scale=True, qk_norm="after"), layer="special.skipping_layer")),
+    "deci": Architecture(split=TensorSplit(may_lack_heads=True), graph=GraphRecord(layer="special.deci_layer")),
+    "talkie": Architecture(graph=GraphRecord(Style(input_scale=True, qk_norm="after"), layer="special.talkie_layer")),
     # Models whose layers partly attend to a window
     "mimo2": Architecture(window=Window(), graph=GraphRecord(_mimo2, gating_func="sigmoid")),
     "spark2_5": Architecture(window=Window(), graph=PLAIN_GRAPH),
@@ -192,8 +192,8 @@ RECORDS: Records = {
         graph=GraphRecord(
             Style(input_scale=True, out_ids="never"),
             layer="gemma.gemma3n_layer",
-            attention="gemma.sharing_attention",
-            behind="gemma.merge_versions",
+            attention="gemma.shared_kv_attention",
+            behind="gemma.altup_unembed",
             every_layer=True,
             n_keeping_largest=10,
         ),
@@ -207,7 +207,7 @@ RECORDS: Records = {
         graph=GraphRecord(
             Style(input_scale=True, out_ids="after_norm"),
             layer="gemma.gemma4_layer",
-            attention="gemma.sharing_attention",
+            attention="gemma.shared_kv_attention",
             scaled=EXPERTS_SCALED,
         ),
     ),
@@ -216,8 +216,8 @@ RECORDS: Records = {
         graph=GraphRecord(
             _chameleon,
             layer="special.chameleon_layer",
-            attention="special.head_norm_attention",
-            logits="special.without_images",
+            attention="special.chameleon_attention",
+            logits="special.mask_image_tokens",
             uses_rope_factors=False,
         )
     ),
@@ -225,7 +225,7 @@ RECORDS: Records = {
     "hrm_text": Architecture(
         split=TensorSplit(whole_model=True),
         graph=GraphRecord(
-            Style(bare_norms=True, bare_end=True, out_ids="never"), layer="special.stacked_layer", every_layer=True
+            Style(bare_norms=True, bare_end=True, out_ids="never"), layer="special.hrm_layer", every_layer=True
         ),
     ),
     "nanbeige": Architecture(looped=True, graph=GraphRecord(_nanbeige, layer="special.looped_layer")),

@@ -1,1 +1,1 @@
-"""The demo model: written by ourselves, nothing downloaded."""
+"""The demo models: one that the set-up downloads, and one that is written here."""

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 UNKNOWN, BEGIN, END = "<unk>", "<s>", "</s>"
 SPACE = "\u2581"
-"""SentencePiece writes a space as this; as a token of its own a space stays one token."""
+"""SentencePiece's character for a space. As a token of its own, a space stays one token."""
 TURN_MARKERS = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
 
 CHAT_TEMPLATE = (
@@ -26,7 +26,7 @@ _CONTROL = int(gguf.TokenType.CONTROL)
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Tokens in order of their ids, with llama.cpp's token types; all of them score equally."""
+    """Tokens by id with llama.cpp's token types. All have the same score."""
 
     tokens: tuple[str, ...]
     types: tuple[int, ...]
@@ -39,12 +39,13 @@ class Vocabulary:
 
 
 def byte_token(value: int) -> str:
-    """Return the token that stands for one byte."""
+    """Return the token for one byte."""
     return f"<0x{value:02X}>"
 
 
 def byte_vocabulary(size: int | None = None) -> Vocabulary:
-    """Return the smallest byte vocabulary, or one filled up with unused words to `size` tokens."""
+    """Return the smallest byte vocabulary, or one padded with unused words to `size` tokens."""
+    # With a token for each byte any text can be tokenised.
     tokens = [UNKNOWN, BEGIN, END, *(byte_token(value) for value in range(256)), SPACE, *TURN_MARKERS]
     types = [int(gguf.TokenType.UNKNOWN), _CONTROL, _CONTROL, *[int(gguf.TokenType.BYTE)] * 256, _NORMAL]
     types += [_CONTROL] * len(TURN_MARKERS)
@@ -74,7 +75,7 @@ def add_vocabulary(writer: gguf.GGUFWriter, vocabulary: Vocabulary) -> None:
 
 Matrix = npt.NDArray[np.float32]
 WeightSource = Callable[[str, tuple[int, ...]], Matrix]
-"""Returns the values of a tensor from its name and shape (rows first, as numpy has it)."""
+"""Returns the values of a tensor by name and shape (rows first, as in numpy)."""
 ExtraMetadata = Mapping[str, int | float | bool | str | list[int] | list[float] | list[bool] | list[str]]
 
 RMS_EPSILON = 1e-5
@@ -104,6 +105,7 @@ def llama_tensors(shape: LlamaShape, n_vocab: int) -> Iterator[tuple[str, tuple[
     """Yield name and shape (rows first) of every tensor, in file order."""
     yield "token_embd.weight", (n_vocab, shape.n_embd)
     if shape.rope_factors:
+        # A factor for each rotated pair of a head.
         yield "rope_freqs.weight", (shape.head_width // 2,)
     for index in range(shape.n_layers):
         for name, extents in _block_tensors(shape):
@@ -134,7 +136,7 @@ def _block_tensors(shape: LlamaShape) -> Iterator[tuple[str, tuple[int, ...]]]:
 def stored_type(
     name: str, extents: tuple[int, ...], matrix_type: gguf.GGMLQuantizationType
 ) -> gguf.GGMLQuantizationType:
-    """Return the type a tensor is written in: vectors and routers stay F32, as converters do it."""
+    """Return the storage type of a tensor: vectors and routers stay F32, as converters leave them."""
     if len(extents) == 1 or name.endswith("ffn_gate_inp.weight"):
         return gguf.GGMLQuantizationType.F32
     return matrix_type
@@ -151,10 +153,10 @@ def write_llama(
     architecture: str = "llama",
     extra_metadata: ExtraMetadata | None = None,
 ) -> None:
-    """Write one model file. Without `weights` the data section is a hole of the true size.
+    """Write one model file. Without `weights` the tensor data is a sparse hole of the true size.
 
     Raises:
-        OSError: when the file cannot be written.
+        OSError: if the file cannot be written.
     """
     writer = gguf.GGUFWriter(path, architecture)
     try:
@@ -217,6 +219,7 @@ def _add_metadata(
 def _add_value(writer: gguf.GGUFWriter, key: str, value: object) -> None:
     if isinstance(value, list):
         writer.add_array(key, value)
+    # Before `int`: a bool is an int in Python.
     elif isinstance(value, bool):
         writer.add_bool(key, value)
     elif isinstance(value, int):

@@ -1,4 +1,4 @@
-"""Where a demo model is written to: whole or not at all, with a sentence for a place where it cannot be."""
+"""Writes a demo model atomically, with a sentence if it cannot be written."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from engine.base.language import tr
 
 @contextmanager
 def placing(path: Path) -> Iterator[Path]:
-    """Yield an unfinished file that takes the place of `path` at the end: what is there stays whole until then.
+    """Yield a temporary file that replaces `path` on exit; until then the old file is unchanged.
 
     Raises:
-        ArgumentError: when it cannot be written there.
+        ArgumentError: if it cannot be written there.
     """
     try:
         if path.is_dir():
@@ -38,7 +38,7 @@ def placing(path: Path) -> Iterator[Path]:
 
 def _reason(error: OSError | ValueError) -> str:
     if isinstance(error, FileExistsError | NotADirectoryError):
-        return tr("what should be a folder is a file")
+        return tr("part of the path is a file, not a folder")
     if isinstance(error, OSError):
         return error.strerror or str(error)
-    return tr("it is not a possible file name")
+    return tr("it is not a valid file name")

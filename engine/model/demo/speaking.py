@@ -1,7 +1,7 @@
-"""The demo model that answers: SmolLM2-135M-Instruct, which the set-up fetches once where there is a network.
+"""The demo model that answers: SmolLM2-135M-Instruct, downloaded once by the set-up if there is a network.
 
-It is small: most questions it answers wrongly. Those offered here it answers well, at the likeliest token and with what
-its authors recommend.
+It is small and answers most questions wrongly. It answers the questions offered here well, with greedy sampling and
+with its authors' settings.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from engine.model.gguf.model_file import ModelFile
 
 FILE_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SIZE_BYTES = 98_362_432
-"""As `DEMO_MODEL` and `DEMO_MODEL_BYTES` of `resources/setup/demo_model.py`, which knows nothing of us."""
+"""The same as in `resources/setup/demo_model.py`, which cannot import this module."""
 N_LAYERS = 30
 
 LAB_CAPS_BYTES = (160 * MIB, 160 * MIB, 256 * MIB)
-"""Workers of which no one has room for all of it with the context that it was trained for, but the large one and any
-other have: it loads at once, and what is dragged to the third shows."""
+"""Caps of three lab workers: the model with its full trained context fits on none alone, but on the largest with any
+other. So it loads at once, and layers dragged to the third have a visible effect."""
 
 SAMPLE_QUESTIONS = (
     "How do plants make food from sunlight?",
@@ -29,11 +29,11 @@ SAMPLE_QUESTIONS = (
 
 
 _SAMPLING = {"temperature": 0.2, "top_p": 0.9}
-"""As the card of SmolLM2-135M-Instruct has it in its example; the file itself says nothing of it."""
+"""The settings in the example of the model card; the file has none."""
 
 
 def is_fetched(path: Path) -> bool:
-    """Return whether the model was fetched to `path`, whole. Looks at the file's size only."""
+    """Return whether the model is complete at `path`. Only the file's size is checked."""
     try:
         return path.is_file() and path.stat().st_size == SIZE_BYTES
     except OSError:
@@ -41,12 +41,12 @@ def is_fetched(path: Path) -> bool:
 
 
 def sample_questions(model: ModelFile) -> tuple[str, ...]:
-    """Return questions that are worth asking this model; none where we know nothing of it."""
+    """Return sample questions for this model; none for an unknown model."""
     return SAMPLE_QUESTIONS if _is_demo(model) else ()
 
 
 def recommended_sampling(model: ModelFile | None) -> Mapping[str, object]:
-    """Return what the authors of this model recommend where its file does not say so; nothing where we know nothing."""
+    """Return the sampling settings that the authors recommend and the file lacks; none for an unknown model."""
     return _SAMPLING if model is not None and _is_demo(model) else {}
 
 

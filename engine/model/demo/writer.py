@@ -1,4 +1,5 @@
-"""Writes the demo model: its letters follow each other as in a short text, and its KV cache is large for its size."""
+"""Writes the demo model that needs no download: its letters follow each other as in a short text, and its KV cache is
+large for its size."""
 
 from __future__ import annotations
 
@@ -32,17 +33,17 @@ to hear more? There is always more, until the answer ends or the room is gone.
 """
 
 _N_CLASSES = 64
-"""The first dimensions of the hidden state tell the last letter; no layer writes there."""
+"""Number of first hidden dimensions that encode the last letter; no layer writes to them."""
 _LETTER_SIZE = 8.0
 _LAYER_NOISE = 0.0025
 _OUTPUT_NOISE = 0.09
 _UNSEEN = -18.0
 _END_AFTER_STOP = 0.2
-"""Share of sentences after which the model stops."""
+"""Probability that the model stops after a sentence."""
 
 
 class _Letters:
-    """Classes of letters: 0 for the start of a sentence and everything that the sample does not have."""
+    """Classes of letters; 0 is the start of a sentence and every letter that the sample lacks."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         text = " ".join(SAMPLE.split())
@@ -62,7 +63,7 @@ class _Letters:
         return classes
 
     def log_probabilities(self) -> Matrix:
-        """Return what follows each class: one row per token, one column per class."""
+        """Return the log probabilities of the next class: one row per token, one column per class."""
         n_letters = len(self._index)
         counts = np.zeros((n_letters + 1, n_letters + 1))
         for sentence in self._text.replace("? ", ". ").split(". "):
@@ -79,7 +80,7 @@ class _Letters:
 
 
 def babble_weights(vocabulary: Vocabulary, *, seed: int) -> WeightSource:
-    """Return deterministic weights for a llama of any depth that is at least 128 wide."""
+    """Return deterministic weights for a llama of any depth with at least 128 dimensions."""
     generator = np.random.default_rng(seed)
     letters = _Letters(vocabulary)
 
@@ -109,19 +110,19 @@ def babble_weights(vocabulary: Vocabulary, *, seed: int) -> WeightSource:
 
 DEMO_NAME = "Layerdeck demo"
 DEMO_VERSION = 1
-"""Raise it with every change of what is written; the window then writes the file anew."""
+"""Version of the written file. Increase it with every change, and the window writes the file again."""
 DEMO_SHAPE = LlamaShape(n_layers=16, n_embd=256, n_head=4, n_head_kv=4, n_ff=512, n_ctx_train=131_072)
-"""1 KiB of F16 cache per token and layer: 5 layers at 65536 tokens outgrow a worker of 256 MiB."""
+"""1 KiB of F16 cache for each token and layer: 5 layers with 65,536 tokens exceed a worker of 256 MiB."""
 
 _VERSION_KEY = "layerdeck.demo_version"
 _SEED = 20
 
 
 def write_demo_model(path: Path) -> None:
-    """Write the demo model to `path` in one step: an existing file stays whole until the new one is complete.
+    """Write the demo model to `path` atomically.
 
     Raises:
-        ArgumentError: when it cannot be written there.
+        ArgumentError: if it cannot be written there.
     """
     vocabulary = byte_vocabulary()
     with placing(path) as unfinished:

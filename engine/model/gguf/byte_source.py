@@ -1,9 +1,9 @@
-"""Reads a file front to back through a small window, with every length checked against the file's size first.
+"""Reads a file front to back through a small window; every length is checked against the file's size first.
 
-The file may be here (`FileSource`) or elsewhere, where it can be read in ranges (`RangedSource`).
+The file may be local (`FileSource`) or remote and read in ranges (`RangedSource`).
 
-A window instead of a memory map: mapped pages count as memory of this process, and a file that shrinks
-or a disk that fails would end it with SIGBUS instead of an error.
+A window is used and not a memory map: mapped pages count as memory of this process, and a file that shrinks or a disk
+that fails would end the process with SIGBUS instead of raising an error.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def open_source(path: Path) -> FileSource:
     """Open a regular file for reading.
 
     Raises:
-        ModelFileError: when there is none, or it cannot be opened.
+        ModelFileError: if there is none, or it cannot be opened.
     """
     try:
         # Asked before opening: opening a device can act on it, and a pipe without a writer would block.
@@ -39,11 +39,11 @@ def open_source(path: Path) -> FileSource:
     except FileNotFoundError:
         raise ModelFileError(path, tr("there is no such file")) from None
     except PermissionError:
-        raise ModelFileError(path, tr("may not be read; check its permissions")) from None
+        raise ModelFileError(path, tr("cannot be read; check its permissions")) from None
     except OSError as error:
         raise _read_error(path, error) from error
     except ValueError:
-        raise ModelFileError(path, tr("is not a possible file name")) from None
+        raise ModelFileError(path, tr("is not a valid file name")) from None
     try:
         status = os.fstat(descriptor)
         _require_regular(path, status.st_mode)
@@ -70,7 +70,7 @@ def _read_error(path: Path, error: OSError, *, offset: int | None = None) -> Mod
 
 
 class ByteSource(ABC):
-    """A file with a position. Failures are `ModelFileError` with the offset where they were found."""
+    """A file with a position. Errors are `ModelFileError` with the offset at which they were found."""
 
     def __init__(self, path: Path, size_bytes: int, window_bytes: int = WINDOW_BYTES) -> None:
         self.path = path
@@ -82,14 +82,14 @@ class ByteSource(ABC):
 
     @abstractmethod
     def _read(self, position: int, needed: int, wanted: int) -> bytes:
-        """Return `needed` to `wanted` bytes from `position` on, which lie inside of the file; raise `EngineError`."""
+        """Return `needed` to `wanted` bytes from `position`, which are inside of the file; raise `EngineError`."""
 
     @property
     def remaining_bytes(self) -> int:
         return self.size_bytes - self.position
 
     def error(self, reason: str, *, offset: int | None = None) -> ModelFileError:
-        """Return the error to raise, by default for the present position."""
+        """Return the error to raise, by default for the current position."""
         return ModelFileError(self.path, reason, offset=self.position if offset is None else offset)
 
     def take(self, layout: Struct, what: str) -> tuple[Any, ...]:
@@ -118,12 +118,12 @@ class ByteSource(ABC):
             raise self.error(f"has {what} that is not UTF-8 text; it is damaged", offset=start) from None
 
     def skip(self, length: int, what: str) -> None:
-        """Step over `length` bytes without reading them."""
+        """Skip `length` bytes."""
         self._require(length, what)
         self.position += length
 
     def skip_strings(self, count: int, what: str) -> None:
-        """Step over `count` strings, each an 8-byte length and its bytes; only the lengths are looked at."""
+        """Skip `count` strings, each an 8-byte length with its bytes; only the lengths are read."""
         self._require(count * _LENGTH.size, what)
         unpack_from = _LENGTH.unpack_from
         while count:
@@ -134,6 +134,7 @@ class ByteSource(ABC):
             for _ in repeat(None, count):  # The one hot loop: vocabularies have several 100,000 strings.
                 if at > last_start:
                     break
+                # For an error: the string whose length led beyond the end.
                 last = at
                 at += 8 + unpack_from(window, at)[0]
                 n_left -= 1
@@ -143,7 +144,7 @@ class ByteSource(ABC):
                 raise self._ends_in(what, offset=self._window_start + last)
 
     def find(self, wanted: bytes, within: int) -> bool:
-        """Step to the next place of `wanted` that begins within the next bytes; where there is none, stay."""
+        """Move to the next occurrence of `wanted` that begins within the next bytes; without one, stay."""
         start = self.position
         last = min(start + within, self.size_bytes - len(wanted))
         while self.position <= last:
@@ -152,6 +153,7 @@ class ByteSource(ABC):
             if found >= 0:
                 self.position = self._window_start + found
                 break
+            # `wanted` may begin in this window and end in the next one.
             self.position = self._window_start + len(self._window) - len(wanted) + 1
         if start <= self.position <= last:
             return True
@@ -166,8 +168,9 @@ class ByteSource(ABC):
         return self.error(f"ends in the middle of {what}; the file is incomplete", offset=offset)
 
     def _locate(self, length: int, what: str) -> int:
-        """Return where in the window the next `length` bytes begin, reading on if they are not all there."""
+        """Return the place in the window of the next `length` bytes, reading on if needed."""
         start = self.position - self._window_start
+        # Negative after a step back.
         if start + length > len(self._window) or start < 0:
             self._require(length, what)
             wanted = max(length, min(self._window_bytes, self.remaining_bytes))
@@ -178,7 +181,7 @@ class ByteSource(ABC):
 
 
 class FileSource(ByteSource):
-    """A file of this machine, open."""
+    """A local file."""
 
     def __init__(self, path: Path, descriptor: int, size_bytes: int) -> None:
         super().__init__(path, size_bytes)
@@ -196,6 +199,7 @@ class FileSource(ByteSource):
         try:
             self._file.seek(position)
             while missing:
+                # An unbuffered read may return less than was asked for.
                 piece = self._file.read(missing)
                 if not piece:
                     raise self.error("became shorter while it was being read; another program is writing it")
@@ -207,11 +211,11 @@ class FileSource(ByteSource):
 
 
 ReadRange = Callable[[int, int, int], bytes]
-"""Takes a first offset, the end that is needed and the one that is wanted; returns bytes up to one between these."""
+"""Takes the first offset, the needed and the wanted end; returns bytes up to an end between these two."""
 
 
 class RangedSource(ByteSource):
-    """A file that lies elsewhere. `path` names it in errors; nothing is looked for there."""
+    """A remote file. `path` names it in errors and is never opened."""
 
     def __init__(self, path: Path, size_bytes: int, read_range: ReadRange, *, window_bytes: int) -> None:
         super().__init__(path, size_bytes, window_bytes)

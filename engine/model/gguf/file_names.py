@@ -1,17 +1,25 @@
-"""What the name of a file says of a model's weights: their quantisation, and whether they are beside a model.
+"""What the names of a model say: its quantisation, whether the file is a side file, and the name to show.
 
-The rules are llama.cpp's (common/download.cpp); tags in lower case, which older files have, are read as well.
+The rules for quantisations and side files are llama.cpp's (common/download.cpp). Lower-case tags, which older files
+have, are accepted as well.
 """
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Literal
+
+from engine.model.gguf.parts import parse_part_name
+from engine.model.gguf.quoting import clean
+
+MAX_NAME = 200
+"""Most characters of a model's display name, which is shown on one line."""
 
 SideRole = Literal["projector", "imatrix", "draft"]
 
 _DRAFTS = ("mtp-", "eagle3-", "dflash-", "dspark-")
-"""In small letters alone: a model that brings its own draft has MTP in its name."""
+"""Lower case only: a model that contains its own draft layers has MTP in its name."""
 _TAG = re.compile(
     r"(?:^|[-._ ])((?:UD[-_])?(?:I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|BF16|FP?16|FP?32|MXFP4(?:_[A-Z0-9]+)*|NVFP4))$",
     re.ASCII | re.IGNORECASE,
@@ -19,9 +27,28 @@ _TAG = re.compile(
 _BITS = re.compile(r"\d+", re.ASCII)
 _SAME_TAG = {"FP16": "F16", "FP32": "F32"}
 
+# If the model card has no name, converters write `_name_or_path` of config.json or the name of the folder into
+# `general.name` (`Metadata.apply_metadata_heuristic` of gguf-py). After a training run that is the label of the run, on
+# a rented machine the work folder, in the Hugging Face cache the commit.
+_NOT_A_NAME = re.compile(
+    r"n/a|none|null|unnamed|unknown|\.*|hf|hub|tmp|temp|out|outputs?|content|workspace|snapshots?|merged|"
+    r"(?:ggml[-_ ])?models?|gguf|ggml|weights|default|checkpoints?|[0-9a-f]{32,64}|sha256[-:].*",
+    re.IGNORECASE,
+)
+_TRAINING_LABEL = re.compile(
+    r"(?:^|[-._ ])(?:ep(?:och)?s?[-_ ]?\d+|(?:ckpt|checkpoint)[-_ ]?\d*|steps?[-_ ]?\d{3,}|\d{3,}[-_ ]?steps?|"
+    r"iter(?:ation)?s?[-_ ]?\d{3,}|mix\d+|lc\d+k|lr[-_ ]?\d+(?:\.\d+)?e-?\d+|bs\d+|seed\d+)(?=$|[-._ ])",
+    re.IGNORECASE,
+)
+"""Words of training runs: epochs, checkpoints, steps, data mixes, long-context lengths, learning and batch settings."""
+_SEPARATORS = re.compile(r"[-_\s]+")
+
 
 def split_tag(stem: str) -> tuple[str, str]:
-    """Return a name (without part number and ending) without its quantisation, and that in capitals, "" for none."""
+    """Return a name without its quantisation, and the quantisation in capitals; "" if it has none.
+
+    `stem`: file name without part number and ending.
+    """
     match = _TAG.search(stem)
     if match is None:
         return stem, ""
@@ -29,14 +56,33 @@ def split_tag(stem: str) -> tuple[str, str]:
     return stem[: match.start()].rstrip("-._ "), _SAME_TAG.get(tag, tag)
 
 
+def display_name(path: Path, header_name: object = None) -> str:
+    """Return the name to show for the model whose first file is `path`. `header_name`: value of `general.name`.
+
+    The header's name is used, unless it is missing, a placeholder or the label of a training run. Then it is the name
+    of the file, without part number and quantisation: "SmolLM2-135M-Instruct.Q4_1.gguf" is "SmolLM2 135M Instruct".
+    """
+    told = clean(header_name, MAX_NAME) if isinstance(header_name, str) else ""
+    is_name = _NOT_A_NAME.fullmatch(told) is None
+    if is_name and _TRAINING_LABEL.search(told) is None:
+        return told
+    part = parse_part_name(path.name)
+    stem = part.stem if part is not None else path.stem
+    base = split_tag(stem)[0]
+    if _NOT_A_NAME.fullmatch(base) is None:
+        return clean(_SEPARATORS.sub(" ", base), MAX_NAME)
+    # A file called model.gguf says less than the label of a training run.
+    return told if is_name else clean(stem, MAX_NAME)
+
+
 def bits_of(tag: str) -> int:
-    """Return roughly how many bits a weight has by a tag such as "Q4_K_M"; 0 where it does not say."""
+    """Return the approximate bits of a weight by a tag such as "Q4_K_M"; 0 if it does not say."""
     match = _BITS.search(tag)
     return int(match[0]) if match is not None else 0
 
 
 def side_role_of(name: str) -> SideRole | None:
-    """Return what lies beside a model under this name, None for a model; adapters show in their header only."""
+    """Return the role of a side file by its name, None for a model. Adapters can be recognised by their header only."""
     lower = name.lower()
     if "mmproj" in lower:
         return "projector"

@@ -1,4 +1,4 @@
-"""Parses the header of one GGUF file: metadata, with long arrays stepped over, and the table of tensors."""
+"""Parses the header of one GGUF file: metadata, without long arrays, and the tensor table."""
 
 from __future__ import annotations
 
@@ -14,20 +14,24 @@ from engine.model.gguf.model_file import LazyArray, MetadataValue, TensorInfo
 from engine.model.gguf.quoting import clean, quote
 from engine.model.gguf.tensor_table import read_tensors
 
+# The numbers "ggml", "ggmf", "ggjt" and "ggla", little-endian.
 _GGML_MAGICS = (b"lmgg", b"fmgg", b"tjgg", b"algg")
 _CONVERT = tr("convert it to GGUF with llama.cpp's convert_hf_to_gguf.py")
 
 
 def describe_foreign_file(start: bytes) -> str:
-    """Return a sentence for a file that begins with `start` (up to 512 bytes) and not with GGUF's magic."""
+    """Return a sentence for a file that begins with `start` (up to 512 bytes) instead of GGUF's magic."""
     if not start.strip(b"\0"):
         return tr("holds only zero bytes at its start; the download is incomplete")
     if start[:4] in _GGML_MAGICS:
         return tr("is in GGML's old format, from before GGUF; get the model as GGUF")
+    # PyTorch writes zip archives since 1.6.
     if start[:4] == b"PK\x03\x04":
         return tr("is a zip archive or a PyTorch checkpoint, not GGUF; {convert}", convert=_CONVERT)
+    # Pickle's PROTO opcode, with protocol 2 or 4.
     if start[:2] == b"\x80\x02" or start[:2] == b"\x80\x04":
         return tr("is a Python pickle (a PyTorch checkpoint), not GGUF; {convert}", convert=_CONVERT)
+    # safetensors begins with the length of its JSON header, in 8 bytes.
     if start[8:9] == b"{" and start[4:8] == b"\0\0\0\0":
         return tr("is a safetensors file, not GGUF; {convert}", convert=_CONVERT)
     text = start.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
@@ -47,13 +51,13 @@ MAX_STRINGS = 16 * MIB
 MAX_KEPT_BYTES = 16 * MIB
 MAX_KEPT_TEXT_BYTES = 1 * MIB
 MAX_KEPT_ELEMENTS = 4096
-"""Longer arrays of numbers (scores and types of a vocabulary) are stepped over."""
+"""Longer arrays of numbers (scores and types of a vocabulary) are skipped."""
 
 _NEXT_KEY = bytes(7) + b"tokenizer."
-"""How the key behind a vocabulary begins, with the upper bytes of its length."""
+"""First bytes of the key after a vocabulary, with the upper bytes of its length."""
 _LENGTH_BYTES = 8
 _MOST_TEXT_BYTES = 32
-"""Of a string of a vocabulary on average, where its end is guessed; most have 6 to 10."""
+"""Assumed average length of a vocabulary's strings when its end is guessed; most have 6 to 10 bytes."""
 
 _U32, _U64, _ARRAY_HEAD = Struct("<I"), Struct("<Q"), Struct("<IQ")
 _STRING, _ARRAY, _BOOL = 8, 9, 7
@@ -64,10 +68,10 @@ _SCALARS = {
 
 
 class MetadataReader:
-    """Reads metadata entries, with budgets for what one file may make us keep or step over.
+    """Reads metadata entries, with limits on what one file may make us store or skip.
 
-    `arrays` are those that were stepped over, `file_index` is noted in them. `guess`: the end of a vocabulary is looked
-    for by the key behind it instead of by the length of every string in it.
+    `arrays`: the skipped arrays; `file_index` is stored in them.
+    `guess`: find the end of a vocabulary by the key after it instead of by the length of each string.
     """
 
     def __init__(self, source: ByteSource, *, file_index: int, guess: bool = False) -> None:
@@ -80,11 +84,12 @@ class MetadataReader:
         self._n_strings = 0
 
     def read(self, n_pairs: int) -> None:
-        """Read `n_pairs` entries from the source's position."""
+        """Read `n_pairs` entries from the current position."""
         for _ in range(n_pairs):
             start = self._source.position
             key = self._source.take_name(MAX_KEY_BYTES, "a metadata key")
             self._keep(len(key))
+            # llama.cpp refuses doubled keys as well (gguf.cpp); which value counts would be a guess.
             if key in self.metadata:
                 raise self._source.error(f"has the metadata key {quote(key)} twice; it is damaged", offset=start)
             self.metadata[key] = self._value(key)
@@ -120,11 +125,13 @@ class MetadataReader:
         start = source.position
         kind, count = source.take(_ARRAY_HEAD, what)
         if kind == _STRING:
+            # The budget is for all arrays of the file: many small arrays cost as much time as a large one.
             self._n_strings += count
             if self._n_strings > MAX_STRINGS:
                 raise source.error(
                     f"claims {count} strings for {quote(key)}, more than any model has; it is damaged", offset=start
                 )
+            # No forecast reads a vocabulary, and its strings would be most of the memory of a model's header.
             self.arrays[key] = LazyArray("string", count, self._file_index, source.position)
             if not (self._guess and self._find_next_key(count)):
                 source.skip_strings(count, what)
@@ -143,7 +150,7 @@ class MetadataReader:
         return tuple(_as_value(kind, value) for value in source.take(values, what))
 
     def _find_next_key(self, count: int) -> bool:
-        """Step to where the key behind `count` strings seems to begin."""
+        """Move to the place at which the key after `count` strings seems to begin."""
         source = self._source
         start = source.position
         # Every string has its length before it: the key cannot come sooner.
@@ -172,13 +179,15 @@ MAX_PAIRS = 65_536
 MAX_TENSORS = 131_072
 
 _COUNTS = Struct("<QQ")
+# A pair: length of the key, one letter, type, one byte. A tensor: length of the name, one letter, number of dimensions,
+# one dimension, type, offset.
 _SMALLEST_PAIR_BYTES = 8 + 1 + 4 + 1
 _SMALLEST_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8
 
 
 @dataclass(frozen=True, slots=True)
 class FileHeader:
-    """What one file says. `arrays` are those that were stepped over, `tensors` have offsets from the file's start."""
+    """The header of one file. `arrays`: the skipped arrays. `tensors` have offsets from the start of the file."""
 
     version: int
     metadata: Mapping[str, MetadataValue]
@@ -187,10 +196,10 @@ class FileHeader:
 
 
 def skim_header(source: ByteSource, *, file_index: int = 0) -> FileHeader:
-    """Parse the header as `read_header` does, without a look at every string of a vocabulary.
+    """Parse the header like `read_header`, without reading every string of a vocabulary.
 
-    Where that ends is guessed from what stands behind it, and the guess is taken only where all that follows is sound:
-    a file that is damaged in its vocabulary alone is not found out. For lists; what is opened is read.
+    The end of the vocabulary is guessed by what follows it. The guess is used only if everything after it is valid, so
+    damage inside the vocabulary is not noticed. For lists of models; a model that is opened is read.
 
     Raises:
         ModelFileError: as `read_header`.
@@ -198,15 +207,16 @@ def skim_header(source: ByteSource, *, file_index: int = 0) -> FileHeader:
     try:
         return _read(source, file_index, guess=True)
     except ModelFileError:
+        # A wrong guess and a damaged file look alike; reading everything tells them apart.
         source.position = 0
         return _read(source, file_index, guess=False)
 
 
 def read_header(source: ByteSource, *, file_index: int = 0) -> FileHeader:
-    """Parse the header at the start of `source`; tensors get `file_index`.
+    """Parse the header at the start of `source`. Tensors get `file_index`.
 
     Raises:
-        ModelFileError: when the bytes are no GGUF header that llama.cpp would read.
+        ModelFileError: if the bytes are not a GGUF header that llama.cpp would read.
     """
     return _read(source, file_index, guess=False)
 
@@ -233,6 +243,7 @@ def _read_version(source: ByteSource) -> int:
     if version in VERSIONS:
         return int(version)
     source.position = len(MAGIC)
+    # A big-endian file has its version in the other byte order.
     if int.from_bytes(version.to_bytes(4, "little"), "big") in (1, *VERSIONS):
         raise source.error("is a big-endian GGUF file, which this machine cannot load; get the little-endian one")
     if version == 1:

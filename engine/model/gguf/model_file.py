@@ -1,7 +1,7 @@
-"""A model as its files describe it: metadata, tensors, and tensors sorted into repeating blocks and parts of blocks.
+"""A model as its files describe it: metadata, tensors, and the tensors by layer and part of a layer.
 
-Also the name of its quantisation mix, and the identity of its files: the same file under another name is the same
-model, one written anew is another.
+Also the name of its quantisation, and the identity of its files: a renamed file is the same model, a rewritten one is
+not.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from engine.base.errors import ModelFileError
 from engine.base.language import tr
 
 MetadataValue = int | float | bool | str | tuple[int | float | bool, ...] | None
-"""Arrays of strings and long arrays of numbers are not kept (None); `ModelFile.arrays` says where they are."""
+"""Value of a metadata key. String arrays and long arrays are None here; `ModelFile.arrays` has their places."""
 
 TensorPart = Literal["attention", "ffn", "experts", "other"]
 
 
 @dataclass(frozen=True, slots=True)
 class LazyArray:
-    """An array that was stepped over: `element` is "string" or a struct format letter, `offset` that of its first
-    element in the file numbered `file_index`."""
+    """A skipped array. `element`: "string" or a struct format letter. `offset`: of its first element in the file
+    `file_index`."""
 
     element: str
     count: int
@@ -34,8 +34,12 @@ class LazyArray:
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor: `shape` is ne[0].. as in the file (fastest first), `type_name` as in gguf ("F16", "Q4_K"),
-    `offset` from the start of the file numbered `file_index` in `ModelFile.paths`."""
+    """One tensor.
+
+    `shape`: ne[0].. as in the file, the contiguous dimension first.
+    `type_name`: as in gguf ("F16", "Q4_K").
+    `offset`: from the start of the file `file_index` of `ModelFile.paths`.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -54,7 +58,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One repeating layer and the bytes of its parts (attention includes its norms and recurrent tensors)."""
+    """One layer with the bytes of its parts. Attention includes its norms and recurrent tensors."""
 
     index: int
     tensors: tuple[TensorInfo, ...]
@@ -70,8 +74,12 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """A readable model. `blocks` has `n_layers` entries (`<arch>.block_count`, MTP blocks included);
-    `global_tensors` are those outside of blocks; `size_bytes` is that of all files, headers included."""
+    """A readable model.
+
+    `blocks`: one for each of `n_layers` (`<arch>.block_count`, MTP layers included).
+    `global_tensors`: tensors outside of blocks.
+    `size_bytes`: of all files, headers included.
+    """
 
     paths: tuple[Path, ...]
     version: int
@@ -91,13 +99,13 @@ class ModelFile:
 
     @property
     def n_ctx_train(self) -> int | None:
-        """The tokens of context that the model was trained with; None if the file does not say, or nothing usable."""
+        """Context length of the training, in tokens; None if the file has no usable number."""
         value = self.hyper_parameter("context_length")
         usable = isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 31
         return value if usable and isinstance(value, int) else None
 
     def hyper_parameter(self, key: str) -> MetadataValue:
-        """Return `<architecture>.<key>`, None if the file has none."""
+        """Return the metadata value `<architecture>.<key>`, None if the file has none."""
         return self.metadata.get(f"{self.architecture}.{key}")
 
 
@@ -108,19 +116,22 @@ PART_PATTERNS: tuple[tuple[TensorPart, str], ...] = (
     ("ffn", r"ffn|post_ffw|pre_ffw|exp_probs|channel_mix|hc_ffn|vis_(gate|down|up)"),
     ("attention", r"(cross_|vis_|post_)?attn|post_attention|layer_output_norm|indexer|hc_attn|ssm|time_mix|shortconv"),
 )
-"""Matched at the start of the name behind `blk.N.`; the first match wins. Regexes that Python and ECMAScript share."""
+"""Patterns for the name after `blk.N.`; the first match wins. Their syntax is common to Python and ECMAScript."""
 _PART_RULES = tuple((part, re.compile(pattern)) for part, pattern in PART_PATTERNS)
 
 
 def block_index(name: str) -> int | None:
-    """Return the number of the block a tensor belongs to, None for the others."""
+    """Return the number of a tensor's block, None if it belongs to none."""
     match = _BLOCK_NAME.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def part_of_tensor(name: str) -> TensorPart:
-    """Return the part of its block a tensor belongs to: recurrent tensors and the norms before and behind attention
-    count as attention, routers and shared experts as ffn (they are used for every token)."""
+    """Return the part of its block that a tensor belongs to.
+
+    Recurrent tensors and the norms around attention count as attention. Routers and shared experts count as ffn, since
+    every token uses them.
+    """
     match = _BLOCK_NAME.fullmatch(name)
     if match is None:
         return "other"
@@ -128,7 +139,7 @@ def part_of_tensor(name: str) -> TensorPart:
 
 
 def group_blocks(tensors: Iterable[TensorInfo], n_blocks: int) -> tuple[tuple[Block, ...], tuple[TensorInfo, ...]]:
-    """Return the blocks and the tensors outside of them. All block numbers are below `n_blocks`."""
+    """Return the blocks, and the tensors outside of them. All block numbers are below `n_blocks`."""
     members: list[list[TensorInfo]] = [[] for _ in range(n_blocks)]
     outside: list[TensorInfo] = []
     for tensor in tensors:
@@ -152,18 +163,19 @@ _FILE_TYPES = {
     26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0",
     37: "TQ2_0", 38: "MXFP4_MOE", 39: "NVFP4", 40: "Q1_0", 41: "Q2_0",
 }  # fmt: skip
+# For files that do not name their type: of these K-quants the M mix is the usual one.
 _MIX_OF_TENSOR_TYPE = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 _GUESSED = 1024
-"""LLAMA_FTYPE_GUESSED, a flag on top of the number."""
+"""LLAMA_FTYPE_GUESSED, a flag added to the file type."""
 
 
 def file_type_name(model: ModelFile) -> str:
-    """Return the name of the model's mix; where the header has none, that of the type with the most elements."""
+    """Return the name of the model's quantisation; if the header has none, the type of most elements."""
     return mix_name(model.metadata, model.tensors)
 
 
 def mix_name(metadata: Mapping[str, MetadataValue], tensors: Iterable[TensorInfo]) -> str:
-    """Return the same by what the header of any file says; empty where it has no tensors either."""
+    """Return the same from the header of any file; empty if it has no tensors."""
     number = metadata.get("general.file_type")
     if isinstance(number, int) and number & ~_GUESSED in _FILE_TYPES:
         return _FILE_TYPES[number & ~_GUESSED]
@@ -176,18 +188,20 @@ def mix_name(metadata: Mapping[str, MetadataValue], tensors: Iterable[TensorInfo
 
 @dataclass(frozen=True, slots=True)
 class FileIdentity:
-    """Device, number, size and time of change (ns) of each part's file. `copy`: the same file may be open several
-    times, each with a layout of its own; the first one is 0."""
+    """Identity of a model's files: device, inode, size and modification time (ns) of each part.
+
+    `copy`: 0, or the number of a further copy of the same file, opened with another layout.
+    """
 
     parts: tuple[tuple[int, int, int, int], ...]
     copy: int = 0
 
 
 def identify(paths: Sequence[Path]) -> FileIdentity:
-    """Return which files `paths` are now.
+    """Return the present identity of the files `paths`.
 
     Raises:
-        ModelFileError: when one of them cannot be looked at.
+        ModelFileError: if one of them cannot be accessed.
     """
     return FileIdentity(tuple(map(_identify, paths)))
 

@@ -1,4 +1,4 @@
-"""Models cut into several files, `NAME-00001-of-00003.gguf`."""
+"""Models split into several files, `NAME-00001-of-00003.gguf`."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ _N_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class PartName:
-    """A file name taken apart; `number` counts from 1."""
+    """The parts of a split file's name. `number` counts from 1."""
 
     stem: str
     number: int
     count: int
 
     def paths(self, folder: Path) -> tuple[Path, ...]:
-        """Return all parts, in order."""
+        """Return the paths of all parts, in order."""
         return tuple(
             folder / f"{self.stem}-{number:05d}-of-{self.count:05d}.gguf" for number in range(1, self.count + 1)
         )
 
 
 def parse_part_name(file_name: str) -> PartName | None:
-    """Return the pieces of a part's file name, None for a file that stands alone."""
+    """Return the parts of a split file's name, None for a file that is not split."""
     match = _PART_NAME.fullmatch(file_name)
     return PartName(match[1], int(match[2]), int(match[3])) if match else None
 
 
 def split_position(path: Path, header: FileHeader) -> tuple[int, int]:
-    """Return (number from 0, count) as the header has it; (0, 1) for a file that stands alone."""
+    """Return number (from 0) and count as the header states them; (0, 1) for a file that is not split."""
     count = header.metadata.get("split.count", 1)
     number = header.metadata.get("split.no", 0)
     if not isinstance(count, int) or not isinstance(number, int):
@@ -51,10 +51,10 @@ def split_position(path: Path, header: FileHeader) -> tuple[int, int]:
 
 
 def part_paths(path: Path, header: FileHeader) -> tuple[Path, ...]:
-    """Return the files of the model that `path` is a part of, all of them present.
+    """Return all files of the model that `path` is a part of.
 
     Raises:
-        ModelFileError: when parts are missing or name and header disagree.
+        ModelFileError: if parts are missing, or name and header disagree.
     """
     number, count = split_position(path, header)
     name = parse_part_name(path.name)
@@ -88,7 +88,7 @@ def part_paths(path: Path, header: FileHeader) -> tuple[Path, ...]:
         raise ModelFileError(
             path,
             tr(
-                "is part {number} of {count}; missing beside it: {names}{more}",
+                "is part {number} of {count}; missing in its folder: {names}{more}",
                 number=number + 1,
                 count=count,
                 names=names,

@@ -1,4 +1,4 @@
-"""Opens models: the header of every part is read, weights and vocabulary are not."""
+"""Opens models: reads the header of every part, but no weights and no vocabulary."""
 
 from __future__ import annotations
 
@@ -8,23 +8,22 @@ from pathlib import Path
 from engine.base.errors import ModelFileError
 from engine.base.language import tr
 from engine.model.gguf.byte_source import open_source
+from engine.model.gguf.file_names import display_name
 from engine.model.gguf.header import FileHeader, read_header
 from engine.model.gguf.model_file import MetadataValue, ModelFile, TensorInfo, block_index, group_blocks
-from engine.model.gguf.parts import parse_part_name, part_paths, split_position
+from engine.model.gguf.parts import part_paths, split_position
 from engine.model.gguf.quoting import clean, quote
 
 MAX_LAYERS = 512  # LLAMA_MAX_LAYERS in llama-hparams.h
-MAX_NAME = 200
-"""Letters of a model's name; longer ones are cut, for they are shown on one line."""
 _TOKENS = "tokenizer.ggml.tokens"
 
 
 def read_model(path: Path) -> ModelFile:
-    """Read the model at `path`, which may be any part of one that is cut into several files.
+    """Read the model at `path`, which may be any part of a split model.
 
     Raises:
-        ModelFileError: with path, offset and reason, for anything that is not a model llama.cpp would open.
-            An architecture nobody knows is no error here.
+        ModelFileError: with path, offset and reason, for a file that llama.cpp would not open. An unknown architecture
+        is not an error here.
     """
     with open_source(path) as source:
         header = read_header(source)
@@ -46,10 +45,10 @@ def _read_parts(paths: tuple[Path, ...]) -> ModelFile:
 
 
 def join_headers(paths: tuple[Path, ...], headers: Sequence[FileHeader], size_bytes: int) -> ModelFile:
-    """Return the model whose parts have these headers, wherever they were read; `size_bytes` is that of all files.
+    """Return the model whose parts have these headers, local or remote. `size_bytes`: of all files.
 
     Raises:
-        ModelFileError: when they are not the parts of one model.
+        ModelFileError: if they are not the parts of one model.
     """
     if len(paths) == 1:
         return _build(paths, headers[0], headers[0].tensors, size_bytes)
@@ -58,7 +57,9 @@ def join_headers(paths: tuple[Path, ...], headers: Sequence[FileHeader], size_by
             raise ModelFileError(
                 path,
                 tr(
-                    "is not part {index} of {count} by its header; its name is wrong", index=index + 1, count=len(paths)
+                    "is not part {index} of {count} according to its header; the file name is wrong",
+                    index=index + 1,
+                    count=len(paths),
                 ),
             )
     tensors = tuple(tensor for header in headers for tensor in header.tensors)
@@ -69,19 +70,21 @@ def join_headers(paths: tuple[Path, ...], headers: Sequence[FileHeader], size_by
 def _check_parts_agree(paths: tuple[Path, ...], first: FileHeader, tensors: tuple[TensorInfo, ...]) -> None:
     names: set[str] = set()
     for tensor in tensors:
+        # llama.cpp refuses doubled tensors as well (llama-model-loader.cpp).
         if tensor.name in names:
             raise ModelFileError(
                 paths[tensor.file_index],
-                tr("has the tensor {name}, which an earlier part has too", name=quote(tensor.name)),
+                tr("contains the tensor {name}, which is also in an earlier part", name=quote(tensor.name)),
             )
         names.add(tensor.name)
+    # Written by llama-gguf-split.
     expected = first.metadata.get("split.tensors.count", len(tensors))
     if expected != len(tensors):
         raise ModelFileError(
             paths[0],
             tr(
-                "says its parts hold {clean} tensors, they hold {count}; one is from another model",
-                clean=clean(str(expected)),
+                "says that its parts have {stated} tensors, but they have {count}; one part is from another model",
+                stated=clean(str(expected)),
                 count=len(tensors),
             ),
         )
@@ -99,7 +102,7 @@ def _build(paths: tuple[Path, ...], header: FileHeader, tensors: tuple[TensorInf
         paths=paths,
         version=header.version,
         architecture=architecture,
-        name=_name(paths[0], metadata),
+        name=display_name(paths[0], metadata.get("general.name")),
         metadata=metadata,
         tensors=tensors,
         blocks=blocks,
@@ -128,20 +131,20 @@ def _block_count(
     key = f"{architecture}.block_count"
     count = metadata.get(key)
     if isinstance(count, bool) or not isinstance(count, int):
-        raise ModelFileError(path, tr("has no {clean}, so it is not a language model or is damaged", clean=clean(key)))
+        raise ModelFileError(path, tr("has no {key}, so it is not a language model or is damaged", key=clean(key)))
     if not 1 <= count <= MAX_LAYERS:
         raise ModelFileError(
             path,
             tr(
-                "has {count} layers by {clean}; llama.cpp takes 1 to {max_layers}",
+                "has {count} layers by {key}; llama.cpp accepts 1 to {max_layers}",
                 count=count,
-                clean=clean(key),
+                key=clean(key),
                 max_layers=MAX_LAYERS,
             ),
         )
     indices = [index for tensor in tensors if (index := block_index(tensor.name)) is not None]
     if not indices:
-        raise ModelFileError(path, tr("has no weights of layers; it holds a vocabulary only or is damaged"))
+        raise ModelFileError(path, tr("has no layers; it contains only a vocabulary or is damaged"))
     n_present = max(indices) + 1
     # Layers for multi-token prediction are counted but may have been left out of the file.
     n_optional = metadata.get(f"{architecture}.nextn_predict_layers")
@@ -154,21 +157,13 @@ def _block_count(
         raise ModelFileError(
             path,
             tr(
-                "has {count} layers by {clean}, but tensors for {n_present}; it is damaged",
+                "has {count} layers by {key}, but tensors for {n_present}; it is damaged",
                 count=count,
-                clean=clean(key),
+                key=clean(key),
                 n_present=n_present,
             ),
         )
     return count
-
-
-def _name(path: Path, metadata: Mapping[str, MetadataValue]) -> str:
-    name = metadata.get("general.name")
-    if isinstance(name, str) and clean(name):
-        return clean(name, MAX_NAME)
-    part = parse_part_name(path.name)
-    return clean(part.stem if part else path.stem, MAX_NAME)
 
 
 def _n_vocab(header: FileHeader, architecture: str, outside: tuple[TensorInfo, ...]) -> int:

@@ -12,7 +12,7 @@ from engine.model.gguf.quoting import quote
 
 
 class TensorType(NamedTuple):
-    """A storage type; `block_bytes` hold `block_elements` neighbouring elements of a row."""
+    """A ggml type. `block_bytes` hold `block_elements` consecutive elements of a row."""
 
     name: str
     block_elements: int
@@ -60,7 +60,7 @@ TENSOR_TYPES: dict[int, TensorType] = {
 TYPES_BY_NAME: dict[str, TensorType] = {
     name: kind for kind in TENSOR_TYPES.values() for name in (kind.name, kind.name.lower())
 }
-"""By name, in capitals as ggml and files have it or in lower case as settings and people write it."""
+"""Types by name, in capitals as in ggml and files, and in lower case as in settings."""
 
 
 MAX_DIMENSIONS = 4
@@ -72,7 +72,8 @@ _EXTENTS = tuple(Struct(f"<{count}Q") for count in range(MAX_DIMENSIONS + 1))
 
 
 class _Row(NamedTuple):
-    """One tensor as the table has it: `offset` counts from the start of the data, `found_at` from that of the file."""
+    """One row of the table. `offset`: from the start of the tensor data. `found_at`: of the row, from the start of the
+    file."""
 
     name: str
     shape: tuple[int, ...]
@@ -83,10 +84,10 @@ class _Row(NamedTuple):
 
 
 def read_tensors(source: ByteSource, n_tensors: int, alignment: int, *, file_index: int) -> list[TensorInfo]:
-    """Read the table at the source's position and check that every tensor lies inside of the file.
+    """Read the table at the current position; check that every tensor is inside of the file.
 
     Raises:
-        ModelFileError: naming the tensor.
+        ModelFileError: with the name of the tensor.
     """
     rows: dict[str, _Row] = {}
     for _ in range(n_tensors):
@@ -131,6 +132,7 @@ def _place(source: ByteSource, rows: Iterable[_Row], alignment: int, file_index:
             )
         offset = data_start + expected
         tensors.append(TensorInfo(row.name, row.shape, row.kind.name, row.size_bytes, file_index, offset))
+        # The next tensor begins at the padded end of this one (GGML_PAD in gguf.cpp).
         expected = _align(expected + row.size_bytes, alignment)
     return tensors
 
@@ -150,6 +152,7 @@ def _read_shape(source: ByteSource, name: str, what: str) -> tuple[int, ...]:
 
 
 def _tensor_bytes(source: ByteSource, name: str, shape: tuple[int, ...], kind: TensorType, start: int) -> int:
+    # Python's integers do not overflow, so the product of four 64-bit extents can be checked afterwards.
     n_elements = 1
     for extent in shape:
         n_elements *= extent
@@ -158,6 +161,7 @@ def _tensor_bytes(source: ByteSource, name: str, shape: tuple[int, ...], kind: T
         raise source.error(
             f"has the tensor {quote(name)} with an impossible shape {shape}; it is damaged", offset=start
         )
+    # Blocks of quantised types do not cross rows, so a row has a whole number of them.
     if shape[0] % kind.block_elements:
         raise source.error(
             f'has the tensor {quote(name)} of type {kind.name} with rows of {shape[0]} elements, not a multiple of '

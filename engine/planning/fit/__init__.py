@@ -1,1 +1,1 @@
-"""Finding a layout that fits: automatic ones, steps back, proposals, and what is learnt from loads for the next."""
+"""The search for a layout that fits: strategies, steps back, proposals, and measurements of earlier loads."""

@@ -1,6 +1,7 @@
-"""What loads took on each device besides what was forecast, kept between runs: it corrects the overhead next time.
+"""Overhead of loads on each device: measured bytes beyond the forecast, saved between runs for the next forecast.
 
-Pure values and one small file. A device is known by its backend and by where it is, not by its id, which may change.
+Pure values and one small file. A device is identified by its backend and its bus address or endpoint, because its id
+may change.
 """
 
 from __future__ import annotations
@@ -20,26 +21,27 @@ from engine.planning.plan.report import DeviceRow
 
 VERSION = 1
 KEPT_LOADS = 5
-"""Differences kept for a device; the middle one counts, so that one odd load does not."""
+"""Differences that are saved for a device. Their median counts, so that a single odd load does not matter."""
 KEPT_DEVICES = 64
 MAX_FILE_BYTES = 1 << 16
 MAX_OVERHEAD_BYTES = 2 * GIB
-"""A process on a device takes some hundred MiB; what is beyond this was not forecast for another reason."""
+"""Largest accepted overhead. A process takes some hundred MiB; a larger difference is an error of the forecast."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Overhead bytes that the last loads had on each device, the device that was loaded on last at the end."""
+    """Overhead in bytes of the last loads on each device. The device of the latest load is the last one."""
 
     overheads: Mapping[str, tuple[int, ...]]
 
     def overhead_bytes(self, device: Device) -> int | None:
-        """Return what is to be added on `device`, None where nothing was loaded yet."""
+        """Return the overhead of a load on `device` in bytes, None if it is not known yet."""
         measured = self.overheads.get(device_key(device))
+        # The higher of two middle values: too much overhead costs some room, too little a failed load.
         return median_high(measured) if measured else None
 
     def apply(self, rig: Rig) -> Rig:
-        """Return `rig` with the overhead that is known of its devices."""
+        """Return `rig` with the known overhead of its devices."""
 
         def corrected(device: Device) -> Device:
             overhead_bytes = self.overhead_bytes(device)
@@ -54,11 +56,12 @@ class Calibration:
     ) -> Calibration:
         """Return the calibration after a load.
 
-        `grown_bytes` is how much more of a device is in use than before the load, for devices whose driver tells (all
-        of it is ours then); of workers and of the host the engine's own numbers count. A card whose driver tells
-        nothing, or always the same (Vulkan without VK_EXT_memory_budget), teaches nothing: what the engine tells of its
-        buffers cannot contain an overhead. What is less than forecast counts as none: a forecast that is too high is no
-        negative overhead. What is far more is no overhead either, but a wrong forecast.
+        For workers and the host, the engine's own numbers count. A card without a driver reading, or with a constant
+        one (Vulkan without VK_EXT_memory_budget), is left out: the engine reports its buffers, which contain no
+        overhead. If less is used than forecast, the overhead is 0. A difference above `MAX_OVERHEAD_BYTES` is an error
+        of the forecast and is left out.
+
+        `grown_bytes`: growth of the memory in use during the load, by device, for devices whose driver reports it.
         """
         expected = {row.id: row.need_bytes - row.overhead_bytes for row in forecast}
         overheads = dict(self.overheads)
@@ -73,6 +76,7 @@ class Calibration:
             if difference_bytes > MAX_OVERHEAD_BYTES:
                 continue
             key = device_key(device)
+            # Taken out and put in again, so that the device loaded last is at the end and the oldest one is dropped.
             overheads[key] = (*overheads.pop(key, ()), difference_bytes)[-KEPT_LOADS:]
         return Calibration(dict(list(overheads.items())[-KEPT_DEVICES:]))
 
@@ -86,18 +90,19 @@ class _Document(msgspec.Struct, frozen=True):
 
 
 def device_key(device: Device) -> str:
-    """Return what a device is known by from run to run."""
+    """Return the key of a device, which stays the same from run to run."""
     place = device.pci_bus_id or (f"{device.endpoint}/{device.endpoint_device}" if device.endpoint else device.id)
     return f"{device.backend} {place.lower()}"
 
 
 def read_calibration(path: Path) -> Calibration:
-    """Return what was kept in `path`; a file that is missing, damaged, too large or of another version is none."""
+    """Return the calibration of `path`; empty if the file is missing, damaged, too large or of another version."""
     document = read_kept(path, _Document, MAX_FILE_BYTES)
     if document is None or document.version != VERSION:
         return NO_CALIBRATION
     return Calibration(
         {
+            # The same limits as for measured values, because people may have edited the file.
             key: tuple(size for size in sizes if 0 <= size <= MAX_OVERHEAD_BYTES)[-KEPT_LOADS:]
             for key, sizes in list(document.overhead_bytes.items())[-KEPT_DEVICES:]
         }
@@ -105,10 +110,10 @@ def read_calibration(path: Path) -> Calibration:
 
 
 def write_calibration(path: Path, calibration: Calibration) -> None:
-    """Keep `calibration` in `path`; a reader finds the old file or the new one, whole.
+    """Write `calibration` to `path`. The write is atomic: a reader finds the old file or the new one.
 
     Raises:
-        PlacedError: where it cannot be written.
+        PlacedError: the file cannot be written.
     """
     document = _Document(version=VERSION, overhead_bytes=dict(calibration.overheads))
     write_kept(path, document, what="calibration", fail=PlacedError)

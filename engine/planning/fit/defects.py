@@ -1,4 +1,4 @@
-"""Where the arithmetic and the engine disagree by more than we state: a defect, with what is needed to reproduce it."""
+"""Defects of the forecast: the estimate and the engine differ by more than the tolerance. A log line reproduces it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from engine.planning.plan.report import DeviceRow
 
 TOLERANCE = 0.03
 TOLERANCE_BYTES = 8 * MIB
-"""What an estimate may be off by on a device, whichever is larger."""
+"""Allowed difference of an estimate on a device; the larger of the two counts."""
 MAX_NUMBERS = 256
-"""Longer arrays of hyper-parameters are cut; no model has more layers by much."""
+"""Longer arrays of hyper-parameters are cut. Arrays have a value for each layer, and no known model has more."""
 
 
 def disagreements(estimated: Sequence[DeviceRow], told: Sequence[DeviceRow]) -> tuple[str, ...]:
-    """Return the ids of devices whose need, less the overhead that the engine does not tell, is out of tolerance."""
+    """Return the devices whose need differs too much, without overhead, which the engine does not report."""
     expected = {row.id: row for row in estimated}
     return tuple(
         row.id for row in told if row.id in expected and not _agree(_engine_bytes(expected[row.id]), _engine_bytes(row))
@@ -28,7 +28,7 @@ def disagreements(estimated: Sequence[DeviceRow], told: Sequence[DeviceRow]) -> 
 
 
 def defect_text(plan: Plan, estimated: Sequence[DeviceRow], told: Sequence[DeviceRow], engine: str) -> str:
-    """Return one line of JSON that reproduces the defect. It names no file, no folder and no machine."""
+    """Return one line of JSON to reproduce the defect. It contains no names of files, folders or computers."""
     model = plan.model
     tensors: dict[str, int] = {}
     for tensor in model.tensors:
@@ -65,6 +65,7 @@ def _numbers(rows: Sequence[DeviceRow]) -> dict[str, dict[str, int]]:
 
 
 def _hyper_parameters(model: ModelFile) -> dict[str, MetadataValue]:
+    # Keys of the architecture are numbers of the model. Other metadata may name people, places and files.
     prefix = f"{model.architecture}."
     return {
         key.removeprefix(prefix): value[:MAX_NUMBERS] if isinstance(value, tuple) else value

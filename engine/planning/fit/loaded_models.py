@@ -1,6 +1,6 @@
-"""Several loaded models as values: what is free besides them, who goes when the next does not fit, memory that returns.
+"""Several loaded models as values: free memory beside them, the choice of models to unload, and memory that returns.
 
-Times are seconds of one monotonic clock, handed in by the caller.
+Times are in seconds of one monotonic clock; the caller passes them in.
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ AFTER_THE_ANSWER_S = 0.0
 
 @dataclass(frozen=True, slots=True)
 class HeldModel:
-    """A loaded model, what it holds by device, and since when nothing has been asked of it (None: it is at work).
+    """A loaded model.
 
-    `keep_alive_s` is how long it may be idle. With `AFTER_THE_ANSWER_S` it goes after its next answer, not before it.
+    `held_bytes`: memory that it holds on each device. `endpoints`: RPC workers that it uses.
+    `keep_alive_s`: time that it may be idle. With `AFTER_THE_ANSWER_S` it is unloaded right after its next answer.
+    `idle_since_s`: end of its last request; None while it is busy.
+    `has_answered`: its last work was an answer.
     """
 
     key: FileIdentity
@@ -40,7 +43,7 @@ class HeldModel:
 
     @property
     def expires_s(self) -> float:
-        """When it is to be unloaded; infinite where nothing says so."""
+        """Time at which it is to be unloaded; infinite if it is not."""
         if self.idle_since_s is None or (self.keep_alive_s == AFTER_THE_ANSWER_S and not self.has_answered):
             return inf
         return self.idle_since_s + self.keep_alive_s
@@ -50,15 +53,16 @@ class HeldModel:
         return replace(self, held_bytes=held_bytes, endpoints=endpoints)
 
     def busy(self) -> HeldModel:
-        """Return the model with an answer, or a load, begun: its time stands still."""
+        """Return the model at the start of an answer or a load. While it is busy, its keep-alive does not run."""
         return replace(self, idle_since_s=None)
 
     def idle(self, now_s: float, *, answered: bool) -> HeldModel:
-        """Return the model with its work ended: its time begins anew. `answered`: the work was an answer."""
+        """Return the model at the end of its work: its keep-alive starts again. `answered`: the work was an answer."""
         return replace(self, idle_since_s=now_s, has_answered=answered)
 
     def kept_alive(self, keep_alive_s: float, now_s: float) -> HeldModel:
         """Return the model with another keep-alive, which counts from now."""
+        # Counted from now, or a shorter keep-alive could unload the model at once.
         idle_since_s = None if self.is_busy else now_s
         return replace(self, keep_alive_s=keep_alive_s, idle_since_s=idle_since_s, has_answered=False)
 
@@ -69,7 +73,7 @@ def expired(models: Iterable[HeldModel], now_s: float) -> tuple[HeldModel, ...]:
 
 
 def next_expiry_s(models: Iterable[HeldModel]) -> float | None:
-    """Return when the first keep-alive is over, None where none ever is."""
+    """Return the time at which the first keep-alive ends, None if none does."""
     first_s = min((model.expires_s for model in models), default=inf)
     return None if first_s == inf else first_s
 
@@ -77,10 +81,10 @@ def next_expiry_s(models: Iterable[HeldModel]) -> float | None:
 def choose_victims(
     models: Sequence[HeldModel], is_enough: Callable[[Sequence[HeldModel]], bool]
 ) -> tuple[HeldModel, ...] | None:
-    """Return which of `models` to unload so that `is_enough` holds for those that go; None where not even all are.
+    """Return the models to unload so that `is_enough` holds for them; None if all of them are not enough.
 
-    A busy model goes only where all the idle ones are not enough; then as few of them as possible. Otherwise the
-    fewest go, and of as many those with the shortest keep-alive, the longest idle first.
+    Busy models are chosen only if all idle ones are not enough, and then as few as possible. Otherwise the fewest
+    models are chosen; of choices of one size the one with the shortest keep-alives, then with the longest idle models.
     """
     ordered = sorted(models, key=_eviction_order)
     idle = [model for model in ordered if not model.is_busy]
@@ -90,6 +94,7 @@ def choose_victims(
     if is_enough(idle):
         return _fewest(idle, (), is_enough)
     needed = _fewest(busy, idle, is_enough)
+    # Busy models first: with these, some idle ones may be able to stay.
     return (*_fewest(idle, needed, is_enough), *needed)
 
 
@@ -98,19 +103,21 @@ def _fewest(
     also: Sequence[HeldModel],
     is_enough: Callable[[Sequence[HeldModel]], bool],
 ) -> tuple[HeldModel, ...]:
-    """Return the first of the smallest choices that are enough together with `also`; all of them are."""
+    """Return the first of the smallest choices that are enough together with `also`. All `models` must be enough."""
+    # Few models are loaded at a time, so all combinations can be tried. The smallest come first.
     choices = (choice for count in range(len(models)) for choice in combinations(models, count))
     return next((choice for choice in choices if is_enough((*choice, *also))), tuple(models))
 
 
 def _eviction_order(model: HeldModel) -> tuple[float, float, str]:
+    # The name comes last, so that equal models are always unloaded in the same order.
     return (model.keep_alive_s, inf if model.idle_since_s is None else model.idle_since_s, model.name)
 
 
 def held_bytes(loaded: LoadedLayout, checkpoint_bytes: int = 0) -> dict[str, int]:
-    """Return what a load took by device, those that it uses only, and on the CPU with what its checkpoints take.
+    """Return the bytes that a load holds on each device that it uses. On the CPU they include `checkpoint_bytes`.
 
-    The engine does not tell what its process takes besides its buffers; that is taken from the forecast.
+    The engine does not report the overhead of its process, so that is taken from the forecast.
     """
     besides = {row.id: row.overhead_bytes for row in loaded.forecast}
     held = {
@@ -134,10 +141,12 @@ def rig_beside(
 ) -> Rig:
     """Return `rig` as the next load finds it, with `models` loaded and those of them in `leaving` unloaded.
 
-    `rig` has the free memory that its devices report while all of `models` are loaded. A device has no more free than
-    its total (or cap) less what stays there, whatever it reports; what leaves counts as free. A worker that a staying
-    model holds has nothing free: it serves one client at a time. `seen_bytes` is what our processes are seen to hold
-    of a device, where that is known: no more than this comes back.
+    The free memory of a device is at most its total (or cap) less the bytes of the staying models, whatever it reports.
+    The bytes of leaving models count as free. A worker that a staying model uses has nothing free, because it serves
+    one client at a time.
+
+    `rig`: the devices with the free memory that they report while all of `models` are loaded.
+    `seen_bytes`: bytes that our processes hold on a device according to its driver; no more than this comes back.
     """
     gone = {model.key for model in leaving}
     staying = [model for model in models if model.key not in gone]
@@ -162,6 +171,7 @@ def _device_beside(device: Device, staying: _Others, returned_bytes: int) -> Dev
     if free_bytes is not None:
         free_bytes = max(0, min(free_bytes + returned_bytes, device.total_bytes))
     if any(device.endpoint in model.endpoints for model in staying):
+        # An RPC worker serves one client at a time, so its memory is out of reach however much it reports.
         free_bytes = 0
     elif staying_bytes:
         room_bytes = max(0, limit_bytes - staying_bytes)
@@ -170,7 +180,7 @@ def _device_beside(device: Device, staying: _Others, returned_bytes: int) -> Dev
 
 
 def rows_fit(rows: Iterable[DeviceRow], rig: Rig) -> bool:
-    """Return whether the needs of `rows`, with the devices' margins, are free in `rig`. Where nothing goes all is."""
+    """Return whether the needs of `rows` and the margins are free in `rig`. A row without needs always fits."""
     devices = {device.id: device for device in rig.all_devices}
     return all(
         row.need_bytes + devices[row.id].margin_bytes <= devices[row.id].available_bytes
@@ -181,19 +191,21 @@ def rows_fit(rows: Iterable[DeviceRow], rig: Rig) -> bool:
 
 RECOVERED_SHARE = 0.75
 LIMIT_S = 5.0
-"""Nobody waits longer than this: another program may have taken what came back."""
+"""Longest wait for memory to return, in seconds. Another program may have taken it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What was free on each device before the unload, and what the model held there. `began_s` is monotonic."""
+    """A wait for the memory of an unloaded model: free bytes before the unload, and bytes that the model held."""
 
     began_s: float
     free_before_bytes: Mapping[str, int]
     held_bytes: Mapping[str, int]
 
     def is_over(self, free_bytes: Mapping[str, int], now_s: float) -> bool:
-        """Return whether more than three quarters are free again on every device, or the limit has passed."""
+        """Return whether more than `RECOVERED_SHARE` is free again on every device, or `LIMIT_S` has passed."""
+        # Drivers free memory some time after the process has ended. A load that starts too early would fail for no
+        # reason.
         if now_s - self.began_s >= LIMIT_S:
             return True
         return all(
@@ -210,10 +222,10 @@ class Recovery:
 def begin_recovery(
     rig: Rig, free_bytes: Mapping[str, int], held_bytes: Mapping[str, int], now_s: float
 ) -> Recovery | None:
-    """Return what to wait for once a model that holds `held_bytes` goes; None: nothing.
+    """Return the wait for the memory of a model that holds `held_bytes`; None if no device needs one.
 
-    `free_bytes` are live readings. The CPU, integrated devices and Metal share the host's memory, which is free as
-    soon as the process has ended; a device without a reading cannot be waited for.
+    The CPU, integrated devices and Metal share the host's memory, which is free as soon as the process has ended.
+    `free_bytes`: live readings. A device without a reading is not waited for.
     """
     before = {
         device.id: free_bytes[device.id]

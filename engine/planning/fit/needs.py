@@ -1,7 +1,7 @@
-"""How short a layout is: the memory that layouts of one plan take of each device, against limits.
+"""Needs: the memory that layouts of one plan take on each device, compared with limits.
 
-Strategies, steps back and proposals all search among layouts and ask this one question. Every number comes from the
-estimate of a whole layout, because compute buffers depend on all of it.
+Strategies, steps back and proposals search among layouts with it. Every number comes from the estimate of a whole
+layout, because compute buffers depend on all of it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from engine.planning.plan.report import device_needs, shortfalls
 
 
 class Needs:
-    """Memory of layouts with the settings and side files of `plan`. Estimates are kept by layout.
+    """Memory of layouts with the settings and side files of `plan`. Estimates are cached by layout.
 
-    `limits`: the most bytes of each device; a device without one is never short. `as_asked`: settings are estimated as
-    they were asked for; otherwise what is left open is decided for each layout, as in a load. `watch` counts the
-    layouts that are estimated, and cancels. `left`: layouts that may still be estimated before the search is to end.
+    `limits`: bytes that may be used of each device; a device without a limit is never short.
+    `as_asked`: estimate the settings as asked for. Otherwise open settings are decided for each layout, as in a load.
+    `watch`: counts the layouts that are estimated, and cancels.
+    `left`: number of layouts that may still be estimated; the caller looks at it and ends its search.
     """
 
     def __init__(
@@ -39,8 +40,9 @@ class Needs:
         self._known: dict[Layout, Mapping[str, DeviceMemory]] = {}
 
     def within(self, limits: Mapping[str, int]) -> Needs:
-        """Return the same with other limits; estimates are shared."""
+        """Return needs with other limits that share the cached estimates."""
         other = Needs(self._plan, limits, as_asked=self._as_asked, watch=self._watch)
+        # What a layout needs does not depend on the limits.
         other._plans, other._known = self._plans, self._known
         return other
 
@@ -52,10 +54,10 @@ class Needs:
         return found
 
     def of(self, layout: Layout) -> Mapping[str, DeviceMemory]:
-        """Return what `layout` takes of each device.
+        """Return the memory of `layout` on each device.
 
         Raises:
-            CancelledError: the watch says that nobody waits for the answer any more.
+            CancelledError: the search was cancelled by the watch.
         """
         found = self._known.get(layout)
         if found is None:
@@ -79,11 +81,9 @@ class Needs:
         return shortfalls(self.of(layout), self.limits)
 
     def is_short(self, layout: Layout, devices: Collection[str]) -> bool:
-        """Return whether one of these devices is short.
-
-        Settings as asked for are first estimated without compute buffers: weights and caches alone often tell, and
-        take next to no time.
-        """
+        """Return whether one of these devices is short."""
+        # Weights and caches alone often show it, and are much quicker to estimate than compute buffers. That is only
+        # possible for settings as asked for: decisions need the whole estimate.
         if self._as_asked and layout not in self._known:
             plan = self._plan
             least = plan.memory.estimate(layout, plan.edit.context, plan.rig, with_compute=False)
@@ -92,18 +92,21 @@ class Needs:
         return not self.short(layout).keys().isdisjoint(devices)
 
     def room(self, layout: Layout) -> dict[str, int]:
-        """Return how many bytes each device has beyond what `layout` takes, negative if it is short."""
+        """Return the bytes that `layout` leaves of each limit; negative if the device is short."""
         needs = self.of(layout)
         return {name: limit - needs[name].need_bytes for name, limit in self.limits.items()}
 
 
 def first_number(low: int, high: int, holds: Callable[[int], bool]) -> int:
-    """Return the first number from `low` to `high` for which `holds`, found by halving; `high` if none does."""
+    """Return the first number from `low` to `high` for which `holds`, by bisection; `high` if there is none below."""
+    # Valid only if `holds` is monotonic: once true, it stays true for all larger numbers.
     return low + bisect_left(range(low, high), x=True, key=holds)
 
 
 def largest_number(high: int, holds: Callable[[int], bool], guess: int) -> int:
-    """Return the largest number up to `high` for which `holds`, 0 if none; few questions if `guess` is near it."""
+    """Return the largest number up to `high` for which `holds`, 0 if there is none."""
+    # Steps double away from `guess` until the answer is enclosed, then it is bisected: each call of `holds` may be an
+    # estimate of milliseconds, and the guess is usually right or off by one.
     low, step = 0, 1
     from_below = from_above = False
     probe = guess

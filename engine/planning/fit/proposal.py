@@ -1,4 +1,4 @@
-"""A proposal: one change after which a load should fit, what it keeps of what was asked for, and what it costs."""
+"""A proposal: one change after which a load is forecast to fit, how much it gives up, and how much speed it costs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ProposalKind = Literal[
     "layout", "layers", "shares", "experts", "pipeline", "ubatch", "unload", "cache", "context", "cache_and_context"
 ]
 ALL_KINDS: tuple[ProposalKind, ...] = get_args(ProposalKind)
-"""The last one only where there is no other."""
+"""All kinds. The last one is only proposed if there is no other."""
 _GIVEN_UP: Mapping[ProposalKind, int] = {
     "layout": 0,
     "layers": 1,
@@ -30,18 +30,24 @@ _GIVEN_UP: Mapping[ProposalKind, int] = {
     "context": 4,
     "cache_and_context": 5,
 }
-"""How much of the wish a change gives up. What changes only where and how fast things are computed gives up nothing
-that people see; then comes another conversation, then how exact answers are, last how long a conversation may be."""
+"""How much of the request a kind of change gives up, in order.
+
+0 and 1: only placement and speed change. 2: another model is unloaded. 3: answers get less exact. 4 and 5: the context
+gets shorter.
+"""
 _SAME_SPEED = 0.97
-"""A prediction is not good enough to tell less of a difference than this."""
+"""Ratio of speeds above which they count as equal: predictions are not more exact."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A change in one sentence, the edit after it, and what it does to each device that it changes.
+    """A change of an edit that is forecast to fit.
 
-    `rows` are what it takes, of the grade that says how we know. `unload` is the key of a loaded model that has to go
-    first. `speed` is predicted: tokens per second of an answer, as a part of those of what was asked for.
+    `text`: the change in one sentence. `edit`: the edit after it. `detail`: difference in memory of each device, in
+        words.
+    `rows`: memory of each device after the change; `grade`: how these numbers are known.
+    `unload`: key of a loaded model that has to be unloaded first; None if there is none.
+    `speed`: predicted tokens per second of an answer, as a share of those of the plan as asked for.
     """
 
     text: str
@@ -55,12 +61,12 @@ class Proposal:
 
     @property
     def words(self) -> str:
-        """What it does to devices and to the speed, and how we know, on one line."""
+        """Changes in memory and speed, and the grade of the numbers, on one line."""
         return " · ".join(filter(None, (self.detail, _speed_words(self.speed), grade_words(self.grade))))
 
 
 def by_what_they_keep(proposals: Sequence[Proposal]) -> tuple[Proposal, ...]:
-    """Return proposals in the order in which they are shown: those that give up least first, of these the fastest."""
+    """Return proposals in the order in which they are shown: by how much they give up, then the fastest first."""
     ordered = sorted(proposals, key=lambda each: (_GIVEN_UP[each.kind], -round(each.speed, 2)))
     return without_duplicates(ordered)
 
@@ -72,13 +78,13 @@ def kinds_by_what_they_keep() -> tuple[tuple[ProposalKind, ...], ...]:
 
 
 def without_duplicates(proposals: Sequence[Proposal]) -> tuple[Proposal, ...]:
-    """Return the first of those that lead to one edit: what the search found may be a single move as well."""
+    """Return the first proposal for each edit: the layout of the automatic search may be that of a single move."""
     first = {(each.edit, each.unload): each for each in reversed(proposals)}
     return tuple(each for each in proposals if first[each.edit, each.unload] is each)
 
 
 def changes_in_words(before: Sequence[DeviceRow], after: Sequence[DeviceRow]) -> str:
-    """Return "RPC0 310 MiB less, CPU 312 MiB more" for devices that change, what gets free first."""
+    """Return the devices whose need changes, such as "RPC0 310 MiB less, CPU 312 MiB more", relieved ones first."""
     changes = [(new.id, new.need_bytes - old.need_bytes) for old, new in zip(before, after, strict=True)]
     changes = sorted((change for change in changes if change[1]), key=lambda change: change[1])
     return ", ".join(

@@ -1,4 +1,4 @@
-"""Changes after which a load that ran out of memory should fit, what gives up least first. All of it is arithmetic."""
+"""Proposals: changes after which a load that ran out of memory is forecast to fit, those that give up least first."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ def propose(
     kinds: Collection[ProposalKind] = ALL_KINDS,
     constraints: Constraints = NO_CONSTRAINTS,
 ) -> tuple[Proposal, ...]:
-    """Return at most `MAX_PROPOSALS` changes of what `plan` asks for that are forecast to fit, without duplicates.
+    """Return at most `MAX_PROPOSALS` changes of `plan` that are forecast to fit, without duplicates.
 
-    The layout that an automatic search finds with everything else as it was asked for is the first, where there is
-    one; then one of each kind, see `by_what_they_keep`.
+    There is one change of each kind, in the order of `by_what_they_keep`. Pinned layers stay, and devices that are off
+    get nothing. The result is empty if the forecast is incomplete or the layout breaks a rule.
 
-    `missing` is how many bytes too few each device had in the load that failed: every proposal takes at least these
-    off the device, whatever was forecast. Nothing is proposed for a model whose forecast is not whole, nor for
-    a layout that breaks a rule. Pinned layers stay, and devices that are off get nothing. The automatic search ends
-    when `constraints.watch` says so; without it there is one proposal less.
+    `missing`: bytes by which each device was short in the failed load. Every proposal takes at least as many off the
+        device, whatever was forecast.
+    `kinds`: kinds of changes to look for. `constraints.watch`: cancels the automatic search; the other kinds are still
+        proposed.
     """
     search = _Search(plan, missing, constraints)
     if not missing or search.before.violations or search.before.report.probe_only is not None:
@@ -70,6 +70,7 @@ def propose(
         "context": search.shorter_context,
     }
     found = [found for kind, look in searches.items() if kind in kinds and (found := look()) is not None]
+    # This change gives up most, so it is only looked for if there is no other.
     if not found and "cache_and_context" in kinds:
         found = [proposal for proposal in [search.smaller_cache_and_context()] if proposal is not None]
     return by_what_they_keep(found)[:MAX_PROPOSALS]
@@ -78,7 +79,7 @@ def propose(
 def propose_by_forecast(
     plan: Plan, constraints: Constraints = NO_CONSTRAINTS, kinds: Collection[ProposalKind] = ALL_KINDS
 ) -> tuple[Proposal, ...]:
-    """Return changes after which a plan that is forecast not to fit does, before anybody has tried to load it."""
+    """Return proposals for a plan that is forecast not to fit and was not loaded yet."""
     short = {row.id: row.shortfall_bytes for row in plan.forecast if row.is_short}
     return propose(plan, short, kinds, constraints)
 
@@ -86,10 +87,10 @@ def propose_by_forecast(
 def best_by_forecast(
     plan: Plan, constraints: Constraints = NO_CONSTRAINTS, kinds: Collection[ProposalKind] = ALL_KINDS
 ) -> Proposal | None:
-    """Return the first of these changes; what gives up more is not looked for.
+    """Return the first of these proposals, None if there is none. Kinds that give up more are not looked for.
 
     Raises:
-        CancelledError: `constraints.watch` says that nobody waits any more.
+        CancelledError: the search was cancelled by `constraints.watch`.
     """
     for together in kinds_by_what_they_keep():
         if constraints.watch is not None:
@@ -101,15 +102,16 @@ def best_by_forecast(
 
 
 class _Search:
-    """One load that does not fit; every method is one kind of change and returns the smallest that helps."""
+    """Searches changes for one load that does not fit. Each method returns the smallest change of one kind, or None."""
 
     def __init__(self, plan: Plan, missing: Mapping[str, int], constraints: Constraints) -> None:
         self._plan, self._missing, self._constraints = plan, missing, constraints
         self._layout, self._context = plan.edit.layout, plan.edit.context
-        self.before = plan.with_edit(plan.edit)  # What was probed is not known of other layouts.
+        self.before = plan.with_edit(plan.edit)  # Without probed rows: other layouts have none to compare with.
         self._limits = {row.id: row.need_bytes - row.shortfall_bytes for row in self.before.forecast}
         for row in self.before.forecast:
             if row.id in missing:
+                # What the load was short of counts more than what was forecast.
                 self._limits[row.id] = min(self._limits[row.id], row.need_bytes - missing[row.id])
         self._needs = Needs(self.before, self._limits)
         self._relief = Relief(plan, self._needs, constraints)
@@ -117,29 +119,31 @@ class _Search:
     # ------------------------------------------------------------------ kinds of change
 
     def found_layout(self) -> Proposal | None:
-        """Return the layout that the automatic search finds on what the devices turned out to have.
+        """Return the layout that strategy fewest finds within the memory that the devices turned out to have.
 
-        Modes tensor and row are a wish of their own, which that search knows nothing of.
+        None for modes tensor and row, in which strategies do not search.
         """
         if self._layout.split_mode in ("tensor", "row"):
             return None
         sized = msgspec.structs.replace(self._context, n_ctx=self._n_ctx)
+        # The search has to leave room for the side files of the edit too.
         constraints = replace(self._constraints, side_files=self._plan.edit.side_files)
         try:
             check_constraints(constraints, self._plan.rig, self._layout.n_layers)
             found = auto_layout("fewest", self._plan.memory, self._rig_within_limits(), sized, constraints)
+        # One proposal less. The other kinds need no search and are still wanted.
         except (ArgumentError, CancelledError):
             return None
         if not found.fits:
             return None
         experts = tr(" with some experts on the CPU") if found.layout.overrides else ""
         text = tr("Place {layout}{experts}", layout=layout_words(found.layout), experts=experts)
-        # A length that was left open stays so, where what would then be decided fits too.
+        # An open context length stays open if the length that would be decided fits too.
         proposals = (self._proposal("layout", text, found.layout, each) for each in (self._context, sized))
         return next(filter(None, proposals), None)
 
     def _rig_within_limits(self) -> Rig:
-        """Return the rig with margins that leave of each device no more than it turned out to have."""
+        """Return the rig with margins so large that each device offers no more than it turned out to have."""
 
         def limited(device: Device) -> Device:
             kept_bytes = device.available_bytes - self._limits[device.id]
@@ -148,7 +152,7 @@ class _Search:
         return Rig(tuple(map(limited, self._plan.rig.devices)), limited(self._plan.rig.host))
 
     def moved_layers(self) -> Proposal | None:
-        """Return the fewest layers moved off a device to the one with most room, to a neighbour before others."""
+        """Return the move of the fewest layers off a short device, to a neighbour or the device with most room."""
         if self._layout.split_mode not in ("layer", "none"):
             return None
         found = self._relief.moved_layers(self._layout, self._missing)
@@ -158,7 +162,7 @@ class _Search:
         return self._proposal("layers", self._move_words(move, count), move.after(self._layout, count))
 
     def _nearest(self) -> Proposal | None:
-        """Return several moves, for when more than one device is short."""
+        """Return the nearest layout that fits, which may take several moves, if more than one device is short."""
         found = self._relief.nearest(self._layout)
         if found is None or found == self._layout:
             return None
@@ -173,7 +177,7 @@ class _Search:
         return tr("Move {what} from {device} to {target}", what=what, device=move.run.device, target=move.target)
 
     def _left_device(self) -> Proposal | None:
-        """Return all of a device moved to another one, for when no single run has enough on it."""
+        """Return the move of everything on a short device to another one, if no single run is large enough."""
         for device in self._missing:
             found = self._relief.without(self._layout, device, self._missing)
             if found is not None:
@@ -184,7 +188,7 @@ class _Search:
         return None
 
     def shares(self) -> Proposal | None:
-        """Return other shares of mode tensor, with more layers on the CPU where the members have no room."""
+        """Return other shares for mode tensor, with more layers on the CPU if the members have no room."""
         if self._layout.split_mode != "tensor":
             return None
         found = self._relief.changed_shares(self._layout)
@@ -195,7 +199,7 @@ class _Search:
         )
 
     def shorter_context(self) -> Proposal | None:
-        """Return the longest context that fits, in steps of the engine."""
+        """Return the longest context that fits, in steps of `CONTEXT_STEP`."""
         context = self._longest_context(self._context)
         if context is None:
             return None
@@ -204,11 +208,12 @@ class _Search:
         )
 
     def smaller_cache(self) -> Proposal | None:
-        """Return the largest of the small KV types that helps."""
+        """Return the change to the largest of the small KV types that is enough."""
         return next((found for each in smaller_caches(self._context) if (found := self._cache_proposal(each))), None)
 
     def smaller_cache_and_context(self) -> Proposal | None:
-        """Return the smallest KV type with the longest context that fits then: for loads that miss by far."""
+        """Return the smallest KV type with the longest context that then fits, for loads that are short by far."""
+        # Backwards, so that the smallest cache comes first: it leaves the longest context.
         for cache in reversed(tuple(smaller_caches(self._context))):
             context = self._longest_context(cache)
             if context is not None:
@@ -220,7 +225,7 @@ class _Search:
         return None
 
     def moved_experts(self) -> Proposal | None:
-        """Return the fewest layers whose experts go to the CPU; attention and KV cache stay."""
+        """Return the move of the experts of the fewest layers to the CPU; attention and KV cache stay."""
         found = self._relief.moved_experts(self._layout, self._missing)
         if found is None:
             return None
@@ -234,14 +239,16 @@ class _Search:
         return self._proposal("experts", text, move.after(self._layout, count))
 
     def no_pipeline(self) -> Proposal | None:
-        """Return the plan without the copies for a pipeline; long prompts are then read by one device at a time."""
+        """Return the plan without a pipeline and its copies; one device at a time then computes a long prompt."""
         if self._context.pipeline == "off" or not any(row.pipeline_bytes for row in self.before.forecast):
             return None
         context = msgspec.structs.replace(self._context, pipeline="off")
         return self._proposal("pipeline", tr("Do without the copies for a pipeline"), context=context)
 
     def ubatch(self) -> Proposal | None:
-        """Return the largest smaller ubatch that helps."""
+        """Return the largest smaller `n_ubatch` that is enough, halving it down to `MIN_UBATCH`."""
+        # Compute buffers grow about linearly with the micro batch, so halving finds a value near the limit in few
+        # steps.
         n_ubatch = self._context.n_ubatch // 2
         while n_ubatch >= MIN_UBATCH:
             context = msgspec.structs.replace(self._context, n_ubatch=n_ubatch)
@@ -252,7 +259,7 @@ class _Search:
         return None
 
     def unloaded_model(self) -> Proposal | None:
-        """Return one of our other models that holds enough of every device that was short: the smallest such."""
+        """Return the unloading of another model of ours: the smallest one that holds enough on every short device."""
         rig = self._plan.rig
         held = {
             device: {each.key: each.size_bytes for each in found.holdings}
@@ -266,6 +273,7 @@ class _Search:
             if all(held[device].get(key, 0) >= missing_bytes for device, missing_bytes in self._missing.items())
         ]
         for key in sorted(enough, key=lambda key: (sum(sizes[key] for sizes in held.values()), names[key])):
+            # Enough bytes are not all: the plan may also be short of devices on which that model holds nothing.
             report = self._plan.on(rig_without(rig, key)).report
             if report.fits:
                 freed = ", ".join(less_words(device, sizes[key]) for device, sizes in held.items())
@@ -280,11 +288,11 @@ class _Search:
 
     @property
     def _n_ctx(self) -> int:
-        """The context in tokens, also where its length was left open."""
+        """The context in tokens, as decided if its length was left open."""
         return self.before.settings.n_ctx
 
     def _longest_context(self, context: ContextSettings) -> ContextSettings | None:
-        """Return `context` with the longest context that helps, in steps of the engine; None if none does."""
+        """Return `context` with the longest length that is enough, in steps of `CONTEXT_STEP`; None if none is."""
 
         def shorter(steps: int) -> ContextSettings:
             return context.with_each(steps * CONTEXT_STEP)
@@ -301,12 +309,13 @@ class _Search:
     # ------------------------------------------------------------------ checks
 
     def _plan_of(self, layout: Layout, context: ContextSettings) -> Plan:
+        # `Needs` has plans of the settings as asked for, by layout. Other settings need plans of their own.
         if context is self._context:
             return self._needs.plan(layout)
         return self._plan.with_edit(replace(self._plan.edit, layout=layout, context=context))
 
     def _helps(self, plan: Plan) -> bool:
-        """Return whether it fits, with as much less on every device that was short as was missing."""
+        """Return whether `plan` breaks no rule and stays within the limits, which leave out the missing bytes."""
         return not plan.violations and not shortfalls({row.id: row.memory for row in plan.forecast}, self._limits)
 
     def _proposal(
@@ -319,9 +328,9 @@ class _Search:
         return Proposal(text, plan.edit, words, kind, plan.forecast, speed=self._speed(plan))
 
     def _speed(self, plan: Plan) -> float:
-        """Return how many of the tokens per second are left that what was asked for is predicted to have."""
+        """Return the predicted tokens per second of `plan` as a share of those of the plan as asked for."""
         if plan.edit.layout == self._layout:
-            return 1.0  # Of settings the prediction knows the cache only, which is not what decides.
+            return 1.0  # Settings hardly change the prediction: it only knows the size of the cache.
         before_s, after_s = (
             predict_layout(each.memory, each.rig, each.edit.layout, each.settings, self._constraints.speeds).middle_s
             for each in (self.before, plan)
@@ -330,7 +339,7 @@ class _Search:
 
 
 def _length_words(context: ContextSettings) -> str:
-    """Return "4096", or of how many requests each has that many tokens."""
+    """Return the context length of a request, such as "4096" or "4096 for each of 2 requests"."""
     each = context.n_ctx_each
     return (
         str(each)
@@ -340,7 +349,7 @@ def _length_words(context: ContextSettings) -> str:
 
 
 def rig_without(rig: Rig, key: FileIdentity) -> Rig:
-    """Return `rig` as it will be when our other model with this key has been unloaded."""
+    """Return `rig` after our other model with this key has been unloaded."""
 
     def freed(device: Device) -> Device:
         held_bytes = sum(each.size_bytes for each in device.holdings if each.key == key)
@@ -357,7 +366,7 @@ def rig_without(rig: Rig, key: FileIdentity) -> Rig:
 
 
 def smaller_caches(now: ContextSettings) -> Iterator[ContextSettings]:
-    """Yield settings with K and V, then K alone, in a smaller type; V needs what the rules check."""
+    """Yield settings with K and V in a smaller type, then with K alone. The rules may refuse a type of V."""
     for kind in _SMALL_TYPES:
         key = kind if _bits(kind) < _bits(now.type_k) else now.type_k
         value = kind if _bits(kind) < _bits(now.type_v) else now.type_v
@@ -367,7 +376,7 @@ def smaller_caches(now: ContextSettings) -> Iterator[ContextSettings]:
 
 
 def cache_words(before: ContextSettings, after: ContextSettings) -> str:
-    """Return "KV cache to q8_0", or which half of it."""
+    """Return the change of cache types, such as "KV cache to q8_0" or "K cache to q8_0"."""
     if before.type_k != after.type_k and before.type_v != after.type_v:
         return tr("KV cache to {type_k}", type_k=after.type_k)
     return (

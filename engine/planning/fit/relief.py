@@ -1,8 +1,7 @@
-"""Taking load off devices until a layout goes within given limits, by moving as little as can be found quickly.
+"""Relief: small changes of a layout that bring it within given limits.
 
-A step back moves on until a layout goes within them; a proposal is one change that does.
-
-What the user decided stays: the split mode, pinned layers, the order of devices, overrides, devices that are off.
+A step back changes the layout until it is within the limits; a proposal is one change that is enough. The split mode,
+pinned layers, the order of devices, overrides and unused devices stay as the user chose them.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from engine.planning.layout.layout import Layout, Override, Run, single_device
 from engine.planning.plan.plan import Plan
 
 MAX_ESTIMATES = 160
-"""Layouts estimated for one step back: a person waits for it."""
+"""Layouts that may be estimated for one step back. The user waits for it."""
 MAX_CHANGE_ESTIMATES = 32
-"""Layouts estimated for one change: several are looked for after a load that failed."""
+"""Layouts that may be estimated for one proposal. A failed load has several."""
 
 _Step = Callable[[int], Layout | None]
-"""What becomes of a layout when so many layers are taken off a device; None where that cannot be."""
+"""The layout after a number of layers has left a device; None if that is not possible."""
 _Taking = tuple[_Step, int]
-"""A step, and the most layers that it can take."""
+"""A step, and the largest number of layers it can move."""
 
 
 # ---------------------------------------------------------------------- moves
@@ -37,7 +36,7 @@ _Taking = tuple[_Step, int]
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Layers at an end of a run that go to `target`: `layers(n)` are the `n` that would go first."""
+    """A move of layers from one end of a run to `target`. `from_end`: layers at the end of the run go first."""
 
     run: Run
     target: str
@@ -55,9 +54,12 @@ class Move:
 
 
 def moves_off(layout: Layout, devices: Collection[str], targets: Sequence[str]) -> list[Move]:
-    """Return both ends of every run of `devices` with every target (the best first), in the order they are tried.
+    """Return the moves from both ends of every run of `devices` to every target, the best first.
 
-    Neighbours come before others, the CPU last, what needs no further entry first; the output layer stays if it can.
+    Moves to a neighbour come before all others. In each of the two groups moves to the CPU come last. Then these come
+    first: moves with fewer further device entries, to better targets, without the output layer, off longer runs.
+
+    `targets`: devices that may get layers, the best first.
     """
     moves: list[tuple[tuple[int, ...], Move]] = []
     runs = layout.runs
@@ -71,6 +73,7 @@ def moves_off(layout: Layout, devices: Collection[str], targets: Sequence[str]) 
                 move = Move(run, target, from_end)
                 with_output = from_end and index == len(runs) - 1
                 more = entry_count(move.after(layout, 1)) - entry_count(layout)
+                # False sorts before True.
                 order = (not near, target == CPU_ID, max(0, more), rank, with_output, -run.length, not from_end)
                 moves.append((order, move))
     return [move for _, move in sorted(moves, key=lambda pair: pair[0])]
@@ -78,7 +81,7 @@ def moves_off(layout: Layout, devices: Collection[str], targets: Sequence[str]) 
 
 @dataclass(frozen=True, slots=True)
 class ExpertMove:
-    """Experts at the end of a run that go to the CPU, while attention and KV cache stay."""
+    """A move of the experts at the end of a run to the CPU. Attention and KV cache stay."""
 
     run: Run
 
@@ -93,14 +96,15 @@ class ExpertMove:
 
 
 def experts_off(layout: Layout, model: ModelFile, devices: Collection[str]) -> list[ExpertMove]:
-    """Return the experts of `devices` that no override has taken elsewhere, the longest rows of layers first."""
+    """Return moves of experts of `devices` that no override has moved yet, the longest ranges of layers first."""
     moves = [ExpertMove(run) for device in devices if device != CPU_ID for run in _expert_runs(layout, model, device)]
     return sorted(moves, key=lambda move: (-move.run.length, move.run.first))
 
 
 def _expert_runs(layout: Layout, model: ModelFile, device: str) -> Iterator[Run]:
-    """Yield layers of `device` in a row whose experts are there too."""
+    """Yield ranges of layers of `device` whose experts are on it too."""
     here: list[int] = []
+    # The empty name after the last layer ends the last range.
     for layer, where in enumerate((*layout.assignment(), "")):
         if where == device and _has_experts(layout, model, layer):
             here.append(layer)
@@ -115,11 +119,11 @@ def _has_experts(layout: Layout, model: ModelFile, layer: int) -> bool:
 
 
 def pushed_to_cpu(layout: Layout, device: str, count: int) -> Layout | None:
-    """Return `layout` with `count` layers less on the first run of `device` and as many more on the CPU at the front.
+    """Return `layout` with `count` layers fewer on the first run of `device` and as many more on the CPU at the front.
 
-    The runs before it keep their lengths and take on the layers behind theirs: layers on the CPU cost least at the
-    front. None where `device` has no run of so many layers.
+    None if `device` has no run of so many layers.
     """
+    # Only CPU layers at the front can use op offload. So all runs before that of `device` move up by `count` layers.
     runs = layout.runs
     place = next((index for index, run in enumerate(runs) if run.device == device), None)
     if place is None or runs[place].length < count:
@@ -139,16 +143,14 @@ _AnyMove = TypeVar("_AnyMove", Move, ExpertMove)
 
 
 class Relief:
-    """Layouts of `plan` within the limits of `needs`. What `constraints` pin stays.
-
-    Devices that are off get nothing.
-    """
+    """Searches layouts of `plan` within the limits of `needs`. Pinned layers stay; devices that are off get nothing."""
 
     def __init__(self, plan: Plan, needs: Needs, constraints: Constraints = NO_CONSTRAINTS) -> None:
         self._plan, self.needs = plan, needs
         self._pins = {layer: pin.device for pin in constraints.pins for layer in range(pin.first, pin.last + 1)}
         if constraints.output is not None:
             self._pins[plan.model.n_layers] = constraints.output
+        # Devices of kind accel, such as BLAS, compute in host memory and hold no layers.
         self._off = constraints.off | {device.id for device in plan.rig.devices if device.kind == "accel"}
 
     def is_allowed(self, layout: Layout) -> bool:
@@ -158,11 +160,11 @@ class Relief:
         return not self.needs.plan(layout).violations
 
     def goes(self, layout: Layout) -> bool:
-        """Return whether `layout` is allowed and within the limits."""
+        """Return whether `layout` is allowed and no device is above its limit."""
         return not self.needs.short(layout) and self.is_allowed(layout)
 
     def _targets(self, layout: Layout, avoid: Collection[str]) -> list[str]:
-        """Return the devices that may take something, without `avoid`: those with most room first, the CPU last."""
+        """Return the devices that may get layers, except `avoid`: the ones with the most room first, the CPU last."""
         room = self.needs.room(layout)
         targets = [name for name in room if name not in avoid and name not in self._off]
         return sorted(targets, key=lambda name: (name == CPU_ID, -room[name]))
@@ -170,14 +172,14 @@ class Relief:
     # ------------------------------------------------------------------ one change that is enough
 
     def moved_layers(self, layout: Layout, devices: Collection[str]) -> tuple[Move, int] | None:
-        """Return the move of layers off `devices` that leaves `layout` within the limits, and the fewest that do.
+        """Return the first move of layers off `devices` with which `layout` fits the limits, and the fewest layers.
 
         A neighbour takes them before others; see `moves_off`.
         """
         return self._enough_moved(layout, moves_off(layout, devices, self._targets(layout, devices)))
 
     def moved_experts(self, layout: Layout, devices: Collection[str]) -> tuple[ExpertMove, int] | None:
-        """Return the move of experts to the CPU that leaves `layout` within the limits, and the fewest that do."""
+        """Return the first move of experts to the CPU with which `layout` fits the limits, and the fewest layers."""
         return self._enough_moved(layout, [] if CPU_ID in self._off else experts_off(layout, self._plan.model, devices))
 
     def changed_shares(self, layout: Layout) -> Layout | None:
@@ -186,8 +188,7 @@ class Relief:
         return found if found is not None and self.is_allowed(found) else None
 
     def without(self, layout: Layout, device: str, avoid: Collection[str] = ()) -> tuple[str, Layout] | None:
-        """Return a device and `layout` with all of `device` moved there: if even one layer is too much, or overrides
-        name it."""
+        """Return another device and `layout` with everything of `device` on it; None if no device has room for that."""
         for target in self._targets(layout, {device, *avoid}):
             moved = layout.replace_device(device, target)
             if moved != layout and self.goes(moved):
@@ -195,7 +196,7 @@ class Relief:
         return None
 
     def _enough_moved(self, layout: Layout, moves: Sequence[_AnyMove]) -> tuple[_AnyMove, int] | None:
-        """Return the first of `moves` that is enough, with the fewest layers; None if the search gets long."""
+        """Return the first of `moves` that is enough, and its fewest layers; None after `MAX_CHANGE_ESTIMATES`."""
         if layout.split_mode not in ("layer", "none"):
             return None
         self.needs.left = MAX_CHANGE_ESTIMATES
@@ -208,15 +209,18 @@ class Relief:
                 continue
             step = partial(move.after, layout)
             if not self._relieves(step, short, move.run.length):
+                # The run is too short for its device, whichever device would take it. The same run needs no other
+                # target.
                 too_small.add(move.run)
                 continue
+            # The more layers leave, the less the device needs, so the first number that is enough can be bisected.
             count = first_number(1, move.run.length, partial(self._relieves, step, short))
             if self.goes(step(count)):
                 return move, count
         return None
 
     def _relieves(self, step: _Step, devices: Collection[str], count: int) -> bool:
-        """Return whether the step is enough for `devices`, whatever it does to others."""
+        """Return whether `devices` are within their limits after the step; other devices are not looked at."""
         found = step(count)
         return found is None or not self.needs.is_short(found, devices)
 
@@ -244,6 +248,7 @@ class Relief:
         seen: set[Layout] = set()
         while short := self.needs.short(layout):
             relieved = self._less_on(layout, max(short, key=lambda device: short[device]))
+            # A layout that was seen before would lead to the same steps without end.
             if relieved is None or relieved in seen or self.needs.left <= 0:
                 return None
             seen.add(relieved)
@@ -251,10 +256,8 @@ class Relief:
         return layout
 
     def _less_on(self, layout: Layout, device: str) -> Layout | None:
-        """Return `layout` with as much taken off `device` as is needed, else as one step can; None: nothing can be.
-
-        The CPU is slow: as long as another device takes something, it gets nothing.
-        """
+        """Return `layout` after one step that relieves `device` as far as needed or possible; None if no step helps."""
+        # Other devices come first: layers on the CPU cost the most speed.
         needs, short = self.needs, self.needs.short(layout).keys()
         for steps in self._steps(layout, device):
             best = layout
@@ -271,7 +274,7 @@ class Relief:
         return self._all_off(layout, device)
 
     def _steps(self, layout: Layout, device: str) -> tuple[list[_Taking], list[_Taking]]:
-        """Return ways to take layers off `device`: to other devices, and to the CPU."""
+        """Return the steps that take layers off `device`: to other devices, and to the CPU."""
         room = self.needs.room(layout)
         targets = [name for name in self._targets(layout, (device,)) if room[name] > 0]
         to_devices: list[_Taking] = []
@@ -282,6 +285,8 @@ class Relief:
         for move in moves_off(layout, (device,), targets):
             steps = to_cpu if move.target == CPU_ID else to_devices
             steps.append((partial(move.after, layout), move.run.length))
+        # An output layer on the device of the last layer moves with that layer, so only one apart has a step of its
+        # own.
         if layout.output_device == device and layout.runs[-1].device != device:
             for target in targets:
                 steps = to_cpu if target == CPU_ID else to_devices
@@ -289,7 +294,7 @@ class Relief:
         return to_devices, to_cpu
 
     def _enough(self, step: _Step, most: int, device: str, short: Collection[str]) -> Layout | None:
-        """Return the step with the fewest layers that relieve `device`, or as many as make nobody short who was not."""
+        """Return the step with the fewest layers that relieve `device`; fewer, if another device would become short."""
 
         def fits_elsewhere(count: int) -> bool:
             found = step(count)
@@ -299,6 +304,7 @@ class Relief:
             return None
         wanted = first_number(1, most, partial(self._relieves, step, (device,)))
         if not fits_elsewhere(wanted):
+            # As many as other devices can take. The next round goes on from there.
             wanted = first_number(1, wanted, lambda count: not fits_elsewhere(count)) - 1
         return step(wanted)
 

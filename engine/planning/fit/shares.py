@@ -1,4 +1,4 @@
-"""Shares of split mode tensor that keep every member within a limit, with leading CPU layers where none do."""
+"""Shares of split mode tensor with which every member is within its limit, with more CPU layers if necessary."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from engine.planning.layout.split_modes import with_shares
 
 _ROUNDS = 8
 _WHOLE = 1000
-"""Shares are written in thousandths: what a member is cut into is coarser than that."""
+"""Shares are whole numbers of thousandths. The parts that llama.cpp splits into are coarser."""
 _SPARE = 0.98
-"""Of what is left on a member this much is used, since slices are rounded to whole heads."""
+"""Part of a member's free room that is used: llama.cpp rounds slices to whole heads."""
 
 
 def shares_within(layout: Layout, needs: Needs) -> Layout | None:
-    """Return `layout` of mode tensor with shares changed as little as keeps the limits of `needs`, else with the fewest
-    more layers on the CPU; None if nothing does."""
+    """Return `layout`, of mode tensor, with the least changed shares that are within the limits of `needs`.
+
+    If there are none, as few further layers as possible go to the CPU. None if that does not help either.
+    """
     found = _balanced(layout, needs)
     low, high = leading_cpu_layers(layout) + 1, layout.n_layers - 1
     if found is not None or low > high:
@@ -30,12 +32,12 @@ def shares_within(layout: Layout, needs: Needs) -> Layout | None:
 
 
 def share_words(layout: Layout) -> str:
-    """Return the shares of mode tensor or row in per cent, and the layers that are not shared."""
+    """Return the shares of mode tensor or row in per cent, and the layers on the CPU, in words."""
     whole = sum(share for _, share in layout.tensor_split)
     shares = ", ".join(f"{device} {100 * share / whole:.3g} %" for device, share in layout.tensor_split if share)
     leading = leading_cpu_layers(layout)
     return (
-        tr("{shares} with {layer} on the CPU", shares=shares, layer=layer_words(0, leading - 1)) if leading else shares
+        tr("{shares}, with {layer} on the CPU", shares=shares, layer=layer_words(0, leading - 1)) if leading else shares
     )
 
 
@@ -45,14 +47,17 @@ def _led(layout: Layout, leading: int) -> Layout:
 
 def _balanced(layout: Layout, needs: Needs) -> Layout | None:
     members = split_members(layout)
+    # Sizes are not proportional to shares, because of padding and of whole heads. So shares are corrected in rounds.
     for _ in range(_ROUNDS):
         short = needs.short(layout)
         if not short:
             return layout
+        # A device that is no member, such as the CPU, gets no relief from other shares.
         if short.keys() - set(members):
             return None
         found = {name: needs.of(layout)[name].need_bytes for name in members}
         changed = _shifted(layout, members, needs.room(layout), found)
+        # Shares are whole thousandths, so a correction may be too small to change anything.
         if changed is None or changed == layout:
             return None
         layout = changed
@@ -62,10 +67,10 @@ def _balanced(layout: Layout, needs: Needs) -> Layout | None:
 def _shifted(
     layout: Layout, members: tuple[str, ...], room: Mapping[str, int], found: Mapping[str, int]
 ) -> Layout | None:
-    """Return `layout` with what is too much on some members given to those with room, in proportion to it."""
+    """Return `layout` with the excess of short members given to the others, in proportion to their room."""
     given = {name: share for name, share in layout.tensor_split if name in members}
     whole = sum(given.values())
-    # What a share stands for, taken at the members that are short: there it has to come off.
+    # The share that a byte stands for, measured on each member: short members must lose enough of it.
     per_byte = {name: given[name] / whole / found[name] for name in members if found[name]}
     taken = {
         name: min(given[name] / whole, -room[name] * per_byte[name] / _SPARE) for name in members if room[name] < 0

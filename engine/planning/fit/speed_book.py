@@ -1,7 +1,7 @@
-"""Speeds kept between runs: of devices and links as measured on request, and what every answer took.
+"""Speeds that are saved between runs: measurements of devices and links, and the times of answers and prompts.
 
-Pure values and one small file. A device is known by its backend and by where it is, as in the calibration; workers of
-this machine are all alike, whatever port they have.
+Pure values and one small file. A device has the key of the calibration. All workers of this machine share one key,
+whatever their port.
 """
 
 from __future__ import annotations
@@ -31,16 +31,21 @@ from engine.planning.speed.speeds import LINKS, Link, Speeds
 
 VERSION = 1
 KEPT = 128
-"""Devices that are kept."""
+"""Most devices that are saved."""
 LOCAL_LATENCY_S = 20e-6
 MAX_FILE_BYTES = 1 << 18
+# Workers of this machine may have another port at every start, so the endpoint cannot identify them.
 _WORKER_HERE = "RPC on this machine"
 
 
 class KeptDevice(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What was measured of a device. `by_type`: bytes per second by the weights' type, F16's being the first number;
-    `op_s`: a computation that reads next to nothing, None where that was not measured; `products`: weights times tokens
-    per second by type, where there are many tokens."""
+    """Measurements of one device.
+
+    `read_bytes_per_second`: speed of reading F16 weights. `by_type`: the same for other types of weights.
+    `round_trip_s`: latency of its link. `sent_bytes_per_second`: bandwidth of its link.
+    `op_s`: seconds of a computation that reads next to nothing; None if it was not measured.
+    `products`: weights times tokens per second in large batches, by type of weights.
+    """
 
     read_bytes_per_second: float
     round_trip_s: float
@@ -52,17 +57,18 @@ class KeptDevice(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class SpeedBook:
-    """Devices by key, and the last answers and prompts, the newest at the end."""
+    """Measured devices by key, and the latest answers and prompts, the newest last."""
 
     devices: Mapping[str, KeptDevice]
     answers: tuple[Answer, ...] = ()
     prompts: tuple[Answer, ...] = ()
 
     def speeds(self, rig: Rig, card_links: Mapping[str, float] | None = None) -> Speeds:
-        """Return what counts on `rig`; `card_links`: bytes per second of cards' links by device id, as drivers tell."""
+        """Return the speeds for `rig`. `card_links`: bytes per second of links by device id, as drivers report them."""
         keys = {device.id: speed_key(device) for device in rig.all_devices}
         known = {device_id: self.devices[key] for device_id, key in keys.items() if key in self.devices}
         links = {device_id: Link(LOCAL_LATENCY_S, speed) for device_id, speed in (card_links or {}).items()}
+        # Measured links replace those that drivers report.
         links |= {key: Link(kept.round_trip_s, kept.sent_bytes_per_second) for key, kept in known.items()}
         taught, taught_of_prompts = learnt_factors(self.answers), learnt_factors(self.prompts)
         factors = with_common(taught, self.devices)
@@ -82,9 +88,9 @@ class SpeedBook:
         )
 
     def with_device(self, device: Device, kept: KeptDevice) -> SpeedBook:
-        """Return the book with what was measured of a device; what cannot be is left out.
+        """Return the book with the measurements of a device; values that are not sensible are ignored.
 
-        What answers taught of the device was taught of another prediction, and is forgotten.
+        Answers with this device are dropped, because their predictions used other measurements.
         """
         if not _is_sensible(kept):
             return self
@@ -94,7 +100,7 @@ class SpeedBook:
         return SpeedBook(dict(list(devices.items())[-KEPT:]), self.answers, self.prompts).without_answers_of({key})
 
     def without_answers_of(self, keys: Set[str]) -> SpeedBook:
-        """Return the book without what answers taught of these devices."""
+        """Return the book without the answers and prompts in which these devices took part."""
         answers, prompts = (
             tuple(answer for answer in kept if keys.isdisjoint(answer.parts)) for kept in (self.answers, self.prompts)
         )
@@ -103,14 +109,14 @@ class SpeedBook:
     def with_answer(
         self, layout_class: str, rig: Rig, predicted: SpeedForecast, tokens: int, tokens_per_second: float
     ) -> SpeedBook:
-        """Return the book after an answer on a layout of which this was predicted without what was learnt."""
+        """Return the book after an answer. `predicted`: the prediction for its layout without learnt corrections."""
         if tokens < MIN_TOKENS or tokens_per_second <= 0:
             return self
         answer = _answer(layout_class, rig, predicted.devices, predicted.token_s, tokens_per_second)
         return replace(self, answers=(*self.answers, answer)[-KEPT_ANSWERS:]) if answer.is_sensible else self
 
     def with_prompt(self, layout_class: str, rig: Rig, predicted: SpeedForecast, tokens_per_second: float) -> SpeedBook:
-        """Return the book after a prompt was read on a layout of which this was predicted without what was learnt."""
+        """Return the book after a prompt. `predicted`: the prediction for its layout without learnt corrections."""
         if predicted.n_tokens < MIN_PROMPT_TOKENS or tokens_per_second <= 0:
             return self
         prompt = _answer(layout_class, rig, predicted.devices, predicted.token_s, tokens_per_second)
@@ -120,14 +126,15 @@ class SpeedBook:
 def _answer(
     layout_class: str, rig: Rig, times: Iterable[DeviceTime], token_s: float, tokens_per_second: float
 ) -> Answer:
-    """Return what is kept of a measurement: a token's seconds, and those predicted by device."""
+    """Return a measurement to save: seconds of a token, measured in all and predicted for each device."""
     devices = {device.id: device for device in rig.all_devices}
     parts: dict[str, float] = {}
     for each in times:
         key = speed_key(devices[each.id])
+        # Added up, because all workers of this machine have one key.
         parts[key] = parts.get(key, 0.0) + each.seconds - each.link_s
         parts[LINKS] = parts.get(LINKS, 0.0) + each.link_s
-    # Members of a split layer work at the same time: what they take is their part of the whole.
+    # Members of a split layer work at the same time, so their times are scaled to add up to that of the token.
     scale = token_s / max(sum(parts.values()), 1e-12)
     return Answer(layout_class, {key: part * scale for key, part in parts.items()}, 1 / tokens_per_second)
 
@@ -136,12 +143,12 @@ EMPTY_BOOK = SpeedBook({})
 
 
 def speed_key(device: Device) -> str:
-    """Return what the speed of a device is known by from run to run."""
+    """Return the key of a device's speed, which stays the same from run to run."""
     return _WORKER_HERE if is_on_this_machine(device) else device_key(device)
 
 
 class _Document(msgspec.Struct, frozen=True):
-    """`ratios` of earlier versions belonged to another prediction and are not read."""
+    """The file. `ratios` of earlier versions are not read: they are for another prediction."""
 
     version: int
     devices: dict[str, KeptDevice]
@@ -150,7 +157,7 @@ class _Document(msgspec.Struct, frozen=True):
 
 
 def read_speed_book(path: Path) -> SpeedBook:
-    """Return what was kept in `path`; a file that is missing, damaged, too large or of another version is empty."""
+    """Return the book of `path`; an empty one if the file is missing, damaged, too large or of another version."""
     document = read_kept(path, _Document, MAX_FILE_BYTES)
     if document is None or document.version != VERSION:
         return EMPTY_BOOK
@@ -163,10 +170,10 @@ def read_speed_book(path: Path) -> SpeedBook:
 
 
 def write_speed_book(path: Path, book: SpeedBook) -> None:
-    """Keep `book` in `path`; a reader finds the old file or the new one, whole.
+    """Write `book` to `path`. The write is atomic: a reader finds the old file or the new one.
 
     Raises:
-        PlacedError: where it cannot be written.
+        PlacedError: the file cannot be written.
     """
     document = _Document(VERSION, dict(book.devices), book.answers, book.prompts)
     write_kept(path, document, what="speeds", fail=PlacedError)

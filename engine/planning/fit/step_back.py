@@ -1,7 +1,8 @@
-"""The next layout to try after one that did not fit: what devices turned out to have is learnt, and never forgotten.
+"""The next layout to try after one that did not fit.
 
-A load that ran out of memory tells what a device really gave; a probe tells what the engine plans beyond our estimate.
-From all that was tried follows one limit for each device, and the layout nearest to the last one within these.
+A load that ran out of memory shows how much a device really has, and a probe how much the engine plans beyond our
+estimate. All attempts together give one limit for each device. The next layout is the nearest to the last one within
+these limits.
 """
 
 from __future__ import annotations
@@ -22,12 +23,16 @@ from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow, usable_bytes
 
 MAX_TENTHS = 10
-"""At this back-off nothing is left of a device that refused memory."""
+"""Largest back-off, in tenths of the capacity: nothing is left of a device that refused memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A device that refused memory: bytes it was asked for, had free (None: it does not tell) and had given before."""
+    """A device that refused an allocation.
+
+    `requested_bytes`: size of the refused allocation. `placed_bytes`: bytes that it had given before.
+    `free_bytes`: free memory at that time; None if the device does not report it.
+    """
 
     device: str
     requested_bytes: int
@@ -36,16 +41,18 @@ class Refusal:
 
     @property
     def capacity_bytes(self) -> int:
-        """The most that it can be hoped to give in all."""
+        """Most bytes that the device can have in all: less than was refused, at most placed and reported free bytes."""
         asked_bytes = self.placed_bytes + self.requested_bytes - 1
         return asked_bytes if self.free_bytes is None else min(asked_bytes, self.placed_bytes + self.free_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A layout that was tried. `rows` are the best that is known of what it takes, probed where that could be had.
+    """A layout that was tried.
 
-    `refusal` None: it was not loaded, because the rows do not fit. `tenths` is the back-off that it was planned with.
+    `rows`: its memory on each device, probed if possible, else estimated.
+    `refusal`: None if it was not loaded, because the rows do not fit.
+    `tenths`: the back-off with which it was planned.
     """
 
     layout: Layout
@@ -56,7 +63,7 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class NextLayout:
-    """The next layout, the back-off it was planned with, and what was changed, in words."""
+    """The next layout to try. `tenths`: back-off with which it was planned. `change`: the moved layers, in words."""
 
     layout: Layout
     tenths: int
@@ -64,13 +71,13 @@ class NextLayout:
 
 
 def step_back(plan: Plan, history: Sequence[Tried], constraints: Constraints = NO_CONSTRAINTS) -> NextLayout | None:
-    """Return what to try after all of `history`, whose last layout is stepped back from; None: nothing is left.
+    """Return the layout to try after those of `history`, near the last of them; None if none is left.
 
-    `plan` is what was asked for: its settings and side files stay.
+    A device that refused memory gets fewer bytes than in any layout that it refused. In addition it gets less than its
+    capacity, by a tenth for every refusal so far. If that gives no new layout, the back-off grows; the last layout to
+    try is the CPU alone. Split mode, overrides, pinned layers and devices that are off stay as the user chose them.
 
-    A device that refused gets fewer bytes than in any layout that it refused, and less than it really gave by a tenth
-    for every refusal so far. Where that leads to no new layout, the back-off grows; last comes the CPU alone.
-    Split mode, settings, overrides, pinned layers and devices that are off stay as the user has them.
+    `plan`: the plan as asked for. Its settings and side files stay.
     """
     last = history[-1]
     needs = Needs(plan, usable_bytes(plan.rig))
@@ -81,6 +88,7 @@ def step_back(plan: Plan, history: Sequence[Tried], constraints: Constraints = N
         found = relief.nearest(last.layout)
         if found is not None and found not in past:
             return NextLayout(found, tenths, change_words(last.layout, found))
+        # The back-off is for devices that refused memory. Without a refusal a larger one changes no limit.
         if tenths == MAX_TENTHS or all(each.refusal is None for each in history):
             break
         tenths += 1
@@ -91,12 +99,12 @@ def step_back(plan: Plan, history: Sequence[Tried], constraints: Constraints = N
 
 
 def _limits(needs: Needs, rig: Rig, history: Sequence[Tried], tenths: int) -> dict[str, int]:
-    """Return the most bytes that the estimate of the next layout may have on each device."""
+    """Return the upper limit of the next layout's estimate on each device, in bytes."""
     limits = dict(needs.limits)
     for tried in history:
         estimated = needs.of(tried.layout)
         for row in tried.rows:
-            # What the engine plans beyond the estimate of one layout it may plan again in the next.
+            # The engine may plan the same bytes beyond our estimate in the next layout.
             unseen_bytes = max(0, row.need_bytes - (estimated[row.id].need_bytes if row.id in estimated else 0))
             limits[row.id] = min(limits[row.id], _available_bytes(rig, row.id) - unseen_bytes)
     for tried in history:
@@ -104,6 +112,7 @@ def _limits(needs: Needs, rig: Rig, history: Sequence[Tried], tenths: int) -> di
             device = tried.refusal.device
             overhead_bytes = next((row.overhead_bytes for row in tried.rows if row.id == device), 0)
             given_bytes = tried.refusal.capacity_bytes * (MAX_TENTHS - tenths) // MAX_TENTHS + overhead_bytes
+            # At least one byte less than what was refused, or the search could return the same layout.
             below_bytes = needs.of(tried.layout)[device].need_bytes - 1
             limits[device] = min(limits[device], given_bytes, below_bytes)
     return limits
@@ -115,7 +124,7 @@ def _available_bytes(rig: Rig, device_id: str) -> int:
 
 
 def change_words(before: Layout, after: Layout) -> str:
-    """Return what moved, such as "layers 4-5 from RPC0 to CPU, the output layer from RPC1 to CPU"."""
+    """Return the moved layers, such as "layers 4-5 from RPC0 to CPU, the output layer from RPC1 to CPU"."""
     if after.split_mode in ("tensor", "row"):
         return tr("shares {share}", share=share_words(after))
     pairs = list(zip(before.assignment(), after.assignment(), strict=True))
@@ -137,16 +146,16 @@ def change_words(before: Layout, after: Layout) -> str:
                 output_device2=after.output_device,
             )
         )
-    return ", ".join(moved) or tr("what overrides moved")
+    return ", ".join(moved) or tr("tensors moved by overrides")
 
 
 def layout_words(layout: Layout) -> str:
-    """Return what each device holds, such as "layers 0-3 on CPU, layers 4-7 on RPC0"."""
+    """Return the layers of each device, such as "layers 0-3 on CPU, layers 4-7 on RPC0"."""
     return share_words(layout) if layout.split_mode in ("tensor", "row") else describe_runs(layout)
 
 
 def shortage_words(rows: Sequence[DeviceRow]) -> str:
-    """Return which devices are short by how much, such as "RPC0 by 12.0 MiB"."""
+    """Return the short devices with their shortfalls, such as "RPC0 by 12.0 MiB"."""
     return ", ".join(
         tr("{id} by {shortfall}", id=row.id, shortfall=format_bytes(row.shortfall_bytes))
         for row in rows

@@ -1,1 +1,1 @@
-"""Which layer goes to which device, and what llama.cpp is told about it."""
+"""The device of each layer, and its translation into parameters of llama.cpp."""

@@ -13,16 +13,16 @@ from engine.planning.settings.context_settings import KV_TYPES, ContextSettings,
 from engine.planning.settings.table import MAX_SEQUENCES
 
 KV_BLOCK_ELEMENTS: Mapping[KvType, int] = {kind: TYPES_BY_NAME[kind].block_elements for kind in KV_TYPES}
-"""Elements in one block of a cache type, `ggml_blck_size`; a row of the cache is whole blocks."""
+"""Elements in one block of each cache type (`ggml_blck_size`). A row of the cache must be a whole number of blocks."""
 
 
 def without_flash_attention(model: ModelFile, context: ContextSettings) -> bool:
-    """Return whether the engine computes this model without flash attention from the start."""
+    """Return whether this model is computed without flash attention, because it is off or not supported."""
     return context.flash_attn == "off" or not architecture_rules(model.architecture).flash_attention
 
 
 def cache_violations(model: ModelFile, context: ContextSettings) -> Iterator[Violation]:
-    """Yield what is wrong with cache types and sequences, whatever the layout."""
+    """Yield the rules on cache types and sequences that the settings break. They hold for every layout."""
     yield from _value_cache(model, context)
     yield from _type_pair(model, context)
     yield from _block_sizes(model, context)
@@ -33,7 +33,7 @@ def _value_cache(model: ModelFile, context: ContextSettings) -> Iterator[Violati
     if KV_BLOCK_ELEMENTS[context.type_v] == 1 or not without_flash_attention(model, context):
         return
     if context.flash_attn == "off":
-        reason, remedy = tr("which is off"), tr("Set flash attention to auto or on, or the V cache type to f16.")
+        reason, remedy = tr("which is turned off"), tr("Set flash attention to auto or on, or the V cache type to f16.")
     else:
         reason = tr("which the engine does not have for {architecture} models", architecture=model.architecture)
         remedy = tr("Set the V cache type to f16.")
@@ -61,8 +61,8 @@ def _type_pair(model: ModelFile, context: ContextSettings) -> Iterator[Violation
 
 def _block_sizes(model: ModelFile, context: ContextSettings) -> Iterator[Violation]:
     caches = [("K", context.type_k, "key"), ("V", context.type_v, "value")]
-    # Without flash attention a V cache with blocks is refused as such. A K cache whose heads are no whole blocks is
-    # not refused there, but what the engine computes with it is not a number.
+    # Without flash attention llama.cpp refuses every quantised V cache, so there is no block size to check. It does not
+    # refuse a K cache whose heads are not whole blocks, but then computes NaN.
     for letter, cache_type, key in caches[:1] if without_flash_attention(model, context) else caches:
         block = KV_BLOCK_ELEMENTS[cache_type]
         width = next((width for width in _head_widths(model, key) if width % block), None)
@@ -70,8 +70,8 @@ def _block_sizes(model: ModelFile, context: ContextSettings) -> Iterator[Violati
             yield Violation(
                 "cache_block_size",
                 tr(
-                    "The {letter} heads of this model are {width} wide, which is no multiple of "
-                    "{cache_type}'s {block}.",
+                    "The {letter} heads of this model are {width} wide, which is not a multiple of "
+                    "{block}, the block size of {cache_type}.",
                     letter=letter,
                     width=width,
                     cache_type=cache_type,
@@ -82,8 +82,8 @@ def _block_sizes(model: ModelFile, context: ContextSettings) -> Iterator[Violati
 
 
 def block_remedy(letter: str) -> str:
-    """Return the remedy for a K or V cache with blocks that the heads do not have; it tells which of them it is."""
-    return tr("Choose f16 or another type without blocks for the {letter} cache.", letter=letter)
+    """Return the remedy for a cache type whose block size does not divide the head width; `letter` is K or V."""
+    return tr("Choose a cache type without blocks, such as f16, for the {letter} cache.", letter=letter)
 
 
 def _sequences(model: ModelFile, context: ContextSettings) -> Iterator[Violation]:
@@ -91,7 +91,7 @@ def _sequences(model: ModelFile, context: ContextSettings) -> Iterator[Violation
         yield Violation(
             "too_many_sequences",
             tr(
-                "{n_seq_max} sequences are asked for and the engine takes {max_sequences}.",
+                "{n_seq_max} sequences were requested; the engine supports at most {max_sequences}.",
                 n_seq_max=context.n_seq_max,
                 max_sequences=MAX_SEQUENCES,
             ),
@@ -102,7 +102,7 @@ def _sequences(model: ModelFile, context: ContextSettings) -> Iterator[Violation
         yield Violation(
             "separate_sequences",
             tr(
-                "{architecture} models cannot keep {n_seq_max} sequences apart.",
+                "{architecture} models cannot use separate KV caches for {n_seq_max} sequences.",
                 architecture=model.architecture,
                 n_seq_max=context.n_seq_max,
             ),
@@ -110,13 +110,13 @@ def _sequences(model: ModelFile, context: ContextSettings) -> Iterator[Violation
         )
     n_ctx = context.n_ctx or model.n_ctx_train or 0
     yield from _uneven_batch(model, context, n_ctx)
-    # Logits of every sequence are made in one batch; a causal model's batch is no longer than its context.
+    # One batch must hold an output token of every sequence. llama.cpp cuts the batch of a causal model to the context.
     batch = context.n_batch if model.hyper_parameter("attention.causal") is False else min(context.n_batch, n_ctx)
     if context.n_seq_max > max(1, batch):
         yield Violation(
             "sequences_over_batch",
             tr(
-                "{n_seq_max} sequences do not go into one batch of {batch} tokens.",
+                "{n_seq_max} sequences do not fit into one batch of {batch} tokens.",
                 n_seq_max=context.n_seq_max,
                 batch=batch,
             ),
@@ -134,8 +134,8 @@ def _uneven_batch(model: ModelFile, context: ContextSettings, n_ctx: int) -> Ite
         yield Violation(
             "separate_sequences",
             tr(
-                "{architecture} models keep {n_sequences} sequences apart only in micro batches that "
-                "divide evenly, and {n_tokens} tokens do not.",
+                "{architecture} models need a micro batch size divisible by the number of sequences; {n_tokens} "
+                "tokens are not divisible by {n_sequences}.",
                 architecture=model.architecture,
                 n_sequences=n_sequences,
                 n_tokens=n_tokens,
@@ -153,7 +153,10 @@ def _has_latent_attention(model: ModelFile) -> bool:
 
 
 def _head_widths(model: ModelFile, key: str) -> list[int]:
-    """Return the widths of a layer's K or V heads, of full and of sliding-window attention; empty without heads."""
+    """Return the widths of K or V heads, of full and of sliding-window attention; empty for a model without heads.
+
+    `key`: "key" or "value".
+    """
     heads = model.hyper_parameter("attention.head_count")
     first_heads = heads[0] if isinstance(heads, tuple) and heads else heads
     if not isinstance(first_heads, int) or first_heads <= 0:
@@ -165,5 +168,6 @@ def _head_widths(model: ModelFile, key: str) -> list[int]:
     if width is None:
         embedding = model.hyper_parameter("embedding_length")
         width = embedding // first_heads if isinstance(embedding, int) else None
+    # Layers with a window may have heads of another size (`key_length_swa`), which are stored in the same type.
     sliding = model.hyper_parameter(f"attention.{key}_length_swa")
     return list(dict.fromkeys(each for each in (width, sliding) if isinstance(each, int) and each > 0))

@@ -1,4 +1,4 @@
-"""What llama.cpp is told about a layout. Pure: the child turns ids into ggml devices."""
+"""Translation of a layout into the parameters of `llama_model_params`. The child replaces ids by ggml devices."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ MATCHES_NO_TENSOR = "^no tensor$"
 
 
 class TensorOverride(msgspec.Struct, frozen=True):
-    """Weights whose name the ECMAScript regex `pattern` finds go to `device`."""
+    """Places weights on `device` whose name matches the ECMAScript regex `pattern` (`tensor_buft_overrides`)."""
 
     pattern: str
     device: str
 
 
 class EngineParameters(msgspec.Struct, frozen=True, kw_only=True):
-    """`devices` are our ids in the order of the entries.
+    """The layout's part of `llama_model_params`.
 
-    `tensor_split` always has `MAX_DEVICES` numbers: layer counts in mode layer, shares of every layer in the modes
-    tensor and row. `extra_buffers`: the CPU may keep weights in an order of its own, which is faster.
+    `devices`: device ids in the order of the device list.
+    `tensor_split`: `MAX_DEVICES` numbers; layer counts in mode layer, shares of each layer in modes tensor and row.
+    `main_gpu`: index in `devices`.
+    `extra_buffers`: the CPU may repack weights into a faster order (`use_extra_bufts`).
     """
 
     n_gpu_layers: int
@@ -41,10 +43,10 @@ class EngineParameters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def entries(layout: Layout) -> tuple[Run, ...]:
-    """Return the runs handed to the engine as device entries; position `n_layers` is the output layer.
+    """Return the runs that become entries of llama.cpp's device list; layer `n_layers` is the output layer.
 
-    A leading CPU run is none of them (it is what `n_gpu_layers` leaves out); an output layer on another device than
-    the last layer's is one of its own.
+    A CPU run at the front is not an entry: `n_gpu_layers` leaves these layers out. An output layer on another device
+    than the last layer is an entry of its own.
     """
     output = Run(layout.output_device, layout.n_layers, layout.n_layers)
     positions = merge_runs((*layout.runs, output))
@@ -52,40 +54,40 @@ def entries(layout: Layout) -> tuple[Run, ...]:
 
 
 def further_devices(layout: Layout) -> tuple[str, ...]:
-    """Return the devices that only overrides name: entries without layers, as the engine computes on entries only."""
+    """Return the devices that only overrides name. llama.cpp needs an entry, without layers, for each."""
+    # The CPU is always there: llama.cpp adds its backend after the devices of the list.
     known = {CPU_ID, *(run.device for run in entries(layout))}
     return tuple(dict.fromkeys(each.device for each in layout.overrides if each.device not in known))
 
 
 def entry_count(layout: Layout) -> int:
-    """Return how many device entries the engine would get; `MAX_ENTRIES` is the most it takes."""
+    """Return the number of entries in the device list of `layout`; llama.cpp takes at most `MAX_ENTRIES`."""
     return len(entries(layout)) + len(further_devices(layout))
 
 
 def split_members(layout: Layout) -> tuple[str, ...]:
-    """Return the devices that share every layer in modes tensor and row: those with a share above 0, in their order."""
+    """Return the devices with a share above 0, in order. In modes tensor and row each has a part of every layer."""
     return tuple(device for device, share in layout.tensor_split if share > 0)
 
 
 def used_devices(layout: Layout) -> frozenset[str]:
-    """Return every device that a load of `layout` opens: of its runs, its output, its shares and its overrides."""
+    """Return every device that a load of `layout` opens: those of runs, output layer, shares and overrides."""
     return frozenset((*layout.devices, *split_members(layout), *(each.device for each in layout.overrides)))
 
 
 def leading_cpu_layers(layout: Layout) -> int:
-    """Return how many layers the CPU run at the front has, which `n_gpu_layers` leaves out."""
+    """Return the number of layers in a CPU run at the front. `n_gpu_layers` leaves them out."""
     return layout.runs[0].length if layout.runs[0].device == CPU_ID else 0
 
 
 def engine_parameters(layout: Layout, model_n_layers: int, n_unlisted: int = 0) -> EngineParameters:
-    """Return what llama.cpp is told so that every layer, its KV cache and the output layer land where `layout` says.
+    """Return the parameters with which llama.cpp places layers, KV cache and output layer as `layout` says.
 
-    `n_unlisted` layers that the engine makes behind those of the file go with the last, for which the CPU becomes an
-    entry if it has all layers and the output is elsewhere.
-    Whole layer counts that sum to `n_gpu_layers` make llama.cpp's float32 split exact; shares of 1 would not.
+    `n_unlisted`: layers that llama.cpp adds after those of the file (`count_unlisted_layers`). They go to the device of
+    the last layer.
 
     Raises:
-        LayoutError: for what the rules refuse before: another layer count, too many entries or members.
+        LayoutError: the layout is for another number of layers, or has too many entries or members.
     """
     if layout.n_layers != model_n_layers:
         raise LayoutError(
@@ -97,10 +99,14 @@ def engine_parameters(layout: Layout, model_n_layers: int, n_unlisted: int = 0) 
         raise LayoutError(
             f"the layout needs {entry_count(layout)} device entries and the engine takes {MAX_ENTRIES}", place="runs"
         )
+    # llama.cpp sums and divides `tensor_split` in float32 and compares a layer's index with the result. Whole layer
+    # counts that sum to `n_gpu_layers` keep this exact; shares that sum to 1 would not.
     offloaded = entries(layout)
     devices = (*(run.device for run in offloaded), *further_devices(layout))
     counts = [float(run.length) for run in offloaded]
     with_last = next((place for place, run in enumerate(offloaded) if run.first <= layout.n_layers - 1 <= run.last), -1)
+    # If all layers of the file are on the CPU and only the output layer is offloaded, the added layers count as
+    # offloaded too. The CPU then has to be an entry to get them.
     if n_unlisted and offloaded and with_last < 0:
         devices, counts, with_last = (CPU_ID, *devices), [0.0, *counts], 0
     if offloaded:
@@ -109,14 +115,15 @@ def engine_parameters(layout: Layout, model_n_layers: int, n_unlisted: int = 0) 
         n_gpu_layers=round(sum(counts)),
         devices=devices,
         tensor_split=tuple(counts + [0.0] * (MAX_DEVICES - len(counts))),
-        # Mode none keeps the first entry only, and with no entry it is an error.
+        # With mode none llama.cpp uses `main_gpu` only, and refuses an empty device list. Mode layer does the same for
+        # one entry, and takes none.
         split_mode=layout.split_mode if len(devices) == 1 else "layer",
         overrides=tensor_overrides(layout),
     )
 
 
 def _split_parameters(layout: Layout) -> EngineParameters:
-    """Return the parameters of modes tensor and row: shares as they are, and which layers take part."""
+    """Return the parameters of modes tensor and row: the shares as they are, and the number of split layers."""
     members = split_members(layout)
     if len(members) > MAX_DEVICES:
         raise LayoutError(
@@ -128,13 +135,14 @@ def _split_parameters(layout: Layout) -> EngineParameters:
         devices=members,
         tensor_split=tuple(shares + [0.0] * (MAX_DEVICES - len(shares))),
         split_mode=layout.split_mode,
+        # llama.cpp takes an index into the device list, not an id.
         main_gpu=members.index(layout.main_device) if layout.main_device in members else 0,
         overrides=tensor_overrides(layout),
     )
 
 
 def tensor_overrides(layout: Layout) -> tuple[TensorOverride, ...]:
-    """Return the overrides as patterns on tensor names, for `pattern_finder`; the first that finds a name decides."""
+    """Return the overrides as patterns for `pattern_finder`. The first pattern that matches a tensor name decides."""
     return tuple(
         TensorOverride(override.pattern or part_pattern(override.part or "all", override.layers), override.device)
         for override in layout.overrides

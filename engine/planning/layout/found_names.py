@@ -1,7 +1,7 @@
-"""What the engine is told of an override: the tensors that it finds in this file, by name.
+"""Overrides as llama.cpp gets them: patterns that list the matching tensors of this file by name.
 
-llama.cpp compiles every pattern for every tensor and matches it by backtracking. Names in groups, as `part_pattern`
-writes them, are short and cost it nothing, whatever the pattern was; and what is loaded is what was forecast.
+llama.cpp compiles each pattern for each tensor and matches by backtracking (`std::regex`). A list of names is quick to
+match, whatever the user's pattern was. And the load uses exactly the tensors that the forecast counted.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from engine.planning.layout.layout import Layout
 from engine.planning.layout.patterns import part_pattern, pattern_finder
 
 MAX_NAMES_LENGTH = 32768
-"""libstdc++ refuses regexes of more than 100,000 states; the patterns of whole models have some hundred characters."""
+"""Characters of a pattern. libstdc++ refuses a regex of over 100,000 states; patterns of whole models have hundreds."""
 
 _NAME = re.compile(r"[A-Za-z0-9._/-]{1,127}", re.ASCII)
-"""llama.cpp makes up its own tensor names, all of this kind; it knows no tensor with another name."""
+"""Tensor names of llama.cpp. A tensor with any other name is not loaded, so no override can be for it."""
 _NUMBERED = re.compile(r"([^0-9]*)([0-9]{1,9})([^0-9].*)", re.ASCII)
 
 
 def found_overrides(layout: Layout, names: Iterable[str]) -> tuple[TensorOverride, ...]:
-    """Return the overrides of `layout` for a model with tensors of these `names`, in their order.
+    """Return the overrides of `layout`, in order, for a model with tensors of these `names`.
 
     Raises:
-        LayoutError: a pattern that finds so many unlike names that the engine would refuse their list.
+        LayoutError: a pattern matches so many different names that their list is too long for `std::regex`.
     """
     known = tuple(names)
     found = []
@@ -39,7 +39,7 @@ def found_overrides(layout: Layout, names: Iterable[str]) -> tuple[TensorOverrid
             pattern = names_pattern(name for name in known if finds(name))
             if len(pattern) > MAX_NAMES_LENGTH:
                 raise LayoutError(
-                    "the pattern finds too many unlike tensors of this model; use several overrides",
+                    "the pattern matches too many different tensors of this model; use several overrides",
                     place=f"overrides[{index}].pattern",
                 )
         found.append(TensorOverride(pattern, override.device))
@@ -47,16 +47,18 @@ def found_overrides(layout: Layout, names: Iterable[str]) -> tuple[TensorOverrid
 
 
 def names_pattern(names: Iterable[str]) -> str:
-    """Return a regex that finds exactly these tensor names: those of layers by layers, alternatives only."""
+    """Return a regex that matches exactly these tensor names. Names that differ in the layer only are one group."""
     layers: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     alternatives = []
     for name in names:
+        # Anything else in a name could be a regex operator, which `std::regex` would then run.
         if not _NAME.fullmatch(name):
             continue
         if numbered := _NUMBERED.fullmatch(name):
             layers[numbered[1], numbered[3]].append(numbered[2])
         else:
             alternatives.append(_literal(name))
+    # Tensors that were found in the same layers share one list of layer numbers, which keeps the pattern short.
     tails: defaultdict[tuple[str, tuple[str, ...]], list[str]] = defaultdict(list)
     for (head, tail), numbers in layers.items():
         tails[head, tuple(numbers)].append(_literal(tail))

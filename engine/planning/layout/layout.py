@@ -1,6 +1,6 @@
-"""A layout: which device holds which layers. A value; every operation returns a new one.
+"""The layout: the device of each layer. A frozen value; every operation returns another layout.
 
-Also how ranges of layers are written, and a violation: a rule that a layout breaks.
+The module also has the words for ranges of layers, and `Violation`, a rule that a layout breaks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from engine.planning.layout.patterns import OVERRIDE_PARTS, OverridePart, find_p
 
 
 def range_text(first: int, last: int) -> str:
-    """Return "5" or "5-9", as layout files have it."""
+    """Return "5" or "5-9", as in layout files."""
     return str(first) if first == last else f"{first}-{last}"
 
 
@@ -41,7 +41,7 @@ class Violation(msgspec.Struct, frozen=True):
 SplitMode = Literal["layer", "none", "tensor", "row"]
 SPLIT_MODES: tuple[SplitMode, ...] = ("layer", "none", "tensor", "row")
 MAX_LAYERS = 65536
-"""Far above llama.cpp's own limit; keeps a mistyped range from costing memory."""
+"""Most layers of a layout. llama.cpp takes 512 (`LLAMA_MAX_LAYERS`); a mistyped range must not fill memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,10 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """Weights that live elsewhere than their layer: a `part` of layers, or a regex on tensor names. KV stays."""
+    """Weights on another device than their layer: a `part` of layers, or tensors that match the regex `pattern`.
+
+    The KV cache stays with the layer. `first` and `last`: layers of the part, both included; None: all layers.
+    """
 
     device: str
     part: OverridePart | None = None
@@ -69,19 +72,21 @@ class Override:
 
     @property
     def layers(self) -> range | None:
-        """Layers that a part is meant on, None for all of them."""
+        """Layers that the part is for; None: all layers."""
         return None if self.first is None or self.last is None else range(self.first, self.last + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """`runs` cover layers 0..n_layers-1 in order, neighbours on different devices; `output_device` has the output.
+    """The device of each layer, of the output layer and of overrides, and the split mode.
 
-    `tensor_split` (device id, share) is for modes tensor and row only. Building a layout that breaks this raises
-    `LayoutError` with the place; so does every operation that is asked for something that is not there.
+    `runs`: layers 0 to `n_layers` - 1 in order; neighbours are on different devices.
+    `tensor_split`: (device id, share) of each member, in modes tensor and row only.
+    `main_device`: in mode row only.
 
-    Operations keep the output layer where it is, except that an output layer on the last layer's device follows
-    that layer. In mode none everything is on one device: an edit that takes something elsewhere makes it mode layer.
+    An invalid layout raises `LayoutError` with the place of the fault, and so does an operation on a layer or boundary
+    that does not exist. Operations keep the output layer where it is. But if it is on the device of the last layer, it
+    moves with that layer. In mode none, moving a part to another device changes the mode to layer.
     """
 
     n_layers: int
@@ -98,7 +103,7 @@ class Layout:
             if run.device == following.device:
                 raise LayoutError(
                     tr(
-                        "runs {index} and {index2} are both on {device}; make them one",
+                        "runs {index} and {index2} are both on {device}; merge them into one run",
                         index=index,
                         index2=index + 1,
                         device=run.device,
@@ -113,7 +118,7 @@ class Layout:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Devices that hold layers or the output layer, each once, in order of first use."""
+        """Devices of layers and of the output layer, each once, in layer order."""
         return tuple(dict.fromkeys([*(run.device for run in self.runs), self.output_device]))
 
     def device_of(self, layer: int) -> str:
@@ -121,6 +126,8 @@ class Layout:
         if layer == self.n_layers:
             return self.output_device
         self._check_layer(layer)
+        # `check_cover` made sure that runs are in order and without gaps, so the first run that ends here or later is
+        # the one.
         return next(run.device for run in self.runs if layer <= run.last)
 
     def assignment(self) -> tuple[str, ...]:
@@ -139,6 +146,7 @@ class Layout:
                 place="runs",
             )
         left, right = self.runs[boundary_index : boundary_index + 2]
+        # Clamped at the neighbours, so that a run does not vanish while its boundary is dragged.
         first = min(max(layer, left.first + 1), right.last)
         moved = (replace(left, last=first - 1), replace(right, first=first))
         return replace(self, runs=(*self.runs[:boundary_index], *moved, *self.runs[boundary_index + 2 :]))
@@ -151,6 +159,7 @@ class Layout:
             raise LayoutError(tr("layers {first}-{last} are the wrong way round", first=first, last=last), place="runs")
         assignment = list(self.assignment())
         assignment[first : last + 1] = [device] * (last - first + 1)
+        # Decided by the layout before the move, because afterwards the last layer may be on another device.
         followed = self.output_device == self.runs[-1].device
         return self._edited(_runs_of(assignment), assignment[-1] if followed else self.output_device)
 
@@ -163,13 +172,14 @@ class Layout:
         return self._edited(self.runs, device)
 
     def replace_device(self, old: str, new: str) -> Layout:
-        """Name `new` wherever `old` was named: runs, output layer, shares (which add up), overrides."""
+        """Return the layout with `new` in place of `old` in runs, output layer, shares (added up) and overrides."""
 
         def swap(device: str) -> str:
             return new if device == old else device
 
         shares: dict[str, float] = {}
         for device, share in self.tensor_split:
+            # Both devices may have a share. `_check_shares` allows one for each device.
             shares[swap(device)] = shares.get(swap(device), 0.0) + share
         return replace(
             self,
@@ -183,8 +193,8 @@ class Layout:
     def with_split_mode(self, mode: SplitMode) -> Layout:
         """Return the layout in another mode.
 
-        Mode none puts everything on the device that holds most layers. Modes tensor and row keep leading CPU layers
-        and split the rest over the other devices, by their layer counts where there are no shares yet.
+        Mode none puts everything on the device with most layers. Modes tensor and row keep the CPU layers at the front
+        and split the others over all other devices; without shares, each gets a share by its number of layers.
         """
         if mode == self.split_mode:
             return self
@@ -205,6 +215,7 @@ class Layout:
 
     def _edited(self, runs: tuple[Run, ...], output_device: str) -> Layout:
         spread = len(runs) > 1 or runs[0].device != output_device
+        # Mode none is for one device, so a change that needs a second one changes the mode too.
         mode: SplitMode = "layer" if self.split_mode == "none" and spread else self.split_mode
         return replace(self, runs=runs, output_device=output_device, split_mode=mode)
 
@@ -217,7 +228,7 @@ class Layout:
 
 
 def make_layout(n_layers: int, assignments: Sequence[str], output_device: str | None = None) -> Layout:
-    """Return a layout from one device per layer; the output layer goes with the last layer unless told."""
+    """Return a layout from one device for each layer. Without `output_device` the output is with the last layer."""
     if n_layers < 1 or len(assignments) != n_layers:
         raise LayoutError(
             tr("{count} devices were given for {n_layers} layers", count=len(assignments), n_layers=n_layers),
@@ -232,22 +243,24 @@ def single_device(n_layers: int, device: str) -> Layout:
 
 
 def split_evenly(n_layers: int, devices: Sequence[str]) -> Layout:
-    """Return contiguous runs over `devices` in order, as equal as possible; devices beyond the layers stay empty."""
+    """Return runs of equal length, to one layer, on `devices` in order. Devices beyond the layer count stay empty."""
     if not devices:
         raise LayoutError(tr("no devices were given to split the layers over"), place="runs")
     used = devices[:n_layers]
+    # In whole numbers: lengths differ by one layer at most, and no device stays empty.
     return make_layout(n_layers, [used[layer * len(used) // n_layers] for layer in range(n_layers)])
 
 
 def check_cover(n_layers: int, runs: Sequence[Run]) -> None:
-    """Raise `LayoutError` unless `runs` hold each of `n_layers` layers once and in order; neighbours may be alike."""
+    """Raise `LayoutError` unless `runs` have each layer once and in order. Neighbours may be on one device."""
     if not 1 <= n_layers <= MAX_LAYERS:
         raise LayoutError(
-            tr("a layout has 1 to {max_layers} layers, not {n_layers}", max_layers=MAX_LAYERS, n_layers=n_layers),
+            tr("a layout must have 1 to {max_layers} layers, not {n_layers}", max_layers=MAX_LAYERS, n_layers=n_layers),
             place="model.layers",
         )
     if not runs:
-        raise LayoutError(tr("there are no runs; give every layer a device"), place="runs")
+        raise LayoutError(tr("there are no runs; assign every layer to a device"), place="runs")
+    # `expected` is the layer that the next run has to start with.
     expected = 0
     for index, run in enumerate(runs):
         place = f"runs[{index}].layers"
@@ -273,6 +286,7 @@ def check_cover(n_layers: int, runs: Sequence[Run]) -> None:
 
 def merge_runs(runs: Iterable[Run]) -> tuple[Run, ...]:
     """Return `runs` with neighbours on one device made one."""
+    # A tuple at once: `groupby` empties a group when the next one is asked for.
     groups = (tuple(group) for _, group in groupby(runs, key=lambda run: run.device))
     return tuple(Run(group[0].device, group[0].first, group[-1].last) for group in groups)
 
@@ -291,6 +305,7 @@ def _misplaced(run: Run, expected: int, before: Run | None) -> str:
             else tr("layers {expected}-{first} are", expected=expected, first=run.first - 1)
         )
         return tr("{missing} on no device; start this run at layer {expected}", missing=missing, expected=expected)
+    # A run that lies before its predecessor is in the wrong place; any other overlap has a wrong first layer.
     if run.last < before.first:
         return tr(
             "this run starts at layer {first} and comes after layer {last}; put the runs in layer order",
@@ -308,12 +323,12 @@ def _check_split(layout: Layout) -> None:
     mode = layout.split_mode
     if mode not in SPLIT_MODES:
         raise LayoutError(
-            tr('"{mode}" is no split mode; use one of {names}', mode=mode, names=", ".join(SPLIT_MODES)),
+            tr('"{mode}" is not a split mode; use one of {names}', mode=mode, names=", ".join(SPLIT_MODES)),
             place="split_mode",
         )
     if mode == "none" and layout.devices != (layout.runs[0].device,):
         raise LayoutError(
-            tr("split mode none has everything on one device, not on {names}", names=", ".join(layout.devices)),
+            tr("split mode none needs everything on one device, not on {names}", names=", ".join(layout.devices)),
             place="split_mode",
         )
     if mode in ("layer", "none") and layout.tensor_split:
@@ -329,10 +344,10 @@ def _check_split(layout: Layout) -> None:
 def _check_shares(layout: Layout) -> None:
     shares = layout.tensor_split
     if len({device for device, _ in shares}) != len(shares):
-        raise LayoutError(tr("a device has two shares; give each one"), place="tensor_split")
+        raise LayoutError(tr("a device has two shares; only one share per device is allowed"), place="tensor_split")
     for device, share in shares:
         if not (math.isfinite(share) and share >= 0):
-            raise LayoutError(tr("a share is a number that is not negative"), place=f"tensor_split.{device}")
+            raise LayoutError(tr("a share must be a number, 0 or above"), place=f"tensor_split.{device}")
     if not any(share > 0 for _, share in shares):
         raise LayoutError(
             tr("split mode {split_mode} needs at least one share above 0", split_mode=layout.split_mode),
@@ -344,19 +359,20 @@ def _check_override(n_layers: int, override: Override, place: str) -> None:
     if not override.device:
         raise LayoutError(tr("an override needs a device"), place=f"{place}.device")
     if (override.part is None) == (override.pattern is None):
-        raise LayoutError(tr("an override has either a part or a pattern"), place=place)
+        raise LayoutError(tr("an override needs either a part or a pattern, not both"), place=place)
     if override.pattern is not None:
         fault = find_pattern_fault(override.pattern)
         if fault:
             raise LayoutError(fault, place=f"{place}.pattern")
     elif override.part not in OVERRIDE_PARTS:
-        raise LayoutError(tr("a part is one of {names}", names=", ".join(OVERRIDE_PARTS)), place=f"{place}.part")
+        raise LayoutError(tr("part must be one of {names}", names=", ".join(OVERRIDE_PARTS)), place=f"{place}.part")
+    # A pattern names its layers itself.
     if (override.first is None) != (override.last is None) or (override.first is not None and override.pattern):
         raise LayoutError(tr("a range of layers goes with a part and has both ends"), place=f"{place}.layers")
     if override.layers is not None and not 0 <= override.layers.start < override.layers.stop <= n_layers:
         raise LayoutError(
             tr(
-                "layers {first}-{last} are not a range within 0-{n_layers}",
+                "layers {first}-{last} are not a valid range within 0-{n_layers}",
                 first=override.first,
                 last=override.last,
                 n_layers=n_layers - 1,

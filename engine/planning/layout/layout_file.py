@@ -1,4 +1,4 @@
-"""The layout file: which model, which layers where, and the context to load it with."""
+"""The layout file (`docs/contract.md`): the model's name, the device of each layer, and the context settings."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LAYERS = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class LayoutFile:
-    """What a layout file says. `model_name` is for people and decides nothing."""
+    """The content of a layout file. `model_name` is for people only: any model of as many layers can use the file."""
 
     model_name: str
     layout: Layout
@@ -41,28 +41,29 @@ class LayoutFile:
 
 
 def parse_layout(data: bytes | str, *, source: str = "", n_layers: int | None = None) -> LayoutFile:
-    """Return what a layout file says; `n_layers` is the model's count where one is at hand.
+    """Return the content of a layout file. `n_layers`: layers of the open model, which the file must match.
 
     Raises:
-        LayoutError: one sentence with the place; it begins with `source`, the file's name.
+        LayoutError: one sentence with the place of the fault; it begins with `source`, the file's name.
     """
     root = parse_document(data, what="layout", source=source, version=VERSION, fail=LayoutError)
     try:
         return _parse_root(root, n_layers)
     except LayoutError as error:
+        # Errors of the JSON reader already name the file.
         if error.source or not source:
             raise
         raise LayoutError(error.reason, place=error.place, source=source) from error
 
 
 def read_layout(path: Path, *, n_layers: int | None = None) -> LayoutFile:
-    """Return what the layout file at `path` says."""
+    """Return the content of the layout file at `path`."""
     data = read_file(path, what="layout", fail=LayoutError)
     return parse_layout(data, source=path.name, n_layers=n_layers)
 
 
 def layout_document(file: LayoutFile) -> dict[str, object]:
-    """Return the layout file as a JSON document with every key that means something in its mode."""
+    """Return the layout file as a JSON document. Keys of other split modes are left out."""
     layout = file.layout
     document: dict[str, object] = {
         "version": VERSION,
@@ -81,12 +82,12 @@ def layout_document(file: LayoutFile) -> dict[str, object]:
 
 
 def encode_layout(file: LayoutFile) -> bytes:
-    """Return the layout file as it is written."""
+    """Return the bytes of the layout file."""
     return encode_document(layout_document(file))
 
 
 def write_layout(path: Path, file: LayoutFile) -> None:
-    """Write a layout file; a reader finds the old or the new one, whole."""
+    """Write a layout file. The write is atomic: a reader finds the old file or the new one."""
     write_file(path, encode_layout(file), what="layout", fail=LayoutError)
 
 
@@ -111,7 +112,9 @@ def _parse_root(root: JsonObject, n_layers: int | None) -> LayoutFile:
             "model.layers",
         )
     runs = tuple(_parse_run(item) for item in root.nested_list("runs"))
+    # Files written by hand may have no `model`: then the model's own layer count is used, else that of the runs.
     n_layers = n_layers or layers_in_file or (runs[-1].last + 1 if runs else 1)
+    # Checked before runs are merged, so that an error names a run by its number in the file.
     check_cover(n_layers, runs)
     mode: SplitMode = root.maybe("split_mode", lambda key: root.choice(key, SPLIT_MODES), "layer")
     if mode in ("layer", "none") and "tensor_split" in root.keys:

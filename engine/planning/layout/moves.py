@@ -1,4 +1,4 @@
-"""Moves: what a person does to a layout by mouse or keyboard, as values that apply themselves.
+"""Moves: changes that a user makes to a layout by mouse or keyboard, as values that apply themselves.
 
 The layout editor and the share editor report moves; the layout document applies them. All moves of one drag refer to
 the layout at the start of the drag.

@@ -1,8 +1,8 @@
-"""Regexes on tensor names: are they usable, what do they find, and which one names a part of some layers.
+"""Regexes on tensor names: their validation, matching, and the regex for a part of some layers.
 
-A pattern comes from a file. llama.cpp matches it by backtracking, and so does Python: `(.+)+!` would then take longer
-than anybody lives. Here RE2 matches it, in a time that grows with the name alone, and the engine is told names
-(`engine/planning/layout/found_names.py`), never the pattern.
+A pattern may come from a foreign file. llama.cpp and Python match by backtracking, which for a pattern such as
+`(.+)+!` takes exponential time. So RE2 matches it here, in time linear in the length of the name, and llama.cpp gets a
+list of the matching names (`found_names.py`) instead of the pattern.
 """
 
 from __future__ import annotations
@@ -23,23 +23,27 @@ OVERRIDE_PARTS: tuple[OverridePart, ...] = ("experts", "ffn", "attention", "all"
 
 MAX_PATTERN_LENGTH = 1024
 _MAX_COMPILED_BYTES = 1 << 22
-"""For RE2's program and its states; what needs more is refused."""
+"""Memory for RE2's program and its states. A pattern that needs more is refused."""
 
 _ESCAPED = r"(?<!\\)(?:\\\\)*"
 # ECMAScript, which the engine uses, knows only these groups that begin with a question mark.
 _FOREIGN_GROUP = re.compile(_ESCAPED + r"\(\?(?![:=!])")
 _LOOK_AHEAD = re.compile(_ESCAPED + r"\(\?[=!]")
 _BACK_REFERENCE = re.compile(_ESCAPED + r"\\[1-9]")
-# Letters and digits behind a backslash that ECMAScript and RE2 read alike; of other characters both make themselves.
+# Letters and digits after a backslash that ECMAScript and RE2 read alike. Any other character stands for itself in
+# both.
 _FOREIGN_ESCAPE = re.compile(_ESCAPED + r"\\(?![dDwWsSbBnrtfv]|x[0-9A-Fa-f]{2})[A-Za-z0-9]")
 
 
-# RE2 takes what is no count for the character itself, and others refuse it.
+# RE2 reads a brace without a count as the character itself; `std::regex` refuses it.
 _NO_COUNT = re.compile(_ESCAPED + r"\{(?!\d{1,4}(?:,\d{0,4})?\})")
 
 
 def find_pattern_fault(pattern: str) -> str | None:
-    """Return a sentence on why `pattern` cannot be used on tensor names, None if it can, as those of parts can."""
+    """Return why `pattern` cannot be used on tensor names, as a sentence; None if it can.
+
+    Patterns of `part_pattern` are always usable.
+    """
     if _is_of_part(pattern):
         return None
     if not pattern:
@@ -58,35 +62,37 @@ def _find_fault(pattern: str) -> str | None:
     shown = quote(pattern)
     if _FOREIGN_GROUP.search(pattern):
         return tr(
-            "the pattern {shown} uses a group that ECMAScript regexes do not have; after ( ? only : may come",
+            "the pattern {shown} uses a group that ECMAScript regexes do not have; only (?: ) is allowed",
             shown=shown,
         )
     if _LOOK_AHEAD.search(pattern):
         return tr(
-            "the pattern {shown} looks ahead, for which no time can be promised; write what it finds instead",
+            "the pattern {shown} has a look-ahead, which may take too long to match; list the names instead",
             shown=shown,
         )
     if _BACK_REFERENCE.search(pattern):
         return tr(
-            "the pattern {shown} refers back, for which no time can be promised; write what it finds instead",
+            "the pattern {shown} has a back-reference, which may take too long to match; list the names instead",
             shown=shown,
         )
     if escape := _FOREIGN_ESCAPE.search(pattern):
         return tr(
-            "the pattern {shown} has {escape}, which regexes of this kind do not have; write it out",
+            "the pattern {shown} has the escape {escape}, which is not supported; write the characters themselves",
             shown=shown,
             escape=quote(escape[0][-2:]),
         )
     if _NO_COUNT.search(pattern):
         return tr(
-            "the pattern {shown} has a brace that is no count such as {{1,3}}; write \\{{ for the character",
+            "the pattern {shown} has a brace that is not a count such as {{1,3}}; write \\{{ for the character",
             shown=shown,
         )
     try:
         _compiled(pattern)
     except (re2.error, UnicodeEncodeError) as error:
         reason = (
-            tr("it has half of a surrogate pair") if isinstance(error, UnicodeEncodeError) else quote(_reason(error))
+            tr("it contains a lone surrogate, which is not a character")
+            if isinstance(error, UnicodeEncodeError)
+            else quote(_reason(error))
         )
         return tr(
             "the pattern {shown} is not a regular expression ({reason}); check its brackets", shown=shown, reason=reason
@@ -96,9 +102,9 @@ def _find_fault(pattern: str) -> str | None:
 
 @lru_cache(maxsize=4096)
 def pattern_finder(pattern: str) -> Callable[[str], bool]:
-    """Return what tells whether a tensor name has `pattern` anywhere in it; one that cannot be used finds nothing.
+    """Return a function that says whether a tensor name contains a match of `pattern`.
 
-    It takes patterns of `part_pattern` as well.
+    An unusable pattern matches nothing. Patterns of `part_pattern` are taken too.
     """
     if _is_of_part(pattern):
         part = re.compile(pattern)
@@ -110,10 +116,10 @@ def pattern_finder(pattern: str) -> Callable[[str], bool]:
 
 
 def part_pattern(part: OverridePart, layers: range | None) -> str:
-    """Return the regex that finds `part` (experts, ffn, attention, all) of `layers`, None meaning every layer.
+    """Return the regex for the tensors of `part` in `layers`; None: in every layer.
 
-    Parts are those of the model file's blocks: ffn is without the experts, recurrent tensors count as attention.
-    It looks ahead at alternatives without repetition, which costs llama.cpp nothing.
+    Parts are those of `PART_PATTERNS`: ffn is without the experts, recurrent tensors count as attention. The regex has
+    look-aheads, but without repetition, so `std::regex` matches it quickly.
     """
     numbers = r"\d+" if layers is None else f"({'|'.join(map(str, layers))})"
     return rf"^blk\.{numbers}\.{_PART_TAILS[part]}"
@@ -139,6 +145,7 @@ def _is_of_part(pattern: str) -> bool:
 @lru_cache(maxsize=256)
 def _compiled(pattern: str) -> re2._Regexp[str]:
     options = re2.Options()
+    # RE2 would write faults to stderr. The caller makes a sentence of them.
     options.log_errors = False
     options.max_mem = _MAX_COMPILED_BYTES
     return re2.compile(pattern, options)

@@ -32,7 +32,8 @@ from engine.planning.settings.context_settings import ContextSettings
 
 
 def fault_violations(layout: Layout, model: ModelFile, rig: Rig, context: ContextSettings) -> Iterator[Violation]:
-    """Yield what of this layout crashes or computes nonsense here, as far as it was found out."""
+    """Yield uses of devices by this layout that crashed or computed wrong results in a check of the engine."""
+    # In modes tensor and row each member has a part of the output matrix.
     with_output = split_members(layout) if layout.split_mode in ("tensor", "row") else (layout.output_device,)
     for device in _used(layout, rig):
         fault = weight_fault(device, model, with_output=device.id in with_output)
@@ -45,9 +46,7 @@ def fault_violations(layout: Layout, model: ModelFile, rig: Rig, context: Contex
                     id=device.id,
                     reason=fault.reason,
                 ),
-                tr(
-                    "Move what is on {id} to another device, or take a file with weights of another type.", id=device.id
-                ),
+                tr("Move layers off {id}, or use a file with weights of another type.", id=device.id),
             )
     found = flash_fault(layout, rig, context)
     if found is not None and context.flash_attn != "off":
@@ -65,8 +64,12 @@ def fault_violations(layout: Layout, model: ModelFile, rig: Rig, context: Contex
 
 
 def weight_fault(device: Device, model: ModelFile, *, with_output: bool) -> Fault | None:
-    """Return why the device cannot have layers of `model`, and the output layer where it is `with_output`; None where
-    nothing is known against it."""
+    """Return the fault that keeps layers of `model` off the device, None if none is known.
+
+    `with_output`: the output layer is to be on the device too.
+    """
+    # Most devices have no faults, and this runs at every step of a drag, so the types of all tensors are collected
+    # late.
     if not device.findings.faults:
         return None
     types = {tensor.type_name for block in model.blocks for tensor in block.tensors}
@@ -76,7 +79,7 @@ def weight_fault(device: Device, model: ModelFile, *, with_output: bool) -> Faul
 
 
 def _output_types(model: ModelFile) -> set[str]:
-    """Return the type of the output layer's matrix, which many files keep in finer weights than their layers."""
+    """Return the type of the output layer's matrix. Many files quantise it less than their layers."""
     types = {tensor.name: tensor.type_name for tensor in model.global_tensors}
     found = types.get("output.weight")
     if found is None and architecture_rules(model.architecture).ties_output:
@@ -85,7 +88,7 @@ def _output_types(model: ModelFile) -> set[str]:
 
 
 def flash_fault(layout: Layout, rig: Rig, context: ContextSettings) -> tuple[Device, Fault] | None:
-    """Return the first device of the layout that cannot do flash attention with these cache types, and why."""
+    """Return the first device of the layout that has a fault in flash attention with these cache types, if any."""
     for device in _used(layout, rig):
         for cache_type in dict.fromkeys((context.type_k, context.type_v)):
             fault = device.fault("flash_attention", cache_type)
@@ -145,7 +148,7 @@ def _draft_model(model: ModelFile) -> Iterator[Violation]:
         yield Violation(
             "draft_model",
             tr(
-                "{name} ({architecture}) drafts for another model and cannot be loaded alone.",
+                "{name} ({architecture}) is a draft model for another model and cannot be loaded alone.",
                 name=model.name or tr("This model"),
                 architecture=model.architecture,
             ),
@@ -161,11 +164,11 @@ def _unknown_devices(layout: Layout, rig: Rig) -> Iterator[Violation]:
             yield Violation(
                 "unknown_device",
                 tr(
-                    "The layout uses {device}, which is not among the devices ({names}).",
+                    "The layout uses {device}, which is not available (devices: {names}).",
                     device=device,
                     names=", ".join(rig.ids),
                 ),
-                tr("Move what is on {device} to another device, or open the rig that has it.", device=device),
+                tr("Move its layers to another device, or open a rig with {device}.", device=device),
             )
 
 
@@ -176,12 +179,13 @@ def _entries(layout: Layout, rig: Rig) -> Iterator[Violation]:
         yield Violation(
             "too_many_entries",
             tr(
-                "The layout needs {count} device entries and the engine takes {max_entries}.",
+                "The layout needs {count} device entries; the engine takes at most {max_entries}.",
                 count=count,
                 max_entries=MAX_ENTRIES - accelerators,
             ),
             tr(
-                "Join runs so that fewer remain; leading CPU layers and an output on the last layer's device cost none."
+                "Merge runs. No entry is needed for CPU layers at the front, or for the output layer on the last "
+                "layer's device."
             ),
         )
     for name, runs in groupby(sorted(run.device for run in entries(layout))):
@@ -190,17 +194,19 @@ def _entries(layout: Layout, rig: Rig) -> Iterator[Violation]:
             continue
         if not device.capabilities.repeatable:
             fault = device.fault("repeated")
+            # llama.cpp makes a backend for each entry. Two backends of one device are two streams over the same
+            # memory; whether results stay right is found by the self-test of the device.
             unknown = tr("two streams on one {backend} device are not known to be safe.", backend=device.backend)
             yield Violation(
                 "repeated_device",
                 tr(
-                    "{name} appears more than once, and {what}",
+                    "{name} is used by more than one run: {reason}",
                     name=name,
-                    what=unknown if fault is None else fault.reason,
+                    reason=unknown if fault is None else fault.reason,
                 ),
                 tr(
-                    "Bring the layers on {name} together in one run, with the output layer only if that run "
-                    "is the last, or run the self-test of {name}.",
+                    "Put all layers on {name} into one run; put the output layer there only if this run is the "
+                    "last. Or run the self-test of {name} (Devices > Test Devices Used Twice in a Layout).",
                     name=name,
                 ),
             )
@@ -233,28 +239,29 @@ def _split_mode(layout: Layout, rig: Rig) -> Iterator[Violation]:
         yield Violation(
             "split_member",
             tr(
-                "{count} devices have a share and the engine takes {max_devices}.",
+                "{count} devices have a share; the engine takes at most {max_devices}.",
                 count=len(members),
                 max_devices=MAX_DEVICES,
             ),
-            tr("Give fewer devices a share."),
+            tr("Reduce the number of devices with a share."),
         )
     if mode == "row":
         yield from _row_order(members, rig)
 
 
 def _missing(mode: str, device: Device | None) -> str:
-    """Return why, where it can be told; the end of a sentence without its full stop."""
+    """Return why a device cannot be a member, as the end of a sentence without its full stop; empty if unknown."""
     if device is None or device.is_host:
         return ""
     fault = device.fault("tensor_split") if mode == "tensor" else None
     if fault is not None:
         return f": {fault.reason.rstrip('.')}"
-    return tr(": its backend has no split buffers") if mode == "row" else ""
+    return tr(": its backend does not support split buffers") if mode == "row" else ""
 
 
 def _row_order(members: tuple[str, ...], rig: Rig) -> Iterator[Violation]:
-    """The engine counts the shares of split mode row by the backend's own devices, all of them and in its order."""
+    # `ggml_backend_split_buffer_type` reads the shares by the backend's own device numbers: all its devices, in its
+    # order. Shares for some of them, or in another order, would split the rows over other devices than asked for.
     found = [device for device in rig.devices if device.id in members]
     backends = {device.backend for device in found}
     expected = tuple(device.id for device in rig.devices if device.backend in backends and not device.is_rpc)
@@ -262,9 +269,9 @@ def _row_order(members: tuple[str, ...], rig: Rig) -> Iterator[Violation]:
         yield Violation(
             "split_member",
             tr(
-                "Split mode row goes over all devices of one backend in order ({names}), not over {names2}.",
-                names=", ".join(expected),
-                names2=", ".join(members),
+                "Split mode row needs all devices of one backend in order ({expected}); the shares are for {members}.",
+                expected=", ".join(expected),
+                members=", ".join(members),
             ),
             tr("Give exactly these devices a share, or choose split mode layer."),
         )

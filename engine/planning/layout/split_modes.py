@@ -1,7 +1,7 @@
-"""Split modes: layouts in another mode, what keeps a rig or a model from one, and the rules of mode tensor.
+"""Split modes: layouts in another mode, why a rig or a model cannot have a mode, and the rules of mode tensor.
 
-The rules are found in the engine's source (`llm_arch_supports_sm_tensor`, `llama_meta_device_get_split_state`) and,
-where that aborts or computes nonsense, by loading on RPC workers.
+The rules follow llama.cpp's `llm_arch_supports_sm_tensor` and `llama_meta_device_get_split_state`. Where llama.cpp
+aborts or computes wrong results instead, they were found by loading on RPC workers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from engine.planning.settings.context_settings import ContextSettings
 
 
 def count_unlisted_layers(model: ModelFile) -> int:
-    """Return how many there are: repeats of all layers (Nanbeige), or one that routes to adapters (Granite Switch)."""
+    """Return how many layers llama.cpp adds to those of the file.
+
+    Nanbeige repeats all its layers; Granite Switch has one layer that routes to adapters.
+    """
     architecture = architecture_rules(model.architecture)
     if architecture.routed:
         return 1
@@ -32,11 +35,12 @@ def count_unlisted_layers(model: ModelFile) -> int:
 
 _FEED_FORWARD = re.compile(r"ffn_(gate_up|gate|up|down)((?:_(?:ch)?exps|_shexp)?)\.(?:weight|bias)")
 _MIRRORED = re.compile(r"\w*norm\w*\..*|ffn_gate_inp(?:_\w+)?\..*|attn_output\.(?:weight|bias)")
-"""Weights that may leave the members one by one: those that each has whole, and the ends of both halves of a layer."""
+"""Weights that an override may move alone: those of which every member has a full copy (norms, routers), and
+`attn_output`, the end of the attention half of a layer."""
 
 
 def tensor_model_violations(model: ModelFile, leading: int = 0) -> Iterator[Violation]:
-    """Yield why the model cannot be split inside its layers, with so many of them on the CPU."""
+    """Yield why the model cannot be split inside its layers, with the first `leading` layers on the CPU."""
     split = architecture_rules(model.architecture).split
     if not split.allowed:
         yield Violation(
@@ -48,7 +52,8 @@ def tensor_model_violations(model: ModelFile, leading: int = 0) -> Iterator[Viol
         yield Violation(
             "split_architecture",
             tr(
-                "The engine cannot split layers that it repeats or adds, as it does for this {architecture} model.",
+                "The engine cannot split this {architecture} model, because it repeats or adds layers when it "
+                "runs the model.",
                 architecture=model.architecture,
             ),
             tr("Choose split mode layer, which divides the model between layers."),
@@ -89,24 +94,22 @@ def tensor_context_violations(context: ContextSettings) -> Iterator[Violation]:
     if not context.offload_kqv:
         yield Violation(
             "split_cache_on_host",
-            tr("In split mode tensor the engine computes wrong results where the KV cache stays in host memory."),
+            tr("In split mode tensor the engine computes wrong results if the KV cache is in host memory."),
             tr("Turn on offloading of the KV cache (offload_kqv), or choose split mode layer."),
         )
 
 
 def tensor_override_violations(layout: Layout, model: ModelFile) -> Iterator[Violation]:
-    """Yield overrides that abort the engine in split mode tensor, at most one of each kind."""
+    """Yield overrides with which llama.cpp aborts in split mode tensor, at most one of each kind."""
     target = next((override.device for override in layout.overrides if override.device != CPU_ID), None)
     if target is not None:
         yield Violation(
             "split_override",
             tr(
-                "In split mode tensor weights can only be moved to the CPU, and an override moves some to {target}.",
+                "Tensor mode allows overrides to the CPU only; one points to {target}.",
                 target=target,
             ),
-            tr(
-                "Send the override to the CPU, or choose split mode layer, where {target} can take them.", target=target
-            ),
+            tr("Drop the override, or choose mode Layer."),
         )
     leading = leading_cpu_layers(layout)
     rules = tensor_overrides(layout)
@@ -115,16 +118,17 @@ def tensor_override_violations(layout: Layout, model: ModelFile) -> Iterator[Vio
         yield Violation(
             "split_override",
             tr(
-                "In split mode tensor an override cannot move {name} away from the weights that it works with.",
+                "Tensor mode cannot separate {name} from the weights it is used with; an override moves it.",
                 name=name,
             ),
-            tr("Override whole feed-forward parts (ffn, experts), or choose split mode layer."),
+            tr("Override whole parts (ffn, experts), or choose mode Layer."),
         )
 
 
 def _inseparable(block: Block, overrides: tuple[TensorOverride, ...]) -> str | None:
-    """Return a weight that the overrides tear from its fellows, None if there is none."""
+    """Return a weight that overrides move away from weights it is used with, None if there is none."""
     finders = [pattern_finder(override.pattern) for override in overrides]
+    # All weights of the layer are needed first: a later tensor may be the one that stayed.
     moved, stayed = [], set()
     for tensor in block.tensors:
         stem = tensor.name.split(".", 2)[-1]
@@ -142,11 +146,11 @@ def _inseparable(block: Block, overrides: tuple[TensorOverride, ...]) -> str | N
     return None
 
 
-_INSTEAD = tr("Choose Layer: any layer on any device.")
+_INSTEAD = tr("Choose Layer, which allows any layer on any device.")
 
 
 def split_mode_obstacles(rig: Rig, model: ModelFile | None = None) -> dict[SplitMode, str]:
-    """Return, for each split mode that cannot be chosen on `rig`, a sentence on why and what to do instead."""
+    """Return the split modes that cannot be chosen on `rig`, each with the reason and a remedy."""
     found: dict[SplitMode, str | None] = {"tensor": _tensor_obstacle(rig, model), "row": _row_obstacle(rig)}
     return {mode: sentence for mode, sentence in found.items() if sentence is not None}
 
@@ -154,31 +158,34 @@ def split_mode_obstacles(rig: Rig, model: ModelFile | None = None) -> dict[Split
 def layout_in_mode(layout: Layout, mode: SplitMode, rig: Rig) -> Layout:
     """Return `layout` in another split mode.
 
-    Modes tensor and row go over every able device of the rig with shares by free memory. Leading CPU layers stay where
-    they are; the runs of the other layers follow the shares, for the way back to mode layer.
+    In modes tensor and row every device that supports the mode gets a share by its free memory. CPU layers at the front
+    stay. The runs of the other layers follow the shares, so that mode layer can be chosen again.
     """
     if mode == layout.split_mode or mode in ("layer", "none"):
         return layout.with_split_mode(mode)
     members = [device for device in rig.devices if _able(device, mode)][:MAX_DEVICES]
+    # The mode is set all the same. The rules then say why this layout cannot be loaded.
     if not members:
         return layout.with_split_mode(mode)
     leading = leading_cpu_layers(layout)
+    # The whole model is on the CPU. Who chooses a split wants the devices to be used.
     if leading == layout.n_layers:
         leading = 0
     weights = {device.id: max(0, device.available_bytes - device.margin_bytes) for device in members}
     if not any(weights.values()):
+        # No member has free memory. Equal shares are a start, and the forecast shows what is short.
         weights = dict.fromkeys(weights, 1)
     shares = tuple((device, _percent(size, sum(weights.values()))) for device, size in weights.items())
     return with_shares(_with_runs(layout, leading, shares, mode), shares)
 
 
 def with_shares(layout: Layout, shares: tuple[tuple[str, float], ...]) -> Layout:
-    """Return a layout of mode tensor or row with other shares; its runs follow them."""
+    """Return `layout`, of mode tensor or row, with other shares. Its runs follow the shares."""
     return _with_runs(layout, leading_cpu_layers(layout), shares, layout.split_mode)
 
 
 def split_shares(layout: Layout, rig: Rig) -> tuple[tuple[str, float], ...]:
-    """Return the shares of the layout, then 0 for every other device that could be a member; empty in mode layer."""
+    """Return the shares of the layout, and 0 for each other device that supports the mode; empty in mode layer."""
     if layout.split_mode not in ("tensor", "row"):
         return ()
     named = {device for device, _ in layout.tensor_split}
@@ -189,11 +196,14 @@ def split_shares(layout: Layout, rig: Rig) -> tuple[tuple[str, float], ...]:
 def _with_runs(layout: Layout, leading: int, shares: tuple[tuple[str, float], ...], mode: SplitMode) -> Layout:
     taking = [(device, share) for device, share in shares if share > 0]
     total = sum(share for _, share in taking)
+    # Modes tensor and row need a layer to split, even if all layers were moved to the CPU.
+    leading = min(leading, layout.n_layers - 1)
     split_layers = layout.n_layers - leading
     bounds = [leading]
     reached = 0.0
     for _, share in taking:
         reached += share
+        # Sums are rounded and not single shares, so rounding errors do not add up.
         bounds.append(leading + round(split_layers * reached / total))
     front = (Run(CPU_ID, 0, leading - 1),) if leading else ()
     parts = zip(taking, pairwise(bounds), strict=True)
@@ -210,7 +220,7 @@ def _with_runs(layout: Layout, leading: int, shares: tuple[tuple[str, float], ..
 
 
 def _percent(size: int, total: int) -> float:
-    """Return a share that reads well, at least 1 of 100 where there is any memory at all."""
+    """Return `size` as a whole per cent of `total`; at least 1, unless `size` is 0."""
     return float(max(1, round(100 * size / total))) if size else 0.0
 
 
@@ -237,8 +247,8 @@ def _row_obstacle(rig: Rig) -> str | None:
     unable = [device.id for device in rig.devices if not _able(device, "row")]
     if unable:
         return tr_count(
-            "Row split needs split buffers, which {names} has not. {instead}",
-            "Row split needs split buffers, which {names} have not. {instead}",
+            "Row split needs split buffers, which {names} does not support. {instead}",
+            "Row split needs split buffers, which {names} do not support. {instead}",
             len(unable),
             names=_join(unable),
             instead=_INSTEAD,

@@ -1,1 +1,1 @@
-"""How many bytes a layout takes on each device."""
+"""The memory of a layout on each device, in bytes."""

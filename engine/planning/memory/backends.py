@@ -1,9 +1,9 @@
-"""How each ggml backend takes memory, and which weights it has no kernel for.
+"""Rules of the ggml backends for memory, and the weights that they have no kernel for.
 
-Of memory these are alignment, padding, pinned host buffers, and the fixed cost of a process on a device. Weights
-without a kernel stay on the host, whatever device their layer is on: the engine asks the device about the one operation
-that each tensor is for (`weight_buft_supported` in llama-model-loader.cpp). `Kernels` are the answers of the backends,
-as far as known models meet them.
+The memory rules are alignment, row padding, pinned host buffers, and the fixed cost of a process on a device. A weight
+without a kernel stays in host memory, whatever device its layer is on: llama.cpp asks the device about the operation
+that the tensor is for (`weight_buft_supported` in llama-model-loader.cpp). `Kernels` holds the answers of the backends,
+as far as known models need them.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ Backend = Literal["all", "cuda", "vulkan"]
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """Whose kernels a device has (RPC says yes to everything), and the largest tensor that they take, None: any.
+    """Kernels of a device.
 
+    `backend`: whose kernels; "all" for RPC, which accepts every operation.
+    `largest_bytes`: largest tensor that they take; None for any.
     `mixes_streams`: see `Device`.
     """
 
@@ -41,21 +43,25 @@ _CONVOLUTIONS = ("ssm_conv1d.weight", "shortconv.conv.weight")
 _SCAN = "ssm_a"
 _RWKV6_STEP = "time_mix_first.weight"
 _RWKV6_BYTES = 4 * (123 * 123) * (123 + 123 * 123)
-"""The engine asks for RWKV 6's step with 123 heads of 123, as many tokens and sequences: this is what it would make."""
+"""Size of the result of RWKV 6's operation as llama.cpp asks for it, in bytes: 123 heads of 123, and as many tokens and
+sequences (`weight_buft_supported`)."""
 _NOT_MULTIPLIED: dict[Backend, frozenset[str]] = {
     "all": frozenset(),
     "cuda": frozenset({"TQ1_0", "TQ2_0", "F64", "I8", "I16", "I64"}),
     "vulkan": frozenset({"F64", "I8", "I16", "I64"}),
 }
 _CUDA_THREADS = 128
+"""Block size of CUDA's convolution and scan kernels; channels must be a multiple of it."""
 _ASKED_TOKENS = 512
-"""Tokens that a matrix is asked about with."""
+"""Tokens of the product that llama.cpp asks a device about (`weight_buft_supported`)."""
 _EXPERTS = "exps"
 
 
 def find_unsupported(model: ModelFile, architecture: Architecture | None, kernels: Kernels) -> frozenset[str]:
-    """Return the names of the tensors that such a device leaves to the host, in layers or behind them: a tied embedding
-    is among them where its device does not multiply with it."""
+    """Return the names of the weights that such a device leaves to the host.
+
+    A tied embedding is among them if the device cannot multiply with it.
+    """
     if kernels == ALL_KERNELS:
         return frozenset()
     scans = architecture is not None and _scans(architecture)
@@ -64,17 +70,18 @@ def find_unsupported(model: ModelFile, architecture: Architecture | None, kernel
 
 
 def is_too_large(tensor: TensorInfo, kernels: Kernels) -> bool:
-    """Return whether a device with these kernels cannot even look up rows of a tensor."""
+    """Return whether a tensor is too large for a device with these kernels, even for `get_rows`."""
     return kernels.largest_bytes is not None and tensor.size_bytes > kernels.largest_bytes
 
 
 def _scans(architecture: Architecture) -> bool:
-    """Return whether `ssm_a` is for the scan of Mamba; delta nets only multiply by it."""
+    """Return whether `ssm_a` is for Mamba's scan. Delta nets only multiply with it."""
     rule = architecture.recurrence
     return rule is not None and rule.layers != "interval" and rule.state in ("scan", "grouped_scan")
 
 
 def _is_unsupported(model: ModelFile, tensor: TensorInfo, kernels: Kernels, *, scans: bool) -> bool:
+    # Tensors of one dimension are norms and biases, which are in no matrix product.
     if tensor.type_name in _NOT_MULTIPLIED[kernels.backend] and len(tensor.shape) > 1:
         return True
     if kernels.largest_bytes is not None and _asked_bytes(model, tensor) > kernels.largest_bytes:
@@ -89,8 +96,8 @@ def _is_unsupported(model: ModelFile, tensor: TensorInfo, kernels: Kernels, *, s
 
 
 def _asked_bytes(model: ModelFile, tensor: TensorInfo) -> int:
-    """Return the bytes of the largest tensor of the product that is asked about: the matrix, what it is multiplied
-    with or what comes out, for each of the experts that a token gets."""
+    """Return the bytes of the largest tensor in the product that llama.cpp asks about: matrix, input, or result for
+    each used expert."""
     if len(tensor.shape) < 2:
         return tensor.size_bytes
     counts = _experts_used(model) if _EXPERTS in tensor.name else math.prod(tensor.shape[2:])
@@ -120,13 +127,22 @@ def _has_scan(model: ModelFile, tensor: TensorInfo, kernels: Kernels) -> bool:
 
 
 ROW_PADDING = 512
-"""Elements that CUDA-like backends round quantised rows up to (`MATRIX_ROW_PADDING`)."""
+"""Elements that CUDA-like backends pad quantised rows to: `MATRIX_ROW_PADDING` in ggml-cuda/common.cuh.
+
+It pads weights (`row_padding_bytes` in `tensors.py`), KV caches (`CacheTensor.size_bytes` in `kv_cache.py`) and results
+(`_cuda_bytes` in `compute_graph/devices.py`). `tests/engine/planning/memory/test_row_padding.py` covers these three
+places, `test_weights.py` and `test_estimate_truth.py` compare with llama.cpp's own numbers. `tests/zoo/simdev.c` has a
+512 of its own, since it is C.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class SizeRule:
-    """How a buffer adds up: each tensor is padded to `alignment_bytes`, quantised rows perhaps to `ROW_PADDING`;
-    weights that `kernels` cannot use are not in it."""
+    """How tensors add up in a buffer.
+
+    `alignment_bytes`: each tensor is padded to it. `pads_rows`: quantised rows are padded to `ROW_PADDING` elements.
+    `kernels`: weights without a kernel are not in the buffer.
+    """
 
     alignment_bytes: int
     pads_rows: bool = False
@@ -135,15 +151,18 @@ class SizeRule:
 
 @dataclass(frozen=True, slots=True)
 class HostBuffer:
-    """Memory of the host in a buffer: the alignment of what lies in it, what it is larger than was asked for, and how
-    large it may be, None: as large as is asked for."""
+    """A buffer type in host memory.
+
+    `alignment_bytes`: of tensors in it. `extra_bytes`: bytes that a buffer has more than requested.
+    `max_buffer_bytes`: largest buffer; None for any size.
+    """
 
     alignment_bytes: int = 32
     extra_bytes: int = 0
-    most_bytes: int | None = None
+    max_buffer_bytes: int | None = None
 
     def of(self, size_bytes: int, n_parts: int = 1) -> int:
-        """Return what buffers take together that `size_bytes` are asked of; for nothing there is none."""
+        """Return the bytes of `n_parts` buffers for `size_bytes` together. For 0 bytes there is no buffer."""
         return size_bytes + n_parts * self.extra_bytes if size_bytes else 0
 
 
@@ -152,13 +171,15 @@ PLAIN_HOST = HostBuffer()
 
 @dataclass(frozen=True, slots=True)
 class BackendTraits:
-    """What planning must know of a backend.
+    """Properties of a backend that planning needs.
 
-    `pinned_host`: offers a host buffer, like `pinned`, that large batches are copied from; `op_offload`: computes large
-    batches with weights that lie on the host; `converts_kv`: flash attention keeps F16 copies of a KV cache of another
-    type; `reorders`: computes in an order of its own, which decides how long results stay; `most_bytes`: the largest
-    buffer that it gives out, beyond which there are several, None: any;
-    `overhead_bytes`: what a process takes on the device before its first buffer [unverified, calibrated later].
+    `pinned_host`: it has a host buffer type, `pinned`, that large batches are copied from.
+    `op_offload`: it computes large batches for weights in host memory.
+    `converts_kv`: flash attention keeps F16 copies of a KV cache of another type.
+    `reorders`: it computes nodes in another order (`graph_optimize`).
+    `max_buffer_bytes`: its largest buffer, above which it makes several; None for any size.
+    `overhead_bytes`: what a process takes on the device before its first buffer. A rough guess; loads calibrate it
+        (`engine/planning/fit/calibration.py`).
     """
 
     size_rule: SizeRule
@@ -167,18 +188,18 @@ class BackendTraits:
     op_offload: bool = False
     converts_kv: bool = False
     reorders: bool = False
-    most_bytes: int | None = None
+    max_buffer_bytes: int | None = None
     overhead_bytes: int = 0
 
 
 CUDA_FLASH_HEAD_SIZES = frozenset({40, 64, 72, 80, 96, 112, 128, 256, 512})
-"""Heads that CUDA's flash attention takes with K and V alike (`ggml_cuda_get_best_fattn_kernel`)."""
+"""Head sizes of CUDA's flash attention, equal for K and V (`ggml_cuda_get_best_fattn_kernel`)."""
 
 HOST_RULE = SizeRule(alignment_bytes=32)
 CPU_TRAITS = BackendTraits(HOST_RULE)
 
-# A remote worker answers by its own device's rules. Its alignment is told; for a remote CUDA device the padding of
-# quantised rows is not in the forecast.
+# A worker's buffers follow the rules of its device. Discovery reports the alignment; the row padding of a remote CUDA
+# device is missing in the forecast.
 RPC_TRAITS = BackendTraits(HOST_RULE)
 
 _CUDA_LIKE = BackendTraits(
@@ -190,14 +211,14 @@ _CUDA_LIKE = BackendTraits(
 )
 
 # Vulkan aligns to minStorageBufferOffsetAlignment, and on the host to minMemoryMapAlignment: 16 to 256 and 64 to 4096
-# on known drivers. Buffers have at most 1 GiB (`suballocation_block_size`). Devices that were looked at tell it all.
+# on known drivers. Buffers have at most 1 GiB (`suballocation_block_size`). Device discovery replaces these defaults.
 _VULKAN = BackendTraits(
     SizeRule(256, kernels=Kernels("vulkan")),
     pinned_host=True,
-    pinned=HostBuffer(64, extra_bytes=32, most_bytes=GIB),
+    pinned=HostBuffer(64, extra_bytes=32, max_buffer_bytes=GIB),
     op_offload=True,
     reorders=True,
-    most_bytes=GIB,
+    max_buffer_bytes=GIB,
     overhead_bytes=128 * MIB,
 )
 _METAL = BackendTraits(HOST_RULE, op_offload=True, overhead_bytes=64 * MIB)
@@ -218,16 +239,16 @@ TRAITS: dict[str, BackendTraits] = {
 
 
 def backend_traits(device: Device) -> BackendTraits:
-    """Return the traits of the device's backend; a backend we do not know gets cautious ones."""
+    """Return the traits of the device's backend; an unknown backend gets cautious ones."""
     if device.is_host:
         return CPU_TRAITS
     traits = RPC_TRAITS if device.is_rpc else TRAITS.get(device.backend, _OTHER)
-    return _told(traits, device.buffers)
+    return _with_reported(traits, device.buffers)
 
 
 @lru_cache(maxsize=64)
-def _told(traits: BackendTraits, told: BufferFacts) -> BackendTraits:
-    """Return `traits` with what a device told of itself; None: it told nothing."""
+def _with_reported(traits: BackendTraits, told: BufferFacts) -> BackendTraits:
+    """Return `traits` with the values that a device reports; None if it reports none."""
     rule, pinned = traits.size_rule, traits.pinned
     return replace(
         traits,
@@ -239,12 +260,12 @@ def _told(traits: BackendTraits, told: BufferFacts) -> BackendTraits:
         pinned=replace(
             pinned,
             alignment_bytes=told.host_alignment_bytes or pinned.alignment_bytes,
-            most_bytes=told.largest_buffer_bytes or pinned.most_bytes,
+            max_buffer_bytes=told.largest_buffer_bytes or pinned.max_buffer_bytes,
         ),
-        most_bytes=told.largest_buffer_bytes or traits.most_bytes,
+        max_buffer_bytes=told.largest_buffer_bytes or traits.max_buffer_bytes,
     )
 
 
 def supports_mapping(device: Device) -> bool:
-    """Return whether load mode auto still maps the file with this device listed (integrated GPUs refuse)."""
+    """Return whether load mode auto maps the file with this device in the list (integrated GPUs do not)."""
     return device.kind != "igpu" or device.backend not in ("CUDA", "HIP", "ROCm", "MUSA", "Vulkan")

@@ -1,4 +1,4 @@
-"""What a layout takes on each device, in bytes, and how we know."""
+"""The memory that a layout needs on each device, in bytes, and how each number is known."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Literal
 from engine.base.language import tr
 
 Part = Literal["weights", "state", "compute"]
-"""Parts of an estimate: state is KV cache and recurrent state, compute the scheduler's buffers."""
+"""Part of an estimate: `state` is KV cache and recurrent state, `compute` the compute buffers."""
 
 
 class Grade(StrEnum):
-    """Where a number comes from: arithmetic, a no-alloc load, or a real load."""
+    """How a number is known: by arithmetic, by a load without allocation (`no_alloc`), or by a real load."""
 
     ESTIMATED = "estimated"
     PROBED = "probed"
@@ -29,15 +29,18 @@ _GRADE_WORDS = {
 
 
 def grade_words(grade: Grade) -> str:
-    """Return where numbers of `grade` come from, for people."""
+    """Return the word for a grade, for people."""
     return _GRADE_WORDS[grade]
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Bytes on one device. `mapped_bytes` (host only) is reclaimable page cache and no part of the need.
+    """Bytes on one device.
 
-    `pipeline_bytes` is the part of `compute_bytes` that further copies for a pipeline take.
+    `weights_bytes`: weights in buffers. `mapped_bytes` (host only): weights in the mapped file. They are page cache,
+        which the system can reclaim, so they are not part of the need.
+    `compute_bytes`: compute buffer. `pipeline_bytes`: part of it for the extra copies of a pipeline.
+    `output_bytes`: buffer for logits and embeddings. `overhead_bytes`: what the process takes before its first buffer.
     """
 
     weights_bytes: int = 0
@@ -51,6 +54,7 @@ class DeviceMemory:
 
     @property
     def need_bytes(self) -> int:
+        """Return the bytes that must be free on the device."""
         return (
             self.weights_bytes
             + self.kv_cache_bytes
@@ -63,10 +67,10 @@ class DeviceMemory:
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """Memory of one layout by device id, one entry per device of the rig.
+    """Memory of one layout, with an entry for each device of the rig.
 
-    `probe_only` is the reason why arithmetic cannot tell everything (an unknown architecture); `unknown` names the
-    parts that are missing from `devices` then, where they are 0.
+    `probe_only`: why arithmetic cannot compute everything; None if it can.
+    `unknown`: parts that are missing in `devices`, where they are 0.
     """
 
     devices: Mapping[str, DeviceMemory]

@@ -1,4 +1,4 @@
-"""The numbers of a model that decide its caches, checked before anything is computed from them."""
+"""Hyper-parameters that size a model's KV cache and recurrent state, checked before any arithmetic."""
 
 from __future__ import annotations
 
@@ -9,27 +9,34 @@ from engine.model.architectures.registry import find_architecture
 from engine.model.gguf.model_file import MetadataValue, ModelFile
 
 _LARGEST = 1 << 31
+"""Bound of every number: llama.cpp stores most as int32 or uint32."""
 _MOST_LAYERS = 512
+"""`LLAMA_MAX_LAYERS`."""
 _POOLINGS = (1, 2, 3)
-"""Of the kinds of pooling those that give one vector of a text: mean, first token, last token."""
+"""Kinds of pooling with one vector for a text: mean, first token, last token (`llama_pooling_type`)."""
 
 
 class MissingNumberError(ValueError):
-    """A hyper-parameter that is absent, of a wrong type, out of range or at odds with the tensors."""
+    """A hyper-parameter is absent, has a wrong type, is out of range, or contradicts the tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class HyperParameters:
-    """Per-layer tuples have an entry for each block of the file, multi-token prediction (MTP) included.
+    """Hyper-parameters of a model. Tuples have an entry for each block of the file, multi-token prediction included.
 
-    Widths are in elements: `k_widths` and `v_widths` of one token's keys and values over all heads, `indexer_widths`
-    of an indexer's key (0 where a layer has none), `recurrent_widths` of the two states of one sequence,
-    `hashed_widths` of hashed inputs. `ratios`: by what layers compress their keys (0: not at all).
-    `n_trunk_layers`: blocks before those of MTP; `caching`: layers that own a cache of keys and values;
-    `cache_of`: whose cache a layer reads, its own if it has one.
-    `window`: tokens that `sliding` layers keep; `latent`: keys and values are one vector; `causal`: tokens attend to
-    those before them, and then the context limits the batch; `n_loops`: how often all layers run.
-    `pooled_width`: of the vector that a text is pooled into, 0 where the file does not say how.
+    Widths are in elements.
+    `n_trunk_layers`: blocks before those of multi-token prediction.
+    `head_k`, `head_v`: head sizes. `window`: tokens that `sliding` layers keep; 0 for none.
+    `recurrent`: layers with a recurrent state. `caching`: layers with a KV cache of their own.
+    `recurrent_widths`: widths of the rolling and of the recurrent state of one sequence.
+    `latent`: keys and values are one vector (MLA).
+    `indexer_widths`: width of the indexer's key; 0 if the layer has none.
+    `hashed_widths`: width of the state for hashed token sequences.
+    `ratios`: compression ratio of the keys; 0 for none.
+    `cache_of`: the layer whose KV cache a layer reads.
+    `causal`: tokens attend to earlier tokens only. Then the context limits the batch.
+    `n_loops`: how often all layers run.
+    `pooled_width`: width of the vector that a text is pooled to; 0 if the file names no pooling.
     """
 
     n_embd: int
@@ -68,17 +75,17 @@ class HyperParameters:
 
 
 def count_skipped_blocks(model: ModelFile) -> int:
-    """Return how many blocks at the end hold multi-token prediction, which a normal load skips."""
+    """Return the number of blocks at the end that hold multi-token prediction. A normal load skips them."""
     value = model.hyper_parameter("nextn_predict_layers")
     is_count = isinstance(value, int) and not isinstance(value, bool)
     return value if is_count and isinstance(value, int) and 0 < value < model.n_layers else 0
 
 
 def read_state(model: ModelFile) -> tuple[HyperParameters, Architecture]:
-    """Return what decides about a model's state: its numbers and the record of its architecture.
+    """Return the hyper-parameters for a model's state, and the record of its architecture.
 
     Raises:
-        MissingNumberError: naming the key or the architecture, so that the caller can leave the model to the probe.
+    MissingNumberError: names the key or the architecture, so that the caller leaves the model to the probe.
     """
     architecture = find_architecture(model.architecture)
     if architecture is None:
@@ -89,10 +96,10 @@ def read_state(model: ModelFile) -> tuple[HyperParameters, Architecture]:
 
 
 def read_hyper_parameters(model: ModelFile, architecture: Architecture) -> HyperParameters:
-    """Return the numbers of a model of this architecture.
+    """Return the hyper-parameters of a model of this architecture.
 
     Raises:
-        MissingNumberError: naming the key, so that the caller can leave the model to the probe.
+    MissingNumberError: names the key, so that the caller leaves the model to the probe.
     """
     n_layers = model.n_layers
     if not 1 <= n_layers <= _MOST_LAYERS:
@@ -143,10 +150,10 @@ def read_hyper_parameters(model: ModelFile, architecture: Architecture) -> Hyper
 
 
 def number(model: ModelFile, key: str, default: int | None = None, *, least: int = 1) -> int:
-    """Return a whole number of the header, `default` where it has none.
+    """Return a whole number of the header, `default` if the header has none.
 
     Raises:
-        MissingNumberError: it is absent without a default, no whole number, or out of range.
+    MissingNumberError: it is absent without a default, no whole number, or out of range.
     """
     value = _value(model, key)
     if value is None and default is not None:
@@ -162,6 +169,7 @@ def _value(model: ModelFile, key: str) -> MetadataValue:
 
 def _checked(model: ModelFile, key: str, value: MetadataValue, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < _LARGEST:
+        # Cut to 40 characters: the value may be any text of the file, and ends up in a message.
         shown = "missing" if value is None else f"{str(value)[:40]}, which is not a usable number"
         raise MissingNumberError(f"{model.architecture}.{key} is {shown}")
     return value
@@ -179,9 +187,9 @@ def _per_layer(model: ModelFile, key: str, n_layers: int, default: tuple[int, ..
 
 
 def _flags(model: ModelFile, key: str, n_layers: int, *, length: int | None = None) -> tuple[bool, ...] | None:
-    """Return a list of yes and no per layer, padded with no; None where the file has no list.
+    """Return a list of flags per layer, padded with False; None if the file has no list.
 
-    The engine insists on a `length` for some lists and takes any for others.
+    llama.cpp requires a `length` for some lists and accepts any for others.
     """
     value = _value(model, key)
     if not isinstance(value, tuple):
@@ -238,8 +246,11 @@ def _owners(model: ModelFile, architecture: Architecture) -> int:
 
 
 def _cache_of(model: ModelFile, n_owners: int, sliding: tuple[bool, ...]) -> tuple[int, ...]:
-    """Return whose cache each layer reads: layers behind the owners that of the last owner, sliding ones that of the
-    one before, which therefore have to be of these two kinds."""
+    """Return the layer whose KV cache each layer reads.
+
+    Layers after the owners read the cache of the last owner, sliding ones that of the owner before it. So these two
+    owners must be of these two kinds.
+    """
     found = [index if index < n_owners else n_owners - (2 if slides else 1) for index, slides in enumerate(sliding)]
     for index, owner in enumerate(found):
         if owner < 0 or sliding[owner] != sliding[index]:
@@ -266,7 +277,7 @@ def _caching_layers(
 def _window(
     model: ModelFile, rule: Window | None, recurrent: tuple[bool, ...], n_trunk: int
 ) -> tuple[int, tuple[bool, ...]]:
-    """Return the window in tokens and which layers slide; no layer does where there is no window."""
+    """Return the window in tokens, and which layers slide. Without a window no layer does."""
     n_layers = model.n_layers
     nowhere = (False,) * n_layers
     if rule is None or (rule.only_with_layers is not None and n_trunk != rule.only_with_layers):
@@ -350,7 +361,7 @@ def _recurrent_layers(
 
 
 def _recurrent_widths(model: ModelFile, architecture: Architecture, n_embd: int, n_head: int) -> tuple[int, int]:
-    """Return the widths of the rolling and of the recurrent state."""
+    """Return the widths of the rolling and of the recurrent state (`llama_hparams::n_embd_r`, `n_embd_s`)."""
     if architecture.recurrence is None:
         return 0, 0
     kind = architecture.recurrence.state
@@ -384,13 +395,14 @@ def _hashed_widths(model: ModelFile, n_embd: int) -> tuple[int, ...]:
 
 
 def _check_attention(model: ModelFile, hyper: HyperParameters) -> None:
-    """Refuse numbers at odds with the projections: the engine would refuse the file, and our sizes would be wrong."""
+    """Raise MissingNumberError if the projections contradict the header. llama.cpp would refuse such a file."""
     for block, n_head, k_width, v_width, head_k, recurrent in zip(
         model.blocks, hyper.n_head, hyper.k_widths, hyper.v_widths, hyper.head_k, hyper.recurrent, strict=True
     ):
         if recurrent or hyper.latent:
             continue
         q_width = n_head * head_k
+        # The query projection may be twice as wide: it then makes the gate of the output too (Qwen3-Next).
         expected = {"attn_q": (q_width, 2 * q_width), "attn_k": (k_width,), "attn_v": (v_width,),
                     "attn_qkv": (q_width + k_width + v_width,)}  # fmt: skip
         for tensor in block.tensors:

@@ -1,4 +1,4 @@
-"""What a model is made of, as a document for programs and as text for people."""
+"""Contents of a model file by part: a document for programs, and text for people."""
 
 from __future__ import annotations
 
@@ -23,8 +23,11 @@ class InspectBlock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InspectDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """The `inspect` document. `parts` are file names; `output_bytes` counts what the file stores for the output layer
-    (its norm only where the embedding is used twice); None where the header does not tell."""
+    """The `inspect` document of docs/contract.md.
+
+    `parts`: names of the files. `output_bytes`: bytes in the file for the output layer; only its norm if the matrix is
+        tied to the embedding. `n_ctx_train`, `kv_bytes_per_token`: None if the header does not have them.
+    """
 
     architecture: str
     name: str
@@ -75,7 +78,7 @@ def _global_bytes(model: ModelFile, start: str) -> int:
 
 
 def inspect_text(document: InspectDocument) -> str:
-    """Return the document for people: a few lines and the layers, alike neighbours on one line."""
+    """Return the document for people. Equal neighbouring layers share a line."""
     growth = document.kv_bytes_per_token
     n_ctx = "unknown" if document.n_ctx_train is None else f"{document.n_ctx_train:,} tokens"
     rows = [
@@ -96,6 +99,7 @@ def inspect_text(document: InspectDocument) -> str:
 
 def _layer_lines(document: InspectDocument) -> list[str]:
     lines = []
+    # With index 0 in all of them, blocks of equal parts compare equal.
     for _, alike in groupby(document.blocks, key=lambda block: msgspec.structs.replace(block, index=0)):
         members = list(alike)
         first, last = members[0], members[-1]

@@ -1,4 +1,4 @@
-"""What each layer keeps between batches: keys and values of the context or a window of it, and recurrent states.
+"""State of each layer between batches: KV cache of the context or of a window, and recurrent states.
 
 Mirrors the constructors of `llama_kv_cache`, `llama_kv_cache_iswa` and `llama_memory_recurrent`, and the sizes that
 `llama_context` derives from its parameters.
@@ -18,12 +18,16 @@ from engine.planning.settings.context_settings import ContextSettings, KvType
 from engine.planning.settings.table import CONTEXT_STEP
 
 CELL_PADDING = CONTEXT_STEP
-"""The engine rounds the cells of a sequence up to this (`GGML_PAD(n_ctx, 256)` in `llama_context`)."""
+"""Cells of a sequence are padded to this number (`GGML_PAD(n_ctx, 256)` in `llama_context`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContextShape:
-    """Sizes that the engine derives from the settings, in tokens: cells of one stream, streams, effective batches."""
+    """Sizes that llama.cpp derives from the settings.
+
+    `n_cells`: cells of one stream. `n_streams`: sequences with cells of their own; 1 for a unified cache.
+    `n_batch`, `n_ubatch`: effective batch sizes in tokens. `n_sequences`: parallel sequences.
+    """
 
     n_cells: int
     n_streams: int
@@ -38,18 +42,21 @@ def pad(value: int, multiple: int) -> int:
 
 
 def context_shape(context: ContextSettings, n_ctx_train: int, *, causal: bool = True) -> ContextShape:
-    """Return what `llama_context` makes of the settings; without `causal` attention a batch may exceed the context."""
+    """Return the sizes that `llama_context` derives. Without `causal` attention a batch may exceed the context."""
     n_ctx = context.n_ctx if context.n_ctx > 0 else n_ctx_train
     n_sequences = max(1, context.n_seq_max)
+    # As the constructor of `llama_context`: a causal batch is cut to the context before that is padded.
     n_batch = max(1, min(n_ctx, context.n_batch) if causal else context.n_batch)
+    # For llama.cpp a micro batch of 0 means the size of the batch.
     n_ubatch = min(n_batch, context.n_ubatch if context.n_ubatch > 0 else n_batch)
     n_ctx = pad(n_ctx, CELL_PADDING)
+    # Sequences with cells of their own get an equal part each, which is padded once more.
     n_cells = n_ctx if context.kv_unified else pad(max(1, n_ctx // n_sequences), CELL_PADDING)
     return ContextShape(n_cells, 1 if context.kv_unified else n_sequences, n_batch, n_ubatch, n_sequences)
 
 
 def is_quantised(kv_type: KvType) -> bool:
-    """Return whether the cache type packs elements in blocks."""
+    """Return whether a cache type packs elements in blocks."""
     return TYPES_BY_NAME[kv_type].block_elements > 1
 
 
@@ -61,7 +68,10 @@ def row_bytes(kv_type: KvType, n_elements: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CacheTensor:
-    """One tensor of a layer's state: `n_rows` of `width` elements. `name`: k, v, an indexer's, or recurrent r and s."""
+    """One tensor of a layer's state: `n_rows` rows of `width` elements of the type `kind`.
+
+    `name`: K, V, keys of an indexer, compressed keys, recurrent states r and s, or the state of hashed tokens.
+    """
 
     name: Literal["k", "v", "indexer", "compressed", "r", "s", "hashed"]
     kind: KvType
@@ -69,8 +79,9 @@ class CacheTensor:
     n_rows: int
 
     def size_bytes(self, rule: SizeRule) -> int:
-        """Return what it takes in a buffer with this rule."""
+        """Return the bytes in a buffer with this rule."""
         size_bytes = self.n_rows * row_bytes(self.kind, self.width)
+        # Only quantised tensors are padded, as in `ggml_backend_cuda_buffer_type_get_alloc_size`.
         if rule.pads_rows and is_quantised(self.kind) and self.width % ROW_PADDING:
             size_bytes += row_bytes(self.kind, ROW_PADDING - self.width % ROW_PADDING)
         return pad(size_bytes, rule.alignment_bytes)
@@ -78,27 +89,29 @@ class CacheTensor:
 
 @dataclass(frozen=True, slots=True)
 class LayerState:
-    """What one layer keeps between batches: `cache` of keys and values, `recurrent` states."""
+    """State of one layer between batches."""
 
     cache: tuple[CacheTensor, ...] = ()
     recurrent: tuple[CacheTensor, ...] = ()
 
 
 def window_cells(hyper: HyperParameters, context: ContextSettings) -> int:
-    """Return the cells of one stream in layers with a sliding window."""
+    """Return the cells of one stream in layers with a sliding window (`llama_kv_cache_iswa`)."""
     shape = context_shape(context, hyper.n_ctx_train, causal=hyper.causal)
     if context.swa_full:
         return shape.n_cells
     n_sequences = shape.n_sequences if context.kv_unified and not hyper.ratios else 1
+    # `llama_kv_cache_iswa`: the window, and the micro batch that is written while the window is still read.
     return pad(min(shape.n_cells, hyper.window * n_sequences + shape.n_ubatch), CELL_PADDING)
 
 
 def layer_states(
     hyper: HyperParameters, architecture: Architecture, context: ContextSettings
 ) -> tuple[LayerState, ...]:
-    """Return the state of each block of the file, nothing for those of multi-token prediction.
+    """Return the state of each block of the file; blocks of multi-token prediction have none.
 
-    The last has that of layers which the engine makes besides: repeats of all, or one with a single head.
+    The last block also has the state of layers that are not in the file: repeats of all layers, or a router with one
+    head.
     """
     if not architecture.has_cache:
         return (LayerState(),) * hyper.n_layers
@@ -108,6 +121,8 @@ def layer_states(
     in_window = window_cells(hyper, context)
     # Without flash attention V is kept transposed, and then every layer's V is as wide as the widest.
     k_widths, v_widths = hyper.k_widths, hyper.v_widths
+    # `v_trans`: a transposed V cache has one row per element, so llama.cpp allocates the widest layer's width
+    # everywhere.
     if context.flash_attn == "off":
         v_widths = (max(v_widths, default=0),) * len(v_widths)
     indexer_v = hyper.head_v if architecture.indexer is not None and architecture.indexer.with_values else ()
@@ -117,6 +132,7 @@ def layer_states(
         n_rows = (in_window if hyper.sliding[index] else shape.n_cells) * shape.n_streams
         if hyper.caching[index]:
             cache.append(CacheTensor("k", context.type_k, k_widths[index], n_rows))
+            # With latent attention (MLA) values are a view of the keys, so there is no V cache.
             if not hyper.latent:
                 cache.append(CacheTensor("v", context.type_v, v_widths[index], n_rows))
         if hyper.indexer_widths[index]:
@@ -141,6 +157,7 @@ def _recurrent_state(hyper: HyperParameters, shape: ContextShape, index: int) ->
     if not hyper.recurrent[index] or index >= hyper.n_trunk_layers:
         return ()
     rolling, state = hyper.recurrent_widths
+    # Always F32 (`recurrent_type_r`, `recurrent_type_s` in `create_memory`), whatever the types of the KV cache are.
     found = (CacheTensor("r", "f32", rolling, shape.n_sequences), CacheTensor("s", "f32", state, shape.n_sequences))
     if hyper.hashed_widths and hyper.hashed_widths[index]:
         return (*found, CacheTensor("hashed", "f32", hyper.hashed_widths[index], shape.n_sequences))
@@ -148,10 +165,10 @@ def _recurrent_state(hyper: HyperParameters, shape: ContextShape, index: int) ->
 
 
 def compressed_states(hyper: HyperParameters, context: ContextSettings) -> tuple[LayerState, ...]:
-    """Return the state of layers that keep a window of keys and, compressed, all of them (DeepSeek 4).
+    """Return the state of layers with a window of keys and compressed keys (DeepSeek 4, `llama_kv_cache_dsv4`).
 
-    Every sequence has a stream of its own, even where the cache is unified otherwise. Compression needs rows of what it
-    has not yet compressed: two vectors, overlapping, for the lower ratio.
+    Each sequence has a stream of its own, also with a unified cache. A state keeps the rows that are not compressed
+    yet; with the lower ratio there are two vectors for each, because blocks overlap.
     """
     shape = context_shape(context, hyper.n_ctx_train, causal=hyper.causal)
     low_ratio, high_ratio = COMPRESSED_RATIOS
@@ -162,6 +179,7 @@ def compressed_states(hyper: HyperParameters, context: ContextSettings) -> tuple
         width, head = k_widths[index], hyper.head_k[0]
         cache = [CacheTensor("k", context.type_k, width, n_window_rows)]
         pending: list[CacheTensor] = []
+        # One compressed key for each `ratio` cells, padded like other cells.
         if ratio in COMPRESSED_RATIOS:
             n_rows = pad(max(1, -(-shape.n_cells // ratio)), CELL_PADDING) * shape.n_sequences
             cache.append(CacheTensor("compressed", context.type_k, width, n_rows))
@@ -177,13 +195,14 @@ def compressed_states(hyper: HyperParameters, context: ContextSettings) -> tuple
 
 
 _SPAN_TOKENS = 1 << 22
-"""Longer than any window, and a multiple of what cells are padded to and of what keys are compressed by."""
+"""Tokens by which the context grows to measure bytes per token: larger than any window, and a multiple of the cell
+padding and of compression ratios."""
 
 
 def kv_bytes_per_token(model: ModelFile) -> int | None:
-    """Return the bytes that one more token takes in an F16 cache, over all layers whose cache grows with the context.
+    """Return the bytes of one more token in an F16 cache, over all layers whose cache grows with the context.
 
-    Sliding-window and recurrent layers do not grow. None where the header alone does not tell.
+    None if the header alone does not suffice.
     """
     try:
         hyper, architecture = read_state(model)
@@ -195,6 +214,7 @@ def kv_bytes_per_token(model: ModelFile) -> int | None:
             for state in layer_states(hyper, architecture, ContextSettings(n_ctx=n_ctx, flash_attn="on"))
             for tensor in state.cache
         )
+        # The difference between two long contexts leaves out what does not grow, such as the cells of windows.
         for n_ctx in (_SPAN_TOKENS, 2 * _SPAN_TOKENS)
     )
     return (long - short) // _SPAN_TOKENS

@@ -1,4 +1,8 @@
-"""What any layout of one model takes: tables made once, and the estimate that a drag step asks for."""
+"""Memory of all layouts of one model: tables that are made once, and the estimate that each step of a drag needs.
+
+`ModelMemory` is the entry to this package. It reads the hyper-parameters (`hyper_parameters`), keeps tables of weights
+(`weights`) and, for each set of context settings, of state and compute buffers (`ContextMemory`).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,6 @@ from engine.model.gguf.model_file import ModelFile
 from engine.model.gguf.quoting import quote
 from engine.planning.layout.layout import Layout
 from engine.planning.memory.backends import HOST_RULE, SizeRule
-from engine.planning.memory.effort import TooMuchWorkError, limited
 from engine.planning.memory.estimate import DeviceMemory, Grade, MemoryEstimate, Part
 from engine.planning.memory.hyper_parameters import (
     HyperParameters,
@@ -29,6 +32,7 @@ from engine.planning.memory.placement import Placement, place
 from engine.planning.memory.tensor_split import MemberTables, member_rules
 from engine.planning.memory.tensors import OverrideHomes
 from engine.planning.memory.weights import WeightTables
+from engine.planning.memory.work_limit import TooMuchWorkError, limited
 from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.settings.table import SETTINGS
 
@@ -38,25 +42,25 @@ if TYPE_CHECKING:
     from engine.planning.memory.compute_graph.ggml.allocator import Size
 
 FORECAST_SECONDS = 10.0
-"""Processor time for the compute buffers of one layout, wherever nobody wants them sooner."""
+"""Default limit for the compute buffers of one layout, in seconds of processor time."""
 UNFORESEEN = (LookupError, ArithmeticError, ValueError, TypeError, AttributeError, AssertionError, RecursionError,
               MemoryError)  # fmt: skip
-"""What code meets in headers that nobody thought of: a tensor is missing that models of its kind always have."""
-_UNFORESEEN = tr("its header has what the arithmetic does not know")
-_ENDLESS = tr("its header asks for more than the arithmetic computes in its time")
+"""Exceptions that arithmetic may raise on a malformed header, such as a missing tensor."""
+_UNFORESEEN = tr("its header is not supported")
+_ENDLESS = tr("its graph is too large to compute in time")
 _log = logging.getLogger("layerdeck.memory")
 _Answer = TypeVar("_Answer")
 
 _LOGIT_BYTES = 4
 MOST_TABLES = 12
-"""More than the lengths that a context which is left open tries, each at every step of a drag: 262,144 halved down to
-256 makes 11."""
+"""Context settings whose tables are kept. An open context length is tried from 262,144 halved down to 256, which makes
+11."""
 FEW_TABLES = 4
-"""For searches that try many settings with a length that is set: each is of use for a moment, and takes half a megabyte
+"""The same for searches that try many settings with a fixed length. A table is used briefly, and takes half a megabyte
 even for a small model."""
 _OF_PLACEMENT = ("op_offload", "op_offload_min_batch")
-"""Settings of the context that the graph's scheduler reads: a `Placement` has them, so that choosing one does not
-multiply the tables."""
+"""Context settings that only the graph's scheduler reads. They are in `Placement`, so they do not multiply the tables.
+"""
 _DECIDING = tuple(
     setting.key for setting in SETTINGS if setting.effect == "context" and setting.key not in _OF_PLACEMENT
 )
@@ -64,10 +68,11 @@ _EVERYTHING: tuple[Part, ...] = ("weights", "state", "compute")
 
 
 class ModelMemory:
-    """Memory of one model's layouts. Make one per opened model and keep it: its tables are what makes a step cheap.
+    """Memory of the layouts of one model. Make one for each open model and keep it: its tables make a step cheap.
 
-    `probe_only` is why something cannot be told, None where everything can; `unknown` names the parts. `most_tables`:
-    of so many context settings the tables are kept.
+    `probe_only`: why arithmetic cannot compute everything; None if it can. `unknown`: the missing parts.
+    `most_tables`: context settings whose tables are kept.
+    Not thread-safe: one thread at a time.
     """
 
     def __init__(self, model: ModelFile, most_tables: int = MOST_TABLES) -> None:
@@ -91,7 +96,7 @@ class ModelMemory:
             _log.info("the arithmetic cannot read the numbers of %s", quote(model.name), exc_info=True)
             self._give_up_state(_UNFORESEEN)
             return
-        # Graphs of all architectures are a third of what the window imports, which starts without any model.
+        # Imported here: the graph builders are a third of what the window imports, and it starts without a model.
         from engine.planning.memory.compute_graph.building.graph_tables import GraphTables
 
         try:
@@ -106,26 +111,29 @@ class ModelMemory:
             self._give_up_compute(_UNFORESEEN)
 
     def _give_up_state(self, reason: str) -> None:
-        self.probe_only = tr("{reason}; only a probe can tell the KV cache and compute buffers", reason=reason)
+        self.probe_only = tr("{reason}; KV cache and compute buffers are known only after a probe", reason=reason)
         self.unknown = ("state", "compute")
 
     def _give_up_compute(self, reason: str) -> None:
-        """Leave the compute buffers to the engine, for good: what was found once would be found again."""
-        self.probe_only = tr("{reason}; only a probe can tell the compute buffers", reason=reason)
+        """Leave compute buffers to the probe from now on, because the next attempt would fail in the same way."""
+        self.probe_only = tr("{reason}; compute buffers are known only after a probe", reason=reason)
         self.unknown = ("compute",)
         self._graphs = None
         self._tables.clear()
         self._last = None
 
     def for_context(self, context: ContextSettings) -> ContextMemory | None:
-        """Return the context's tables, None where only a probe can tell the state. The latest ones are kept."""
+        """Return the tables for these settings, None if only a probe has the state. The latest ones are kept."""
         if self._state is None:
             return None
         last = self._last
+        # A drag comes with the same object again and again. Comparing identities is quicker than hashing all fields.
         if last is not None and last[0] is context:
             return last[1]
         key = _deciding_fields(context)
         try:
+            # Taken out here and put in again below, so that the dict is in order of use and its first key is the
+            # oldest.
             tables = self._tables.pop(key, None) or ContextMemory(*self._state, self._graphs, context)
         except UNFORESEEN:
             _log.info("the arithmetic cannot tell the state of %s", quote(self.model.name), exc_info=True)
@@ -139,16 +147,16 @@ class ModelMemory:
         return tables
 
     def _refusal(self, layout: Layout) -> str | None:
-        """Return why nothing at all can be said about `layout`, None if something can."""
+        """Return why nothing can be computed for `layout`, None if something can."""
         n_layers = self.model.n_layers
         if layout.n_layers != n_layers:
             return tr(
-                "the layout is for {n_layers} layers, the model has {n_layers2}",
-                n_layers=layout.n_layers,
-                n_layers2=n_layers,
+                "the layout is for {layout_layers} layers, the model has {model_layers}",
+                layout_layers=layout.n_layers,
+                model_layers=n_layers,
             )
         if layout.split_mode == "row":
-            return tr("split mode row is not forecast; only a probe can tell its memory")
+            return tr("memory of split mode row is known only after a probe")
         if layout.split_mode == "tensor" and self._state is None:
             return self.probe_only
         return None
@@ -156,7 +164,8 @@ class ModelMemory:
     def estimate(
         self, layout: Layout, context: ContextSettings, rig: Rig, *, with_compute: bool = True
     ) -> MemoryEstimate:
-        """Return what `layout` takes on every device of `rig`; without compute buffers on request, which is quicker."""
+        """Return the memory of `layout` on every device of `rig`; faster without compute buffers
+        (`with_compute=False`)."""
         refusal = self._refusal(layout)
         if refusal is not None:
             return _nothing_known(rig, refusal)
@@ -167,16 +176,17 @@ class ModelMemory:
             on_device, host = self.weights.split(placement, members)
             kv, recurrent = tables.state_bytes(placement, members) if tables else ({}, {})
         except MissingNumberError as error:
-            return _nothing_known(rig, tr("{error}; only a probe can tell its memory", error=error))
+            return _nothing_known(rig, tr("{error}; its memory is known only after a probe", error=error))
         except UNFORESEEN:
             _log.info("the arithmetic cannot place %s", quote(self.model.name), exc_info=True)
-            return _nothing_known(rig, tr("{unforeseen}; only a probe can tell its memory", unforeseen=_UNFORESEEN))
+            return _nothing_known(rig, tr("{reason}; its memory is known only after a probe", reason=_UNFORESEEN))
         compute: Mapping[str, Size] = {}
         if tables is not None and tables.compute is not None and with_compute:
             compute = self._forecast(lambda forecast: forecast.device_sizes(placement), tables.compute) or {}
         return MemoryEstimate(
             devices={
                 device_id: DeviceMemory(
+                    # The system can reclaim mapped pages, so only committed memory is part of the host's need.
                     weights_bytes=host.committed_bytes if device_id == CPU_ID else on_device.get(device_id, 0),
                     mapped_bytes=host.mapped_bytes if device_id == CPU_ID else 0,
                     kv_cache_bytes=kv.get(device_id, 0),
@@ -194,7 +204,7 @@ class ModelMemory:
         )
 
     def uses_flash_attention(self, layout: Layout, context: ContextSettings, rig: Rig) -> bool | None:
-        """Return whether the engine would end up with flash attention, None where only a probe can tell."""
+        """Return whether llama.cpp ends up with flash attention, None if only a probe can tell."""
         tables = self.for_context(context)
         if tables is None or tables.compute is None:
             return None
@@ -202,7 +212,7 @@ class ModelMemory:
         return self._forecast(lambda forecast: forecast.uses_flash_attention(placement), tables.compute)
 
     def _forecast(self, ask: Callable[[ComputeForecast], _Answer], forecast: ComputeForecast) -> _Answer | None:
-        """Return an answer; None where it takes too long, or the arithmetic meets what it does not know."""
+        """Return the result of `ask`, None if it takes too long or fails."""
         try:
             with limited(FORECAST_SECONDS):
                 return ask(forecast)
@@ -212,19 +222,19 @@ class ModelMemory:
             _log.info("the arithmetic cannot run %s", quote(self.model.name), exc_info=True)
             self._give_up_compute(_UNFORESEEN)
         except CancelledError:
-            # the tables were left in the middle of something
+            # Cancelled in the middle of an update, so the tables may be inconsistent.
             self._tables.clear()
             self._last = None
             raise
         return None
 
     def _member_tables(self, placement: Placement) -> MemberTables | None:
-        """Return the cuts of mode tensor, None in other modes. The last ones are kept."""
+        """Return the slices of a tensor split, None in other modes. The latest ones are kept."""
         if not placement.shares or self._state is None:
             return None
         rules = member_rules(placement)
         if rules is None:
-            raise MissingNumberError(tr("a device of the tensor split is not in the rig"))
+            raise MissingNumberError(tr("a device of the tensor split is missing"))
         key = (placement.shares, rules)
         if self._last_members is None or self._last_members[0] != key:
             tables = MemberTables(self.model, self._state[0], placement.shares, rules)
@@ -235,8 +245,9 @@ class ModelMemory:
 class ContextMemory:
     """Tables for one model with one set of context settings.
 
-    `hyper`: the model's numbers. `shape`: the sizes that the engine derives from the settings. `states`: KV cache and
-    recurrent state of each layer. `compute`: forecast of compute buffers, None if only a probe can tell.
+    `hyper`: hyper-parameters of the model. `shape`: sizes that llama.cpp derives from the settings.
+    `states`: KV cache and recurrent state of each layer. `compute`: forecast of compute buffers, None if only a probe
+        has them.
     """
 
     def __init__(
@@ -252,8 +263,9 @@ class ContextMemory:
         self._sums: dict[SizeRule, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         kv, recurrent = zip(*(_layer_bytes(state, HOST_RULE) for state in self.states), strict=True)
         self.layers_kv_bytes: tuple[int, ...] = tuple(a + b for a, b in zip(kv, recurrent, strict=True))
-        """KV cache and recurrent state of each layer, for drawing and counting."""
+        """KV cache and recurrent state of each layer in bytes, for display."""
         self.shape = shape = context_shape(context, hyper.n_ctx_train, causal=hyper.causal)
+        # Logits are F32, one row for each sequence. T5 keeps the encoder's output beside them.
         n_outputs = hyper.n_vocab + (hyper.n_embd if architecture.keeps_encoded else 0)
         n_floats = n_outputs * shape.n_sequences
         if hyper.pooled_width:
@@ -261,8 +273,11 @@ class ContextMemory:
             n_tokens = min(shape.n_ubatch, shape.n_sequences * longest)
             n_floats = max(n_floats, n_tokens * (hyper.n_vocab + hyper.pooled_width))
         self.output_buffer_bytes = n_floats * _LOGIT_BYTES
-        """What the host keeps of a batch: logits, a row per sequence; for texts that are embedded also their vectors,
-        and of each token, which the load asks for once."""
+        """Bytes of the output buffer in host memory (`llama_context::output_reserve`).
+
+        It has one row of logits for each sequence. An embedding model also has a vector and logits for each token of a
+        batch; the load asks for that once (`warm_up.py`).
+        """
         self.compute: ComputeForecast | None = None
         if graphs is not None:
             from engine.planning.memory.compute_graph.forecast import ComputeForecast
@@ -272,7 +287,8 @@ class ContextMemory:
     def state_bytes(
         self, placement: Placement, members: MemberTables | None = None
     ) -> tuple[dict[str, int], dict[str, int]]:
-        """Return KV cache and recurrent state of each device: with its layers, cut by `members`, or all on the CPU."""
+        """Return KV cache and recurrent state of each device: with its layers, sliced by `members`, or all in host
+        memory."""
         kv: dict[str, int] = {}
         recurrent: dict[str, int] = {}
         n_layers = len(self.states)
@@ -285,6 +301,7 @@ class ContextMemory:
                 if traits is not None:
                     ranges.append((run.device, traits.size_rule, run.first, run.last + 1))
         for device_id, rule, first, end in ranges:
+            # Sums over the layers before each one, so the bytes of a range are one difference.
             for found, sums in zip((kv, recurrent), self._running(rule), strict=True):
                 found[device_id] = found.get(device_id, 0) + sums[end] - sums[first]
         if members is not None and self._context.offload_kqv:
@@ -303,7 +320,7 @@ class ContextMemory:
 
 
 def _deciding_fields(context: ContextSettings) -> tuple[object, ...]:
-    """Return what decides about caches and graphs: neither threads nor how the file is read."""
+    """Return the settings that sizes of caches and graphs depend on."""
     return tuple(getattr(context, key) for key in _DECIDING)
 
 
@@ -320,5 +337,5 @@ def _layer_bytes(state: LayerState, rule: SizeRule) -> tuple[int, int]:
 
 
 def estimate(model: ModelFile, layout: Layout, context: ContextSettings, rig: Rig) -> MemoryEstimate:
-    """Return what `layout` takes on every device of `rig`; for repeated questions keep a `ModelMemory`."""
+    """Return the memory of `layout` on every device of `rig`. For repeated calls keep a `ModelMemory`."""
     return ModelMemory(model).estimate(layout, context, rig)

@@ -1,4 +1,4 @@
-"""A layout as the engine sees it: which runs are entries of its device list, and which buffers follow."""
+"""A layout as llama.cpp sees it: which runs are entries of the device list, and which buffer types follow."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ _MAPPED_MODES = ("auto", "mmap", "mmap_mlock")
 
 @dataclass(frozen=True, slots=True)
 class HostBuffers:
-    """In what the host keeps weights that are not mapped (those of CPU entries lie in plain memory), and what it
-    computes with: memory that devices read directly, where the one that decides has such.
+    """Host buffer types of a layout.
 
-    `kernels`: of the device that decides about weights; what it cannot compute with lies in plain memory.
+    `weights`: for weights that are not mapped. `compute`: for the compute buffer of the CPU. Both are pinned memory if
+        the device that decides has it.
+    `kernels`: of the device that decides about weights. Weights without a kernel are in plain memory.
     """
 
     weights: HostBuffer = PLAIN_HOST
@@ -44,16 +45,19 @@ class HostBuffers:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """`leading`: layers of the CPU run at the front, which is no entry; `runs`: the others, each an entry.
+    """A layout with everything that decides its buffers.
 
-    `output_listed`: the output layer belongs to an entry (False only when everything is on the CPU).
-    `pinned_host`: CPU tensors are created in a device's host buffer; `maps_file`: the model file is memory-mapped;
-    `can_map`: no device keeps the engine from it where it decides.
-    `pipeline`: the devices compute micro batches at the same time, with copies of what they hand on. Where nobody
-    decided (`auto`) they do not, which is what the child then does.
-    `extra_buffers`: the CPU may keep weights in an order of its own.
-    `shares`: in mode tensor, what each of the `entries` takes of every layer behind the leading ones; no runs then.
-    `op_offload`: devices compute batches of `offload_batch` tokens and more with weights that lie in host memory.
+    `leading`: CPU layers at the front; they are no entry. `runs`: the other layers; each run is an entry.
+    `output_listed`: the output layer belongs to an entry. False only if everything is on the CPU.
+    `entries`: devices of llama.cpp's list. `overrides`: weights that are moved.
+    `pinned_host`: CPU weights are created in a device's host buffer. `maps_file`: the model file is memory-mapped.
+    `can_map`: no device prevents mapping in load mode auto. `locks_file`: the mapped file is locked in memory.
+    `pipeline`: devices compute micro batches at the same time, with copies of their inputs. An open setting (`auto`)
+        means no.
+    `shares`: in split mode tensor, the share of each entry in every layer after the leading ones; there are no runs
+        then.
+    `extra_buffers`: the CPU may repack weights.
+    `op_offload`: devices compute batches of at least `offload_batch` tokens for weights in host memory.
     """
 
     n_layers: int
@@ -77,12 +81,12 @@ class Placement:
 
     @property
     def repacks(self) -> bool:
-        """Whether weights of leading CPU layers may be repacked: only where no pinned host buffer comes before."""
+        """Return whether weights of leading CPU layers may be repacked. Pinned memory takes precedence."""
         return self.extra_buffers and not self.pinned_host
 
 
 def place(layout: Layout, rig: Rig, context: ContextSettings) -> Placement:
-    """Return how the engine would see `layout` on `rig`."""
+    """Return how llama.cpp sees `layout` on `rig`."""
     devices = {device.id: device for device in rig.all_devices}
     if layout.split_mode == "tensor":
         return _place_members(layout, devices, context, extra_buffers=rig.host.fault("extra_buffers") is None)
@@ -113,8 +117,8 @@ def place(layout: Layout, rig: Rig, context: ContextSettings) -> Placement:
 
 
 def _host_buffers(listed: list[BackendTraits]) -> HostBuffers:
-    """Return the host's buffers: the first device of all that has pinned memory decides about weights, the first of all
-    about what the CPU computes with."""
+    """Return the host's buffer types. The first device with pinned memory decides about weights, the first device of
+    the list about the compute buffer."""
     first = next((traits for traits in listed if traits.pinned_host), None)
     return HostBuffers(
         weights=first.pinned if first else PLAIN_HOST,
@@ -124,8 +128,11 @@ def _host_buffers(listed: list[BackendTraits]) -> HostBuffers:
 
 
 def can_pipeline(layout: Layout, context: ContextSettings) -> bool:
-    """Return whether the engine would run the devices of `layout` as a pipeline if nobody kept it from that."""
+    """Return whether llama.cpp would run these devices as a pipeline if the setting allows it (`pipeline_parallel` in
+    llama-context.cpp)."""
     several = layout.split_mode in ("layer", "none") and len(entries(layout)) > 1
+    # All layers on devices, the KV cache too, and no overrides: the conditions of `pipeline_parallel` in
+    # llama-context.cpp.
     return several and not leading_cpu_layers(layout) and context.offload_kqv and not layout.overrides
 
 
@@ -135,7 +142,7 @@ def _place_members(
     members = split_members(layout)
     listed = [devices[device_id] for device_id in members if device_id in devices]
     traits = {device_id: backend_traits(device) for device_id, device in devices.items()}
-    # The members look like one device, which has a pinned host buffer only where all of them have the same.
+    # The meta device has a host buffer type only if all of its members have the same one (ggml-backend-meta.cpp).
     alike = len({device.backend for device in listed}) == 1
     first = traits.get(members[0]) if alike else None
     return Placement(

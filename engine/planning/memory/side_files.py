@@ -1,4 +1,4 @@
-"""Files that are loaded beside a model, and what they take: projectors for images and sound (mmproj), LoRA adapters."""
+"""Files that are loaded with a model, and their memory: projectors for images and audio (mmproj), LoRA adapters."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _OUTPUT = "output"
 _EMBEDDING = "token_embd.weight"
 _HALVES = (".lora_a", ".lora_b")
 _SKIPPED = "_norm.weight"
-"""What the engine passes over in an adapter."""
+"""Tensors of an adapter that llama.cpp ignores."""
 
 
 @dataclass(frozen=True, slots=True)
 class Projector:
-    """A file that turns images or sound into what a model reads. `device` None: chosen for the rig.
+    """A file that encodes images or audio for a model.
 
-    `sees` and `hears`: what its header says that it reads.
+    `device`: None if the program chooses. `sees`, `hears`: whether its header names a vision or an audio encoder.
     """
 
     path: Path
@@ -41,25 +41,25 @@ class Projector:
     hears: bool = False
 
     def weights_bytes(self, rule: SizeRule) -> int:
-        """Return what its weights take on a device with this rule; its activations come on top."""
+        """Return the bytes of its weights on a device with this rule; its compute buffer comes on top."""
         return sum(tensor_bytes(tensor, rule) for tensor in self.tensors)
 
     @property
     def plain_bytes(self) -> int:
-        """What its weights are without padding."""
+        """Return the bytes of its weights without padding."""
         return sum(tensor.size_bytes for tensor in self.tensors)
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A LoRA adapter that changes weights of one model by `scale`; `tensors` are those that the engine loads."""
+    """A LoRA adapter, scaled by `scale`. `tensors`: those that llama.cpp loads."""
 
     path: Path
     tensors: tuple[TensorInfo, ...]
     scale: float = 1.0
 
     def weights_bytes(self, placement: Placement) -> dict[str, int]:
-        """Return what it takes on each device: each of its matrices lies with the weight that it changes."""
+        """Return its bytes on each device; both matrices are on the device of the weight that they change."""
         homes = [CPU_ID] * placement.leading
         for run in placement.runs:
             homes += [run.device] * run.length
@@ -81,7 +81,7 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class SideFiles:
-    """What is loaded beside a model."""
+    """Files that are loaded with a model."""
 
     projector: Projector | None = None
     adapters: tuple[Adapter, ...] = ()
@@ -97,13 +97,14 @@ def read_projector(path: Path, device: str | None = None) -> Projector:
     """Read the header of a projector.
 
     Raises:
-        ModelFileError: when the file is none.
+    ModelFileError: the file is no projector.
     """
     header = _read(path)
     kind, architecture = header.metadata.get("general.type"), header.metadata.get("general.architecture")
     if kind != "mmproj" and architecture != "clip":
         raise ModelFileError(
-            path, tr("is {described}, not a projector; choose the model's mmproj file", described=_described(header))
+            path,
+            tr("is {described}, not a projector. Choose the mmproj file of the model", described=_described(header)),
         )
     sees = header.metadata.get("clip.has_vision_encoder") is True
     hears = header.metadata.get("clip.has_audio_encoder") is True
@@ -111,25 +112,29 @@ def read_projector(path: Path, device: str | None = None) -> Projector:
 
 
 def read_adapter(path: Path, model: ModelFile, scale: float = 1.0) -> Adapter:
-    """Read the header of a LoRA adapter and check that it is one for `model`.
+    """Read the header of a LoRA adapter and check that it fits `model`.
 
     Raises:
-        ModelFileError: when it is not, with what does not go together.
+    ModelFileError: it does not; the message says what differs.
     """
     header = _read(path)
     kind, method = header.metadata.get("general.type"), header.metadata.get("adapter.type")
     if kind != "adapter" or method != "lora":
         raise ModelFileError(
-            path, tr("is {described}, not a LoRA adapter; choose one made for this model", described=_described(header))
+            path,
+            tr(
+                "is {described}, not a LoRA adapter. Choose a LoRA adapter for this model",
+                described=_described(header),
+            ),
         )
     architecture = header.metadata.get("general.architecture")
     if architecture != model.architecture:
         raise ModelFileError(
             path,
             tr(
-                "is an adapter for {architecture} models, and this one is {architecture2}",
-                architecture=quote(str(architecture)),
-                architecture2=quote(model.architecture),
+                "is an adapter for {adapter_architecture} models; this model is {model_architecture}",
+                adapter_architecture=quote(str(architecture)),
+                model_architecture=quote(model.architecture),
             ),
         )
     pairs = _pairs(path, header.tensors)
@@ -138,17 +143,17 @@ def read_adapter(path: Path, model: ModelFile, scale: float = 1.0) -> Adapter:
         weight = weights.get(name)
         if weight is None:
             raise ModelFileError(
-                path, tr("changes {name}, which this model does not have; it is for another one", name=quote(name))
+                path, tr("changes {name}, which this model does not have; it is for another model", name=quote(name))
             )
         if not _goes_with(weight, first, second):
             raise ModelFileError(
-                path, tr("does not go with the shape of {name}; it is for a model of another size", name=quote(name))
+                path, tr("does not fit the shape of {name}; it is for a model of another size", name=quote(name))
             )
     return Adapter(path, tuple(half for pair in pairs.values() for half in pair), scale)
 
 
 def side_file_bytes(side_files: SideFiles, placement: Placement, rig: Rig, projector_device: str) -> Mapping[str, int]:
-    """Return what the files take on each device of `rig`."""
+    """Return the bytes of the files on each device of `rig`."""
     found: dict[str, int] = {}
     for adapter in side_files.adapters:
         for device_id, size_bytes in adapter.weights_bytes(placement).items():
@@ -161,7 +166,7 @@ def side_file_bytes(side_files: SideFiles, placement: Placement, rig: Rig, proje
 
 
 def with_side_files(estimate: MemoryEstimate, sizes: Mapping[str, int], placement: Placement) -> MemoryEstimate:
-    """Return `estimate` with these bytes of weights more; a device that held nothing has its fixed cost now."""
+    """Return `estimate` with these bytes added to weights. A device that was empty now has its fixed cost."""
     devices = dict(estimate.devices)
     for device_id, size_bytes in sizes.items():
         memory = devices.get(device_id, DeviceMemory())
@@ -192,7 +197,7 @@ def _changed_weight(name: str) -> str:
 
 
 def _pairs(path: Path, tensors: tuple[TensorInfo, ...]) -> dict[str, tuple[TensorInfo, TensorInfo]]:
-    """Return the two halves of each change, by the weight that is changed."""
+    """Return the two matrices of each change, by the weight that they change."""
     halves: dict[str, dict[str, TensorInfo]] = {}
     for tensor in tensors:
         half = next((each for each in _HALVES if tensor.name.endswith(each)), None)
@@ -200,25 +205,29 @@ def _pairs(path: Path, tensors: tuple[TensorInfo, ...]) -> dict[str, tuple[Tenso
             halves.setdefault(tensor.name.removesuffix(half), {})[half] = tensor
         elif not tensor.name.endswith(_SKIPPED):
             raise ModelFileError(
-                path, tr("has the tensor {name}, which no LoRA adapter has; it is damaged", name=quote(tensor.name))
+                path,
+                tr(
+                    "has the tensor {name}, which is not part of a LoRA adapter; it is damaged", name=quote(tensor.name)
+                ),
             )
     if not halves:
         raise ModelFileError(path, tr("changes no weights; it is empty or damaged"))
     for name, found in halves.items():
         if len(found) != len(_HALVES):
             raise ModelFileError(
-                path, tr("has one half only of the change to {name}; it is incomplete", name=quote(name))
+                path, tr("has only one of the two matrices for {name}; it is incomplete", name=quote(name))
             )
     return {name: (found[_HALVES[0]], found[_HALVES[1]]) for name, found in halves.items()}
 
 
 def _goes_with(weight: TensorInfo, first: TensorInfo, second: TensorInfo) -> bool:
-    """Return whether the halves make a matrix of the weight's shape, as the engine checks it."""
+    """Return whether the product has the weight's shape, as `llama_adapter_lora_init_impl` checks."""
 
     def extent(tensor: TensorInfo, dimension: int) -> int:
         return tensor.shape[dimension] if dimension < len(tensor.shape) else 1
 
     columns, rows = extent(weight, 0), extent(weight, 1)
+    # The embedding is looked up by rows, so its matrices are transposed (`llama_adapter_lora_init_impl`).
     if weight.name == _EMBEDDING:
         return (extent(second, 1), extent(first, 1)) == (columns, rows)
     return (extent(first, 0), extent(second, 1)) == (columns, rows) and extent(first, 1) == extent(second, 0)

@@ -1,8 +1,8 @@
-"""How split mode tensor cuts every tensor over its devices, to the element.
+"""How split mode tensor slices every tensor over its devices, to the element.
 
-Follows `llama_meta_device_get_split_state` in llama-model.cpp: some tensors are cut along one dimension, at multiples
-of a granularity that keeps heads and quantisation blocks whole, with the rounding rotated from layer to layer; all
-others are on every device in full.
+Follows `llama_meta_device_get_split_state` in llama-model.cpp. Some tensors are sliced along one dimension, at
+multiples of a granularity that keeps heads and quantisation blocks whole. The rounding is rotated from layer to layer.
+All other tensors are on every device in full.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from engine.planning.memory.placement import Placement
 from engine.planning.memory.tensors import padded_bytes
 
 _FAST_MULTIPLE = 128
-"""Slices are multiples of this where that leaves nobody without work: kernels are faster then."""
+"""Slices are multiples of this number if every device still gets one, because kernels are faster then."""
 
 _Kind = Literal["q", "k", "v", "qkv", "head_norm", "sinks", "out", "gate", "heads", "heads_2", "conv", "ssm_out", "r",
                 "s", "ffn", "ffn_up", "gate_up", "output", "group", "group_heads", "group_q", "group_rank"]  # fmt: skip
@@ -33,7 +33,8 @@ _OUT, _SSM_OUT, _DOWN = ("attn_output.weight",), ("ssm_out.weight",), ("ffn_down
 
 
 class _Rule(NamedTuple):
-    """Tensors of this name are cut along `axis`; block sizes are those of the first of `like` that the layer has."""
+    """Tensors of this name are sliced along `axis`. The block size is that of the first tensor of `like` that the layer
+    has."""
 
     pattern: re.Pattern[str]
     axis: int
@@ -80,21 +81,21 @@ _GROUPED_RULES = (
     _rule(r"ffn_down_shexp\.weight", 0, "ffn", _SHARED_DOWN),
     *(rule for rule in _BLOCK_RULES if rule.kind in ("ffn", "ffn_up", "gate_up")),
 )
-"""Of models whose heads are projected in groups, for which state and output are mirrored."""
+"""Rules of models whose heads are projected in groups. State and output are on every device."""
 _OUTPUT_RULES = (_rule(r"output\.weight", 1, "output"), _rule(r"output\.bias", 0, "output"))
 _STATE_LIKE = {"k": _OUT, "v": _OUT, "r": _SSM_OUT, "s": _SSM_OUT}
 
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """Segments of the cut dimension (elements, how many alike) with the granularity of each."""
+    """Segments of the sliced dimension (elements, and how many segments are alike), with the granularity of each."""
 
     segments: tuple[tuple[int, int], ...]
     granularity: tuple[int, ...]
 
 
 class TensorSplit:
-    """The cuts of one model for one list of shares."""
+    """Slices of one model for one list of shares."""
 
     def __init__(self, model: ModelFile, hyper: HyperParameters, shares: Sequence[float]) -> None:
         self._model = model
@@ -104,6 +105,7 @@ class TensorSplit:
         self._types = {tensor.name: tensor.type_name for tensor in model.tensors}
         kinds = list(zip(hyper.recurrent, hyper.sliding, strict=True))
         n = len(self._shares)
+        # `get_il_eff` in llama-model.cpp: a layer is rotated by the number of earlier layers of its kind.
         self._rotations = [kinds[:index].count(kind) % n for index, kind in enumerate(kinds)]
         layers = zip(hyper.n_head, hyper.n_head_kv, hyper.head_k, hyper.head_v, hyper.recurrent, strict=True)
         self._likenesses: list[tuple[object, ...]] = [
@@ -112,10 +114,10 @@ class TensorSplit:
         self._known: dict[tuple[object, ...], list[int]] = {}
 
     def weight_bytes(self, tensor: TensorInfo, rules: Sequence[SizeRule]) -> list[int]:
-        """Return what each device has of a weight.
+        """Return the bytes of a weight on each device.
 
         Raises:
-            MissingNumberError: where the engine would give up too.
+        MissingNumberError: llama.cpp would fail too.
         """
         parts = tensor.name.split(".", 2)
         in_block = parts[0] == "blk" and len(parts) == 3 and parts[1].isdecimal()
@@ -137,7 +139,7 @@ class TensorSplit:
         ]
 
     def state_bytes(self, tensor: CacheTensor, layer: int, rules: Sequence[SizeRule]) -> list[int]:
-        """Return what each device has of one tensor of a layer's state."""
+        """Return the bytes of one tensor of a layer's state on each device."""
         like = _STATE_LIKE.get(tensor.name)
         grouped = bool(self._hyper.ratios)
         mirrored = grouped or self._rules.whole_model or like is None or not tensor.width
@@ -170,7 +172,7 @@ class TensorSplit:
         raise MissingNumberError(f"split mode tensor looks for {like[0]} in layer {layer}, which is not there")
 
     def _slices(self, kind: _Kind, extent: int, layer: int | None, block_elements: int) -> list[int]:
-        """Return how many elements of the cut dimension each device gets; layers that are alike are cut alike."""
+        """Return the elements of the sliced dimension on each device. Layers that are alike are sliced alike."""
         key = (kind, extent, block_elements, None if layer is None else self._likenesses[layer])
         found = self._known.get(key)
         if found is None:
@@ -178,9 +180,11 @@ class TensorSplit:
         return found
 
     def _counts(self, cut: _Cut, layer: int | None) -> list[int]:
-        """Return how many elements of the cut dimension each device gets."""
+        """Return the elements of the sliced dimension on each device."""
         n = len(self._shares)
         rotation = self._hyper.n_trunk_layers % n if layer is None else self._rotations[layer]
+        # llama.cpp computes shares in float32, and rounding decides about whole slices, so each step is rounded here
+        # too.
         sums = list(accumulate((self._shares[(j + rotation) % n] for j in range(n)), lambda a, b: _float32(a + b)))
         counts = [0] * n
         for (extent, n_alike), granularity in zip(cut.segments, cut.granularity, strict=True):
@@ -192,6 +196,7 @@ class TensorSplit:
                 if j < n - 1:
                     share = _float32(_float32(_float32(extent) * sums[j]) / sums[-1]) if sums[-1] else None
                     high = extent * (j + 1) // n if share is None else int(share)
+                    # Always rounded down, so the last device gets what is left over.
                     high -= high % granularity
                 counts[(j + rotation) % n] += (high - low) * n_alike
                 low = high
@@ -271,7 +276,7 @@ class TensorSplit:
     def _attention_granularity(
         self, kind: _Kind, extent: int, layer: int, block_elements: int, n_segments: int
     ) -> tuple[int, ...]:
-        """Keep groups of query heads with their key head, and heads in whole blocks."""
+        """Keep groups of query heads with their key head, and heads in whole quantisation blocks."""
         hyper = self._hyper
         if kind.startswith("group"):
             return (self._group_granularity(kind, layer),)
@@ -281,6 +286,7 @@ class TensorSplit:
         if kind in ("output", "head_norm") or not group_width:
             return (1,) * n_segments
         multiple = block_elements
+        # Grow the granularity towards 128 while that still leaves work for every device.
         while multiple < _FAST_MULTIPLE and multiple * len(self._shares) < group_width:
             multiple *= 2
         q = math.lcm(group_width, multiple)
@@ -314,9 +320,9 @@ Members = tuple[int, ...]
 
 
 class MemberTables:
-    """What each member of a tensor split holds: its slices of weights and state.
+    """Slices of weights and state of each member of a tensor split.
 
-    For one model and one list of members; make one per list and keep it while that is edited.
+    For one model and one list of members. Make one for each list and keep it while the list is edited.
     """
 
     def __init__(
@@ -327,11 +333,11 @@ class MemberTables:
         self._last_state: tuple[Sequence[LayerState], int, tuple[Members, Members]] | None = None
 
     def slices(self, tensor: TensorInfo) -> Members:
-        """Return what each member has of one weight."""
+        """Return the bytes of one weight on each member."""
         return tuple(self._split.weight_bytes(tensor, self._rules))
 
     def state_bytes(self, states: Sequence[LayerState], leading: int) -> tuple[Members, Members]:
-        """Return KV cache and recurrent state of each member. The last answer is kept."""
+        """Return KV cache and recurrent state of each member. The last result is kept."""
         last = self._last_state
         if last is not None and last[0] is states and last[1] == leading:
             return last[2]
@@ -342,13 +348,13 @@ class MemberTables:
         return kv, recurrent
 
     def _sum(self, tensors: Iterable[tuple[int, CacheTensor]]) -> Members:
-        """Return the slices of these tensors of layers added up."""
+        """Return the slices of these tensors added up."""
         slices = (self._split.state_bytes(tensor, layer, self._rules) for layer, tensor in tensors)
         return tuple(map(sum, zip((0,) * len(self._rules), *slices, strict=True)))
 
 
 def member_rules(placement: Placement) -> tuple[SizeRule, ...] | None:
-    """Return the members' rules, None where one of them is not in the rig."""
+    """Return the size rules of the members, None if one of them is not in the rig."""
     if any(entry not in placement.traits for entry in placement.entries):
         return None
     return tuple(placement.traits[entry].size_rule for entry in placement.entries)

@@ -1,4 +1,4 @@
-"""Tensors of a model: what each takes in a buffer, which part of the model it belongs to, and where overrides take it.
+"""Tensors of a model: their size in a buffer, the part of the model that they belong to, and overrides that move them.
 
 Mirrors `ggml_backend_buft_get_alloc_size`, the table of tensors in llama-arch.cpp, and `tensor_buft_overrides`.
 """
@@ -18,37 +18,41 @@ from engine.planning.memory.backends import ROW_PADDING, SizeRule
 from engine.planning.memory.kv_cache import pad
 
 REPACKED_TYPES = frozenset({"Q4_0", "Q4_K", "IQ4_NL", "MXFP4"})
-"""Types that the CPU backend copies into its own order on x86-64 with AVX2 (`ggml_repack_get_optimal_repack_type`)."""
+"""Types that the CPU backend repacks on x86-64 with AVX2 (`ggml_repack_get_optimal_repack_type`)."""
 
 _EXPERTS = "exps."
 _NO_SPAN = (1 << 62, 0)
 
 
 def tensor_bytes(tensor: TensorInfo, rule: SizeRule) -> int:
-    """Return what `tensor` takes in a buffer with this rule."""
+    """Return the bytes of `tensor` in a buffer with this rule."""
     return padded_bytes(tensor.type_name, tensor.shape, tensor.size_bytes, rule)
 
 
 def row_padding_bytes(type_name: str, n_elements: int) -> int:
-    """Return what backends that pad rows add to a tensor of this type with rows of `n_elements`."""
+    """Return the bytes that row padding adds to a tensor of this type with rows of `n_elements`.
+
+    Only the last row is padded, against reads out of bounds (`MATRIX_ROW_PADDING` in ggml-cuda/common.cuh).
+    """
     _, block_elements, block_bytes = TYPES_BY_NAME[type_name]
     rest = n_elements % ROW_PADDING
     return (ROW_PADDING - rest) // block_elements * block_bytes if rest and block_elements > 1 else 0
 
 
 def padded_bytes(type_name: str, shape: tuple[int, ...], size_bytes: int, rule: SizeRule) -> int:
-    """Return what a tensor (or a slice of one) of this type, shape and size takes in a buffer with this rule."""
+    """Return the bytes of a tensor, or of a slice of one, in a buffer with this rule."""
     if rule.pads_rows and shape:
-        # Even a slice without rows.
+        # Also for a slice without rows: get_alloc_size looks at ne[0] alone.
         size_bytes += row_padding_bytes(type_name, shape[0])
     return pad(size_bytes, rule.alignment_bytes)
 
 
 def is_repacked(tensor: TensorInfo) -> bool:
-    """Return whether the CPU backend would keep a repacked copy of this matrix for multiplying."""
+    """Return whether the CPU backend would keep a repacked copy of this matrix."""
+    # The repacked formats interleave 8 rows.
     if tensor.type_name not in REPACKED_TYPES or len(tensor.shape) < 2 or tensor.shape[1] % 8:
         return False
-    # Matrices, and experts in one tensor; other stacks of matrices (as compressed attention has) are not.
+    # Matrices and stacks of experts are repacked; other stacks, as of MLA (`attn_k_b`, `attn_v_b`), are not.
     depth = 1
     for extent in tensor.shape[2:]:
         depth *= extent
@@ -56,7 +60,7 @@ def is_repacked(tensor: TensorInfo) -> bool:
 
 
 def file_spans(tensors: Iterable[TensorInfo], n_files: int) -> list[tuple[int, int]]:
-    """Return for each file the offsets of the first and behind the last of these tensors."""
+    """Return for each file the offset of the first and the end of the last of these tensors."""
     spans = [_NO_SPAN] * n_files
     for tensor in tensors:
         if tensor.file_index < n_files:
@@ -74,17 +78,18 @@ _INPUT = ("token_embd", "position_embd", "token_types", "per_layer_token_embd")
 _ROPE = ("rope_freqs", "rope_factors_long", "rope_factors_short")
 _FIRST_LAYER = ("token_embd_norm", "per_layer_model_proj", "per_layer_proj_norm", "hrm", "conv1d")
 _NUMBERED = re.compile(r"(?:(?:enc|dec)\.blk|convnext|posnet)\.(\d{1,3})\.")
-"""Layers of encoders, decoders and sound models, which the engine places like blocks of the same number."""
+"""Layers of encoders, decoders and audio models. llama.cpp places them like blocks of the same number."""
 _UNUSED = re.compile(r"masked_embd_|dec\.blk\.\d+\.cross_attn_rel_b")
+"""Tensors that llama.cpp does not load."""
 
 _LAZY = "per_layer_token_embd.weight"
 _LAZY_BYTES = 1 << 32
-"""Embeddings per layer that are larger stay in the file (`lazy_read::add`)."""
+"""Larger per-layer embeddings stay in the file (`lazy_read::add`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorClasses:
-    """Tensors by what decides their place. `lazy`: the input that the engine would rather leave in the file."""
+    """Tensors by the rule that decides their device. `lazy`: the input tensor that llama.cpp leaves in the file."""
 
     blocks: list[tuple[TensorInfo, ...]]
     inputs: list[TensorInfo]
@@ -94,7 +99,7 @@ class TensorClasses:
 
 
 def classify(model: ModelFile, architecture: Architecture | None) -> TensorClasses:
-    """Return the tensors of `model` by class; those that the engine never loads are in none."""
+    """Return the tensors of `model` by class, except those that llama.cpp never loads."""
     blocks = [block.tensors for block in model.blocks]
     inputs: list[TensorInfo] = []
     ropes: list[TensorInfo] = []
@@ -125,7 +130,7 @@ def _is_of_first_layer(architecture: Architecture | None, stem: str) -> bool:
 
 
 def layers_with_rope_factors(model: ModelFile, architecture: Architecture | None) -> tuple[bool, ...]:
-    """Return which layers need the rope factors: all, or those that the file does not list as sliding."""
+    """Return for each layer whether it needs RoPE factors: all layers, or those without a sliding window."""
     sliding = model.hyper_parameter("attention.sliding_window_pattern")
     if architecture is None or not architecture.rope_factors_full_only or not isinstance(sliding, tuple):
         return (True,) * model.n_layers
@@ -133,10 +138,12 @@ def layers_with_rope_factors(model: ModelFile, architecture: Architecture | None
 
 
 _MOST_PATTERNS = 4096
+"""Patterns of overrides whose matches are kept."""
 
 
 class OverrideHomes:
-    """Answers for one model. Kept by pattern: the names that it finds, for layouts share most of their patterns."""
+    """Finds the tensors that overrides match, for one model. Matches are kept by pattern, since layouts share most
+    patterns."""
 
     def __init__(self, model: ModelFile) -> None:
         self._names = tuple(tensor.name for tensor in model.tensors)
@@ -145,6 +152,7 @@ class OverrideHomes:
     def devices(self, overrides: tuple[TensorOverride, ...]) -> dict[str, str]:
         """Return the device of each weight that overrides take somewhere: the first rule that finds it decides."""
         homes: dict[str, str] = {}
+        # Backwards, so that an earlier rule replaces what a later one has set.
         for override in reversed(overrides):
             names = self._found.get(override.pattern)
             if names is None:
@@ -157,5 +165,5 @@ class OverrideHomes:
 
 
 def usable_rules(overrides: tuple[TensorOverride, ...]) -> list[tuple[Callable[[str], bool], str]]:
-    """Return what tells whether each override finds a name, with its device; a broken pattern finds none."""
+    """Return a matcher and a device for each override. An invalid pattern matches nothing."""
     return [(pattern_finder(override.pattern), override.device) for override in overrides]

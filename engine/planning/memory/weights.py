@@ -1,7 +1,7 @@
-"""Bytes of weights on each device, to the byte as the engine's buffers add up (`llama_model_loader::load_all_data`).
+"""Bytes of weights on each device, as llama.cpp's buffers add up (`llama_model_loader::load_all_data`).
 
-What a layer comes to on a device is counted once, by which of its weights overrides move; layers of a run are added up
-once as well. A drag changes two runs, and the others are known.
+The bytes of a layer on a device are counted once for each combination of overrides. The layers of a run are added up
+once as well. A drag changes two runs; the others are cached.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ from engine.planning.memory.tensors import (
 )
 
 _REPACKABLE = "CPU, may be repacked"
-"""Home of tensors that go through the engine's list of CPU buffers; those of a CPU entry do not."""
+"""Home of tensors that go through llama.cpp's list of CPU buffer types. Tensors of a CPU entry do not."""
 _SPLIT = "all members of a tensor split"
+"""Home of tensors that all members of a tensor split share."""
 _MOST_RANGES = 4096
 _MOST_LAYERS = 16384
 
 
 @dataclass(frozen=True, slots=True)
 class HostWeights:
-    """CPU weights: `committed_bytes` of memory of our own, `mapped_bytes` of the file in the page cache."""
+    """CPU weights. `committed_bytes`: memory of the process. `mapped_bytes`: part of the file in the page cache."""
 
     committed_bytes: int
     mapped_bytes: int
@@ -47,12 +48,11 @@ class HostWeights:
 class _Tally:
     """Bytes of some tensors.
 
-    `on_device`: on each device that is not the CPU.
-    `repacked_bytes`: on the host, in the CPU's own order.
-    `plain_bytes`: on the host as they are, in plain memory.
-    `pinned_bytes`: the same, in memory that a device reads directly.
-    `spans`: for each file, the first byte and the end of the tensors that are on the host as they are.
-    `made`: names of tensors with the buffers that have them by now.
+    `on_device`: by device, without the CPU.
+    `repacked_bytes`: in host memory, repacked. `plain_bytes`: in plain host memory. `pinned_bytes`: in pinned host
+        memory.
+    `spans`: for each file, first byte and end of the tensors that are in host memory without repacking.
+    `made`: names of tensors with the buffers that already have them.
     """
 
     spans: list[tuple[int, int]]
@@ -63,7 +63,7 @@ class _Tally:
     made: set[tuple[str, str]] = field(default_factory=set)
 
     def add_plain(self, tensor: TensorInfo, pinned: SizeRule | None) -> None:
-        """Count a tensor that stays on the host as it is, in memory with the rule `pinned` if that is given."""
+        """Count a tensor in host memory without repacking, in pinned memory if its rule is given."""
         if pinned is None:
             self.plain_bytes += tensor_bytes(tensor, HOST_RULE)
         else:
@@ -85,7 +85,7 @@ class _Tally:
 
 
 class WeightTables:
-    """The weights of one model in any placement. Make one per model and keep it: it remembers layers and runs."""
+    """Weights of one model in any placement. Make one for each model and keep it, because it caches layers and runs."""
 
     def __init__(
         self, model: ModelFile, architecture: Architecture | None, n_skipped_blocks: int, homes: OverrideHomes
@@ -95,6 +95,7 @@ class WeightTables:
         self._homes = homes
         found = classify(model, architecture)
         self._blocks = found.blocks
+        # A normal load does not create tensors of multi-token prediction (`TENSOR_SKIP`).
         for index in range(len(self._blocks) - n_skipped_blocks, len(self._blocks)):
             self._blocks[index] = ()
         self._inputs, self._ropes, self._lazy = found.inputs, found.ropes, found.lazy
@@ -117,16 +118,16 @@ class WeightTables:
 
     @property
     def token_embedding_bytes(self) -> int:
-        """Return the size of the token embedding, which stays on the CPU."""
+        """Return the bytes of the token embedding, which stays on the CPU."""
         return 0 if self._embedding is None else self._embedding.size_bytes
 
     def output_bytes(self, rule: SizeRule) -> int:
-        """Return the bytes of the output layer on a device: norm, matrix, or a copy of the tied embedding."""
+        """Return the bytes of the output layer on a device: norm, and matrix or a copy of the tied embedding."""
         names = self._unsupported_by(rule.kernels)
         return sum(tensor_bytes(tensor, rule) for tensor in self._outputs if tensor.name not in names)
 
     def split(self, placement: Placement, members: MemberTables | None = None) -> tuple[dict[str, int], HostWeights]:
-        """Return the weights on each device that is not the CPU, and the host's; `members` cut them in mode tensor."""
+        """Return the weights on each device, and those of the host. `members`: slices in split mode tensor."""
         self._forget_others(placement, members)
         total = _Tally(self._no_spans)
         for home, first, end in _ranges(placement, len(self._blocks)):
@@ -144,13 +145,15 @@ class WeightTables:
         if not placement.maps_file:
             host_bytes = total.plain_bytes + placement.host.weights.of(total.pinned_bytes) + total.repacked_bytes
             return total.on_device, HostWeights(host_bytes, lazy_bytes)
+        # `init_mappings` keeps the span from the first to the last host tensor mapped, with all that lies in between.
         mapped_bytes = sum(max(0, end - start) for start, end in total.spans)
+        # mlock makes the mapped span unreclaimable, so it counts as memory of the process.
         if placement.locks_file:
             return total.on_device, HostWeights(total.repacked_bytes + mapped_bytes, lazy_bytes)
         return total.on_device, HostWeights(total.repacked_bytes, mapped_bytes + lazy_bytes)
 
     def _forget_others(self, placement: Placement, members: MemberTables | None) -> None:
-        """Forget what does not hold for the devices and overrides of `placement`."""
+        """Clear caches that are not valid for the devices and overrides of `placement`."""
         circumstances = (
             tuple(placement.traits.items()), placement.entries[:1], placement.repacks, placement.can_map,
             placement.maps_file, placement.pinned_host, placement.extra_buffers, placement.host, members,
@@ -161,7 +164,7 @@ class WeightTables:
             self._circumstances = circumstances
             self._repacked_names = frozenset()
             if placement.extra_buffers and placement.pinned_host:
-                # The device whose pinned memory comes before leaves them, too, so that the CPU may repack them.
+                # The device with the pinned memory has no kernel for them either, so the CPU may repack them.
                 self._repacked_names = self._unsupported_by(placement.host.kernels)
         if placement.overrides != self._overrides:
             self._ranges.clear()
@@ -175,7 +178,7 @@ class WeightTables:
         return found
 
     def _layer(self, index: int, home: str, placement: Placement, members: MemberTables | None) -> _Tally:
-        """Return the tally of a layer on `home`; overrides may move some of its weights elsewhere."""
+        """Return the bytes of a layer on `home`; overrides may move some of its weights."""
         moved, tensors = self._moved, self._blocks[index]
         key = (index, home, *[moved.get(tensor.name) for tensor in tensors]) if moved else (index, home)
         found = self._layers.get(key)
@@ -192,10 +195,11 @@ class WeightTables:
         return self._unsupported_by(traits.size_rule.kernels) if traits else frozenset()
 
     def _outside_of_layers(self, placement: Placement) -> Iterator[tuple[TensorInfo, str, bool]]:
-        """Yield the tensors outside of the layers with their homes, and whether each is an input."""
+        """Yield the tensors in no layer, with their homes, and whether each is an input."""
         for tensor in self._inputs:
             yield tensor, _REPACKABLE, True
         ranges = _ranges(placement, len(self._with_rope_factors))
+        # RoPE factors are loaded once for each buffer type, with its first layer that needs them.
         homes = dict.fromkeys(home for home, first, end in ranges if any(self._with_rope_factors[first:end]))
         for tensor in self._ropes:
             for home in homes:
@@ -217,20 +221,22 @@ class WeightTables:
         *,
         is_input: bool = False,
     ) -> None:
-        """Count a tensor whose home is `natural` unless an override moves it."""
+        """Count a tensor. Its home is `natural` unless an override moves it."""
+        # Per-layer embeddings of this size are read from the file when tokens need them, so no buffer has them.
         if tensor is self._lazy and placement.can_map:
             return
         home = self._moved.get(tensor.name, natural)
         on_host = home in (CPU_ID, _REPACKABLE)
         repacks = is_pinned = False
         if on_host and (home != natural or natural == _REPACKABLE):
-            # `select_weight_buft`: pinned memory comes first, then the CPU's own order, plain memory last.
+            # `make_cpu_buft_list`: pinned memory comes first, then repacking, plain memory last. `select_weight_buft`
+            # takes the first that supports the operation.
             may_repack = placement.repacks or tensor.name in self._repacked_names
             repacks = may_repack and not is_input and is_repacked(tensor)
             kernels = placement.host.kernels
             left = is_too_large(tensor, kernels) if is_input else tensor.name in self._unsupported_by(kernels)
             is_pinned = not left
-        # A tensor is made once in each kind of buffer: the tied output and rope factors are asked for more often.
+        # llama.cpp creates a tensor once per buffer type, though tied output and RoPE factors ask for it repeatedly.
         buffer = home
         if on_host:
             in_pinned = is_pinned and placement.pinned_host and not placement.maps_file
@@ -251,7 +257,7 @@ class WeightTables:
 
 
 def _ranges(placement: Placement, n_layers: int) -> Sequence[tuple[str, int, int]]:
-    """Return the runs of layers: home, first layer, and the one after the last."""
+    """Return home, first layer and end of each run of layers."""
     found = [(_REPACKABLE, 0, placement.leading)]
     found += [(run.device, run.first, run.last + 1) for run in placement.runs]
     if placement.shares:

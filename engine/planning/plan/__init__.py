@@ -1,1 +1,1 @@
-"""What is to be loaded, as one value: an edit of a model on a rig, and all that follows from it."""
+"""The plan of a load as one value: an edit of a model on a rig, and everything that follows from it."""

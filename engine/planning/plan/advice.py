@@ -1,4 +1,4 @@
-"""What a layout costs although the engine takes it, one sentence and one remedy each: never a reason to refuse."""
+"""Advice: disadvantages of a layout that the engine accepts, each with a sentence and a remedy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from engine.planning.settings.context_settings import ContextSettings
 
 
 class Advice(msgspec.Struct, frozen=True):
-    """Something to know about a layout. `rule` is a stable identifier such as `cpu_entry`."""
+    """One disadvantage of a layout. `rule` is a stable identifier such as `cpu_entry`."""
 
     rule: str
     message: str
@@ -26,12 +26,13 @@ class Advice(msgspec.Struct, frozen=True):
 
 
 def advice(layout: Layout, model: ModelFile, rig: Rig, context: ContextSettings) -> tuple[Advice, ...]:
-    """Return what this layout costs, most telling first; the same arguments as `violations`.
+    """Return the disadvantages of this layout, the most important one first. The arguments are those of `violations`.
 
     Rules: `worker_in_use`, `cpu_entry`, `output_on_cpu`, `shared_cache`, `override_leaves_cache`,
     `override_stops_pipeline`, `split_one_member`, `split_runs`, `cache_on_host`, `context_above_training`,
     `full_sliding_window`, `extra_buffers_off`.
     """
+    # A violation already says so, and what follows looks up layers of the model.
     if layout.n_layers != model.n_layers:
         return ()
     inside_layers = layout.split_mode in ("tensor", "row")
@@ -51,24 +52,24 @@ def _extra_buffers(layout: Layout, rig: Rig) -> Iterator[Advice]:
         yield Advice(
             "extra_buffers_off",
             tr("The CPU computes with weights as they are in the file, which is slower: {reason}", reason=fault.reason),
-            tr("Check this machine again after the engine was built anew."),
+            tr("Check this machine again after the next build of the engine."),
         )
 
 
 def _workers_in_use(layout: Layout, rig: Rig) -> Iterator[Advice]:
-    """One client at a time is a rule of the worker, but not a refusal: the model that holds it can be unloaded."""
+    # A worker serves one client at a time. That does not refuse the load: the other model can be unloaded first.
     used = used_devices(layout)
     taken = [device for device in rig.devices if device.is_rpc and device.id in used and device.holdings]
     for device in taken:
         yield Advice(
             "worker_in_use",
             tr(
-                "{id} works for {model}, and a worker serves one model at a time.",
+                "{id} is in use by {model}, and a worker serves one model at a time.",
                 id=device.id,
                 model=device.holdings[0].model,
             ),
             tr(
-                "Unload {model}, or move what is on {id} to a device that is not in use.",
+                "Unload {model}, or move the layers on {id} to another device.",
                 model=device.holdings[0].model,
                 id=device.id,
             ),
@@ -79,20 +80,18 @@ def _between_layers(layout: Layout, rig: Rig, context: ContextSettings) -> Itera
     listed = [run.device for run in entries(layout)]
     devices = [device for name in dict.fromkeys(listed) if (device := rig.device(name)) is not None]
     offloads = context.op_offload and any(backend_traits(device).op_offload for device in devices)
+    # Op offload takes weights of the scheduler's last backend only. A CPU entry is an earlier backend.
     if CPU_ID in listed and offloads:
         yield Advice(
             "cpu_entry",
-            tr(
-                "CPU layers behind other devices keep large prompts from being computed on a GPU with "
-                "weights that lie in host memory."
-            ),
-            tr("Move the CPU layers to the front to have it back."),
+            tr("CPU layers are placed after a GPU; there the GPU cannot help with long prompts."),
+            tr("Put CPU layers first."),
         )
     if layout.output_device == CPU_ID and any(device != CPU_ID for device in layout.devices):
         yield Advice(
             "output_on_cpu",
             tr("The output layer is on the CPU, where every token waits for it."),
-            tr("Move it to the device of the last layers."),
+            tr("Move the output layer to the device of the last layers."),
         )
 
 
@@ -102,8 +101,8 @@ def _inside_layers(layout: Layout) -> Iterator[Advice]:
         yield Advice(
             "split_one_member",
             tr(
-                "Only {members} has a share, so that split mode {split_mode} has its costs and no use.",
-                members=members[0],
+                "Only {device} has a share, so split mode {split_mode} has no benefit.",
+                device=members[0],
                 split_mode=layout.split_mode,
             ),
             tr("Give another device a share, or choose split mode layer."),
@@ -112,8 +111,8 @@ def _inside_layers(layout: Layout) -> Iterator[Advice]:
         yield Advice(
             "split_runs",
             tr(
-                "In split mode {split_mode} every device holds a part of every layer that is not on the "
-                "CPU; the lanes show shares, not places.",
+                "In split mode {split_mode} every device holds a part of each layer that is not on the CPU; "
+                "the lanes show shares, not single layers.",
                 split_mode=layout.split_mode,
             ),
             tr("Change the shares to move memory between devices."),
@@ -124,21 +123,27 @@ def _shared_cache(layout: Layout, model: ModelFile) -> Iterator[Advice]:
     first = _first_shared_layer(model)
     if first is None or not 2 <= first < layout.n_layers:
         return
+    # Layers with a window read the cache of layer `first - 2`, all others that of `first - 1` (`_cache_of` in
+    # hyper_parameters.py).
     sources = {layout.device_of(first - 2), layout.device_of(first - 1)}
     away = {layout.device_of(layer) for layer in range(first, layout.n_layers)} - sources
     if away:
         yield Advice(
             "shared_cache",
             tr(
-                "Layers {first}-{n_layers} read the KV cache of layers {first2} and {first3}; from "
-                "{names} it is copied for every token.",
+                "Layers {first}-{last} use the KV cache of layers {source} and {other_source}, which must be "
+                "copied to {devices} for every token.",
                 first=first,
-                n_layers=layout.n_layers - 1,
-                first2=first - 2,
-                first3=first - 1,
-                names=", ".join(sorted(away)),
+                last=layout.n_layers - 1,
+                source=first - 2,
+                other_source=first - 1,
+                devices=", ".join(sorted(away)),
             ),
-            tr("Keep them on the device of layers {first} and {first2}.", first=first - 2, first2=first - 1),
+            tr(
+                "Move these layers to the device of layers {source} and {other_source}.",
+                source=first - 2,
+                other_source=first - 1,
+            ),
         )
 
 
@@ -154,14 +159,15 @@ def _overrides(layout: Layout, context: ContextSettings) -> Iterator[Advice]:
         return
     yield Advice(
         "override_leaves_cache",
-        tr("Overrides move weights only: KV cache and attention stay on the device of their layer."),
-        tr("Move whole layers where the cache should go along."),
+        tr("Overrides move weights only; the KV cache and attention stay on the device of the layer."),
+        tr("Move whole layers to move the KV cache too."),
     )
+    # These are the other conditions of `can_pipeline`: only the overrides prevent a pipeline.
     if layout.split_mode == "layer" and len(entries(layout)) > 1 and context.offload_kqv:
         yield Advice(
             "override_stops_pipeline",
             tr("With overrides the devices compute a long prompt one after the other."),
-            tr("Move whole layers instead where prompts are long."),
+            tr("If prompts are long, move whole layers instead."),
         )
 
 
@@ -169,28 +175,28 @@ def _settings(layout: Layout, model: ModelFile, context: ContextSettings) -> Ite
     if not context.offload_kqv and any(device != CPU_ID for device in layout.devices):
         yield Advice(
             "cache_on_host",
-            tr("The KV cache stays in host memory, and attention goes back and forth for every layer on a device."),
-            tr("Turn on offloading of the KV cache where there is room."),
+            tr("The KV cache is in host memory, so each layer on a device exchanges data with the host for attention."),
+            tr("Turn on Offload KV cache if there is room."),
         )
     trained = trained_length(model)
     if trained is not None and trained < context.n_ctx_each:
         yield Advice(
             "context_above_training",
             tr(
-                "The context of {n_ctx_each} tokens is longer than the {trained} that the model was trained with.",
+                "The context of {n_ctx_each} tokens is longer than the trained length of {trained} tokens.",
                 n_ctx_each=context.n_ctx_each,
                 trained=trained,
             ),
-            tr("Answers get worse behind {trained} tokens; a shorter context also saves memory.", trained=trained),
+            tr("Answers get worse beyond {trained} tokens; a shorter context also saves memory.", trained=trained),
         )
     window = model.hyper_parameter("attention.sliding_window")
     if context.swa_full and isinstance(window, int) and 0 < window < context.n_ctx:
         yield Advice(
             "full_sliding_window",
             tr(
-                "Layers that look back {window} tokens only get a KV cache for all {n_ctx}.",
+                "Sliding-window layers, which use {window} tokens, have a KV cache for all {n_ctx}.",
                 window=window,
                 n_ctx=context.n_ctx,
             ),
-            tr("Turn off swa_full, unless parts of the conversation are to be reused in another order."),
+            tr("Turn off Full-size SWA cache (swa_full), unless you edit earlier messages often."),
         )

@@ -1,4 +1,4 @@
-"""What a person asks for of one model: where its layers go, with which settings, and what is loaded beside it."""
+"""The edit of one model: layout, context settings and side files as the user asks for them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.planning.settings.context_settings import ContextSettings
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """What undo goes back to. `context` is what was asked for; a `Plan` says what is used of it."""
+    """The value that undo restores. `context` may leave settings open; a `Plan` has the values that are used."""
 
     layout: Layout
     context: ContextSettings

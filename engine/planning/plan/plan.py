@@ -1,6 +1,6 @@
-"""An edit of a model on a rig as a value: everything that is forecast, decided and told about it hangs here.
+"""The plan: an edit of a model on a rig, with everything that follows from it.
 
-Editor, probe, cache, load, report and command line take a `Plan`, so that each of them speaks of the same settings.
+Editor, probe, probe cache, load, report and command line take a `Plan`, so all of them use the same settings.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from engine.planning.layout.found_names import found_overrides
 from engine.planning.layout.layout import Layout, Violation
 from engine.planning.layout.rules import violations
 from engine.planning.layout.split_modes import count_unlisted_layers
+from engine.planning.memory.backends import backend_traits
 from engine.planning.memory.model_memory import FEW_TABLES, MOST_TABLES, ModelMemory
 from engine.planning.plan.advice import Advice, advice
 from engine.planning.plan.decisions.decision import Decision
 from engine.planning.plan.decisions.side_files import side_file_violations
 from engine.planning.plan.edit import Edit
-from engine.planning.plan.report import DeviceRow, FitReport, check_fit, make_row
+from engine.planning.plan.report import DeviceRow, FitReport, check_fit, device_needs, make_row
 from engine.planning.settings.context_settings import AUTO_CONTEXT, ContextSettings
 from engine.planning.settings.table import memory_part
 
@@ -39,11 +40,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """This edit of this model on this rig. What follows from it is worked out when it is first asked for, and once.
+    """An edit of a model on a rig. Everything that follows from it is computed on first use, and cached.
 
-    `memory` has the model and the tables that its plans share: what makes a step of a drag cheap. Its tables are for
-    one thread at a time; a thread that plans further takes tables of its own (`with_own_tables`).
-    `probed` are rows that the engine told for the same `key`, however much memory was free then.
+    `memory`: the model, and tables that its plans share, which makes a step of a drag cheap. The tables are for one
+    thread at a time; another thread uses `with_own_tables`.
+    `probed`: rows that the engine reported for the same `key`. The free memory in them may be out of date.
     """
 
     memory: ModelMemory
@@ -54,7 +55,7 @@ class Plan:
     # ------------------------------------------------------------------ other plans
 
     def with_edit(self, edit: Edit) -> Plan:
-        """Return the plan of another edit; what was probed is not known of it."""
+        """Return the plan of another edit. Probed rows are not taken along."""
         return Plan(self.memory, self.rig, edit)
 
     def with_layout(self, layout: Layout) -> Plan:
@@ -66,14 +67,15 @@ class Plan:
         return Plan(self.memory, rig, self.edit)
 
     def with_probed(self, rows: tuple[DeviceRow, ...]) -> Plan:
-        """Return the same plan with what the engine told of it."""
+        """Return this plan with rows that the engine reported for it."""
         found = replace(self, probed=rows)
-        # The settings do not depend on what was probed, and take a whole estimate.
+        # Cached values that do not depend on probed rows are taken along: the settings cost a whole estimate.
         found.__dict__.update({name: self.__dict__[name] for name in _UNPROBED if name in self.__dict__})
         return found
 
     def with_own_tables(self) -> Plan:
-        """Return the same plan for another thread, with tables for a search: a peak of them is memory for good."""
+        """Return this plan with tables of its own, for use in another thread."""
+        # Few tables are kept for a search with one context length: the allocator does not give a peak back.
         most = MOST_TABLES if self.edit.context.n_ctx == AUTO_CONTEXT else FEW_TABLES
         return replace(self, memory=ModelMemory(self.model, most))
 
@@ -85,14 +87,14 @@ class Plan:
 
     @cached_property
     def resolved(self) -> Resolved:
-        """The settings that are used, with what was decided and the estimate that the decisions rest on."""
+        """The settings that are used, the decisions on them, and the estimate that these are based on."""
         from engine.planning.plan.decisions.resolve import resolve
 
         return resolve(self.memory, self.rig, self.edit.layout, self.edit.context, self.edit.side_files)
 
     @property
     def settings(self) -> ContextSettings:
-        """What is used where `edit.context` was asked for: nothing is left open."""
+        """The settings that a load uses; nothing is left open."""
         return self.resolved.context
 
     @property
@@ -103,7 +105,7 @@ class Plan:
 
     @cached_property
     def violations(self) -> tuple[Violation, ...]:
-        """The rules that the edit breaks: it cannot be loaded then."""
+        """The rules that the edit breaks. With any of them it cannot be loaded."""
         edit = self.edit
         return (
             *violations(edit.layout, self.model, self.rig, self.settings),
@@ -112,12 +114,25 @@ class Plan:
 
     @cached_property
     def advice(self) -> tuple[Advice, ...]:
-        """What the edit costs although the engine takes it."""
-        return advice(self.edit.layout, self.model, self.rig, self.settings)
+        """Disadvantages of the edit that the engine accepts."""
+        found = advice(self.edit.layout, self.model, self.rig, self.settings)
+        if self._has_room_for_output:
+            return found
+        return tuple(each for each in found if each.rule != "output_on_cpu")
+
+    @property
+    def _has_room_for_output(self) -> bool:
+        """Whether the device of the last layers has room for the output layer's weights as well."""
+        last = self.rig.device(self.edit.layout.runs[-1].device)
+        if last is None or last.is_host:
+            return False
+        needed_bytes = device_needs(self.resolved.estimate, self.rig)[last.id].need_bytes
+        output_bytes = self.memory.weights.output_bytes(backend_traits(last).size_rule)
+        return last.available_bytes - last.margin_bytes - needed_bytes >= output_bytes
 
     @cached_property
     def report(self) -> FitReport:
-        """The forecast against what is free: the engine's rows where they were probed, else the arithmetic's."""
+        """The forecast against free memory, with probed rows if there are any, else estimated ones."""
         report = replace(
             check_fit(self.resolved.estimate, self.rig, self.violations),
             advice=self.advice,
@@ -127,6 +142,7 @@ class Plan:
         if self.probed is None:
             return report
         told = {row.id: row for row in self.probed}
+        # Probed rows are made again, because free memory and margins may have changed since the probe.
         rows = tuple(
             make_row(device, told[device.id].memory, told[device.id].grade) if device.id in told else row
             for device, row in zip(self.rig.all_devices, report.rows, strict=True)
@@ -142,29 +158,31 @@ class Plan:
 
     @cached_property
     def parameters(self) -> EngineParameters:
-        """What the engine is told of the layout.
+        """The layout as parameters of llama.cpp.
 
         Raises:
             RuleViolationError: with every rule that the edit breaks.
-            LayoutError: for what has no translation.
+            LayoutError: the layout cannot be translated.
         """
         if self.violations:
             raise RuleViolationError(tuple((each.rule, each.message, each.remedy) for each in self.violations))
         layout = self.edit.layout
         told = engine_parameters(layout, self.model.n_layers, count_unlisted_layers(self.model))
         names = (tensor.name for tensor in self.model.tensors)
+        # With a fault of the self-test in repacked weights, the CPU uses weights as they are in the file.
         extra_buffers = self.rig.host.fault("extra_buffers") is None
         return msgspec.structs.replace(told, overrides=found_overrides(layout, names), extra_buffers=extra_buffers)
 
     @cached_property
     def key(self) -> Hashable | None:
-        """What the engine's plan depends on: the files as they are now, all that the child is told, and the devices.
+        """Everything that the result of a probe depends on: state of the files, parameters, settings and devices.
 
-        Neither free memory nor threads are part of it. None where there is nothing to ask: for an edit that cannot be
-        loaded, and where a file is gone.
+        Free memory and threads are not part of it. None if there is nothing to probe: the edit cannot be loaded, or a
+        file is missing.
         """
         try:
             parameters = self.parameters
+            # Size and time of change are in the key, so that a replaced file does not get the numbers of the old one.
             files = tuple((str(path), *_state(path.stat())) for path in self.model.paths)
         except (EngineError, OSError):
             return None
@@ -180,38 +198,44 @@ class Plan:
 
     @property
     def mark(self) -> str:
-        """What tells this plan from others in a log: the model, and a digest of its key and its runs."""
+        """Name of this plan for logs: the model, its runs, and a digest of its key."""
         layout = self.edit.layout
         runs = ", ".join(f"{run.device} {run.length}" for run in layout.runs)
+        # Equal plans have equal digests, so log lines can be matched. Paths of the key stay out of the log.
         digest = hashlib.sha256(repr(self.key).encode("utf-8", "backslashreplace")).hexdigest()[:12]
         name = show(self.model.paths[0].name, 80)
         return f"plan {digest} of {name} ({self.model.architecture}), {layout.split_mode}: {show(runs, 200)}"
 
     @property
     def routes(self) -> dict[str, str]:
-        """Where to dial for endpoints of the rig that are behind a tunnel."""
+        """Local addresses to connect to, by endpoint, for endpoints that are reached through a tunnel."""
         return routes_of(self.rig.devices)
 
     @property
     def used_endpoints(self) -> dict[str, tuple[Device, ...]]:
         """The RPC devices that the edit uses, by endpoint."""
-        used = set(used_devices(self.edit.layout))
-        projector = self.edit.side_files.projector
-        if projector is not None and projector.device is not None:
-            used.add(projector.device)
         endpoints: dict[str, tuple[Device, ...]] = {}
-        for device in self.rig.devices:
-            if device.endpoint is not None and device.id in used:
+        for device in self.devices_in_use:
+            if device.endpoint is not None:
                 endpoints[device.endpoint] = (*endpoints.get(device.endpoint, ()), device)
         return endpoints
 
+    @property
+    def devices_in_use(self) -> tuple[Device, ...]:
+        """The devices, without the host, that a load of this plan opens: those of the layout and of the projector."""
+        used = set(used_devices(self.edit.layout))
+        if self.edit.side_files.projector is not None:
+            # The projector may be on a device without layers.
+            used.add(self.resolved.projector_device)
+        return tuple(device for device in self.rig.devices if device.id in used)
+
 
 _UNPROBED = ("resolved", "violations", "advice", "parameters", "key")
-"""What is worked out and does not change when rows are laid over a plan."""
+"""Cached properties that do not depend on probed rows."""
 
 
 def make_plan(model: ModelFile, rig: Rig, edit: Edit) -> Plan:
-    """Return a plan with tables of its own; where more plans of the model follow, keep a `ModelMemory`."""
+    """Return a plan with tables of its own. For several plans of one model, share a `ModelMemory` instead."""
     return Plan(ModelMemory(model), rig, edit)
 
 
@@ -220,7 +244,7 @@ def _state(state: os.stat_result) -> tuple[int, int]:
 
 
 def _identity(device: Device) -> tuple[object, ...]:
-    """Return which device it is; its overhead is part of the rows."""
+    """Return the fields that identify a device in `Plan.key`. The overhead is one, because probed rows contain it."""
     return (
         device.id,
         device.backend,
@@ -233,16 +257,16 @@ def _identity(device: Device) -> tuple[object, ...]:
 
 
 def known_words(plan: Plan) -> str:
-    """Return a sentence, for a load or an answer that crashed, on what checks said of the devices that `plan` uses."""
+    """Return the self-test results of the devices of `plan`, as a sentence for the report of a crash."""
     used = used_devices(plan.edit.layout)
     devices = [device for device in plan.rig.all_devices if device.id in used]
     known = [f"{device.id}: {fault.reason}" for device in devices for fault in device.findings.faults]
     unchecked = [device for device in devices if not device.findings.is_checked]
     if known:
-        return tr("Known of it: {names}", names=" ".join(known))
+        return tr("Known faults: {faults}", faults=" ".join(known))
     if unchecked:
-        return tr("The engine has not been checked on {names_of} yet.", names_of=names_of(unchecked))
+        return tr("The engine has not been checked on {devices} yet.", devices=names_of(unchecked))
     return tr(
-        "An earlier check found nothing wrong with the engine on {names_of}: report this with a new one.",
-        names_of=names_of(devices),
+        "An earlier engine check on {devices} found no fault. Run the check again and report this crash.",
+        devices=names_of(devices),
     )

@@ -34,8 +34,7 @@ _HEADINGS = (
 def plan_document(
     plan: Plan, explanation: str | None = None, speed: SpeedForecast | None = None, sent: Sequence[Sending] = ()
 ) -> dict[str, object]:
-    """Return the document of `layerdeck-cli plan`; `advice`, `explanation` and `speed` only where there is something
-    to say."""
+    """Return the document of `layerdeck-cli plan`. Keys without content are left out."""
     report = plan.report
     document: dict[str, object] = {
         "layout": layout_document(LayoutFile(plan.model.name, plan.edit.layout, _planned(plan))),
@@ -59,7 +58,7 @@ def plan_document(
 
 
 def _speed_document(speed: SpeedForecast) -> dict[str, object]:
-    """Return what is predicted; null where it would be no more than a guess."""
+    """Return the predicted speed. Numbers that rest on a guess are null."""
     document: dict[str, object] = {
         "tokens_per_second": round(speed.tokens_per_second, 2) if speed.is_known else None,
         "context_tokens": speed.n_tokens,
@@ -98,7 +97,7 @@ def _prompt_document(prompt: SpeedForecast) -> dict[str, object]:
 def plan_text(
     plan: Plan, explanation: str | None = None, speed: SpeedForecast | None = None, sent: Sequence[Sending] = ()
 ) -> str:
-    """Return the same for people: the runs, a row per device, what is short and which rules are broken."""
+    """Return the forecast as text: runs, a row for each device, shortfalls and broken rules."""
     report, layout = plan.report, plan.edit.layout
     runs = [f"  {range_text(run.first, run.last):>9}  {run.device}" for run in layout.runs]
     lines = [
@@ -128,7 +127,7 @@ def plan_text(
 
 def _speed_line(speed: SpeedForecast) -> str:
     if not speed.is_known:
-        return f"{speed_words(speed)} `layerdeck-cli devices --measure` finds it out."
+        return f"{speed_words(speed)} `layerdeck-cli devices --measure` measures it."
     parts = (f"{each.id} {each.seconds * 1e3:.3g} ms" for each in speed.devices if each.source != "guess")
     prompt = "" if speed.prompt is None else prompt_words(speed.prompt)
     return " ".join(filter(None, (f"{speed_words(speed)} A token: {', '.join(parts)}.", prompt)))
@@ -139,20 +138,21 @@ def _verdict(report: FitReport) -> str:
         return "It cannot be loaded."
     if not report.fits:
         return "It does not fit."
-    return "It fits." if report.probe_only is None else "What could be forecast of it fits."
+    return "It fits." if report.probe_only is None else "The part that could be forecast fits."
 
 
 def _notes(report: FitReport) -> tuple[Advice, ...]:
-    """Return the advice, and before it what the rows leave out."""
+    """Return the advice, after a note on an incomplete forecast."""
     if report.probe_only is None:
         return report.advice
-    remedy = "Plan it where its devices are and can be asked; until then the numbers are too small."
+    # Missing parts count as 0 bytes, so the forecast errs towards "it fits".
+    remedy = "Plan it on the machine that has these devices; until then the numbers are too small."
     message = f"Not everything could be forecast: {report.probe_only}."
     return (Advice("incomplete_forecast", message, remedy), *report.advice)
 
 
 def _planned(plan: Plan) -> ContextSettings:
-    """Return the settings as asked for with the length that the rows are for: a layout file is for one length."""
+    """Return the settings as asked for, but with the context length of the rows: a layout file is for one length."""
     return msgspec.structs.replace(plan.edit.context, n_ctx=plan.settings.n_ctx)
 
 
@@ -175,6 +175,7 @@ def _cells(row: DeviceRow) -> tuple[str, ...]:
         row.need_bytes,
     )
     free = "unknown" if row.free_bytes is None else format_bytes(row.free_bytes)
+    # Below 0 the number is room to spare, which the column "short by" must not show.
     short = format_bytes(row.shortfall_bytes) if row.is_short else "-"
     return (row.id, *map(format_bytes, sizes), free, format_bytes(row.margin_bytes), short, row.grade.value)
 

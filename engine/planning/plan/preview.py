@@ -1,6 +1,7 @@
-"""One object that every bar and warning of the window reads: a plan as it is drawn, and what is loaded beside it.
+"""The preview: a plan with the numbers that the window draws, and the layout that is loaded.
 
-`make_preview` is the one call of a drag step: estimate, rules and fit, from tables made when the model was opened.
+All bars and warnings of the window read one `Preview`. A step of a drag makes one with `make_preview`, from tables that
+were made when the model was opened.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from engine.planning.speed.work import Work
 
 @dataclass(frozen=True, slots=True)
 class LayerBytes:
-    """What the editor draws of one layer: weights by part and the layer's KV cache (or recurrent state)."""
+    """Bytes of one layer as the editor draws them: weights by part, and KV cache or recurrent state."""
 
     index: int
     attention_bytes: int
@@ -43,8 +44,9 @@ class LayerBytes:
 class Preview:
     """An edit as it is drawn, with its forecast on a rig.
 
-    `speed` None: nobody can say how fast it would be. `answered_per_second`: tokens that its last answer had, if any.
-    `sendings`: what a load sends to workers, where it is known how fast.
+    `speed`: None if the edit does not fit, or if its speed cannot be predicted.
+    `answered_per_second`: tokens per second of the last answer by this edit; None before the first one.
+    `sendings`: the weights that a load sends to each worker; only for workers whose link was measured.
     """
 
     model_name: str
@@ -69,9 +71,11 @@ class Preview:
 
 @dataclass(frozen=True, slots=True)
 class LoadedLayout:
-    """What is loaded now: the edit it was loaded with, measured rows and the forecast of that moment.
+    """A loaded layout.
 
-    `edit` is what was asked for, `used` the settings that were decided; `flash_attention` is the engine's word on it.
+    `edit`: the edit it was loaded with; `used`: the settings that were decided.
+    `measured`: rows after the load; `forecast`: rows before it.
+    `flash_attention`: whether the engine uses it; None if it did not report that.
     """
 
     edit: Edit
@@ -81,12 +85,12 @@ class LoadedLayout:
     flash_attention: bool | None = None
 
     def differs_from(self, edit: Edit) -> bool:
-        """Return whether `edit` is not what is loaded: another layout, other settings or other side files."""
+        """Return whether `edit` has another layout, other settings or other side files than the loaded one."""
         return self.edit != edit
 
 
 class PreviewTables:
-    """What previews of one model share. Make one per opened model and keep it."""
+    """Tables that all previews of one opened model share. One thread at a time."""
 
     def __init__(self, model: ModelFile | ModelMemory) -> None:
         self.memory = model if isinstance(model, ModelMemory) else ModelMemory(model)
@@ -94,11 +98,11 @@ class PreviewTables:
 
     @cached_property
     def work(self) -> Work:
-        """What a token reads of the model."""
+        """Bytes and operations of a token, layer by layer."""
         return Work(self.memory.model)
 
     def layers(self, context: ContextSettings) -> tuple[LayerBytes, ...]:
-        """Return what is drawn of each layer; a drag asks for the same answer many times."""
+        """Return the bytes of each layer. The last result is cached: a drag does not change the settings."""
         if self._last is None or self._last[0] != context:
             self._last = (context, _layers(self.memory, context))
         return self._last[1]
@@ -111,44 +115,42 @@ def make_report(
     context: ContextSettings,
     side_files: SideFiles = NO_SIDE_FILES,
 ) -> FitReport:
-    """Return the report of one plan, for who has no other use for it."""
+    """Return the report of a plan that is not needed otherwise."""
     memory = model if isinstance(model, ModelMemory) else ModelMemory(model)
     return Plan(memory, rig, Edit(layout, context, side_files)).report
 
 
 def cost_model(work: Work, plan: Plan, speeds: Speeds) -> CostModel | None:
-    """Return what the speed of `plan` follows from.
-
-    None for a plan that cannot be loaded, and for a model whose memory is not known by arithmetic.
-    """
+    """Return the cost model for `plan`; None if it breaks a rule, or if the model's memory is known by probe only."""
+    # A layout that cannot be loaded has no speed, and the cost model relies on valid runs and shares.
     tables = None if plan.violations else plan.memory.for_context(plan.settings)
     return None if tables is None else CostModel(work, plan.rig, plan.settings, tables, speeds)
 
 
 def plan_speed(work: Work, plan: Plan, speeds: Speeds, fill_tokens: int | None = None) -> SpeedForecast | None:
-    """Return how long a token takes by `plan` with `fill_tokens` in the context, or as many as usual.
+    """Return the predicted time of a token with `fill_tokens` in the context; None: as many as usual.
 
-    None if nobody can say.
+    None is returned for a plan without a cost model.
     """
     costs = cost_model(work, plan, speeds)
     return None if costs is None else costs.answer(plan.edit.layout, fill_tokens)
 
 
 def plan_prompt(work: Work, plan: Plan, speeds: Speeds, n_tokens: int) -> SpeedForecast | None:
-    """Return how fast a prompt of so many tokens is read by `plan`, None if nobody can say."""
+    """Return the predicted speed of a prompt of `n_tokens`, None for a plan without a cost model."""
     costs = cost_model(work, plan, speeds)
     return None if costs is None else costs.prompt(plan.edit.layout, n_tokens)
 
 
 def plan_sendings(plan: Plan, speeds: Speeds) -> tuple[Sending, ...]:
-    """Return what a load of `plan` sends to each worker, and how long that takes."""
+    """Return the bytes that a load of `plan` sends to each worker, and how long that takes."""
     return sendings({row.id: row.weights_bytes for row in plan.report.rows}, plan.rig, speeds)
 
 
 def make_preview(
     tables: PreviewTables, plan: Plan, speeds: Speeds = NO_MEASUREMENTS, answered_per_second: float | None = None
 ) -> Preview:
-    """Return what is drawn of `plan`, a plan of the model that `tables` are of."""
+    """Return the preview of `plan`. `tables` must be those of its model."""
     return Preview(
         model_name=plan.model.name,
         rig=plan.rig,
@@ -157,7 +159,8 @@ def make_preview(
         token_embedding_bytes=plan.memory.weights.token_embedding_bytes,
         output_weights_bytes=plan.memory.weights.output_bytes(HOST_RULE),
         report=plan.report,
-        speed=plan_speed(tables.work, plan, speeds),
+        # A layout that does not fit has no speed: "short 30 GiB" and "49 tokens/s" side by side help nobody.
+        speed=plan_speed(tables.work, plan, speeds) if plan.report.fits else None,
         answered_per_second=answered_per_second,
         sendings=plan_sendings(plan, speeds),
     )

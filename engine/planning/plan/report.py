@@ -1,4 +1,4 @@
-"""Rows and reports: what each device would hold (or holds) against what it has, and by how much it is short."""
+"""Reports: the memory that each device would hold, or holds, and by how much it is short."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _NOTHING = DeviceMemory()
 
 
 class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One device's numbers, to the key of the contract (section Row). `shortfall_bytes` is negative when it fits.
+    """Numbers of one device, with the keys of the contract (section Row).
 
-    `pipeline_bytes` is part of `compute_bytes`.
+    `pipeline_bytes`: part of `compute_bytes`. `shortfall_bytes`: negative if it fits, then the bytes to spare.
     """
 
     id: str
@@ -42,16 +42,16 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_short(self) -> bool:
-        """Whether the device has too little. One with nothing on it is never short."""
+        """Whether the device has too little memory. A device that holds nothing is never short."""
         return self.need_bytes > 0 and self.shortfall_bytes > 0
 
     @property
     def memory(self) -> DeviceMemory:
-        """What the device would hold, or holds."""
+        """Memory that the device would hold, or holds."""
         return DeviceMemory(**{name: getattr(self, name) for name in _PARTS})
 
     def without_overhead(self) -> DeviceRow:
-        """Return a forecast as far as a load's figures can contain it: the engine tells its buffers and no more."""
+        """Return the row without overhead. The engine reports its buffers only, so measured rows have no overhead."""
         return msgspec.structs.replace(
             self,
             overhead_bytes=0,
@@ -62,9 +62,12 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class FitReport:
-    """A row per device of the rig (host last), the rules that the layout breaks, what it costs, and what was decided.
+    """The forecast of a plan.
 
-    `context`: the settings that the rows are for, with everything decided; None where they were given so.
+    `rows`: one for each device of the rig, the host last.
+    `violations`: rules that the layout breaks.
+    `probe_only`: why the arithmetic is incomplete; None if it is complete.
+    `context`: the settings of the rows with everything decided; None if nothing had to be decided.
     """
 
     rows: tuple[DeviceRow, ...]
@@ -103,14 +106,14 @@ def make_row(device: Device, memory: DeviceMemory, grade: Grade) -> DeviceRow:
 
 
 def check_fit(estimate: MemoryEstimate, rig: Rig, violations: Sequence[Violation] = ()) -> FitReport:
-    """Return a row for every device of `rig`, the host last, with the broken rules beside them."""
+    """Return the report of `estimate` on `rig`, with the broken rules."""
     needs = device_needs(estimate, rig)
     rows = tuple(make_row(device, needs[device.id], estimate.grade) for device in rig.all_devices)
     return FitReport(rows=rows, violations=tuple(violations), probe_only=estimate.probe_only)
 
 
 def device_needs(estimate: MemoryEstimate, rig: Rig) -> dict[str, DeviceMemory]:
-    """Return what every device of `rig` would hold, with the overhead that was measured where one was."""
+    """Return the memory that each device of `rig` would hold. Measured overhead replaces the estimated one."""
     return {
         device.id: with_measured_overhead(device, estimate.devices.get(device.id, _NOTHING))
         for device in rig.all_devices
@@ -118,18 +121,20 @@ def device_needs(estimate: MemoryEstimate, rig: Rig) -> dict[str, DeviceMemory]:
 
 
 def with_measured_overhead(device: Device, memory: DeviceMemory) -> DeviceMemory:
-    """Return `memory` with the overhead that was measured on the device, where it holds anything."""
+    """Return `memory` with the overhead measured on the device; unchanged if none was measured or it holds nothing."""
+    # A device that holds nothing is not opened by the load, so it has no fixed cost.
     if device.overhead_bytes is None or not memory.need_bytes:
         return memory
     return replace(memory, overhead_bytes=device.overhead_bytes)
 
 
 def usable_bytes(rig: Rig) -> dict[str, int]:
-    """Return the most bytes that a plan may use of each device: what is available less the margin."""
+    """Return the bytes that a plan may use on each device: available memory without the margin, at least 0."""
     return {device.id: max(0, device.available_bytes - device.margin_bytes) for device in rig.all_devices}
 
 
 def shortfalls(needs: Mapping[str, DeviceMemory], limits: Mapping[str, int]) -> dict[str, int]:
-    """Return by how many bytes each device is above its limit; one with nothing on it never is."""
+    """Return the devices above their limit, and by how many bytes. A device that holds nothing never is."""
+    # A device may have less than nothing available, because of its margin. It is short only if it is used.
     short = {name: needs[name].need_bytes - limit for name, limit in limits.items() if needs[name].need_bytes}
     return {name: size for name, size in short.items() if size > 0}

@@ -1,1 +1,1 @@
-"""Settings of a load: the value, the table that their file form, options, dialog and page are made from."""
+"""Settings of a load and of an answer, and the tables from which files, options, dialogs and pages are made."""

@@ -17,17 +17,18 @@ Pipeline = Literal["auto", "on", "off"]
 PIPELINE_MODES: tuple[Pipeline, ...] = get_args(Pipeline)
 AUTO: Literal["auto"] = "auto"
 AUTO_CONTEXT = 0
-"""As `n_ctx`: as long as is sensible on the rig and fits."""
+"""Value of `n_ctx` that leaves the context length open."""
 OFFLOAD_MIN_BATCH = 32
-"""The engine's own threshold of op_offload, in tokens of a micro batch (GGML_OP_OFFLOAD_MIN_BATCH)."""
+"""llama.cpp's own threshold of op offload, in tokens of a micro batch (`GGML_OP_OFFLOAD_MIN_BATCH`)."""
 
 
 class ContextSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The settings of a context. `engine.planning.settings.table` has the meaning and range of each field.
+    """The settings of a load. `engine.planning.settings.table` has the meaning and range of each field.
 
-    `n_ctx` may be `AUTO_CONTEXT`.
+    Fields and defaults are this program's; the model child sets every field of llama.cpp's parameters from them.
     """
 
+    # All requests together, as in `llama_context_params`: see `n_ctx_each` for the part of one.
     n_ctx: int = 8192
     n_batch: int = 2048
     n_ubatch: int = 512
@@ -37,22 +38,25 @@ class ContextSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     flash_attn: FlashAttention = "auto"
     offload_kqv: bool = True
     op_offload: OpOffload = True
+    # An environment variable of llama.cpp, not a field: `GGML_OP_OFFLOAD_MIN_BATCH`, set for the child process.
     op_offload_min_batch: int | None = None
     swa_full: bool = False
     kv_unified: bool = False
     load_mode: LoadMode = "auto"
     threads: int | None = None
     threads_batch: int | None = None
+    # Not a field of llama.cpp either: the child prevents a pipeline by an override (`model_loader.py`).
     pipeline: Pipeline = "auto"
 
     @property
     def offload_batch(self) -> int:
-        """The tokens of a micro batch from which on op_offload works."""
+        """Return the smallest batch for op offload, in tokens."""
         return OFFLOAD_MIN_BATCH if self.op_offload_min_batch is None else self.op_offload_min_batch
 
     @property
     def n_ctx_each(self) -> int:
-        """The context of each of `n_seq_max` requests at a time, in tokens; `AUTO_CONTEXT` where it is left open."""
+        """Return the context of each of `n_seq_max` requests, in tokens; `AUTO_CONTEXT` if the length is open."""
+        # llama.cpp gives each sequence an equal part of n_ctx, or lets all of them share the whole (`llama_context`).
         return self.n_ctx if self.kv_unified else self.n_ctx // self.n_seq_max
 
     def with_each(self, n_ctx: int) -> ContextSettings:
@@ -60,5 +64,5 @@ class ContextSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         return msgspec.structs.replace(self, n_ctx=n_ctx if self.kv_unified else n_ctx * self.n_seq_max)
 
     def with_requests(self, n_seq_max: int) -> ContextSettings:
-        """Return the settings for that many requests at a time, each with the context that each has now."""
+        """Return the settings for `n_seq_max` parallel requests, each with as much context as each has now."""
         return msgspec.structs.replace(self, n_seq_max=n_seq_max).with_each(self.n_ctx_each)

@@ -1,4 +1,7 @@
-"""Kinds of values that a setting may have: how each is read from a file, checked, typed by a person, and written."""
+"""Kinds of values that a setting may have: how a value is read from a file, checked, typed by a person, and written.
+
+Load settings are of a `Kind`, samplers of a `SamplingKind`. `WholeNumber`, `Real` and `Choice` serve both.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,19 @@ from dataclasses import dataclass
 
 from engine.base.json_file import JsonObject
 from engine.base.language import tr
+from engine.base.units import parse_count
 from engine.planning.settings.context_settings import AUTO
 
-Value = int | str | bool | None
+Value = int | float | str | bool | None
+"""Value of a load setting."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOpen:
-    """A number that somebody else is to decide.
+    """Describes the state of a number that the program is to decide.
 
-    `kept`: its value in the settings. `written`: its value in a file, null or a word. `word`: what a person types.
+    `kept`: its value in the settings. `written`: its value in a file, null or a word. `word`: the word that a person
+        types.
     `or_empty`: an empty field of a form means the same.
     """
 
@@ -27,15 +33,15 @@ class LeftOpen:
     or_empty: bool = False
 
     def is_typed(self, text: str) -> bool:
-        """Return whether a person left the number open."""
+        """Return whether a typed text leaves the number open."""
         return text.strip() == self.word or (self.or_empty and not text.strip())
 
 
 @dataclass(frozen=True, slots=True)
 class WholeNumber:
-    """A number from `low` to `high`, counted in `unit` (empty: it counts nothing).
+    """A number from `low` to `high`, in `unit`; an empty unit means a plain number.
 
-    `step`: the engine rounds it up to a multiple of this. `left_open` None: it has to be a number.
+    `step`: llama.cpp rounds the number up to a multiple of it. `left_open`: None if a number is required.
     """
 
     low: int
@@ -46,19 +52,19 @@ class WholeNumber:
 
     @property
     def placeholder(self) -> str:
-        """What stands for a value in a usage line."""
+        """Return the word for a value in a usage line."""
         return "N"
 
     @property
     def allowed(self) -> str:
-        """What may be typed, in words."""
+        """Return the allowed values, for people."""
         numbers = tr("{low} to {high}", low=self.low, high=self.high)
         return (
             numbers if self.left_open is None else tr("{auto}, or {numbers}", auto=self.left_open.word, numbers=numbers)
         )
 
     def read(self, item: JsonObject, key: str) -> Value:
-        """Return what a file says under `key`; refuses through `item`."""
+        """Return the value of `key` in a file. Errors are reported through `item`."""
         if self.left_open is None:
             return item.integer(key, self.low, self.high)
         if self.left_open.written is None:
@@ -68,43 +74,47 @@ class WholeNumber:
         return item.integer(key, self.low, self.high)
 
     def written(self, value: Value) -> Value:
-        """Return `value` as a file has it."""
+        """Return `value` as it is written to a file."""
         is_open = self.left_open is not None and value == self.left_open.kept
         return self.left_open.written if is_open and self.left_open is not None else value
 
     def checked(self, value: object) -> int | None:
-        """Return a value of a file; raises as `Real.checked` does."""
+        """Return a value of a file. Raises ValueError as `Real.checked` does."""
         if value is None and self.left_open is not None and self.left_open.written is None:
             return self.left_open.kept
+        # bool is a subclass of int in Python, and JSON has both.
         if isinstance(value, bool) or not isinstance(value, int):
-            raise ValueError(tr("this has to be a whole number, {allowed}", allowed=self.allowed))
+            raise ValueError(tr("this must be a whole number, {allowed}", allowed=self.allowed))
         if not self.low <= value <= self.high:
             raise ValueError(tr("{value} is outside of {allowed}", value=str(value)[:40], allowed=self.allowed))
         return value
 
     def typed(self, text: str) -> int | None:
-        """Return what a person typed.
+        """Return the value of a typed text.
 
         Raises:
-            ValueError: one sentence without its full stop.
+        ValueError: one sentence without its full stop.
         """
         if self.left_open is not None and self.left_open.is_typed(text):
             return self.left_open.kept
         try:
-            number = int(text)
+            # Counts may be typed as "8k"; what counts nothing, such as a seed, may not. -1 is for int().
+            number = parse_count(text) if self.unit and "-" not in text else int(text)
         except ValueError:
+            # A number below the range, so that the next check reports both faults in one sentence.
             number = self.low - 1
         if number < self.low:
-            words = "" if self.left_open is None else tr(", nor {auto}", auto=self.left_open.word)
+            words = "" if self.left_open is None else tr(", or {auto}", auto=self.left_open.word)
             raise ValueError(
                 tr('"{text}" is not a whole number above {low}{words}', text=text[:40], low=self.low - 1, words=words)
             )
+        # A number without a unit, such as a seed, counts nothing, so "too many" would be wrong.
         if number > self.high and not self.unit:
             raise ValueError(tr("{value} is outside of {allowed}", value=str(number)[:40], allowed=self.allowed))
         if number > self.high:
             raise ValueError(
                 tr(
-                    "{number} {unit} are too many; the engine takes up to {high}",
+                    "{number} {unit} are too many; the maximum is {high}",
                     number=number,
                     unit=self.unit,
                     high=self.high,
@@ -113,23 +123,79 @@ class WholeNumber:
         return number
 
     def text_of(self, value: object) -> str:
-        """Return what a person would type for `value`."""
+        """Return the text that a person would type for `value`."""
         return self.left_open.word if self.left_open is not None and value == self.left_open.kept else str(value)
 
 
+@dataclass(frozen=True, slots=True)
+class Real:
+    """A number from `low` to `high`. A box in a form moves it by `step`."""
+
+    low: float
+    high: float
+    step: float
+
+    @property
+    def placeholder(self) -> str:
+        """Return the word for a value in a usage line."""
+        return "X"
+
+    @property
+    def allowed(self) -> str:
+        """Return the allowed values, for people."""
+        return tr("{low:g} to {high:g}", low=self.low, high=self.high)
+
+    def read(self, item: JsonObject, key: str) -> float:
+        """Return the value of `key` in a file. Errors are reported through `item`."""
+        number = item.number(key)
+        if not self.low <= number <= self.high:
+            item.refuse(tr("{value:g} is outside of {allowed}", value=number, allowed=self.allowed), key)
+        return number
+
+    def written(self, value: Value) -> Value:
+        """Return `value` as it is written to a file."""
+        return value
+
+    def checked(self, value: object) -> float:
+        """Return a value of a file.
+
+        Raises:
+            ValueError: one sentence without its full stop.
+        """
+        # Metadata of a model file may hold NaN or infinity.
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ValueError(tr("this must be a number, {allowed}", allowed=self.allowed))
+        if not self.low <= value <= self.high:
+            raise ValueError(tr("{value:g} is outside of {allowed}", value=value, allowed=self.allowed))
+        return float(value)
+
+    def typed(self, text: str) -> float:
+        """Return the value of a typed text. Raises ValueError as `checked` does."""
+        try:
+            # People who write decimals with a comma type one here too; no value has a thousands separator.
+            number = float(text.replace(",", "."))
+        except ValueError:
+            raise ValueError(tr('"{text}" is not a number', text=text[:40])) from None
+        return self.checked(number)
+
+    def text_of(self, value: object) -> str:
+        """Return the text that a person would type for `value`."""
+        return f"{value:g}" if isinstance(value, int | float) else ""
+
+
 class _Words:
-    """What settings have in common whose values are typed as one of a few words."""
+    """Base of settings whose values are typed as one of a few words."""
 
     __slots__ = ()
     words: tuple[str, ...]
 
     @property
     def allowed(self) -> str:
-        """What may be typed, in words."""
+        """Return the allowed words, for people."""
         return ", ".join(self.words)
 
     def written(self, value: Value) -> Value:
-        """Return `value` as a file has it."""
+        """Return `value` as it is written to a file."""
         return value
 
     def _typed_word(self, text: str) -> str:
@@ -140,164 +206,135 @@ class _Words:
 
 @dataclass(frozen=True, slots=True)
 class Choice(_Words):
-    """One of several words; `placeholder` stands for them in a usage line."""
+    """One of several words. `placeholder` stands for them in a usage line."""
 
     words: tuple[str, ...]
     placeholder: str = "M"
 
     def read(self, item: JsonObject, key: str) -> str:
-        """Return what a file says under `key`; refuses through `item`."""
+        """Return the value of `key` in a file. Errors are reported through `item`."""
         return item.choice(key, self.words)
 
     def checked(self, value: object) -> str:
-        """Return a value of a file; raises as `Real.checked` does."""
+        """Return a value of a file. Raises ValueError as `Real.checked` does."""
         if not isinstance(value, str) or value not in self.words:
-            raise ValueError(tr("this has to be one of {allowed}", allowed=self.allowed))
+            raise ValueError(tr("this must be one of {allowed}", allowed=self.allowed))
         return value
 
     def typed(self, text: str) -> str:
-        """Return what a person typed; raises as `WholeNumber.typed` does."""
+        """Return the value of a typed text. Raises ValueError as `WholeNumber.typed` does."""
         return self._typed_word(text)
 
     def text_of(self, value: object) -> str:
-        """Return what a person would type for `value`."""
+        """Return the text that a person would type for `value`."""
         return str(value)
 
 
 @dataclass(frozen=True, slots=True)
 class Switch(_Words):
-    """On or off: true or false in a file. `with_auto`: it may also be left open."""
+    """On or off; true or false in a file. `with_auto`: it may also be left open."""
 
     with_auto: bool = False
     placeholder: str = "M"
 
     @property
     def words(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The words that may be typed."""
+        """Return the words that may be typed."""
         return (AUTO, "on", "off") if self.with_auto else ("on", "off")
 
     def read(self, item: JsonObject, key: str) -> Value:
-        """Return what a file says under `key`; refuses through `item`."""
+        """Return the value of `key` in a file. Errors are reported through `item`."""
         return AUTO if self.with_auto and item.is_text(key, AUTO) else item.flag(key)
 
     def typed(self, text: str) -> Value:
-        """Return what a person typed; raises as `WholeNumber.typed` does."""
+        """Return the value of a typed text. Raises ValueError as `WholeNumber.typed` does."""
         return AUTO if self._typed_word(text) == AUTO else text == "on"
 
     def text_of(self, value: Value) -> str:
-        """Return what a person would type for `value`."""
+        """Return the text that a person would type for `value`."""
         return AUTO if value == AUTO else "on" if value else "off"
 
 
-Kind = WholeNumber | Choice | Switch
+Kind = WholeNumber | Real | Choice | Switch
+"""Kinds of load settings. Each one also needs a control in `widgets/controls/setting_controls.py`."""
 
 
 SamplingValue = float | int | str | tuple[str, ...] | None
+"""Value of a sampler setting."""
 MAX_TEXTS = 64
+"""Stop texts or breakers of one setting; a bound for files of other people."""
 MAX_TEXT_CHARACTERS = 1 << 16
+"""Characters of one text; a bound for files of other people."""
+# Escapes in one line of a form: a line cannot contain a newline, and a space at its end is easily lost.
 _ESCAPES = {"\\n": "\n", "\\t": "\t", "\\r": "\r", "\\\\": "\\", "\\s": " "}
 
 
 @dataclass(frozen=True, slots=True)
-class Real:
-    """A number from `low` to `high`; a form moves it by `step`."""
-
-    low: float
-    high: float
-    step: float
-
-    @property
-    def allowed(self) -> str:
-        """What may be typed, in words."""
-        return tr("{low:g} to {high:g}", low=self.low, high=self.high)
-
-    def checked(self, value: object) -> SamplingValue:
-        """Return a value of a file.
-
-        Raises:
-            ValueError: one sentence without its full stop.
-        """
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise ValueError(tr("this has to be a number, {allowed}", allowed=self.allowed))
-        if not self.low <= value <= self.high:
-            raise ValueError(tr("{value:g} is outside of {allowed}", value=value, allowed=self.allowed))
-        return float(value)
-
-    def typed(self, text: str) -> SamplingValue:
-        """Return what a person typed; raises as `checked` does."""
-        try:
-            number = float(text.replace(",", "."))
-        except ValueError:
-            raise ValueError(tr('"{text}" is not a number', text=text[:40])) from None
-        return self.checked(number)
-
-    def text_of(self, value: SamplingValue) -> str:
-        """Return what a person would type for `value`."""
-        return f"{value:g}" if isinstance(value, int | float) else ""
-
-
-@dataclass(frozen=True, slots=True)
 class Texts:
-    """Several texts, none of them empty. A person types one a line, a newline in it as `\\n`."""
+    """Several texts, none of them empty. A person types one per line, with `\\n` for a newline in it."""
 
-    allowed: str = tr("texts, one a line")
+    allowed: str = tr("texts, one per line")
 
     def checked(self, value: object) -> SamplingValue:
-        """Return a value of a file; raises as `Real.checked` does."""
+        """Return a value of a file. Raises ValueError as `Real.checked` does."""
+        # A str is a sequence of characters, each of which would become a text of its own.
         if isinstance(value, str) or not isinstance(value, Sequence):
-            raise ValueError(tr("this has to be a list of texts"))
+            raise ValueError(tr("this must be a list of texts"))
         if len(value) > MAX_TEXTS:
             raise ValueError(
-                tr("these are {count} texts, and {max_texts} are the most", count=len(value), max_texts=MAX_TEXTS)
+                tr("{count} texts are too many; the maximum is {max_texts}", count=len(value), max_texts=MAX_TEXTS)
             )
         return tuple(str(_checked_text(text, may_be_empty=False)) for text in value)
 
     def typed(self, text: str) -> SamplingValue:
-        """Return what a person typed; raises as `Real.checked` does."""
+        """Return the value of a typed text. Raises ValueError as `Real.checked` does."""
+        # Empty lines are skipped. An empty stop text would end every answer at once.
         return self.checked([_unescaped(line) for line in text.splitlines() if line])
 
     def text_of(self, value: SamplingValue) -> str:
-        """Return what a person would type for `value`."""
+        """Return the text that a person would type for `value`."""
         return "\n".join(_escaped(text) for text in value) if isinstance(value, tuple) else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text of any length that is sensible."""
+    """One text, up to `MAX_TEXT_CHARACTERS`."""
 
     allowed: str = "text"
 
     def checked(self, value: object) -> SamplingValue:
-        """Return a value of a file; raises as `Real.checked` does."""
+        """Return a value of a file. Raises ValueError as `Real.checked` does."""
         return _checked_text(value, may_be_empty=True)
 
     def typed(self, text: str) -> SamplingValue:
-        """Return what a person typed; raises as `Real.checked` does."""
+        """Return the value of a typed text. Raises ValueError as `Real.checked` does."""
         return self.checked(text)
 
     def text_of(self, value: SamplingValue) -> str:
-        """Return what a person would type for `value`."""
+        """Return the text that a person would type for `value`."""
         return str(value)
 
 
 SamplingKind = Real | WholeNumber | Choice | Texts | Text
+"""Kinds of samplers."""
 
 
 def _checked_text(value: object, *, may_be_empty: bool) -> str:
     if not isinstance(value, str):
-        raise ValueError(tr("this has to be text"))
+        raise ValueError(tr("this must be text"))
     if not value and not may_be_empty:
-        raise ValueError(tr("a text is empty; leave it out"))
+        raise ValueError(tr("empty text is not allowed; remove the entry"))
     if len(value) > MAX_TEXT_CHARACTERS:
         raise ValueError(
             tr(
-                "a text of {count} characters is longer than {max_text_characters}",
+                "a text of {count} characters is too long; the maximum is {max_text_characters}",
                 count=len(value),
                 max_text_characters=MAX_TEXT_CHARACTERS,
             )
         )
+    # llama.cpp takes texts as UTF-8 C strings: NUL would end them, and a lone surrogate has no UTF-8.
     if "\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value):
-        raise ValueError(tr("a text has a character in it that no text has"))
+        raise ValueError(tr("the text contains a character that is not allowed (NUL or a lone surrogate)"))
     return value
 
 
@@ -305,12 +342,14 @@ def _unescaped(line: str) -> str:
     found, place = "", 0
     while place < len(line):
         pair = line[place : place + 2]
+        # An unknown escape stays as it was typed: people also write single backslashes.
         found += _ESCAPES.get(pair, line[place])
         place += 2 if pair in _ESCAPES else 1
     return found
 
 
 def _escaped(text: str) -> str:
+    # The backslash is the first, because later ones would double the backslashes of the other escapes.
     for word, letter in (("\\\\", "\\"), ("\\n", "\n"), ("\\t", "\t"), ("\\r", "\r")):
         text = text.replace(letter, word)
     return text

@@ -1,6 +1,6 @@
-"""The page of documentation: what each setting is, made from the table.
+"""The page docs/settings.md, made from the table of settings.
 
-`python -m engine.planning.settings.page docs/settings.md` writes it anew; a test says when that is due.
+`python -m engine.planning.settings.page docs/settings.md` writes it; a test fails if it is out of date.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ _BEGINNING = """# Settings of a load
 Made from `engine/planning/settings/table.py`. To change it, edit the table and run
 `python -m engine.planning.settings.page docs/settings.md`.
 
-Each is a key of `context` in a layout file, an option of `layerdeck-cli plan` and `load`, and a row in the dialog with
-all settings. What is left open (`auto`; in files `null` for numbers other than the length) is decided at each load, and
-`decisions` says what became of it and why.
+Each setting is a key of `context` in a layout file, an option of `layerdeck-cli plan` and `load`, and a row of the
+settings dialog. A setting may be left open (`auto`; in files `null` for numbers other than the context length). It is
+then decided at each load, and `decisions` has the value and the reason.
 """
-_HEADINGS = "| key | option | may be | unless said | does |\n|---|---|---|---|---|\n"
+_HEADINGS = "| key | option | values | default | effect |\n|---|---|---|---|---|\n"
 
 
 def settings_page() -> str:
@@ -34,9 +34,9 @@ def settings_page() -> str:
 def _line(setting: Setting) -> str:
     notes = [setting.help]
     if setting.rare:
-        notes.append("written to a file only where it is chosen")
+        notes.append("written to a file only if it is not the default")
     if not setting.affects_memory:
-        notes.append("no matter for memory")
+        notes.append("does not change memory")
     option = f"`{setting.flag} {setting.kind.placeholder}`"
     default = setting.kind.text_of(setting.default)
     return f"| `{setting.key}` | {option} | {setting.kind.allowed} | {default} | {'; '.join(notes)} |\n"

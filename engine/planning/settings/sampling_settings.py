@@ -1,6 +1,6 @@
-"""How the next token is chosen: the samplers of llama.cpp with its own defaults, and what ends an answer.
+"""Settings of llama.cpp's samplers, and the conditions that end an answer.
 
-What each field means, and what it may be, is in `engine.planning.settings.sampling_table`.
+`engine.planning.settings.sampling_table` has the meaning and range of each field.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import msgspec
 Mirostat = Literal["off", "1", "2"]
 MIROSTAT_MODES: tuple[Mirostat, ...] = get_args(Mirostat)
 DRY_BREAKERS = ("\n", ":", '"', "*")
-"""llama.cpp's own, common/common.h."""
+"""Default sequence breakers of DRY (common/common.h)."""
 
 
 class SamplingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Defaults are those of llama.cpp (common/common.h); `max_tokens` and `seed` None: no limit, another one each time.
+    """Settings of one answer. Defaults are those of `common_params_sampling` in common/common.h.
 
-    `penalty_last_n` and `dry_penalty_last_n` -1: the whole context. `temperature` 0 takes the likeliest token.
+    `max_tokens` None: no limit. `seed` None: a new one for each answer.
+    `penalty_last_n`, `dry_penalty_last_n`: -1 for the whole context. `temperature`: 0 takes the likeliest token.
     """
 
     temperature: float = 0.8

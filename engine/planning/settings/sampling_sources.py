@@ -1,5 +1,5 @@
-"""Where each sampler's value comes from: llama.cpp's default, then what the model's authors recommend, then the model's
-file, then a preset, then the chat."""
+"""Where the value of each sampler comes from. Later sources win: llama.cpp's default, recommendation of the model's
+authors, the model file, a preset, the chat."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from engine.planning.settings.sampling_table import SAMPLING, SAMPLING_BY_KEY, S
 
 Source = Literal["default", "authors", "model", "preset", "chat"]
 MODEL_PREFIX = "general.sampling."
-"""Keys of a GGUF file's metadata that hold what a model should be sampled with."""
+"""Start of the metadata keys in a GGUF file that recommend sampler settings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Settings with the source of each by its key."""
+    """Sampler settings, with the source of each value by its key."""
 
     settings: SamplingSettings
     sources: Mapping[str, Source]
 
     def explain(self, key: str, *, preset: str = "") -> str:
-        """Return in a few words where a value comes from."""
+        """Return the source of a value, for people."""
         words: dict[Source, str] = {
             "default": tr("llama.cpp's default"),
             "authors": tr("recommended by the model's authors"),
@@ -44,9 +44,9 @@ def sampling_of(
     *,
     authors: Mapping[str, object] = MappingProxyType({}),
 ) -> Sampling:
-    """Lay values over each other, those of `authors` under all.
+    """Return the settings of all sources together.
 
-    What is no setting or outside its range is left out, since files may be older.
+    Unknown keys and values out of range are skipped, because files may be older than this program.
     """
     values: dict[str, SamplingValue] = {}
     sources: dict[str, Source] = dict.fromkeys(SAMPLING_KEYS, "default")
@@ -57,25 +57,27 @@ def sampling_of(
         ("chat", chat),
     )
     for source, layer in layers:
+        # A later source replaces the value of an earlier one, and is noted as its source.
         for key, value in usable_settings(layer).items():
             values[key], sources[key] = value, source
     return Sampling(SamplingSettings(**values), sources)  # type: ignore[arg-type]
 
 
 def usable_settings(values: Mapping[str, object]) -> dict[str, SamplingValue]:
-    """Return what of these values are settings in their range."""
+    """Return the values that are settings within their range."""
     found: dict[str, SamplingValue] = {}
     for key, value in values.items():
         if key in SAMPLING_BY_KEY:
             try:
                 found[key] = SAMPLING_BY_KEY[key].kind.checked(value)
+            # A value out of range must not refuse a whole preset: the next source below is used.
             except ValueError:
                 continue
     return found
 
 
 def model_sampling(metadata: Mapping[str, object]) -> dict[str, SamplingValue]:
-    """Return what a model's file says it should be sampled with; nonsense in it is left out."""
+    """Return the settings that a model file recommends, without invalid ones."""
     named = {setting.model_key: setting.key for setting in SAMPLING if setting.model_key}
     said: dict[str, object] = {}
     for model_key, key in named.items():
@@ -83,17 +85,19 @@ def model_sampling(metadata: Mapping[str, object]) -> dict[str, SamplingValue]:
         if value is None:
             continue
         if key == "mirostat":
+            # Files have Mirostat as a number, as `--mirostat` of llama.cpp does.
             value = {0: "off", 1: "1", 2: "2"}.get(value) if isinstance(value, int) else None
         elif key == "top_k" and isinstance(value, int):
+            # llama.cpp takes a top_k of 0 or less as "all"; ours is 0.
             value = max(0, value)
         elif isinstance(value, float):
-            value = float(f"{value:.6g}")  # 32-bit numbers of a file as people wrote them
+            value = float(f"{value:.6g}")  # a 32-bit float of the file as its author wrote it: 0.7, not 0.699999988
         said[key] = value
     return usable_settings(said)
 
 
 def changed_settings(settings: SamplingSettings) -> dict[str, object]:
-    """Return what is not at its default, to be kept with an answer."""
+    """Return the settings that are not at their default, to be saved with an answer."""
     return {
         setting.key: getattr(settings, setting.key)
         for setting in SAMPLING

@@ -1,7 +1,7 @@
-"""The table of samplers: one record for each field of `SamplingSettings`, in the order in which they are used.
+"""The table of samplers: one record for each field of `SamplingSettings`, in the order of the form.
 
-Made from it: checks of presets, chats and models' own defaults, the form, options of the command line. What models say
-about themselves (`general.sampling.*`) is under `model_key` there.
+Made from it: checks of presets, chats and recommendations of models, the form, and options of the command line.
+`model_key` is the key under which a model file recommends a value (`general.sampling.*`).
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from engine.planning.settings.sampling_settings import MIROSTAT_MODES, SamplingS
 SamplingGroup = Literal["Answer", "Repetition", "Choice", "Temperature", "Mirostat", "Shape"]
 SAMPLING_GROUPS: tuple[SamplingGroup, ...] = get_args(SamplingGroup)
 MAX_WINDOW = 1 << 24
+"""Bound of counts of tokens, far above any context."""
 MAX_ALTERNATIVES = 20
 MAX_SEED = (1 << 32) - 2
-"""One less than LLAMA_DEFAULT_SEED, which means another seed each time."""
+"""One less than `LLAMA_DEFAULT_SEED`, which asks llama.cpp for a random seed."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingSetting:
-    """`label` is its name in a form, `help` a clause on what it does, and from which value on it does nothing."""
+    """One sampler. `label`: name in a form. `help`: a clause on its effect, and the value that turns it off."""
 
     key: str
     kind: SamplingKind
@@ -34,12 +35,12 @@ class SamplingSetting:
 
     @property
     def flag(self) -> str:
-        """The option of the command line."""
+        """Return the option of the command line."""
         return "--" + self.key.replace("_", "-")
 
     @property
     def default(self) -> SamplingValue:
-        """llama.cpp's default."""
+        """Return llama.cpp's default."""
         value: SamplingValue = getattr(SamplingSettings(), self.key)
         return value
 
@@ -50,36 +51,37 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         WholeNumber(1, MAX_WINDOW, left_open=LeftOpen(None, None, "unlimited", or_empty=True)),
         "Answer",
         tr("Longest answer"),
-        tr("tokens of an answer at most"),
+        tr("maximum number of tokens in an answer"),
     ),
     SamplingSetting(
         "stop",
         Texts(),
         "Answer",
         tr("Stop texts"),
-        tr("an answer ends before any of these; one a line, \\n is a newline"),
+        tr("the answer ends before any of these texts; one per line, \\n is a newline"),
     ),
     SamplingSetting(
         "seed",
         WholeNumber(0, MAX_SEED, "", left_open=LeftOpen(None, None, "random", or_empty=True)),
         "Answer",
         tr("Seed"),
-        tr("the same one gives the same answer again"),
+        tr("start of the random numbers; the same seed gives the same answer again"),
     ),
     SamplingSetting(
         "penalty_last_n",
         WholeNumber(-1, MAX_WINDOW),
         "Repetition",
         tr("Penalised tokens"),
-        tr("how many of the last tokens the three penalties look at; 0: none, -1: the whole context"),
+        tr("number of latest tokens checked by the three penalties; 0: none, -1: the whole context"),
         "penalty_last_n",
     ),
     SamplingSetting(
         "repeat_penalty",
+        # Not from 0 on: llama.cpp divides positive logits by the penalty.
         Real(0.01, 10, 0.05),
         "Repetition",
         tr("Repeat penalty"),
-        tr("makes tokens that were there less likely; 1: off"),
+        tr("makes repeated tokens less likely; 1: off"),
         "penalty_repeat",
     ),
     SamplingSetting(
@@ -87,63 +89,63 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         Real(-10, 10, 0.1),
         "Repetition",
         tr("Presence penalty"),
-        tr("the same, once for each token; 0: off"),
+        tr("makes a token less likely once it has appeared; 0: off"),
     ),
     SamplingSetting(
         "frequency_penalty",
         Real(-10, 10, 0.1),
         "Repetition",
         tr("Frequency penalty"),
-        tr("the same, for each time it was there; 0: off"),
+        tr("makes a token less likely each time it appears; 0: off"),
     ),
     SamplingSetting(
         "dry_multiplier",
         Real(0, 100, 0.1),
         "Repetition",
         tr("DRY strength"),
-        tr("makes it less likely that a sequence of tokens goes on as it did before; 0: off"),
+        tr("makes it less likely that a sequence of tokens continues as it did before; 0: off"),
     ),
     SamplingSetting(
         "dry_base",
         Real(0, 100, 0.05),
         "Repetition",
         tr("DRY base"),
-        tr("how much more with each token of the sequence"),
+        tr("growth of the penalty with each repeated token"),
     ),
     SamplingSetting(
         "dry_allowed_length",
         WholeNumber(0, MAX_WINDOW),
         "Repetition",
         tr("DRY allowed length"),
-        tr("tokens that may be repeated without that"),
+        tr("number of tokens that may be repeated without a penalty"),
     ),
     SamplingSetting(
         "dry_penalty_last_n",
         WholeNumber(-1, MAX_WINDOW),
         "Repetition",
         tr("DRY tokens"),
-        tr("how many of the last tokens it looks at; 0: none, -1: the whole context"),
+        tr("number of latest tokens checked by DRY; 0: none, -1: the whole context"),
     ),
     SamplingSetting(
         "dry_breakers",
         Texts(),
         "Repetition",
         tr("DRY breakers"),
-        tr("texts that end a sequence; one a line, \\n is a newline"),
+        tr("texts that end a sequence; one per line, \\n is a newline"),
     ),
     SamplingSetting(
         "top_n_sigma",
         Real(-1, 100, 0.1),
         "Choice",
         "Top-n-sigma",
-        tr("leaves tokens within so many standard deviations of the likeliest; -1: off"),
+        tr("keeps tokens within this many standard deviations of the likeliest; -1: off"),
     ),
     SamplingSetting(
         "top_k",
         WholeNumber(0, MAX_WINDOW),
         "Choice",
         "Top-k",
-        tr("leaves so many of the likeliest tokens; 0: all"),
+        tr("keeps this many of the likeliest tokens; 0: all"),
         "top_k",
     ),
     SamplingSetting(
@@ -151,14 +153,14 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         Real(0, 1, 0.01),
         "Choice",
         "Typical-p",
-        tr("leaves tokens that are about as likely as expected; 1: off"),
+        tr("keeps tokens that are about as likely as expected; 1: off"),
     ),
     SamplingSetting(
         "top_p",
         Real(0, 1, 0.01),
         "Choice",
         "Top-p",
-        tr("leaves the likeliest tokens that have this probability together; 1: off"),
+        tr("keeps the likeliest tokens that together have this probability; 1: off"),
         "top_p",
     ),
     SamplingSetting(
@@ -166,7 +168,7 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         Real(0, 1, 0.01),
         "Choice",
         "Min-p",
-        tr("leaves tokens with at least this part of the likeliest one's probability; 0: off"),
+        tr("keeps tokens with at least this share of the likeliest token's probability; 0: off"),
         "min_p",
     ),
     SamplingSetting(
@@ -174,7 +176,7 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         Real(0, 1, 0.05),
         "Choice",
         tr("XTC probability"),
-        tr("how often all likely tokens but the least likely of them are taken out; 0: never"),
+        tr("probability of removing all likely tokens except the least likely of them; 0: off"),
         "xtc_probability",
     ),
     SamplingSetting(
@@ -182,7 +184,7 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         Real(0, 1, 0.05),
         "Choice",
         tr("XTC threshold"),
-        tr("from which probability on a token is likely in that sense; above 0.5: off"),
+        tr("probability from which a token counts as likely for XTC; above 0.5: off"),
         "xtc_threshold",
     ),
     SamplingSetting(
@@ -190,7 +192,7 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         Real(0, 100, 0.05),
         "Temperature",
         "Temperature",
-        tr("evens probabilities out above 1, sharpens them below; 0: always the likeliest token"),
+        tr("above 1: more varied answers, below 1: more predictable ones; 0: always the likeliest token"),
         "temp",
     ),
     SamplingSetting(
@@ -198,48 +200,62 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         Real(0, 100, 0.05),
         "Temperature",
         tr("Dynamic range"),
-        tr("the temperature varies by so much with how sure the model is; 0: off"),
+        tr("temperature range around the set value, depending on the entropy of the model; 0: off"),
     ),
     SamplingSetting(
-        "dynatemp_exponent", Real(0, 100, 0.1), "Temperature", tr("Dynamic exponent"), tr("how it varies with that")
+        "dynatemp_exponent",
+        Real(0, 100, 0.1),
+        "Temperature",
+        tr("Dynamic exponent"),
+        tr("how strongly the temperature depends on the entropy"),
     ),
     SamplingSetting(
         "adaptive_target",
         Real(-1, 1, 0.05),
         "Temperature",
         tr("Adaptive-p target"),
-        tr("prefers tokens near this probability, in place of a plain choice at the end; below 0: off"),
+        tr("prefers tokens near this probability; below 0: off"),
     ),
     SamplingSetting(
         "adaptive_decay",
+        # llama.cpp clamps the decay to 0.99 (`llama_sampler_init_adaptive_p`).
         Real(0, 0.99, 0.01),
         "Temperature",
         tr("Adaptive-p decay"),
-        tr("how long it remembers what it chose"),
+        tr("how long Adaptive-p remembers earlier choices"),
     ),
     SamplingSetting(
         "mirostat",
         Choice(MIROSTAT_MODES),
         "Mirostat",
         "Mirostat",
-        tr("keeps surprise at a level; takes the place of penalties and choice above"),
+        tr("keeps the surprise of the answer at a target; replaces penalties and the samplers above"),
         "mirostat",
     ),
     SamplingSetting(
-        "mirostat_tau", Real(0, 100, 0.1), "Mirostat", tr("Mirostat tau"), tr("that level"), "mirostat_tau"
+        "mirostat_tau", Real(0, 100, 0.1), "Mirostat", tr("Mirostat tau"), tr("target surprise"), "mirostat_tau"
     ),
     SamplingSetting(
-        "mirostat_eta", Real(0, 1, 0.01), "Mirostat", tr("Mirostat eta"), tr("how fast it gets there"), "mirostat_eta"
+        "mirostat_eta",
+        Real(0, 1, 0.01),
+        "Mirostat",
+        tr("Mirostat eta"),
+        tr("how fast Mirostat adjusts"),
+        "mirostat_eta",
     ),
     SamplingSetting(
         "grammar",
         Text(),
         "Shape",
         tr("Grammar"),
-        tr("the answer obeys this grammar (GBNF), whose start is root; empty: none"),
+        tr("the answer follows this grammar (GBNF) with the start symbol root; empty: none"),
     ),
     SamplingSetting(
-        "json_schema", Text(), "Shape", tr("JSON schema"), tr("the answer is JSON that obeys this schema; empty: none")
+        "json_schema",
+        Text(),
+        "Shape",
+        tr("JSON schema"),
+        tr("the answer is JSON that follows this schema; empty: none"),
     ),
     SamplingSetting(
         "alternatives",
@@ -247,8 +263,8 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         "Answer",
         tr("Alternatives"),
         tr(
-            "how many likely tokens are kept with each one of an answer, with their probabilities "
-            "before all samplers; 0: none, which is fastest"
+            "number of alternative tokens saved for each token of an answer, with probabilities before "
+            "sampling; 0: none (fastest)"
         ),
     ),
 )

@@ -1,8 +1,7 @@
-"""The table of settings: one record for each key of a layout file's `context`.
+"""The table of load settings: one record for each key of a layout file's `context`.
 
-Made from it: the parser and the writer of that part of the file, options of the command line, rows of
-the settings dialog, what caches of forecasts depend on, and the page `docs/settings.md`. A setting is added here, as a
-field of `ContextSettings`, and where it is used.
+Made from it: reading and writing that part of the file, options of the command line, rows of the settings dialog, keys
+of forecast caches, and the page `docs/settings.md`. CONTRIBUTING.md lists the steps to add a setting.
 """
 
 from __future__ import annotations
@@ -25,29 +24,37 @@ from engine.planning.settings.context_settings import (
 from engine.planning.settings.kinds import Choice, Kind, LeftOpen, Switch, Value, WholeNumber
 
 MAX_TOKENS = (1 << 31) - 1
+"""Largest value of `llama_context_params.n_ctx` that fits into llama.cpp's signed positions (`llama_pos`)."""
 MAX_SEQUENCES = 256
-"""LLAMA_MAX_SEQ."""
+"""`LLAMA_MAX_SEQ` in llama-cparams.h."""
 MAX_THREADS = 512
-"""GGML_MAX_N_THREADS; more is an assertion in the engine."""
+"""`GGML_MAX_N_THREADS` in ggml.h. ggml asserts that there are no more."""
 CONTEXT_STEP = 256
-"""llama.cpp rounds a context up to this many tokens."""
+"""llama.cpp rounds the cells of a context up to this many tokens (`GGML_PAD(n_ctx, 256)` in llama-context.cpp)."""
 
 Group = Literal["Context", "Batches", "Computing"]
 GROUPS: tuple[Group, ...] = get_args(Group)
 Effect = Literal["none", "placement", "context"]
-"""What of the memory a setting decides: nothing; which buffers a layout has
-(`engine.planning.memory.placement`); or how large caches and graphs are."""
+"""What a setting changes in memory.
 
+`none`: nothing. `placement`: which buffers a layout has (`engine.planning.memory.placement`). `context`: sizes of
+    caches and compute buffers.
+"""
+
+# Files name an open context length by the word "auto" and other open numbers by null: see docs/contract.md.
 _WORD = LeftOpen(AUTO_CONTEXT, AUTO)
 _NULL = LeftOpen(None, None)
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """`label` is its name in a form, `help` a clause on what it does; `decided_by`: the module of
-    `engine.planning.plan.decisions` that says what is used and why, empty where nothing is decided.
+    """One load setting.
 
-    `rare`: written to a file only where it is not the default.
+    `key`: field of `ContextSettings` and key in files. `flag`: option of the command line.
+    `label`: name in a form. `help`: a clause on what it does.
+    `decided_by`: module of `engine.planning.plan.decisions` that chooses a value and gives the reason; empty if none
+        does.
+    `rare`: written to a file only if it is not the default.
     """
 
     key: str
@@ -62,7 +69,8 @@ class Setting:
 
     @property
     def default(self) -> Value:
-        """Our default, as `ContextSettings` has it."""
+        """Return the default of `ContextSettings`."""
+        # Defaults are in `ContextSettings` alone, so the table cannot contradict them.
         value: Value = getattr(ContextSettings(), self.key)
         return value
 
@@ -71,14 +79,15 @@ class Setting:
         return self.effect != "none"
 
 
+# The order is that of `ContextSettings`, of the dialog and of files.
 SETTINGS: tuple[Setting, ...] = (
     Setting(
         "n_ctx",
         WholeNumber(1, MAX_TOKENS, step=CONTEXT_STEP, left_open=_WORD),
         "--ctx",
         "Context",
-        tr("Length in tokens, in all"),
-        tr("context length in tokens; auto: as long as is sensible on these devices and fits"),
+        tr("Context length (tokens, all requests)"),
+        tr("context length in tokens for all requests together; auto: as much as fits on these devices"),
         "context",
         decided_by="context_length",
     ),
@@ -87,18 +96,19 @@ SETTINGS: tuple[Setting, ...] = (
         WholeNumber(1, MAX_TOKENS),
         "--batch",
         "Batches",
-        tr("Batch in tokens"),
-        tr("tokens of a prompt that are handed over at a time"),
+        tr("Batch size (tokens)"),
+        tr("logical batch: maximum number of prompt tokens per llama.cpp call"),
         "context",
         decided_by="context_length",
     ),
     Setting(
         "n_ubatch",
         WholeNumber(1, MAX_TOKENS),
+        # llama.cpp's `n_ubatch`. Compute buffers grow with it.
         "--ubatch",
         "Batches",
-        tr("Micro batch in tokens"),
-        tr("physical batch in tokens: what is computed at a time; a smaller one needs smaller compute buffers"),
+        tr("Micro batch size (tokens)"),
+        tr("physical batch: tokens computed at a time; a smaller one needs smaller compute buffers"),
         "context",
         decided_by="context_length",
     ),
@@ -107,8 +117,8 @@ SETTINGS: tuple[Setting, ...] = (
         WholeNumber(1, MAX_SEQUENCES, "sequences"),
         "--sequences",
         "Context",
-        tr("Requests at a time"),
-        tr("requests answered at a time; they share the context"),
+        tr("Parallel requests"),
+        tr("requests answered at the same time; they share the context"),
         "context",
         decided_by="context_length",
     ),
@@ -117,8 +127,8 @@ SETTINGS: tuple[Setting, ...] = (
         Choice(KV_TYPES, "T"),
         "--type-k",
         "Context",
-        tr("K cache"),
-        tr("type of the K cache"),
+        tr("K cache type"),
+        tr("data type of the K cache; smaller types need less memory"),
         "context",
         decided_by="attention",
     ),
@@ -127,8 +137,8 @@ SETTINGS: tuple[Setting, ...] = (
         Choice(KV_TYPES, "T"),
         "--type-v",
         "Context",
-        tr("V cache"),
-        tr("type of the V cache; one of blocks (q8_0 and below) needs flash attention"),
+        tr("V cache type"),
+        tr("data type of the V cache; quantised types (q8_0 and smaller) need flash attention"),
         "context",
         decided_by="attention",
     ),
@@ -138,7 +148,7 @@ SETTINGS: tuple[Setting, ...] = (
         "--flash-attn",
         "Context",
         tr("Flash attention"),
-        tr("attention in one operation, which saves memory and time; auto: where every device can"),
+        tr("computes attention as one operation, which saves memory and time; auto: if every device supports it"),
         "context",
         decided_by="attention",
     ),
@@ -147,8 +157,8 @@ SETTINGS: tuple[Setting, ...] = (
         Switch(),
         "--offload-kqv",
         "Context",
-        tr("Cache with its layer"),
-        tr("the KV cache lies on the device of its layer, rather than in host memory"),
+        tr("Offload KV cache"),
+        tr("stores the KV cache of each layer on the device of the layer; off: in host memory"),
         "context",
     ),
     Setting(
@@ -156,8 +166,9 @@ SETTINGS: tuple[Setting, ...] = (
         Switch(with_auto=True),
         "--op-offload",
         "Computing",
+        # "op offload" is llama.cpp's own name (`llama_context_params.op_offload`).
         tr("Op offload"),
-        tr("devices compute large batches with CPU weights"),
+        tr("GPUs compute large batches for weights that are in host memory"),
         "context",
         decided_by="op_offload",
     ),
@@ -166,9 +177,9 @@ SETTINGS: tuple[Setting, ...] = (
         WholeNumber(1, MAX_TOKENS, left_open=_NULL),
         "--op-offload-min-batch",
         "Computing",
-        tr("Op offload from"),
+        tr("Op offload minimum (tokens)"),
         tr(
-            "from how many tokens on they do; auto: the engine's own, {offload_min_batch}",
+            "smallest batch for op offload, in tokens; auto: llama.cpp's default, {offload_min_batch}",
             offload_min_batch=OFFLOAD_MIN_BATCH,
         ),
         "context",
@@ -178,19 +189,21 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "swa_full",
         Switch(),
+        # llama.cpp's `swa_full`: needed to go back further than the window without reading the prompt again.
         "--swa-full",
         "Context",
-        tr("Whole windows"),
-        tr("layers that look back a window only get a cache for the whole context all the same"),
+        tr("Full-size SWA cache"),
+        tr("sliding-window layers keep the KV cache of the whole context"),
         "context",
     ),
     Setting(
         "kv_unified",
         Switch(),
+        # llama.cpp's `kv_unified`: one stream of cells for all sequences.
         "--kv-unified",
         "Context",
-        tr("One cache for all"),
-        tr("sequences take what they need of one cache, rather than equal parts"),
+        tr("Unified KV cache"),
+        tr("all requests share one KV cache; off: each has an equal part"),
         "context",
     ),
     Setting(
@@ -198,8 +211,8 @@ SETTINGS: tuple[Setting, ...] = (
         Choice(LOAD_MODES),
         "--load-mode",
         "Computing",
-        tr("Read the file"),
-        tr("how the file is read"),
+        tr("Load mode"),
+        tr("how the model file is read: memory-mapped (mmap), locked in memory (mlock), or bypassing the page cache"),
         "placement",
         decided_by="load_mode",
     ),
@@ -209,7 +222,7 @@ SETTINGS: tuple[Setting, ...] = (
         "--threads",
         "Computing",
         tr("Threads for answers"),
-        tr("threads for answers; auto: one on each full core"),
+        tr("CPU threads for answers; auto: one for each performance core"),
         "none",
         decided_by="threads",
     ),
@@ -219,7 +232,7 @@ SETTINGS: tuple[Setting, ...] = (
         "--threads-batch",
         "Computing",
         tr("Threads for prompts"),
-        tr("threads for prompts; auto: as many as for answers"),
+        tr("CPU threads for prompts; auto: as many as for answers"),
         "none",
         decided_by="threads",
     ),
@@ -230,8 +243,8 @@ SETTINGS: tuple[Setting, ...] = (
         "Batches",
         tr("Pipeline"),
         tr(
-            "devices compute parts of a long prompt, or of several, at the same time, for which they "
-            "keep copies of what they hand on; auto: where that gains and there is room"
+            "devices compute different micro batches of a prompt at the same time, which needs extra copies "
+            "of their inputs; auto: if it is faster and there is room"
         ),
         "placement",
         decided_by="pipeline",
@@ -243,12 +256,13 @@ KEYS: tuple[str, ...] = tuple(setting.key for setting in SETTINGS)
 
 
 def memory_part(context: ContextSettings) -> tuple[Value, ...]:
-    """Return the values of `context` that memory depends on: what numbers of the engine may be kept by."""
+    """Return the values of `context` that memory depends on, as part of a cache key."""
     return tuple(getattr(context, setting.key) for setting in SETTINGS if setting.affects_memory)
 
 
 def parse_context(item: JsonObject) -> ContextSettings:
-    """Return what the object says; what it does not name is at its default. Refuses through `item`."""
+    """Return the settings of a file, with defaults for missing keys. Errors are reported through `item`."""
+    # An unknown key is an error. A misspelt one would otherwise load with a default, and nobody would notice.
     item.allow(*KEYS)
     named: dict[str, Any] = {
         setting.key: setting.kind.read(item, setting.key) for setting in SETTINGS if setting.key in item.keys
@@ -257,7 +271,7 @@ def parse_context(item: JsonObject) -> ContextSettings:
 
 
 def context_document(context: ContextSettings) -> dict[str, object]:
-    """Return the settings as a file has them."""
+    """Return the settings as they are written to a file."""
     values = {setting: getattr(context, setting.key) for setting in SETTINGS}
     return {
         setting.key: setting.kind.written(value)

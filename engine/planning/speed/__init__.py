@@ -1,1 +1,1 @@
-"""How long a token will take: what is known of devices and links, what a layout reads, and what answers teach."""
+"""Prediction of the time per token: speeds of devices and links, work of a layout, and corrections from answers."""

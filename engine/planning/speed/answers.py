@@ -1,8 +1,8 @@
-"""What answers teach of speed: by how much predictions are off on each device, and on each class of layouts.
-
-Pure values. An answer says how long a token took in all; its parts are what was predicted for each device. The parts
-are scaled, one answer after the other and several times over, until they add up (the multiplicative form of algebraic
-reconstruction, as tomography has it); what answers of one class still differ by is the class's own ratio.
+"""Corrections of speed predictions, learnt from the time that answers took: for each device, and for each class of
+layouts.
+Pure values. An answer has one measured time, and a predicted time for each device. The predicted parts are scaled,
+answer after answer and in several passes, until they add up (multiplicative algebraic reconstruction, as in
+tomography). The remaining ratio of a class of layouts is its own correction.
 """
 
 from __future__ import annotations
@@ -14,21 +14,26 @@ from statistics import median_high
 import msgspec
 
 MIN_TOKENS = 16
-"""An answer shorter than this says little about speed."""
+"""Shorter answers are not used: start-up dominates their time."""
 MIN_PROMPT_TOKENS = 64
-"""The same of prompts, of which a part was read before."""
+"""Shorter prompts are not used."""
 MAX_RATIO = 20.0
-"""Beyond this, either way, something else was measured: a machine busy with other work, or one that swaps."""
+"""Largest ratio of measured to predicted time, and inverse of the smallest. Beyond it something else was measured, such
+as a busy or a swapping computer."""
 KEPT_ANSWERS = 48
+"""Answers that are kept; older ones are dropped."""
 _OF_A_CLASS = 5
-"""Ratios of a class of which the middle one counts."""
+"""Latest ratios of a class; their median counts."""
 _PASSES = 20
+"""Passes over all answers."""
 _STEP = 0.5
+"""Exponent of each correction. Below 1, so that a single answer does not decide alone."""
 _COMMON = 0.5
+"""Share of the common correction that a device without answers gets, as an exponent."""
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """Seconds of a token: those predicted for each device by its key, without what was learnt, and those measured."""
+    """Seconds of one token. `parts`: predicted for each device by its key, without corrections. `seconds`: measured."""
 
     layout_class: str
     parts: dict[str, float]
@@ -36,7 +41,7 @@ class Answer(msgspec.Struct, frozen=True):
 
     @property
     def is_sensible(self) -> bool:
-        """Whether it can be learnt from."""
+        """Return whether it can be learnt from."""
         predicted = sum(self.parts.values())
         if not all(0 <= part < 1e6 for part in self.parts.values()) or not (predicted > 0 and 0 < self.seconds < 1e6):
             return False
@@ -44,33 +49,38 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def learnt_factors(answers: Sequence[Answer]) -> dict[str, float]:
-    """Return how many times longer than predicted each device takes, by its key; the last answers count most."""
+    """Return how many times longer than predicted each device takes, by its key. The latest answers count most."""
     factors = {key: 1.0 for answer in answers for key in answer.parts}
     for _ in range(_PASSES):
         for answer in answers:
             parts = {key: part * factors[key] for key, part in answer.parts.items()}
             whole = sum(parts.values())
+            # Each part is corrected in proportion to its share of the time; dividing by the sum of squares makes one
+            # full step reach the measured time to first order.
             squares = sum((part / whole) ** 2 for part in parts.values())
             for key, part in parts.items():
                 factors[key] *= (answer.seconds / whole) ** (_STEP * part / whole / squares)
+                # An outlier must not move a factor out of the range in which answers are accepted.
                 factors[key] = min(MAX_RATIO, max(1 / MAX_RATIO, factors[key]))
     return factors
 
 
 def with_common(factors: Mapping[str, float], measured: Iterable[str]) -> dict[str, float]:
-    """Return `factors` with one for each device that was measured and that no answer used yet.
+    """Return `factors` with one for each measured device that has no answers yet.
 
-    What measuring overlooks it overlooks on every device, so that half of what the others were off by, as a power, is
-    likely there too. Without it a device that was learnt of is set against one that was not, and always loses or wins.
+    A systematic error of the measurements is likely the same on every device. So such a device gets the mean correction
+    of the others, with the exponent `_COMMON`. Otherwise a device with corrections would be compared with one without,
+    and one of them would always win.
     """
     keys = set(measured)
+    # Factors are ratios, so their mean is geometric: twice as fast and twice as slow cancel out.
     logs = [math.log(factor) for key, factor in factors.items() if key in keys]
     common = math.exp(_COMMON * sum(logs) / max(1, len(logs)))
     return {**(dict.fromkeys(keys, common) if logs else {}), **factors}
 
 
 def learnt_ratios(answers: Sequence[Answer], factors: Mapping[str, float]) -> dict[str, float]:
-    """Return by class of layouts how much longer its tokens take than `factors` make of their parts."""
+    """Return the ratio of measured to corrected time, by class of layouts."""
     ratios: dict[str, list[float]] = {}
     for answer in answers:
         whole = sum(part * factors.get(key, 1.0) for key, part in answer.parts.items())

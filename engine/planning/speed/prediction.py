@@ -1,14 +1,13 @@
-"""How long tokens take on a layout, and how much of it on each device.
+"""Prediction of the time per token of a layout, and of the part of each device.
 
 `CostModel.costs` is the one place where seconds are computed: those of a batch of tokens, by device. An answer is a
-batch of one token, for which bandwidth decides: a token reads every active weight and its part of the KV cache once. A
-prompt is read in micro batches. Each weight is read once for a whole micro batch and multiplied with every token of it,
-so that arithmetic decides, or the bandwidth if that takes longer. Further costs are attention to the tokens before,
-small computations that read next to nothing, and hops between devices, which carry all tokens of a batch. Weights in
-host memory that a card computes with (op offload) cross its link for every batch.
+batch of one token, and bandwidth decides: a token reads every active weight and its part of the KV cache once. A prompt
+is read in micro batches. Each weight is read once for a micro batch and multiplied with all its tokens, so the longer
+of reading and multiplying counts. Further costs are attention to earlier tokens, small computations, and transfers
+between devices. Weights in host memory that a GPU computes with (op offload) cross its link for every batch.
 
-Devices work one after another, in split modes tensor and row at the same time. That a pipeline lets devices work at the
-same time on a prompt is left to what answers teach.
+Devices work one after another; in split modes tensor and row they work at the same time. The overlap of a pipeline is
+not modelled. Answers teach the ratio (`answers.py`).
 """
 
 from __future__ import annotations
@@ -43,15 +42,16 @@ from engine.planning.speed.speeds import (
 from engine.planning.speed.work import Work, described_ops, hops, moves, shares
 
 USUAL_FILL = 2048
-"""Tokens in the context that a speed is forecast for, if the context has room for more than twice as many."""
+"""Tokens in the context for which a speed is predicted, if the context has room for more than twice as many."""
 _OUTPUT_OPS = 4
+"""Small computations of the output layer."""
 _SMALL_SHARE = 0.02
-"""A device with less of a token's time than this does not make the whole less sure."""
+"""A device with a smaller share of the time does not make the whole prediction less reliable."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceTime:
-    """Seconds that a token costs on one device, its link (`link_s`) included, and the source of the device's speed."""
+    """Time of a token on one device. `seconds` includes `link_s`, the transfers. `source`: of the device's speed."""
 
     id: str
     seconds: float
@@ -61,12 +61,12 @@ class DeviceTime:
 
 @dataclass(frozen=True, slots=True)
 class SpeedForecast:
-    """Seconds of a token of an answer, or of a prompt.
+    """Predicted seconds of a token, of an answer or of a prompt.
 
-    `n_tokens`: tokens in the context when an answer's token is computed, or the length of the prompt.
-    `devices`: the devices that have a part in it. `source`: the least sure source of those that count.
-    `is_learnt`: answers of such layouts have corrected it.
-    `prompt`: for an answer, how fast a prompt of `n_tokens` is read; None for an empty context.
+    `n_tokens`: tokens in the context before the token, or length of the prompt.
+    `devices`: devices that take part. `source`: least reliable source of the devices that count.
+    `is_learnt`: corrected by answers of such layouts.
+    `prompt`: for an answer, the speed of a prompt of `n_tokens`; None for an empty context.
     """
 
     token_s: float
@@ -82,7 +82,7 @@ class SpeedForecast:
 
     @property
     def is_known(self) -> bool:
-        """Whether it rests on more than what is usual for devices of a kind."""
+        """Whether it is based on more than usual values."""
         return self.source != "guess"
 
     def on(self, device_id: str) -> DeviceTime | None:
@@ -92,7 +92,7 @@ class SpeedForecast:
 
 @dataclass(frozen=True, slots=True)
 class SpeedRange:
-    """Seconds per token: `best_s` with an empty cache and full bandwidth, `worst_s` with a full one and little."""
+    """Seconds per token. `best_s`: empty cache and full bandwidth. `worst_s`: full cache and low bandwidth."""
 
     best_s: float
     worst_s: float
@@ -102,19 +102,19 @@ class SpeedRange:
         return (self.best_s + self.worst_s) / 2
 
     def text(self) -> str:
-        """Return tokens per second for people."""
+        """Return tokens per second, for people."""
         return tr(
-            "{rate} to {rate2} tokens per second",
-            rate=rate_text(1 / max(self.worst_s, 1e-09)),
-            rate2=rate_text(1 / max(self.best_s, 1e-09)),
+            "{slowest} to {fastest} tokens/s",
+            slowest=rate_text(1 / max(self.worst_s, 1e-09)),
+            fastest=rate_text(1 / max(self.best_s, 1e-09)),
         )
 
 
 @dataclass(slots=True)
 class Cost:
-    """Seconds that a batch costs on one device.
+    """Seconds of a batch on one device.
 
-    `read_s`: memory that is read at the device's whole bandwidth. `computed_s`: all other work. `link_s`: transfers.
+    `read_s`: reading memory at full bandwidth. `computed_s`: all other work. `link_s`: transfers.
     """
 
     device: Device
@@ -123,9 +123,9 @@ class Cost:
     link_s: float = 0.0
 
     def time(self, slowness: float, factors: Mapping[str, float]) -> tuple[float, float]:
-        """Return all seconds, and those of the link, corrected by learnt `factors`.
+        """Return all seconds, and those of transfers, corrected by learnt `factors`.
 
-        Reading takes `slowness` times as long as at full bandwidth.
+        `slowness`: how many times longer reading takes than at full bandwidth.
         """
         link_s = self.link_s * factors.get(LINKS, 1.0)
         return (self.read_s * slowness + self.computed_s) * factors.get(self.device.id, 1.0) + link_s, link_s
@@ -133,7 +133,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Everything but the layout that speed depends on. `tables` None: only a probe can tell the model's state."""
+    """Everything that speed depends on, except the layout. `tables` None: only a probe has the model's state."""
 
     work: Work
     rig: Rig
@@ -142,10 +142,10 @@ class CostModel:
     speeds: Speeds
 
     def costs(self, layout: Layout, batch_tokens: float, fill_tokens: float, outputs: float = 1.0) -> dict[str, Cost]:
-        """Return what a batch of `batch_tokens` costs on each device that has a part in it.
+        """Return the cost of a batch of `batch_tokens` on each device that takes part.
 
-        `fill_tokens`: tokens in the context before each token of the batch, on average. `outputs`: tokens of the batch
-        that the output layer computes. Devices that the rig lacks have no cost.
+        `fill_tokens`: mean number of tokens in the context before each token. `outputs`: tokens with logits. Devices
+            that the rig lacks have no cost.
         """
         batch = _Batch(self, layout, batch_tokens)
         batch.add_layers(fill_tokens)
@@ -156,7 +156,7 @@ class CostModel:
     # ------------------------------------------------------------------ what is forecast
 
     def answer(self, layout: Layout, fill_tokens: int | None = None) -> SpeedForecast:
-        """Return the time of a token with `fill_tokens` in the context, or as many as usual."""
+        """Return the time of a token with `fill_tokens` in the context, or with the usual number."""
         fill = usual_fill(self.context) if fill_tokens is None else fill_tokens
         name, speeds = layout_class(layout, self.rig), self.speeds
         prompt = self.prompt(layout, fill) if fill else None
@@ -172,7 +172,8 @@ class CostModel:
         )
 
     def prompt(self, layout: Layout, n_tokens: int) -> SpeedForecast:
-        """Return how long each token of a prompt of `n_tokens` takes, read into an empty context."""
+        """Return the time of each token of a prompt of `n_tokens` in an empty context."""
+        # Simplified: micro batches of equal size, instead of full ones and a rest, so that one stands for all.
         n_batches = ceil(n_tokens / max(1, self.context.n_ubatch))
         # A token has half of the others before it; only the last one is computed by the output layer.
         costs = self.costs(layout, n_tokens / n_batches, n_tokens / 2, 1 / n_batches)
@@ -193,7 +194,7 @@ class CostModel:
             return _whole_s(layout, seconds) * speeds.ratios.get(name, 1.0)
 
         best_s, worst_s = token_s(0, 1), token_s(self.context.n_ctx_each, 0)
-        # What was learnt is surer than what was computed: the range is half as wide.
+        # Learnt values are more reliable than computed ones, so the range is narrower. Half is a choice, not measured.
         middle_s, half_s = (best_s + worst_s) / 2, (worst_s - best_s) / 2 * (0.5 if name in speeds.ratios else 1.0)
         return SpeedRange(middle_s - half_s, middle_s + half_s)
 
@@ -209,7 +210,7 @@ class CostModel:
         is_learnt: bool,
         prompt: SpeedForecast | None = None,
     ) -> SpeedForecast:
-        """Return the forecast of a token, `scale` times what the batch costs, corrected by what was learnt."""
+        """Return the prediction for a token: `scale` times the cost of the batch, with learnt corrections."""
         times = []
         for device in self.rig.all_devices:
             cost = costs.get(device.id)
@@ -222,7 +223,7 @@ class CostModel:
 
 
 class _Batch:
-    """Adds up what a batch of `n_tokens` costs on each device of a layout."""
+    """Adds up the cost of a batch of `n_tokens` on each device of a layout."""
 
     def __init__(self, model: CostModel, layout: Layout, n_tokens: float) -> None:
         self._model, self._layout, self._n_tokens = model, layout, n_tokens
@@ -233,7 +234,7 @@ class _Batch:
         self.costs: dict[str, Cost] = {}
 
     def _op_offload_device(self) -> Device | None:
-        """Return the device that computes large batches with the CPU's weights, None if the CPU does it itself."""
+        """Return the device that computes large batches with the CPU's weights, None if the CPU does."""
         context = self._model.context
         if not context.op_offload or self._n_tokens < context.offload_batch:
             return None
@@ -246,7 +247,7 @@ class _Batch:
         return self.costs.get(device_id)
 
     def add_layers(self, fill_tokens: float) -> None:
-        """Count the layers where they are, and what overrides take elsewhere."""
+        """Count the layers on their devices, and moved weights on theirs."""
         layout, work = self._layout, self._work
         members = shares(layout)
         state = work.state(self._model.tables, fill_tokens)
@@ -257,8 +258,8 @@ class _Batch:
                     self._multiply(device_id, name, part * size, part * work.whole_bytes(name, run.first, run.last))
                 self._compute(device_id, work.ops(run.first, run.last))
                 if state_bytes:
-                    keeper = device_id if self._model.context.offload_kqv else CPU_ID
-                    self._attend(keeper, part * state_bytes, part * products_each)
+                    state_device = device_id if self._model.context.offload_kqv else CPU_ID
+                    self._attend(state_device, part * state_bytes, part * products_each)
         for run, moved in moves(layout, work):
             for name, size in moved.between(run.first, run.last):
                 whole_bytes = moved.whole_bytes(name, run.first, run.last)
@@ -266,7 +267,7 @@ class _Batch:
                 self._multiply(moved.device, name, size, whole_bytes)
 
     def _multiply(self, device_id: str, type_name: str, active_bytes: float, whole_bytes: float) -> None:
-        """Count a product of weights: `active_bytes` are what one token uses, `whole_bytes` include all experts."""
+        """Count a product of weights. `active_bytes`: used by one token. `whole_bytes`: all experts included."""
         away = self._op_offload if device_id == CPU_ID else None
         cost = self._cost(device_id if away is None else away.id)
         if cost is None:
@@ -276,22 +277,25 @@ class _Batch:
         if self._n_tokens == 1:
             cost.read_s += read_s
         else:
+            # A prompt multiplies each weight with every token that uses it, while reading it once.
             count = active_bytes * self._work.weights_in_byte.get(type_name, 0.0) * self._n_tokens
             computed_s = count / products(cost.device, type_name, self._speeds)
-            # What is moved away counts negative.
+            # Moved weights are subtracted from their own device: negative bytes.
             cost.computed_s += max(read_s, computed_s) if whole_bytes >= 0 else min(read_s, computed_s)
         if away is not None:
+            # Op offload copies the weights to the device for each batch; it keeps none of them.
             cost.link_s += batch_bytes / link(away, self._speeds).bytes_per_second
 
     def _compute(self, device_id: str, n_ops: float) -> None:
-        """Count small computations. They were measured with one token; more tokens are more columns to read."""
+        """Count small computations. They were measured with one token; each further token is one more column."""
         if (cost := self._cost(device_id)) is not None:
             columns_bytes = self._work.hop_bytes * (self._n_tokens - 1)
+            # Elementwise operations read the hidden states of all tokens, so they are limited by bandwidth.
             each_s = op_seconds(cost.device, self._speeds) + columns_bytes / bandwidth(cost.device, self._speeds)
             cost.computed_s += n_ops * each_s
 
     def _attend(self, device_id: str, bytes_read: float, products_each: float) -> None:
-        """Count attention of each token to those before it, and recurrent state."""
+        """Count attention of each token to earlier tokens, and recurrent state."""
         if (cost := self._cost(device_id)) is not None:
             read_s = bytes_read / bandwidth(cost.device, self._speeds)
             if self._n_tokens == 1:
@@ -301,14 +305,14 @@ class _Batch:
                 cost.computed_s += max(read_s, count / products(cost.device, "F16", self._speeds))
 
     def add_output(self, outputs: float) -> None:
-        """Count the output layer for so many tokens."""
+        """Count the output layer for this many tokens."""
         if (cost := self._cost(self._layout.output_device)) is not None:
             for name, size in self._work.output.items():
                 cost.read_s += outputs * size / bandwidth_of_type(cost.device, name, self._speeds)
             cost.computed_s += outputs * _OUTPUT_OPS * op_seconds(cost.device, self._speeds)
 
     def add_links(self, outputs: float) -> None:
-        """Count what crosses the links of devices: hidden states, logits, descriptions of graphs."""
+        """Count transfers: hidden states, logits, and graphs that are sent to workers."""
         layout, work = self._layout, self._work
         crossings = [(device_id, self._n_tokens * size, float(times)) for device_id, size, times in hops(layout, work)]
         if layout.output_device != CPU_ID:
@@ -324,19 +328,20 @@ class _Batch:
 
 
 def usual_fill(context: ContextSettings) -> int:
-    """Return how many tokens are in the context when a speed is forecast for it."""
+    """Return the number of tokens in the context for which a speed is predicted."""
     return min(USUAL_FILL, context.n_ctx_each // 2)
 
 
 def _least_sure(times: Sequence[DeviceTime], token_s: float) -> Source:
-    """Return the least sure source of devices that count."""
+    """Return the least reliable source of the devices that count."""
     weighty = [each.source for each in times if each.seconds >= _SMALL_SHARE * token_s]
     return max(weighty, key=SOURCES.index, default="guess")
 
 
 def _whole_s(layout: Layout, seconds: Mapping[str, float]) -> float:
-    """Return the time of a token: members of a split layer work at the same time, all others one after another."""
+    """Return the time of a token: members of a split layer work at the same time, others one after another."""
     members = {device_id for device_id, _ in shares(layout)}
+    # Members of a tensor split wait for each other in every layer, so the slowest one decides.
     together = max((each for key, each in seconds.items() if key in members), default=0.0)
     return together + sum(each for key, each in seconds.items() if key not in members)
 
@@ -345,25 +350,29 @@ def _whole_s(layout: Layout, seconds: Mapping[str, float]) -> float:
 
 _SOURCE_WORDS: Mapping[Source, str] = {
     "measured": tr("measured here"),
-    "answers": tr("learnt from answers"),
-    "card": tr("by the card's figures"),
+    "answers": tr("from earlier answers"),
+    "card": tr("from the card's specifications"),
     "guess": tr("not measured"),
 }
 
 
 def source_words(where: Source) -> str:
-    """Return what a speed rests on."""
+    """Return the source of a speed, for people."""
     return _SOURCE_WORDS[where]
 
 
 def speed_words(speed: SpeedForecast) -> str:
-    """Return a sentence on how fast a layout is, and what that rests on."""
+    """Return a sentence on the predicted speed of a layout."""
     if not speed.is_known:
         unknown = ", ".join(each.id for each in speed.devices if each.source == "guess")
-        return tr("How fast {unknown} is was not measured, so nobody knows how long a token takes.", unknown=unknown)
-    learnt = tr("; corrected by answers") if speed.is_learnt else ""
+        return tr(
+            "The speed of {devices} was not measured yet "
+            "(Devices > Measure Speeds, or layerdeck-cli devices --measure).",
+            devices=unknown,
+        )
+    learnt = tr(", corrected by earlier answers") if speed.is_learnt else ""
     return tr(
-        "About {rate} tokens per second with {fill_tokens} tokens in the context ({source}{learnt}).",
+        "Predicted: {rate} tokens/s with {fill_tokens} tokens in the context ({source}{learnt}).",
         rate=rate_text(speed.tokens_per_second),
         fill_tokens=speed.n_tokens,
         source=source_words(speed.source),
@@ -372,12 +381,12 @@ def speed_words(speed: SpeedForecast) -> str:
 
 
 def prompt_words(prompt: SpeedForecast) -> str:
-    """Return a sentence on how fast a prompt is read, and what that rests on; empty where nobody knows."""
+    """Return a sentence on the predicted prompt speed; empty if it is unknown."""
     if not prompt.is_known:
         return ""
-    learnt = tr("; corrected by answers") if prompt.is_learnt else ""
+    learnt = tr(", corrected by earlier answers") if prompt.is_learnt else ""
     return tr(
-        "A prompt of {n_tokens} tokens is read at about {rate} tokens per second ({source}{learnt}).",
+        "Predicted for a prompt of {n_tokens} tokens: {rate} tokens/s ({source}{learnt}).",
         n_tokens=prompt.n_tokens,
         rate=rate_text(prompt.tokens_per_second),
         source=source_words(prompt.source),
@@ -386,7 +395,7 @@ def prompt_words(prompt: SpeedForecast) -> str:
 
 
 def rate_text(rate: float) -> str:
-    """Return tokens per second as people read them: no more digits than are known."""
+    """Return tokens per second with as many digits as are known."""
     if rate < 1:
         return f"{rate:.2g}"
     return f"{rate:.0f}" if rate >= 10 else f"{rate:.1f}"

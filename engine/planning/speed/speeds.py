@@ -1,4 +1,4 @@
-"""What is known of the speed of devices, links and layouts: measured, learnt from answers, of known cards, or usual."""
+"""Speed of devices and links: measured here, learnt from answers, published for the card, or usual for the kind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.planning.layout.layout import Layout
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What one hop to a device costs: seconds for itself, and bytes per second."""
+    """Cost of one transfer to a device: a latency in seconds, and bytes per second."""
 
     latency_s: float
     bytes_per_second: float
@@ -22,14 +22,14 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """What counts instead of the tables, by device id: the bytes per second that F16 weights are read with, those of
-    other types where they were measured, the seconds that a computation without weights takes, and the link.
+    """Measured and learnt speeds, by device id. They replace the tables of this module.
 
-    `products`: weights times tokens per second, by type, where many tokens are multiplied at once.
-
-    Learnt from answers: `factors`, how many times longer than predicted a device takes, under `LINKS` what goes between
-    devices; and `ratios` by class of layout (`layout_class`), what is left of the difference then. `prompt_factors` and
-    `prompt_ratios` are the same of prompts.
+    `bandwidths`: bytes per second at which F16 weights are read. `by_type`: the same for other types, by type.
+    `op_seconds`: seconds of a computation without weights. `links`: cost of transfers.
+    `products`: weights times tokens per second in large batches, by type.
+    `factors`: how many times longer than predicted a device takes; the key `LINKS` is for transfers.
+    `ratios`: remaining ratio of measured to predicted time, by class of layout (`layout_class`).
+    `prompt_factors`, `prompt_ratios`: the same for prompts.
     """
 
     bandwidths: Mapping[str, float] = field(default_factory=dict)
@@ -44,17 +44,21 @@ class Speeds:
 
     @property
     def unlearnt(self) -> Speeds:
-        """The same without what answers taught."""
+        """Return the speeds except those learnt from answers."""
         return replace(self, ratios={}, factors={}, prompt_ratios={}, prompt_factors={})
 
 
 NO_MEASUREMENTS = Speeds()
 LINKS = "links"
-"""No device has this id where devices are known by backend and place."""
+"""Key of transfers in `factors`. No device has this id."""
 
 
 def layout_class(layout: Layout, rig: Rig) -> str:
-    """Return what a layout has in common with others whose predictions are wrong alike: where its weights are read."""
+    """Return the class of a layout. Predictions for layouts of one class are assumed to be off by the same ratio.
+
+    A class is the split mode, the kinds of devices that read weights, and whether there are several devices or
+    overrides.
+    """
     used = {*layout.devices, *(override.device for override in layout.overrides)}
     kinds = set()
     for device in rig.all_devices:
@@ -66,7 +70,7 @@ def layout_class(layout: Layout, rig: Rig) -> str:
 
 
 Source = Literal["measured", "answers", "card", "guess"]
-"""Where a speed is from, the surest first: measured here, learnt from answers, a card's figures, what is usual."""
+"""Source of a speed, the most reliable first."""
 SOURCES: tuple[Source, ...] = get_args(Source)
 
 _GB = 1_000_000_000
@@ -89,30 +93,40 @@ KNOWN_BANDWIDTHS: Mapping[str, int] = {
     "M1 Ultra": 800, "M1 Max": 400, "M1 Pro": 200, "M1": 68, "M2 Ultra": 800, "M2 Max": 400, "M2 Pro": 200, "M2": 100,
     "M3 Ultra": 819, "M3 Max": 400, "M3 Pro": 150, "M3": 100, "M4 Max": 546, "M4 Pro": 273, "M4": 120,
 }  # fmt: skip
-"""Nominal memory bandwidth in GB/s by what a device's name contains; the longest such name counts."""
+"""Published memory bandwidth in GB/s by a part of the device's name. The longest matching name counts."""
 
 _BY_KIND = {"gpu": 300, "igpu": 60, "accel": 40, "cpu": 40}
+"""Usual bandwidth in GB/s by kind of device. A guess, and shown as one."""
 _PRODUCTS_PER_BYTE = {"gpu": 30, "igpu": 10, "accel": 5, "cpu": 3}
-"""Usual products for each byte of bandwidth."""
+"""Usual multiplications for each byte of bandwidth. A guess, and shown as one."""
 _REMOTE_DEFAULT = 40
-"""A worker whose device is not known may as well be a CPU."""
+"""Usual bandwidth of a worker in GB/s. Its device is unknown and may be a CPU."""
+# Usual links: guesses, until a link is measured.
 _LOCAL = Link(20e-6, 10 * _GB)
+"""Usual link of a local device."""
 _LOOPBACK_LINK = Link(100e-6, 2 * _GB)
+"""Usual link of a worker on this computer."""
 _NETWORK = Link(500e-6, 110_000_000)
+"""Usual link of a worker on another computer: gigabit Ethernet."""
 _HOP_SECONDS = 20e-6
+"""Seconds of a transfer to a local device besides its link. A guess."""
 _REMOTE_HOP_SECONDS = 400e-6
-"""Of the processor's time of client and worker, as measured between programs on one machine."""
+"""Seconds of a transfer to a worker besides its link: processor time of client and worker, measured between processes
+on one computer."""
 _DESCRIBED_SECONDS, _DESCRIBED_BYTES = 10e-6, 900
-"""Of a computation that a worker is told of: both processors' time, and two to three tensors of its message."""
+"""Cost of sending one node of a graph to a worker: processor time of both in seconds, and the bytes of two to three
+tensors in the message."""
 _OP_SECONDS = 4e-6
-"""A computation that reads next to nothing: the start of a kernel, or the threads' meeting behind it."""
+"""Seconds of a computation that reads next to nothing: starting a kernel, or a barrier of the CPU's threads. A guess
+until it is measured."""
 _EFFICIENCY: Mapping[Source, tuple[float, float]] = {
     "measured": (0.8, 1.0),
     "answers": (0.8, 1.0),
     "card": (0.45, 0.9),
     "guess": (0.45, 0.9),
 }
-"""Least and greatest part of a bandwidth that a model reaches. What was measured is one product after another."""
+"""Smallest and largest share of a bandwidth that a model reaches. Measurements run one product after another, so a
+model may be slower."""
 
 _FAMILIES: Mapping[str, str] = {
     "F32": "F16", "BF16": "F16", "Q5_0": "Q4_0", "Q5_1": "Q4_1", "Q8_1": "Q8_0", "MXFP4": "Q4_0", "NVFP4": "Q4_0",
@@ -120,15 +134,16 @@ _FAMILIES: Mapping[str, str] = {
     "IQ1_S": "IQ4_XS", "IQ1_M": "IQ4_XS", "IQ2_XXS": "IQ4_XS", "IQ2_XS": "IQ4_XS", "IQ2_S": "IQ4_XS",
     "IQ3_XXS": "IQ4_XS", "IQ3_S": "IQ4_XS",
 }  # fmt: skip
-"""The measured type that stands for one that is not: its kernel is most like it."""
+"""The measured type that stands for a type that was not measured, because its kernel is the most similar."""
 
 
 @cache
 def _known_name(device_name: str) -> str | None:
-    """Return the longest of the known names that `device_name` contains as words."""
+    """Return the longest known name that `device_name` contains as whole words."""
     return next(
         (
             name
+            # The longest name first, because "RTX 3060 Ti" contains "RTX 3060" too.
             for name in sorted(KNOWN_BANDWIDTHS, key=len, reverse=True)
             if re.search(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", device_name, re.IGNORECASE)
         ),
@@ -137,7 +152,7 @@ def _known_name(device_name: str) -> str | None:
 
 
 def bandwidth(device: Device, speeds: Speeds = NO_MEASUREMENTS) -> float:
-    """Return the bytes per second that `device` reads: measured, of a known card, or usual for its kind."""
+    """Return the bytes per second that `device` reads: measured, published, or usual for its kind."""
     measured = speeds.bandwidths.get(device.id)
     if measured is not None:
         return measured
@@ -148,38 +163,39 @@ def bandwidth(device: Device, speeds: Speeds = NO_MEASUREMENTS) -> float:
 
 
 def bandwidth_of_type(device: Device, type_name: str, speeds: Speeds) -> float:
-    """Return the bytes per second that weights of a type are read with: where it was not measured, those of F16."""
+    """Return the bytes per second at which weights of a type are read; the value of F16 if it was not measured."""
     by_type = speeds.by_type.get(device.id)
     found = None if by_type is None else by_type.get(type_name) or by_type.get(_FAMILIES.get(type_name, ""))
     return bandwidth(device, speeds) if found is None else found
 
 
 def products(device: Device, type_name: str, speeds: Speeds) -> float:
-    """Return how many weights times tokens `device` multiplies in a second where there are many tokens."""
+    """Return the weights times tokens that `device` multiplies per second in large batches."""
     by_type = speeds.products.get(device.id)
     found = None if by_type is None else by_type.get(type_name) or by_type.get(_FAMILIES.get(type_name, ""))
     if found is None and by_type is not None:
         found = by_type.get("F16")
     if found is not None:
         return found
+    # A worker's device is unknown, so its prompt speed is estimated as that of a CPU, the slowest kind.
     kind = "cpu" if device.is_rpc else device.kind
     return _PRODUCTS_PER_BYTE[kind] * bandwidth(device, speeds)
 
 
 def prompt_source(device: Device, speeds: Speeds) -> Source:
-    """Return where the speed of prompts on `device` is from. The figures of cards do not tell it."""
+    """Return the source of the prompt speed of `device`. Published figures do not include it."""
     if device.id in speeds.products:
         return "measured"
     return "answers" if device.id in speeds.prompt_factors else "guess"
 
 
 def op_seconds(device: Device, speeds: Speeds = NO_MEASUREMENTS) -> float:
-    """Return how long a computation takes that reads next to nothing."""
+    """Return the seconds of a computation that reads next to nothing."""
     return speeds.op_seconds.get(device.id, _OP_SECONDS)
 
 
 def source(device: Device, speeds: Speeds) -> Source:
-    """Return where the speed of `device` is from."""
+    """Return the source of the speed of `device`."""
     if device.id in speeds.bandwidths:
         return "measured"
     if device.id in speeds.factors:
@@ -188,29 +204,30 @@ def source(device: Device, speeds: Speeds) -> Source:
 
 
 def efficiency(device: Device, speeds: Speeds) -> tuple[float, float]:
-    """Return the least and the greatest part of its bandwidth that `device` reaches."""
-    # What answers taught is a factor on the device's nominal speed.
+    """Return the smallest and the largest share of its bandwidth that `device` reaches."""
+    # Answers teach a factor on the nominal speed, so the shares of a guess apply.
     where = source(device, speeds)
     return _EFFICIENCY["guess" if where == "answers" else where]
 
 
 def hop_seconds(device: Device) -> float:
-    """Return what handing over to `device` costs besides its link: inputs are copied, a graph is described anew."""
+    """Return the seconds of a transfer to `device` besides its link: copying inputs and starting the graph."""
     return _REMOTE_HOP_SECONDS if device.is_rpc else _HOP_SECONDS
 
 
 def described_seconds(device: Device, speeds: Speeds) -> float:
-    """Return what it costs to tell `device` a computation; only workers are told."""
+    """Return the seconds to send one node of a graph to `device`. Only workers are sent graphs."""
     if not device.is_rpc:
         return 0.0
     return _DESCRIBED_SECONDS + _DESCRIBED_BYTES / link(device, speeds).bytes_per_second
 
 
 def link(device: Device, speeds: Speeds = NO_MEASUREMENTS) -> Link:
-    """Return what it costs to hand a token's activations to `device`."""
+    """Return the cost of transfers to `device`."""
     measured = speeds.links.get(device.id)
     if measured is not None:
         return measured
+    # No measurement: assume a local bus, a loopback connection or gigabit Ethernet.
     if device.endpoint is None:
         return _LOCAL
     return _LOOPBACK_LINK if is_on_this_machine(device) else _NETWORK
@@ -218,7 +235,8 @@ def link(device: Device, speeds: Speeds = NO_MEASUREMENTS) -> Link:
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """Weights that a load sends to an RPC worker, which may keep some from an earlier load; at most these seconds."""
+    """Weights that a load sends to an RPC worker. `seconds` is an upper bound: a worker may keep weights of an earlier
+    load."""
 
     id: str
     size_bytes: int
@@ -226,7 +244,7 @@ class Sending:
 
 
 def sendings(weights_bytes: Mapping[str, int], rig: Rig, speeds: Speeds) -> tuple[Sending, ...]:
-    """Return what goes to each worker whose link was measured, by the weights of each device."""
+    """Return the transfer of weights to each worker with a measured link. `weights_bytes`: weights of each device."""
     found = []
     for device in rig.devices:
         size_bytes, link = weights_bytes.get(device.id, 0), speeds.links.get(device.id)

@@ -1,7 +1,7 @@
-"""What tokens read of a model and how they go through a layout: weights, state, small computations, hops.
+"""Work of a token in each layer, and its path through a layout: weights, state, small computations, transfers.
 
-`Work` has tables by layer and type of weights, which each model needs once. The functions below it follow a token
-through a layout: shares of split layers, weights that overrides take elsewhere, hops between devices.
+`Work` has tables by layer and type of weights, made once for each model. The functions below it follow a token through
+a layout: shares of split layers, weights that overrides move, transfers between devices.
 """
 
 from __future__ import annotations
@@ -22,21 +22,24 @@ from engine.planning.memory.kv_cache import row_bytes
 from engine.planning.memory.model_memory import ContextMemory
 
 _ACTIVATION_BYTES = 4
+"""Bytes of one element of a hidden state or of logits (F32)."""
 _OPS_PER_TENSOR = 2
+"""Computations for each weight of a layer."""
 _OPS_PER_LAYER = 4
-"""Computations of a layer: two for each of its tensors and some without; counted in llama.cpp's graphs within 15 %."""
+"""Computations of a layer without weights. Both numbers were fitted to llama.cpp's graphs, whose counts they meet
+within 15 %."""
 
 _KEPT_STATES = 4
-"""An answer and a prompt of one plan ask for two, and a search compares a few fills."""
+"""Results that are kept: an answer and a prompt of one plan need two, and a search compares a few fills."""
 _HOPS_PER_LAYER = 2
-"""In modes tensor and row the members put their parts together after attention and after feed-forward."""
+"""In modes tensor and row the members add their results after attention and after feed-forward."""
 _MOVED_OPS = 6
-"""Computations of what an override takes from a layer."""
+"""Computations of the weights that an override moves out of a layer."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateWork:
-    """KV cache and recurrent state that one token works with, as sums over the layers before each.
+    """KV cache and recurrent state that one token uses, as sums over the layers before each.
 
     `bytes_read`: bytes that a batch reads once. `products`: multiplications of a token with cached keys and values.
     """
@@ -54,8 +57,11 @@ class StateWork:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What overrides take to `device`, as sums over the layers before each: bytes by type, those that a token reads
-    (`weights`) and those that many tokens read together (`whole`), and layers that anything is taken of."""
+    """Weights that overrides move to `device`, as sums over the layers before each.
+
+    `weights`: bytes that one token reads, by type. `whole`: bytes that many tokens read together, by type.
+    `layers`: number of layers that have moved weights.
+    """
 
     device: str
     weights: Mapping[str, Sequence[float]]
@@ -63,23 +69,23 @@ class Moved:
     layers: Sequence[float]
 
     def between(self, first: int, last: int) -> Iterator[tuple[str, float]]:
-        """Yield types and bytes of what a token reads of what is taken of layers `first` to `last`."""
+        """Yield types and bytes that a token reads of the weights moved out of layers `first` to `last`."""
         return _between(self.weights, first, last)
 
     def whole_bytes(self, type_name: str, first: int, last: int) -> float:
-        """Return the bytes of a type that are taken of these layers, all experts included."""
+        """Return the bytes of a type moved out of these layers, all experts included."""
         sums = self.whole[type_name]
         return sums[last + 1] - sums[first]
 
     def count(self, first: int, last: int) -> int:
-        """Return of how many of these layers something is taken."""
+        """Return how many of these layers have moved weights."""
         return int(self.layers[last + 1] - self.layers[first])
 
 
 class Work:
-    """What a token costs in each layer; sums over runs of layers take no longer than a few look-ups.
+    """Work of a token in each layer. Sums over runs of layers take a few look-ups.
 
-    `types` are those of the weights, the one with most bytes first. For one thread at a time.
+    `types`: types of the weights, the one with most bytes first. Not thread-safe: one thread at a time.
     """
 
     def __init__(self, model: ModelFile) -> None:
@@ -89,8 +95,9 @@ class Work:
         width, vocabulary = (_number(model, "embedding_length"), _vocabulary(model))
         self.hop_bytes = _ACTIVATION_BYTES * width
         self.logits_bytes = _ACTIVATION_BYTES * vocabulary
+        # The last layers are those for multi-token prediction (MTP); a plain answer does not compute them.
         idle = _number(model, "nextn_predict_layers")
-        """Layers for guessing ahead are the last ones; a plain answer does not compute them."""
+        # Looped models run all layers again; the file lists them once.
         self._repeats = 1 + count_unlisted_layers(model) // max(1, model.n_layers)
         rows: dict[str, list[float]] = {}
         whole: dict[str, list[float]] = {}
@@ -106,6 +113,7 @@ class Work:
                 row[block.index] += tensor.size_bytes * self._repeats
                 self.weights_in_byte[tensor.type_name] = prod(tensor.shape) / max(1, tensor.size_bytes)
         self.types = tuple(sorted(rows, key=lambda name: -sum(rows[name])))
+        # Sums over the layers before each one: a run of any length costs two look-ups.
         self._weights = {name: _sums(rows[name]) for name in self.types}
         self._whole = {name: _sums(whole[name]) for name in self.types}
         self._ops = _sums(ops)
@@ -114,7 +122,7 @@ class Work:
         self._moved: dict[tuple[Override, ...], tuple[Moved, ...]] = {}
 
     def read_bytes(self, tensor: TensorInfo) -> float:
-        """Return what a token reads of a tensor in a layer: of experts those that are used."""
+        """Return the bytes that a token reads of a tensor in a layer; of experts, only the used ones."""
         share = self.expert_share if part_of_tensor(tensor.name) == "experts" else 1.0
         return tensor.size_bytes * share * self._repeats
 
@@ -128,21 +136,22 @@ class Work:
         return sums[last + 1] - sums[first]
 
     def ops(self, first: int, last: int) -> float:
-        """Return how many computations layers `first` to `last` are."""
+        """Return the number of small computations in layers `first` to `last`."""
         return self._ops[last + 1] - self._ops[first]
 
     def experts_read(self, batch_tokens: float) -> float:
-        """Return the part of the experts that one token does not use which a batch reads all the same.
+        """Return the share of a token's unused experts that a batch reads all the same.
 
-        Routers are trained to use all experts alike, so each token is taken to choose its own at random.
+        Routers are trained to use all experts equally, so each token is assumed to choose at random.
         """
         unused = 1 - self.expert_share
+        # Probability that at least one of the other tokens of the batch chooses a given expert.
         return 1 - unused ** (batch_tokens - 1) if unused > 0 else 0.0
 
     def state(self, tables: ContextMemory | None, fill_tokens: float) -> StateWork:
-        """Return the state that a token works with if its sequence has `fill_tokens` in the context.
+        """Return the state that a token uses if its sequence has `fill_tokens` in the context.
 
-        `tables` None: only a probe can tell the state, and nothing is counted. The last few answers are kept.
+        `tables` None: only a probe has the state, and nothing is counted. The latest results are kept.
         """
         for known, fill, found in self._states:
             if known is tables and fill == fill_tokens:
@@ -153,7 +162,7 @@ class Work:
         return found
 
     def moved(self, layout: Layout) -> tuple[Moved, ...]:
-        """Return what overrides take from layers, wherever those are; the first one that finds a tensor decides."""
+        """Return the weights that overrides move out of their layers. The first matching override counts."""
         if not layout.overrides:
             return ()
         found = self._moved.get(layout.overrides)
@@ -180,10 +189,10 @@ class Work:
 
 
 def _state_rows(tables: ContextMemory, fill_tokens: float) -> list[tuple[float, float]]:
-    """Return bytes read and products with keys and values for each layer.
+    """Return bytes read, and products with keys and values, for each layer.
 
-    Recurrent state has a fixed size. A cache is read as far as it is filled: sliding-window layers have few cells.
-    The engine computes with all used cells of a cache, masked or not.
+    Recurrent state has a fixed size. A cache is read as far as it is filled. llama.cpp computes with all used cells,
+    masked or not.
     """
     hyper, shape, states = tables.hyper, tables.shape, tables.states
     n_sequences = max(1, shape.n_sequences)
@@ -244,7 +253,7 @@ def _output_of(model: ModelFile) -> Mapping[str, float]:
 
 
 def _output_tensor(model: ModelFile) -> TensorInfo | None:
-    """Return the matrix of the output layer; where there is none of its own it is the token embedding once more."""
+    """Return the matrix of the output layer, or the token embedding if that is tied."""
     named = {tensor.name: tensor for tensor in model.tensors if tensor.name in ("output.weight", "token_embd.weight")}
     return named.get("output.weight") or named.get("token_embd.weight")
 
@@ -253,7 +262,7 @@ def _output_tensor(model: ModelFile) -> TensorInfo | None:
 
 
 def shares(layout: Layout) -> tuple[tuple[str, float], ...]:
-    """Return the members of modes tensor and row with their parts of a layer; none in other modes."""
+    """Return the members of modes tensor and row with their share of a layer; nothing in other modes."""
     if layout.split_mode not in ("tensor", "row"):
         return ()
     total = sum(share for _, share in layout.tensor_split)
@@ -261,7 +270,7 @@ def shares(layout: Layout) -> tuple[tuple[str, float], ...]:
 
 
 def moves(layout: Layout, work: Work) -> Iterator[tuple[Run, Moved]]:
-    """Yield each run with what overrides take from it to another device."""
+    """Yield each run with the weights that overrides move from it to another device."""
     for moved in work.moved(layout):
         for run in layout.runs:
             if run.device != moved.device and moved.count(run.first, run.last):
@@ -269,7 +278,7 @@ def moves(layout: Layout, work: Work) -> Iterator[tuple[Run, Moved]]:
 
 
 def hops(layout: Layout, work: Work) -> Iterator[tuple[str, float, int]]:
-    """Yield a device, bytes, and how often as many of a token cross its link; the CPU has none."""
+    """Yield transfers over links: device, bytes, and number of transfers for each token. The CPU has no link."""
     size = work.hop_bytes
     members = shares(layout)
     if members:
@@ -279,19 +288,21 @@ def hops(layout: Layout, work: Work) -> Iterator[tuple[str, float, int]]:
             yield device_id, size, count
     runs = () if members else layout.runs
     route = [CPU_ID, *(run.device for run in runs), layout.output_device]
+    # The embedding is computed on the CPU, so the route begins there.
     crossings = [pair for pair in pairwise(route) if pair[0] != pair[1]]
     for pair in crossings:
         yield from ((device_id, size, 1) for device_id in pair if device_id != CPU_ID)
     for run, moved in moves(layout, work):
+        # Hidden states go to the device of the moved weights and come back, once for each layer.
         times = 2 * moved.count(run.first, run.last)
         yield from ((device_id, size, times) for device_id in (run.device, moved.device) if device_id != CPU_ID)
 
 
 def described_ops(layout: Layout, work: Work) -> Mapping[str, float]:
-    """Return by device the computations that an RPC worker is told anew for each token.
+    """Return by device the nodes that a worker is sent for each token.
 
-    A worker knows the last graph that it was sent (`last_graph_uid` in ggml-rpc): one that has a single part of the
-    model is told to do the same again, one that has several is sent the graph of each, every time.
+    A worker keeps the last graph that it was sent (`last_graph_uid` in ggml-rpc.cpp). With a single part of the model
+    it only gets the order to compute that again. With several parts it is sent each graph every time.
     """
     found: dict[str, float] = {}
     if shares(layout):

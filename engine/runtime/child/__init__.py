@@ -1,1 +1,1 @@
-"""The child process: the only place that imports llama_cpp."""
+"""The model child, the only package that imports llama_cpp."""

@@ -1,6 +1,9 @@
 """`python -m engine.runtime.child`: the process that loads llama.cpp.
 
-It reads requests on standard input and writes messages on standard output.
+It reads requests on standard input and writes messages on standard output (`engine.runtime.protocol.messages`). The
+main thread calls llama.cpp. A thread for requests reads standard input meanwhile, so that a stop is seen during a
+native call. Requests to the loaded model go to `DecodeLoop`; each type has a handler in
+`engine.runtime.child.handlers`.
 """
 
 from __future__ import annotations
@@ -18,11 +21,11 @@ from engine.runtime.child.load.warm_up import StageReporter
 from engine.runtime.child.native.backends import load_own_backends, load_packs
 from engine.runtime.child.native.bindings import Bindings, prepare_environment
 from engine.runtime.child.native.devices import list_devices
-from engine.runtime.child.native.failures import EndOfRequest, failure
+from engine.runtime.child.native.failures import RequestError, failure
 from engine.runtime.child.native.log import EngineLog
 from engine.runtime.child.native.rights import give_up_rights
-from engine.runtime.child.native.stop import StopRequest
-from engine.runtime.protocol.effort import WorkTicks
+from engine.runtime.child.native.stop import StopFlag
+from engine.runtime.protocol.heartbeat import WorkHeartbeat
 from engine.runtime.protocol.media import MediaCache
 from engine.runtime.protocol.messages import (
     AnyRequest,
@@ -43,16 +46,16 @@ from engine.runtime.protocol.messages import (
     Serve,
     Stop,
 )
-from engine.runtime.protocol.pipe import Pipe, Requests, prepare_process
+from engine.runtime.protocol.pipe import Pipe, Requests, begin_child
 
 if TYPE_CHECKING:
     from engine.runtime.child.generate.decode_loop import DecodeLoop
 
 
-class Worker:
-    """Answers requests: those on a loaded model beside each other, all else one after another."""
+class ModelChild:
+    """The child's main object. Requests to the loaded model run concurrently, all others one after another."""
 
-    def __init__(self, pipe: Pipe, stop: StopRequest, requests: Requests[AnyRequest]) -> None:
+    def __init__(self, pipe: Pipe, stop: StopFlag, requests: Requests[AnyRequest]) -> None:
         self._pipe = pipe
         self._stop = stop
         self._requests = requests
@@ -61,28 +64,29 @@ class Worker:
         self._loop: DecodeLoop | None = None
         self._engine = Bindings()
         self._engine.on_log(self._log.write)
-        self._engine.on_abort(pipe.send_last_word)
+        self._engine.on_abort(pipe.send_abort_text)
         load_own_backends(self._engine)
         self._packs: tuple[PackLoad, ...] | None = None
         self._engine.low.llama_backend_init()
 
     def run(self) -> None:
-        """Do what is asked until `Quit`. The first request has been read."""
+        """Carry out requests until `Quit`. The first one must have been read."""
         request = self._requests.next()
         if not isinstance(request, Quit | Stop):
             self._prepare(request)
-        # Not before the rights are given up: a thread keeps those that it started with.
+        # After giving up rights: Landlock does not bind threads that exist already.
         self._requests.start_reading()
         while self._take(request):
             if self._loop is not None and self._loop.busy:
-                # a batch of a prompt, or a token of a model that is swapped in, may take longer than a stall timeout
-                with WorkTicks(self._loop.tell_reading):
+                # A batch of a prompt, or one token of a model that is paged in from disk, may take longer than the
+                # parent's stall timeout (60 s).
+                with WorkHeartbeat(self._loop.tell_reading):
                     if not self._run_loop():
                         return
             request = self._requests.next()
 
     def _run_loop(self) -> bool:
-        """Work on the requests that are under way, and take new ones; False when it is over."""
+        """Compute batches until no request is left, and take new ones in between; False after `Quit`."""
         while self._loop is not None and self._loop.busy:
             if not all(map(self._take, self._requests.arrived())):
                 return False
@@ -91,14 +95,14 @@ class Worker:
         return True
 
     def _take(self, request: AnyRequest) -> bool:
-        """Do what is asked, or begin to; False for the wish to end."""
+        """Carry out or begin a request; return False for `Quit`."""
         match request:
             case Quit():
                 return False
             case Stop():
                 if self._loop is not None:
                     self._loop.stop(request.request)
-                self._stop.taken(request.request)
+                self._stop.acknowledge(request.request)
             case ModelRequest() if self._loop is not None:
                 self._loop.take(request)
             case _:
@@ -106,23 +110,23 @@ class Worker:
         return True
 
     def _handle(self, request: AnyRequest) -> Message:
-        """Do what is asked and return the last message about it."""
+        """Carry out a request and return its final message."""
         try:
             self._prepare(request)
             return self._answer(request)
-        except EndOfRequest as end:
+        except RequestError as end:
             return end.message
 
     def _prepare(self, request: AnyRequest) -> None:
         """Load packs and give up the rights that `request` does not need."""
-        # Not before something is asked: a child in waiting touches no device. Not later: a pack lies where the child
-        # cannot look any more.
+        # Only with the first request, because a waiting child (`SpareChild`) must not touch a device. Before the rights
+        # are given up, because packs are files that the child may not read afterwards.
         if self._packs is None:
             self._packs = load_packs(self._engine)
         give_up_rights(self._engine, request)
 
     def free(self) -> None:
-        """Give the model's memory back."""
+        """Stop all requests and free the model."""
         if self._loop is not None:
             self._loop.stop(None)
         context, self._context, self._loop = self._context, None, None
@@ -130,7 +134,7 @@ class Worker:
             context.free()
 
     def _answer(self, request: AnyRequest) -> Message:
-        # what only some children do is imported where they do it: a probe is over in little more than its imports
+        # Modules of rare requests are imported here: most of the time of a probe is imports.
         match request:
             case ListDevices():
                 return list_devices(self._engine, request.endpoints, request.routes, self._packs or ())
@@ -139,7 +143,7 @@ class Worker:
             case Load():
                 return self._load(request)
             case ModelRequest():
-                raise EndOfRequest(failure("internal", "No model is loaded.").word_of(request.id))
+                raise RequestError(failure("internal", "No model is loaded.").message_for(request.id))
             case Logits():
                 from engine.runtime.child.generate.sampling import logit_digest
 
@@ -158,11 +162,11 @@ class Worker:
 
                 return measure_speed(self._engine, request)
             case Serve():
-                from engine.runtime.child.serve import serve
+                from engine.runtime.child.rpc_server import serve
 
                 return serve(self._engine, request)
             case _:
-                raise failure("internal", f"{type(request).__name__} is no request for this moment.")
+                raise failure("internal", f"{type(request).__name__} is not a valid request now.")
 
     def _load(self, request: Load) -> Message:
         self.free()
@@ -182,41 +186,39 @@ class Worker:
 
 def main() -> None:
     """Run until `Quit` or the end of input."""
-    prepare_process()
-    pipe, stop = Pipe(), StopRequest()
-    pipe.greet(engine_version())
+    pipe, stop = begin_child(engine_version()), StopFlag()
     prepare_environment()
-    requests: Requests[AnyRequest] = Requests(AnyRequest, pipe, _Noted(stop).note)
+    requests: Requests[AnyRequest] = Requests(AnyRequest, pipe, _RequestReceiver(stop).receive)
     try:
-        # The engine is loaded before anything is asked: a child may wait for its first request.
-        worker = Worker(pipe, stop, requests)
+        # llama.cpp is loaded before the first request is read, so that a waiting child (`SpareChild`) has it ready.
+        worker = ModelChild(pipe, stop, requests)
         if requests.read_first():
             worker.run()
         worker.free()
     except Exception as error:
         traceback.print_exc()
         pipe.send(
-            Failure(kind="internal", message=f"The worker met a bug of its own: {type(error).__name__}: {error}.")
+            Failure(kind="internal", message=f"Internal error in the engine process: {type(error).__name__}: {error}.")
         )
         sys.stderr.flush()
         os._exit(1)
     sys.stderr.flush()
-    # no interpreter shutdown: native threads and the reader are still there
+    # No shutdown of the interpreter: native threads and the reading thread still run.
     os._exit(0)
 
 
-class _Noted:
-    """What is to be done with a request when it is read, whatever native code is doing."""
+class _RequestReceiver:
+    """Handles each request in the reading thread, as soon as it is read, also while native code computes."""
 
-    def __init__(self, stop: StopRequest) -> None:
+    def __init__(self, stop: StopFlag) -> None:
         self._stop = stop
         self._media = MediaCache()
 
-    def note(self, request: AnyRequest) -> AnyRequest:
-        """Have a stop seen at once; return the request with the images and sounds that came before."""
+    def receive(self, request: AnyRequest) -> AnyRequest:
+        """Set the stop flag for a stop; add the cached images and sounds to a `Generate`. Return the request."""
         match request:
             case Stop():
-                self._stop.ask(request.request)
+                self._stop.request(request.request)
             case Quit():
                 self._stop.quit()
             case Load():

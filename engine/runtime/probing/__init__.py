@@ -1,1 +1,1 @@
-"""The engine's own numbers for a plan, without its memory: probes, what they told, proposals checked by them."""
+"""Probes: llama.cpp's own numbers for a plan by a load without memory, and proposals that are checked with them."""

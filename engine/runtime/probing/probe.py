@@ -1,6 +1,7 @@
-"""Probing a layout: a no-alloc load in a short-lived child, for the engine's own numbers without the memory.
+"""Probes a layout: a load without memory (`no_alloc`) in a short-lived child gives llama.cpp's own numbers.
 
-What probes told is kept as long as the program runs. Forecasts that the engine does not agree with are logged.
+Results are cached for the run of the program. A forecast that disagrees with a probe is logged with everything that is
+needed to reproduce it.
 """
 
 from __future__ import annotations
@@ -24,21 +25,23 @@ from engine.planning.memory.estimate import DeviceMemory, Grade
 from engine.planning.memory.placement import HostBuffers, place
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow, check_fit, make_row
-from engine.runtime.probing.measured import member_estimate, rows_from_parts, with_copies
-from engine.runtime.process.questions import Questions, SpareChild, blaming, raise_if_cancelled
+from engine.runtime.probing.device_rows import member_estimate, rows_from_parts, with_copies
+from engine.runtime.process.questions import Questions, SpareChild, error_with_endpoints, raise_if_cancelled
 from engine.runtime.protocol.messages import Probed
 from engine.runtime.requests import environment, probe_request
 
 DEFAULT_TIMEOUT_S = 60.0
 ENDPOINTS_TIMEOUT_S = 8.0
-"""Where endpoints are asked that have greeted: with their hello an answer comes within 10 s."""
+"""Time limit of a probe over RPC. With the greeting before (2 s), a result or an error comes within 10 s."""
 
 
 class Probes:
-    """Probes one after another, in a child that starts with the first one that is not in `cache` and ends with this.
+    """Runs probes one after another. A context manager: its child starts with the first probe that is not cached.
 
-    Every probe may take `timeout_s`. `spare` gives the child, where there is one; `timeout_s` and `argv` are then its
-    own. All calls from one thread; `cancel` from another ends the probe that runs.
+    For one thread; another thread may use `cancel`, which ends the running probe.
+
+    `timeout_s`: time limit of each probe. `argv`: command of the child; None for the real one.
+    `spare`: source of the child, whose time limit and command then count; None for a new child.
     """
 
     def __init__(
@@ -70,9 +73,9 @@ class Probes:
         """Return `plan` with a row of grade `probed` for every device of its rig. Blocks.
 
         Raises:
-            RuleViolationError, LayoutError: for a layout that cannot be loaded.
-            UnreachableError: for an endpoint that does not answer; `BusyError` where it serves somebody else.
-            EngineError: where the child failed, or after the cancel.
+            RuleViolationError, LayoutError: the layout cannot be loaded.
+            UnreachableError: an endpoint does not answer. BusyError: it serves another client.
+            EngineError: the child failed, or the probe was cancelled.
         """
         found = plan if plan.probed is not None or self._cache is None else self._cache.over(plan)
         if found.probed is not None:
@@ -85,15 +88,17 @@ class Probes:
     def _ask(self, plan: Plan) -> tuple[DeviceRow, ...]:
         request = probe_request(plan)
         endpoints = plan.used_endpoints
-        # What our child already talks to serves nobody else, and would say that it is busy.
+        # A worker serves one client at a time: one that our child is connected to would answer that it is busy.
         self._greet({each: devices for each, devices in endpoints.items() if each not in self._held}, plan.routes)
         timeout_s = ENDPOINTS_TIMEOUT_S if endpoints else None
         try:
             child = self._started(environment(plan), plan.model.paths)
             answer = child.ask(request, Probed, cancel=self._cancel, timeout_s=timeout_s, about=plan.mark)
         except EngineError as error:
+            # The state of the child is unknown after an error; the next probe starts another one.
             self._end()
-            raise blaming(error, endpoints, plan.routes) from None
+            raise error_with_endpoints(error, endpoints, plan.routes) from None
+        # The child keeps its connections to RPC servers until it ends.
         self._held |= endpoints.keys()
         members = member_estimate(plan, answer.parts)
         rows = rows_from_parts(answer.parts, plan.rig, Grade.PROBED, members)
@@ -101,6 +106,7 @@ class Probes:
 
     def _greet(self, endpoints: Mapping[str, Sequence[Device]], routes: Mapping[str, str]) -> None:
         greetings = greet_all(tuple(endpoints), routes=routes, cancel=self._cancel)
+        # Greetings that were cut short by the cancel are not "no answer".
         raise_if_cancelled(self._cancel)
         for endpoint, greeting in greetings.items():
             if not greeting.ok:
@@ -109,7 +115,8 @@ class Probes:
                 raise error(f"{device}: {greeting.sentence}", device=device, endpoint=endpoint)
 
     def _started(self, environment: Mapping[str, str], files: tuple[Path, ...]) -> Questions:
-        """Return a child; one that has probed another model has given up what this one needs."""
+        """Return the child for a probe: the last one if it has the right environment and may read these files."""
+        # A child gave up access to all files but those of its first probe, and ggml reads its variables only once.
         if self._child is None or (environment, files) != (self._environment, self._files):
             self._end()
             self._environment, self._files = environment, files
@@ -129,16 +136,16 @@ def probe(
     argv: Sequence[str] | None = None,
     cancel: CancelToken | None = None,
 ) -> Plan:
-    """Return `plan` with the rows of one probe; blocks and raises as `Probes.probed` does."""
+    """Return `plan` with the rows of one probe. Blocks, and raises as `Probes.probed` does."""
     with Probes(timeout_s=timeout_s, argv=argv, cancel=cancel) as probes:
         return probes.probed(plan)
 
 
 def _completed(plan: Plan, rows: tuple[DeviceRow, ...]) -> tuple[DeviceRow, ...]:
-    """Return `rows` with what a dry run cannot tell: the overhead of devices, what the host maps, and what buffers of
-    its that devices read directly are larger than was asked for.
+    """Return the rows of a dry load with the figures that it cannot give, from the arithmetic.
 
-    A dry run maps nothing and counts all of them as memory; what a load maps follows from the header alone.
+    They are: the overhead of devices; mapped weights, because a dry load maps nothing and counts all weights as memory;
+    and the rounding of pinned host buffers.
     """
     resolved = plan.resolved
     alone = check_fit(resolved.model_estimate, plan.rig)
@@ -147,11 +154,12 @@ def _completed(plan: Plan, rows: tuple[DeviceRow, ...]) -> tuple[DeviceRow, ...]
         _completed_row(device, estimated, row, host if device.is_host else HostBuffers())
         for device, estimated, row in zip(plan.rig.all_devices, alone.rows, rows, strict=True)
     )
+    # A model that needs a probe has no forecast to compare with.
     if alone.probe_only is None:
         report_defect(plan, alone.rows, completed)
     if not plan.edit.side_files:
         return completed
-    # A dry run does not load them; what their weights take follows from their headers.
+    # A dry load has no adapters and no projector; the size of their weights follows from their headers.
     whole = check_fit(resolved.estimate, plan.rig)
     return tuple(map(_with_side_files, plan.rig.all_devices, whole.rows, alone.rows, completed))
 
@@ -180,7 +188,7 @@ def _completed_row(device: Device, estimated: DeviceRow, row: DeviceRow, host: H
 
 
 class ProbeRun:
-    """A probe that runs in one thread and is cancelled from another; what is in `cache` costs no child."""
+    """A single probe that runs in one thread and can be cancelled from another."""
 
     def __init__(self, plan: Plan, cache: ProbeCache | None = None, spare: SpareChild | None = None) -> None:
         self._plan = plan
@@ -189,13 +197,13 @@ class ProbeRun:
         self._cancel = CancelToken()
 
     def run(self) -> Plan:
-        """Return the plan with the rows; blocks and raises as `Probes.probed` does."""
+        """Return the plan with probed rows. Blocks, and raises as `Probes.probed` does."""
         raise_if_cancelled(self._cancel)
         with Probes(cache=self._cache, cancel=self._cancel, spare=self._spare) as probes:
             return probes.probed(self._plan)
 
     def cancel(self) -> None:
-        """End the probe: `run` raises soon. Before `run`, it raises at once."""
+        """Cancel the probe: `run` raises soon, or at once if it is called later."""
         self._cancel.cancel()
 
 
@@ -203,7 +211,7 @@ CAPACITY = 128
 
 
 class ProbeCache:
-    """The latest probes, the least used going first. Thread-safe."""
+    """Cache of probe results by `Plan.key`. The least recently used one is dropped first. Thread-safe."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._capacity = capacity
@@ -211,7 +219,7 @@ class ProbeCache:
         self._rows: OrderedDict[Hashable, tuple[DeviceRow, ...]] = OrderedDict()
 
     def over(self, plan: Plan) -> Plan:
-        """Return `plan` with what was probed of it; as it is where this was not probed or a file has changed since."""
+        """Return `plan` with its probed rows, or unchanged if it was not probed. A changed file has another key."""
         if not self._rows or plan.key is None:
             return plan
         with self._lock:
@@ -222,7 +230,7 @@ class ProbeCache:
         return plan.with_probed(rows)
 
     def keep(self, plan: Plan) -> None:
-        """Remember what was probed of `plan`."""
+        """Add the probed rows of `plan`. Does nothing if it was not probed."""
         if plan.key is None or plan.probed is None:
             return
         with self._lock:
@@ -236,7 +244,10 @@ _log = logging.getLogger("layerdeck.defects")
 
 
 def report_defect(plan: Plan, estimated: Sequence[DeviceRow], told: Sequence[DeviceRow]) -> None:
-    """Log a defect where the arithmetic says it knows the model and is out of tolerance on a device."""
+    """Log a defect if the arithmetic covers the model and is out of tolerance on a device.
+
+    `estimated`: rows of the arithmetic. `told`: rows of the probe.
+    """
     if not disagreements(estimated, told):
         return
     text = defect_text(plan, estimated, told, engine_version())

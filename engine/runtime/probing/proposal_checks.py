@@ -1,4 +1,4 @@
-"""Proposals after a load that ran out of memory, each asked of the engine before anybody gets to see it."""
+"""Proposals after a load that ran out of memory, each probed before it is shown."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from engine.planning.plan.report import DeviceRow, FitReport
 from engine.runtime.probing.probe import Probes
 
 _STRONGER = 2
-"""How often a change that the engine finds too small is made larger."""
+"""How many times a change is made larger if its probe shows that it is too small."""
 
 
 def missing_bytes(tried: Sequence[Tried]) -> dict[str, int]:
-    """Return how much of the first layout each device that refused memory cannot take, in bytes.
+    """Return the missing bytes of the first layout on each device that refused memory.
 
-    A device that does not tell what is free, or has it in pieces, is relieved of all that it was asked for and of what
-    comes after.
+    If a device does not report its free memory, or has enough but in pieces, the refused buffer and everything that
+    would come after it count as missing.
     """
     first = tried[0]
     needs = {row.id: row.need_bytes - row.overhead_bytes for row in first.rows}
@@ -44,7 +44,10 @@ def missing_bytes(tried: Sequence[Tried]) -> dict[str, int]:
 
 
 class ProposalCheck:
-    """One failed load. `cancel`, or `limit_s` seconds, end the asking: what is not yet probed stays estimated."""
+    """Search and probes for one failed load. After `limit_s` seconds, or `cancel`, the rest stays estimated.
+
+    `missing`: as of `missing_bytes`.
+    """
 
     def __init__(
         self,
@@ -57,25 +60,26 @@ class ProposalCheck:
     ) -> None:
         self._plan, self._missing = plan, missing
         self._constraints = replace(constraints, watch=Watch(cancel, self._mind_time))
-        self._before = plan.with_edit(plan.edit)  # Proposals are compared by what is estimated of both.
+        # The plan without probed rows: a proposal's words compare estimates with estimates.
+        self._before = plan.with_edit(plan.edit)
         self._probes, self._cancel = probes, cancel
         self._until_s = time.monotonic() + limit_s
-        # A search for a layout on many devices may take its time, and the others are to be asked about as well.
+        # The search for a layout on many devices may be slow. It gets half of the time, so that probes follow.
         self._search_until_s = self._until_s - limit_s / 2
 
     def run(self) -> tuple[Proposal, ...]:
-        """Return what to change. What the engine finds too small is made larger, or left out where that is not enough.
+        """Return the proposals. One whose probe shows that it is too small is made larger, or left out.
 
-        Blocks for about the limit and one probe at most.
+        Blocks for the time limit and one probe at most.
         """
         found = propose(self._plan, self._missing, constraints=self._constraints)
         checked = [proposal for each in found if (proposal := self._checked(each)) is not None]
         return without_duplicates(checked)
 
     def _checked(self, proposal: Proposal) -> Proposal | None:
-        """Return `proposal` or a stronger one of its kind, with the engine's numbers; None if it says that none fits.
+        """Return `proposal`, or a larger change of its kind, with probed rows; None if no such change fits.
 
-        Where the engine cannot be asked (a worker that another model holds, no time left) it stays as it is.
+        If it cannot be probed (a worker is held by another model, or no time is left), it is returned unchanged.
         """
         unseen: dict[str, int] = {}
         wanted: Proposal | None = proposal
@@ -105,6 +109,7 @@ class ProposalCheck:
             plan = plan.on(rig_without(plan.rig, proposal.unload))
         try:
             return self._probes.probed(plan).forecast
+        # A worker may be busy or gone by now; the proposal is then shown as an estimate.
         except EngineError:
             return None
 
@@ -112,12 +117,13 @@ class ProposalCheck:
         if proposal.unload:
             return FitReport(rows).fits
         taken = {old.id: old.need_bytes - new.need_bytes for old, new in zip(self._before.forecast, rows, strict=True)}
+        # A device that the new layout leaves empty cannot run out of memory.
         empty = {row.id for row in rows if not row.need_bytes}
         relieved = all(taken[name] >= size or name in empty for name, size in self._missing.items())
         return FitReport(rows).fits and relieved
 
     def _stronger(self, proposal: Proposal, unseen: Mapping[str, int]) -> Proposal | None:
-        """Return a larger change of the same kind, with room for what the engine plans beyond the estimate."""
+        """Return a larger change of the same kind. `unseen`: bytes on each device that the estimate missed."""
 
         def tighter(device: Device) -> Device:
             return replace(device, margin_bytes=device.margin_bytes + max(0, unseen.get(device.id, 0)))
@@ -125,6 +131,7 @@ class ProposalCheck:
         rig = self._plan.rig
         tight = self._plan.on(Rig(tuple(map(tighter, rig.devices)), tighter(rig.host)))
         missing = {name: size + max(0, unseen.get(name, 0)) for name, size in self._missing.items()}
+        # The half of the time that was kept for probes is used for this search too.
         self._search_until_s = self._until_s
         found = propose(tight, missing, (proposal.kind,), self._constraints)
         return next((each for each in found if each.edit != proposal.edit), None)

@@ -1,1 +1,1 @@
-"""Child processes: started, watched, asked and ended."""
+"""The parent's end of child processes: start, supervision, requests, outcome."""

@@ -1,9 +1,11 @@
-"""One supervised child process: it speaks the protocol on its pipes, and we see to it that it ends.
+"""A supervised child process that speaks the protocol on its pipes.
 
-Every child of this program is a `ChildProcess`: engine workers, downloads, tunnels, the library's scanner, decoders
-of foreign files, the template renderer. `engine.runtime.protocol.pipe` is the other end. Per child there are a reader
-of messages, a reader of standard error, a writer (a child that does not read must not block us) and a supervisor that
-owns every deadline and the end. Nothing here knows what a load is.
+Every child of this program is a `ChildProcess`: model children, probing children, downloads, tunnels, the library's
+scanner, decoders of foreign files, the template renderer. `engine.runtime.protocol.pipe` is the other end.
+
+Each child has four threads in the parent. One reads messages. One reads standard error, because a full pipe would stop
+the child. One writes requests, because a child that does not read must not block the caller. The supervisor owns every
+deadline and the end of the process.
 """
 
 from __future__ import annotations
@@ -31,14 +33,16 @@ from engine.runtime.protocol.pipe import MAX_MESSAGE_BYTES
 DEFAULT_STALL_TIMEOUT_S = 60.0
 STDERR_TAIL_LINES = 40
 _MAX_STDERR_LINE_BYTES = 4096
+# Asked to end, a child has 1 s. Terminated, it has 0.5 s more before it is killed. A killed process that waits for a
+# driver in the kernel may still take seconds to disappear.
 _ASK_S = 1.0
 _TERMINATE_S = 0.5
 _KILL_WAIT_S = 5.0
 _EXIT_AFTER_EOF_S = 2.0
 _STDERR_DRAIN_S = 1.0
-"""What still holds standard error after the end is no child of ours, and nothing to wait for."""
+"""After the end, another process that inherited standard error may still hold it; there is no reason to wait longer."""
 _MESSAGES_DRAIN_S = 30.0
-"""Messages that came before the end are delivered before it, as slowly as the receiver takes them."""
+"""Messages that came before the end are delivered before `on_end`, even if the receiver is slow."""
 
 _log = logging.getLogger("layerdeck.engine")
 _encode = msgspec.json.Encoder().encode
@@ -48,13 +52,17 @@ _decoder_of = cache(msgspec.json.Decoder)
 class ChildProcess:
     """A child that speaks the protocol, in a process group of its own.
 
-    States: new, running, ending, ended. `on_message` is called in the reader thread, never after `on_end`. `on_end` is
-    called exactly once per started child, in the supervisor thread, when the process is gone. A slow `on_message`
-    holds up the child's pipe, which is the back-pressure we want.
+    States: new, running, ending, ended.
 
-    `messages`: union of the message types that it may send. `own_group`: False if it stays in our group, and so is
-    killed with us; for children of children. `about`: what it works on, for the log. `before_send` replaces a request
-    just before it is written, in the writer thread.
+    `on_message`: called in the reader thread for each message, never after `on_end`. While it runs, the child's pipe
+    fills up, which is intended back-pressure.
+    `on_end`: called once for each started child, in the supervisor thread, when the process has ended.
+    `argv`: command; None for the model child.
+    `stall_timeout_s`: longest silence while the child is watched (`watch`).
+    `about`: what the child works on, for the log.
+    `messages`: union of the message types that it may send.
+    `own_group`: False: it stays in our process group and is killed with it, for children of children.
+    `before_send`: replaces a request just before it is written, in the writer thread.
     """
 
     def __init__(
@@ -86,7 +94,7 @@ class ChildProcess:
         self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._stderr_tail: deque[str] = deque(maxlen=STDERR_TAIL_LINES)
         self._threads: list[threading.Thread] = []
-        # Everything below is guarded by the condition, which the supervisor waits on.
+        # Everything below is guarded by the condition, which the supervisor waits for.
         self._condition = threading.Condition()
         self._greeted = False
         self._stdout_closed = False
@@ -102,16 +110,20 @@ class ChildProcess:
 
     @property
     def pid(self) -> int | None:
-        """The process id; None before `start` and where the start failed."""
+        """The process id; None before `start`, or if the start failed."""
         return self._process.pid if self._process is not None else None
 
     @property
     def outcome(self) -> ProcessOutcome | None:
-        """How it ended; None while new, running or ending."""
+        """How the child ended; None until it has ended."""
         return self._outcome
 
     def start(self) -> None:
-        """Start the process. New: starts it, or ends at once with outcome `NOT_STARTED`. Later: an error of ours."""
+        """Start the process and its threads. If that fails, the child ends at once with the outcome `NOT_STARTED`.
+
+        Raises:
+            RuntimeError: the child was started before.
+        """
         if self._process is not None or self._ended.is_set():
             raise RuntimeError("a child is started once")
         try:
@@ -137,29 +149,32 @@ class ChildProcess:
             self._give_up(str(error))
 
     def note_work(self, about: str) -> None:
-        """Note what it works on from here on, for the log of its end."""
+        """Set what the child works on now, for the log of its end."""
         self._about = about
 
     def send(self, request: Request) -> None:
-        """Hand over a request. Running: sent after the child's hello. Ending or ended: dropped."""
+        """Queue a request. It is written after the child's hello, and dropped if the child ends before."""
         self._requests.put(request)
 
     def watch(self, active: bool) -> None:
-        """Turn the stall timeout on (renewed now) or off, as for a child with nothing to do. On after the start."""
+        """Turn the stall timeout on, counted from now, or off for a child without work. It is on after the start."""
         with self._condition:
             self._watched = active
             self._last_sign_s = time.monotonic()
             self._condition.notify_all()
 
     def stop(self, *, ask_s: float = _ASK_S, terminate_s: float = _TERMINATE_S) -> None:
-        """Begin to end the child: ask (Quit, end of input), after `ask_s` terminate, after `terminate_s` more kill.
+        """Begin to end the child, without waiting: ask it (`Quit`, end of input), terminate it, kill it.
 
-        New: nothing. Running: begins; a child that has not yet said hello is not asked. Ending: an earlier
-        deadline wins. Ended: nothing.
+        A child that has not sent its hello is terminated at once. A second call can only shorten the deadlines. Does
+        nothing if the child is not running.
+
+        `ask_s`: seconds from asking to terminating. `terminate_s`: seconds from terminating to killing.
         """
         with self._condition:
             now_s = time.monotonic()
             until_s = now_s + ask_s if self._greeted else now_s
+            # None ends the writer, which closes the pipe: the end of input ends a child that ignores `Quit`.
             if self._ask_until_s is None:
                 self._requests.put(Quit())
                 self._requests.put(None)
@@ -168,7 +183,10 @@ class ChildProcess:
             self._condition.notify_all()
 
     def wait(self, timeout_s: float) -> ProcessOutcome | None:
-        """Wait at most `timeout_s` for the end, `on_end` included. New: None at once."""
+        """Wait at most `timeout_s` until the child has ended and `on_end` has returned.
+
+        Return the outcome; None if it has not ended by then, or was never started.
+        """
         if self._process is None and not self._ended.is_set():
             return None
         deadline_s = time.monotonic() + timeout_s
@@ -184,12 +202,14 @@ class ChildProcess:
     def _read_messages(self) -> None:
         stream = self._pipe("stdout")
         try:
+            # One byte more than allowed, to recognise a line that is too long.
             while line := stream.readline(MAX_MESSAGE_BYTES + 1):
                 if not line.endswith(b"\n") and len(line) <= MAX_MESSAGE_BYTES:
                     break  # The child went down in the middle of a message.
                 if not self._take_line(line):
                     break
-            # A broken child may go on talking until it is ended: keep its pipe empty and its words out.
+            # A child with a protocol fault may write on until it has ended. Its pipe is kept empty, or it might block
+            # and never end by itself.
             while stream.read(65536):
                 pass
         except (OSError, ValueError):
@@ -208,7 +228,7 @@ class ChildProcess:
             shown = line[:80].decode("utf-8", "replace").strip()
             return self._reject(f'it sent "{shown}", which is not a message')
         if self._greeted and isinstance(message, Hello):
-            # Each hello would renew the deadline of whoever waits.
+            # Each hello renews the deadline of a caller that waits (`Questions.ask`).
             return self._reject("it said hello twice")
         if not self._greeted and not self._check_hello(message):
             return False
@@ -224,7 +244,7 @@ class ChildProcess:
             _log.exception("a message handler failed")
             return self._reject("its message could not be handled")
         finally:
-            # Its silence counts from here: while we were busy with this message, its pipe was held up by us.
+            # The stall timeout counts from here: while `on_message` ran, the child could not send anything.
             with self._condition:
                 self._delivering = False
                 self._last_sign_s = time.monotonic()
@@ -257,6 +277,7 @@ class ChildProcess:
         try:
             while line := stream.readline(_MAX_STDERR_LINE_BYTES):
                 text = line.decode("utf-8", "replace").rstrip()
+                # Lines of our own logging in the child have a mark; other lines are what native code prints.
                 if text.startswith(LOG_MARK):
                     _log.info("%s %s: %s", self._name, self.pid, show(text.removeprefix(LOG_MARK), 300))
                 elif text:
@@ -266,6 +287,7 @@ class ChildProcess:
             pass
 
     def _write_requests(self) -> None:
+        # Not before the hello: a child that never says it may not read either, and the pipe would fill up.
         with self._condition:
             self._condition.wait_for(lambda: self._greeted or self._stdout_closed or self._ask_until_s is not None)
         stream = self._pipe("stdin")
@@ -276,7 +298,7 @@ class ChildProcess:
                 stream.write(_encode(request) + b"\n")
                 stream.flush()
         except (OSError, ValueError):
-            pass  # The child is gone or going; the supervisor says how.
+            pass  # The child has ended or is ending; the supervisor reports how.
         finally:
             close_pipe(stream)
 
@@ -286,12 +308,14 @@ class ChildProcess:
         if reason is not EndReason.ITSELF:
             self._end_group(reason)
         returncode = wait_for_exit(self._process, _EXIT_AFTER_EOF_S if reason is EndReason.ITSELF else _KILL_WAIT_S)
+        # Standard output is closed, but the process goes on: it is broken, and killed.
         if returncode is None:
             reason = EndReason.BROKEN if reason is EndReason.ITSELF else reason
             detail = detail or "it closed its output and went on running"
             self._signal(kill=True)
             returncode = wait_for_exit(self._process, _KILL_WAIT_S)
         self._requests.put(None)
+        # All messages before `on_end`; hence the reader first, and with the longest time.
         reader, stderr, writer, _ = self._threads
         reader.join(_MESSAGES_DRAIN_S)
         stderr.join(_STDERR_DRAIN_S)
@@ -302,7 +326,7 @@ class ChildProcess:
                 close_pipe(pipe)
 
     def _wait_for_end(self) -> tuple[EndReason, str]:
-        """Wait until the child ended, must be ended or was asked to; return why."""
+        """Wait until the child has ended or has to be ended; return the reason and its detail."""
         with self._condition:
             while True:
                 if self._fault is not None:
@@ -320,7 +344,7 @@ class ChildProcess:
                 self._condition.wait(left_s)
 
     def _end_group(self, reason: EndReason) -> None:
-        """Wait for a child that was asked, then terminate its group, then kill it."""
+        """Wait for a child that was asked to end, then terminate its process group, then kill it."""
         with self._condition:
             while reason is EndReason.STOPPED and not self._stdout_closed and self._fault is None:
                 left_s = (self._ask_until_s or 0.0) - time.monotonic()
@@ -338,7 +362,7 @@ class ChildProcess:
             self._signal(kill=True)
 
     def _give_up(self, detail: str) -> None:
-        """End a child that the system gives us no threads for; those that did start end with its pipes."""
+        """Kill a child for which the system starts no thread. Threads that did start end with its pipes."""
         assert self._process is not None
         self._signal(kill=True)
         wait_for_exit(self._process, _KILL_WAIT_S)

@@ -1,7 +1,8 @@
-"""Reading what strangers made: a child of its own for each file, with little time and memory and nothing to lose.
+"""Decoders of untrusted files: each file is decoded by a child of its own.
 
-A file of another person is a program for whatever decodes it. Its decoder has an alarm, a limited address space, and no
-file system but its own code; it gets the file in its request, and its answer is not believed.
+An image or sound from the network may exploit a fault of its decoder. So the decoder runs with an alarm, a limited
+address space and no access to files besides its own code. It gets the file in its request, and the caller checks its
+answer.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ _A = TypeVar("_A", bound=Message)
 
 
 def ask_decoder(child: str, request: Job, answer_type: type[_A], *, cancelled: Callable[[], bool] | None = None) -> _A:
-    """Return what one of our children makes of a file, within the time of `request`. It does not outlive our group.
+    """Start a decoder, send it `request` and return its answer. The decoder has ended when this returns.
+
+    `child`: name of the program in `CHILDREN`. `cancelled`: called regularly; True cancels the request.
 
     Raises:
-        EngineError: it could not be started, broke down, sent nonsense, took too long, or was `cancelled`.
+        EngineError: it could not be started, crashed, broke the protocol, took too long, or was cancelled.
     """
-    # Only who asks needs what supervises a child, and the decoder itself has to start fast.
+    # Imported here, because the decoder imports this module too and has to start fast.
     from engine.runtime.process.questions import SMALL_CHILD, START_S, Questions
 
     decoder = Questions(
@@ -41,12 +44,16 @@ def ask_decoder(child: str, request: Job, answer_type: type[_A], *, cancelled: C
         try:
             return decoder.ask(request, answer_type, cancelled=cancelled)
         finally:
+            # Killed, not asked to end: it has done its only work, and may be in the hands of the file.
             decoder.end(kill=True)
 
 
 def run_decoder(requests: type[_R], answer: Callable[[_R], Message], memory_bytes: int) -> None:
-    """Be a decoder: answer requests with no files and at most `memory_bytes` of memory beyond what is used by then."""
-    # what a library says of the file is for nobody
+    """Run this process as a decoder: no files, and at most `memory_bytes` of address space beyond what is used now.
+
+    `requests`: type of the requests. `answer`: decodes one.
+    """
+    # Libraries log warnings that quote the file, which would reach the parent's log.
     logging.disable()
     warnings.simplefilter("ignore")
 

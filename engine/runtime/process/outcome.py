@@ -1,4 +1,4 @@
-"""How a child process ended: a value with its own sentence, and its line in the log."""
+"""The outcome of a child process: how it ended, the sentence for people, the error to raise, and its log line."""
 
 from __future__ import annotations
 
@@ -19,28 +19,30 @@ from engine.base.texts import show
 from engine.model.gguf.quoting import clean
 from engine.runtime.protocol.messages import GAVE_UP_EXIT_CODE, Failure
 
-# Texts with which ggml-rpc.cpp and transport.cpp give up on a server; all but the last two abort the process.
+# Log texts of ggml-rpc.cpp and transport.cpp about a lost server. All but the last two come with GGML_ABORT.
 _RPC_LOSS = re.compile(
     r"Remote RPC server crashed|Failed to connect to|RPC handshake failed|RPC server version mismatch"
     r"|\b(?:recv|send) failed \(bytes_"
 )
 _RPC_ENDPOINT = re.compile(r"(?:Failed to connect to|RPC handshake failed for) (\S+:\d+)")
+# ggml_cuda_error in ggml-cuda.cu logs the error and the device, then aborts. The number is that of the visible cards.
+_CUDA_MEMORY = re.compile(r"CUDA error: out of memory")
+_CUDA_DEVICE = re.compile(r"current device: (\d+)")
 _SHOWN_STDERR_LINES = 4
 _LOGGED_STDERR_LINES = 8
 _SHOWN_LINE = 400
 _SHOWN_MESSAGE = 2000
 _SENT_BY_OTHERS = tuple(getattr(signals, name) for name in ("SIGKILL", "SIGTERM") if hasattr(signals, name))
-_CHECK = tr(" Check this machine (Help menu, or `layerdeck-cli doctor`): that finds out what of the engine works here.")
+_CHECK = tr(" Run Help > Check This Machine (or `layerdeck-cli doctor`) to find out what works here.")
 _ABORT_SOURCE = re.compile(r"^(?:\S*[/\\])?([\w.-]+):\d+: GGML_ASSERT\(")
 _OF_LAYOUTS = re.compile(
     r"ggml-(?:alloc|backend|cuda|rpc|vulkan|metal|sycl|hip|cpu|threading|opencl|cann)|llama-(?:context|kv|memory|batch|io)"
     r"|common\.cuh|\.cu$|\.metal$|^ops\.cpp$|^repack\.cpp$"
 )
-"""Sources whose assertions are about where and how something is computed; those of others are about the model."""
+"""Source files whose assertions concern devices and layouts. Assertions in other files concern the model's file."""
 _MODEL_AT_FAULT = tr(
-    " What the model's file says cannot be: it is damaged, or needs another version of the "
-    "engine. Another layout would not help; get the file again, or look for a version of it "
-    "that this engine knows."
+    " The model file is damaged, or needs another version of the engine. Another layout does not help. Download the "
+    "file again, or look for one that this engine supports."
 )
 _TRY_AGAIN = tr(" Try again; if it happens again, try another layout and report this.")
 
@@ -59,9 +61,13 @@ class EndReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ProcessOutcome:
-    """The end of a child. At most one of `exit_code` and `signal` is set; neither when it never ran or cannot be ended.
+    """How a child ended.
 
-    `detail` says what was wrong with a broken or never started child and how long a stalled one was silent.
+    `exit_code`: None if a signal ended it, if it never ran, or if it cannot be ended.
+    `signal`: number of the signal that ended it; else None.
+    `detail`: what was wrong with a BROKEN or NOT_STARTED child; how long a STALLED one was silent.
+    `abort_text`: text of the failed assertion, which the child sent before it aborted; else empty.
+    `stderr_tail`: last lines of its standard error.
     """
 
     reason: EndReason
@@ -73,25 +79,37 @@ class ProcessOutcome:
 
     @property
     def lost_rpc(self) -> bool:
-        """Whether the child went down because an RPC server did not answer as it should."""
+        """Whether the child ended because an RPC server did not answer, or answered wrongly."""
         if self.reason is not EndReason.ITSELF or self.exit_code == 0:
             return False
         return any(_RPC_LOSS.search(text) for text in (self.abort_text, "\n".join(self.stderr_tail)))
 
     @property
     def lost_endpoint(self) -> str | None:
-        """The `host:port` that the engine itself named when it gave up, None where it named none."""
+        """The `host:port` of the lost RPC server that llama.cpp's log names; None if it names none."""
         match = _RPC_ENDPOINT.search(self.abort_text) or _RPC_ENDPOINT.search("\n".join(self.stderr_tail))
         return match.group(1).rstrip(".,") if match else None
 
     @property
     def lost_device(self) -> bool:
-        """Whether the child went down because a device was lost."""
+        """Whether the child ended because a local device was lost."""
         return self.reason is EndReason.ITSELF and self.exit_code != 0 and tells_of_loss(self._said)
 
     @property
+    def ran_out_of_memory(self) -> bool:
+        """Whether CUDA refused memory for llama.cpp's own use while it computed, which ends the process."""
+        by_itself = self.reason is EndReason.ITSELF and self.exit_code != 0
+        return by_itself and _CUDA_MEMORY.search(self._said) is not None
+
+    @property
+    def cuda_device(self) -> int | None:
+        """Number of the card that the last CUDA error names, among the visible ones; None if it names none."""
+        numbers = _CUDA_DEVICE.findall(self._said)
+        return int(numbers[-1]) if numbers else None
+
+    @property
     def gave_up(self) -> bool:
-        """Whether it ended itself over what it was asked, and said so in a sentence."""
+        """Whether it ended itself at a resource limit, and said so (`StepLimit` in the child)."""
         return self.reason is EndReason.ITSELF and self.exit_code == GAVE_UP_EXIT_CODE and bool(self.abort_text)
 
     @property
@@ -100,28 +118,30 @@ class ProcessOutcome:
 
     @property
     def is_fault_of_engine(self) -> bool:
-        """Whether it went down by itself, and not by a signal that comes from outside or for a file's sake."""
+        """Whether a fault of llama.cpp ended it: not the model's file, a lost device, a limit, or a foreign signal."""
+        # SIGBUS comes when a mapped model file became shorter.
         outside = (*_SENT_BY_OTHERS, getattr(signals, "SIGBUS", None))
         by_itself = self.reason is EndReason.ITSELF and self.exit_code != 0 and self.signal not in outside
-        return by_itself and not (self._is_about_model or self.lost_device or self.gave_up)
+        explained = self._is_about_model or self.lost_device or self.gave_up or self.ran_out_of_memory
+        return by_itself and not explained
 
     @property
     def _is_about_model(self) -> bool:
-        """Whether an assertion about the model's file ended it."""
+        """Whether an assertion that concerns the model's file ended it."""
         source = _ABORT_SOURCE.search(self.abort_text)
         return source is not None and not _OF_LAYOUTS.search(source[1])
 
     @property
     def sentence(self) -> str:
-        """Sentences for people: what happened, what to do, and the last words of the child where it had some."""
+        """Sentences for people: what happened, what to do, and the last lines that the child wrote, if any."""
         match self.reason:
             case EndReason.STOPPED:
-                return tr("The engine process was ended on request.")
+                return tr("The engine process was stopped on request.")
             case EndReason.STALLED:
                 return tr(
-                    "The engine process showed no progress for {detail} and was ended. Check the disk and "
-                    "the devices that it uses, then try again.{last}",
-                    detail=self.detail,
+                    "The engine process made no progress for {duration} and was stopped. Check the disk and the "
+                    "devices in use, then try again.{last}",
+                    duration=self.detail,
                     last=self._last_words(),
                 )
             case EndReason.BROKEN:
@@ -137,6 +157,7 @@ class ProcessOutcome:
                     "not help, install this program again.",
                     detail=self.detail,
                 )
+            # The most specific cause first: a limit has a sentence of its own, and a lost device names the remedy.
             case EndReason.ITSELF if self.gave_up:
                 return clean(self.abort_text, _SHOWN_LINE)
             case EndReason.ITSELF if self.lost_device:
@@ -147,7 +168,7 @@ class ProcessOutcome:
                 )
 
     def error(self) -> EngineError:
-        """Return the outcome as an error, for those who waited for an answer of this child."""
+        """Return the outcome as an error, for callers that wait for an answer of this child."""
         if self.reason is EndReason.STALLED:
             return WorkerStalledError(self.sentence)
         if self.reason in (EndReason.BROKEN, EndReason.NOT_STARTED):
@@ -170,22 +191,23 @@ class ProcessOutcome:
     def _hint(self) -> str:
         if self.signal == getattr(signals, "SIGKILL", 9):
             return tr(
-                " Nothing here sent that signal; most often the system does because host memory ran out. "
+                " Layerdeck did not send that signal. Usually the system does, because host memory ran out. "
                 "Close other programs, put fewer layers on the CPU or shorten the context."
             )
         if self.signal == getattr(signals, "SIGBUS", 7):
-            return tr(" A model file that became shorter while it was mapped does that; check the file.")
+            return tr(" This happens if a model file is shortened while it is mapped. Check the file.")
         if self._is_about_model:
             return _MODEL_AT_FAULT
         return _CHECK
 
     def _last_words(self) -> str:
         if self.abort_text:
-            return tr(" Its last words: {clean}", clean=clean(self.abort_text, _SHOWN_LINE))
+            return tr(" Its last output: {text}", text=clean(self.abort_text, _SHOWN_LINE))
+        # SIGKILL and SIGTERM come from outside, mostly from the system when memory runs out.
         if self.signal in _SENT_BY_OTHERS:
-            return ""  # It did not know; what it said before is about something else.
+            return ""  # The child got no chance to say why; what it wrote before concerns something else.
         lines = [shown for line in self.stderr_tail if (shown := clean(line, _SHOWN_LINE))][-_SHOWN_STDERR_LINES:]
-        return tr(" Its last words: {names}", names=" / ".join(lines)) if lines else ""
+        return tr(" Its last output: {text}", text=" / ".join(lines)) if lines else ""
 
 
 def _signal_name(number: int) -> str:
@@ -195,15 +217,15 @@ def _signal_name(number: int) -> str:
         return tr("signal {number}", number=number)
 
 
-def last_words(failure: Failure) -> str:
-    """Return what a child said of its failure; it may quote a foreign file, which must not steer a terminal."""
+def failure_text(failure: Failure) -> str:
+    """Return the message of a failure without control characters: it may quote a foreign file."""
     return clean(failure.message, _SHOWN_MESSAGE)
 
 
 def log_end(name: str, pid: int | None, outcome: ProcessOutcome, *, engine: str, about: str) -> None:
-    """Log the end of the child `name`; `engine` is what it said it runs, `about` what it worked on.
+    """Log the end of a child. No text of a conversation is in it: a child writes none to its standard error.
 
-    No text of a conversation is in it: a child says nothing of those on its standard error.
+    `engine`: software that it runs, from its hello. `about`: what it worked on.
     """
     expected = outcome.reason is EndReason.STOPPED or outcome.exit_code == 0
     facts = [_exit_words(outcome), about, engine, _versions()]
@@ -211,7 +233,7 @@ def log_end(name: str, pid: int | None, outcome: ProcessOutcome, *, engine: str,
         facts += [
             show(line, 300) for line in (outcome.abort_text, *outcome.stderr_tail[-_LOGGED_STDERR_LINES:]) if line
         ]
-    # not a warning: it has been told to whoever waited for the child, and here it stands for those who look later
+    # Not a warning: the caller that waited gets an error. The line is for reading the log later.
     _log.info("%s %s %s", name, pid, "\n".join(filter(None, facts)))
 
 

@@ -1,4 +1,9 @@
-"""Asking a child questions: one that is started for them, one that waits ahead of time, one that stays."""
+"""Children for callers that wait for an answer.
+
+`Questions` starts a child and sends it requests one after another. `SpareChild` starts one ahead of time, because a
+probe's child needs most of its time for its start. `KeptChild` keeps one running between requests. `ask_child` is the
+short form for a single request.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +30,16 @@ from engine.base.errors import (
 from engine.base.language import tr
 from engine.base.programs import child_argv
 from engine.runtime.process.child import ChildProcess
-from engine.runtime.process.outcome import ProcessOutcome, last_words
+from engine.runtime.process.outcome import ProcessOutcome, failure_text
 from engine.runtime.protocol.messages import AnyMessage, Failure, Hello, Job, Load, Message, Probe, Request
 
 DEFAULT_TIMEOUT_S = 30.0
 START_S = 20.0
-"""Until a child of a few modules says hello, on a cold disk and a busy machine."""
+"""Time limit for the hello of a small child, on a cold disk and a busy machine."""
 CANCEL_POLL_S = 0.1
-"""How often a question looks whether it was cancelled, if nothing wakes it."""
+"""Interval at which `ask` calls `cancelled`. A `CancelToken` wakes it at once."""
 SMALL_CHILD = {"MALLOC_ARENA_MAX": "1"}
-"""Environment of a child with limited address space: an arena of the allocator reserves 64 MiB of it."""
+"""Environment of a child with limited address space. Each further arena of glibc's malloc reserves 64 MiB of it."""
 _END_TIMEOUT_S = 5.0
 
 _Answer = TypeVar("_Answer", bound=Message)
@@ -50,10 +55,12 @@ _ERRORS: Mapping[str, Callable[[str], EngineError]] = {
 
 
 class Questions:
-    """A child for some questions, one after another; it is gone when this is left.
+    """A child that answers requests one after another. A context manager: the child has ended when it is left.
 
-    `timeout_s`: for each answer; `start_timeout_s`: until the hello, None for `timeout_s` as well. `messages` and
-    `own_group` as in `ChildProcess`. `stall_timeout_s`: longest silence, None for `timeout_s`.
+    `timeout_s`: time limit of each answer. `start_timeout_s`: time limit of the hello; None for `timeout_s`.
+    `stall_timeout_s`: longest silence; None for the longer of both.
+    `cancel`: cancels whatever request runs. `name`: role of the process, for process lists and the log.
+    `messages`, `own_group`: as of `ChildProcess`.
     """
 
     def __init__(
@@ -85,21 +92,22 @@ class Questions:
             own_group=own_group,
         )
         self._ahead = False
+        self._is_cancelled = False
 
     def start_ahead(self) -> None:
-        """Start the child now, for a question that comes later; until then it may be silent."""
+        """Start the child now, for a request that comes later. Until then its silence is no stall."""
         self._ahead = True
         self._child.start()
         self._child.watch(False)
 
     @property
     def pid(self) -> int | None:
-        """The child's process id; None before its start."""
+        """Process id of the child; None before its start."""
         return self._child.pid
 
     @property
     def outcome(self) -> ProcessOutcome | None:
-        """How the child ended; None while it has not."""
+        """How the child ended; None until it has ended."""
         return self._child.outcome
 
     @property
@@ -111,7 +119,7 @@ class Questions:
         return self._child.wait(timeout_s) is not None
 
     def end(self, *, kill: bool = False) -> None:
-        """End the child, waiting for it a bounded time; `kill`: without asking it first."""
+        """End the child, and wait for it a bounded time. `kill`: kill it without asking first."""
         if kill:
             self._child.stop(ask_s=0.0, terminate_s=0.0)
         else:
@@ -128,7 +136,9 @@ class Questions:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.end()
+        # Nobody waits for its answer any more. Asked to end, it would first finish its computation, or be killed after
+        # 1.5 s all the same; whoever cancelled waits for this, because the child may hold device memory.
+        self.end(kill=self._is_cancelled)
 
     def ask(
         self,
@@ -140,19 +150,20 @@ class Questions:
         timeout_s: float | None = None,
         about: str = "",
     ) -> _Answer:
-        """Send `request` and return the answer; `cancel` and `timeout_s` take the place of those for all questions.
+        """Send `request` and return its answer.
 
-        `cancelled` is a cancellation that has to be asked. `about`: what it is asked for, as the log of the child's end
-        says it. The time counts anew when the child has come up: that takes as long as the machine is busy.
+        `cancel`: used instead of the token of this child. `cancelled`: called regularly; True cancels the request.
+        `timeout_s`: used if it is shorter than that of this child. `about`: what the request is for, for the log.
 
         Raises:
-            EngineError: the child's `Failure` by its kind, its crash, a silence, or the cancel.
+            EngineError: the child's `Failure` by its kind, its crash, a time limit, or the cancellation.
         """
         self._child.note_work(about)
         self._child.send(request)
         timeout_s = self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s)
         deadline_s = time.monotonic() + (timeout_s if self._greeted else self._start_timeout_s)
         cancel = cancel or self._cancel
+        # None in the queue only wakes the wait below; it is no message.
         with cancel.waking(lambda: self._arrived.put(None)):
             while True:
                 try:
@@ -168,6 +179,7 @@ class Questions:
                 if isinstance(message, answer_type):
                     return message
                 if isinstance(message, Hello):
+                    # The time limit counts from here: how long the start takes depends on the load of the machine.
                     self._greeted = True
                     deadline_s = time.monotonic() + timeout_s
 
@@ -201,6 +213,7 @@ class Questions:
                 message = self._arrived.get(timeout=left_s)
             except queue.Empty:
                 if cancelled is not None and cancelled():
+                    self._is_cancelled = True
                     raise _cancelled() from None
                 if cancelled is None or (deadline_s is not None and time.monotonic() >= deadline_s):
                     raise
@@ -209,6 +222,7 @@ class Questions:
                 raise error_of(message, request)
             if isinstance(message, ProcessOutcome):
                 raise message.error()
+            self._is_cancelled = self._is_cancelled or cancel.cancelled
             raise_if_cancelled(cancel)
             if message is not None:
                 return message
@@ -222,22 +236,22 @@ def ask_child(
     argv: Sequence[str] | None = None,
     cancel: CancelToken | None = None,
     name: str = "question",
+    environment: Mapping[str, str] | None = None,
 ) -> _Answer:
-    """Start a child, send `request`, return the answer; the child is gone when this returns or raises.
+    """Start a child, send `request` and return its answer. The child has ended when this returns or raises.
 
     Raises:
         EngineError: as `Questions.ask`.
     """
-    with Questions(timeout_s=timeout_s, argv=argv, cancel=cancel, name=name) as child:
+    with Questions(timeout_s=timeout_s, argv=argv, cancel=cancel, name=name, environment=environment) as child:
         return child.ask(request, answer_type)
 
 
 class SpareChild:
-    """At most one child in waiting: started and asked nothing yet, so that the next probe need not wait for a start.
+    """Keeps one child started ahead of time, so that the next probe need not wait for its start.
 
-    It has not touched a device: it holds the engine's code and no device memory.
-
-    For any thread. `prepare` starts a process and waits for the system to do that, nothing else waits but `close`.
+    The waiting child has loaded llama.cpp's code and touched no device, so that it holds no device memory. Thread-safe.
+    Only `prepare` (the start of a process) and `close` wait.
     """
 
     def __init__(self, *, timeout_s: float, argv: Sequence[str] | None = None, name: str = "probe") -> None:
@@ -245,32 +259,40 @@ class SpareChild:
         self._argv = argv
         self._name = name
         self._lock = threading.Lock()
+        self._environment: Mapping[str, str] = {}
         self._child: Questions | None = None
         self._closed = False
 
     def prepare(self) -> None:
-        """Have a child in waiting. One that waits: nothing. One that has ended: a new one. Closed: nothing."""
+        """Start a child with the environment of the last one taken, unless one waits already or this is closed."""
         with self._lock:
             if self._closed or (self._child is not None and not self._child.has_ended):
                 return
-            self._child = Questions(timeout_s=self._timeout_s, argv=self._argv, name=self._name)
+            self._child = self._new(self._environment)
             self._child.start_ahead()
 
     def take(self, environment: Mapping[str, str] | None = None) -> Questions:
-        """Return the child in waiting, else one that is yet to be started; to be used in a `with` statement.
+        """Return the waiting child, or a new one that starts when its `with` statement is entered.
 
-        With an `environment` it is one that is yet to be started: the engine reads it before anything is asked.
+        It is a new one, and the waiting child is ended, if they differ in `environment`: ggml and the drivers read
+        their variables at the start.
         """
-        if environment:
-            return Questions(timeout_s=self._timeout_s, argv=self._argv, name=self._name, environment=environment)
+        wanted = environment or {}
         with self._lock:
             child, self._child = self._child, None
-        if child is None or child.has_ended:
-            return Questions(timeout_s=self._timeout_s, argv=self._argv, name=self._name)
-        return child
+            is_alike, self._environment = wanted == self._environment, wanted
+        # A waiting child may have been killed, such as by the system when memory ran out.
+        if child is not None and is_alike and not child.has_ended:
+            return child
+        if child is not None:
+            child.end(kill=True)
+        return self._new(wanted)
+
+    def _new(self, environment: Mapping[str, str]) -> Questions:
+        return Questions(timeout_s=self._timeout_s, argv=self._argv, name=self._name, environment=environment)
 
     def close(self) -> None:
-        """End the child in waiting, waiting for it a bounded time; nothing is prepared any more."""
+        """End the waiting child, and wait for it a bounded time. Later calls of `prepare` do nothing."""
         with self._lock:
             self._closed = True
             child, self._child = self._child, None
@@ -279,9 +301,9 @@ class SpareChild:
 
 
 class KeptChild:
-    """At most one child that answers one question after another: started by the first, and again after it ended.
+    """A child that stays between requests. The first request starts it, and a request after its end starts another one.
 
-    It stays in our process group. `end` ends it, and so does the end of our process. For one thread.
+    It stays in our process group, and so ends with this process. For one thread, except `close`.
     """
 
     def __init__(self, name: str, messages: Any) -> None:
@@ -292,15 +314,15 @@ class KeptChild:
 
     @property
     def pid(self) -> int | None:
-        """Its process id; None if none runs."""
+        """Process id of the child; None if none runs."""
         return None if self._child is None else self._child.pid
 
     def ask(self, request: Job, answer_type: type[_Answer]) -> _Answer:
-        """Return the answer to `request`. A child that fails to give it is killed.
+        """Send `request` and return its answer. If the child does not give one, it is killed.
 
         Raises:
-            WorkerStalledError: it took more than the time of `request`.
-            EngineError: it broke down, or could not be started.
+            WorkerStalledError: the answer took longer than `request.seconds`.
+            EngineError: the child crashed, or could not be started.
         """
         child = self._child
         if child is not None:
@@ -309,8 +331,9 @@ class KeptChild:
             except WorkerStalledError:
                 raise
             except EngineError:
-                # It may have been killed since the last question. A question that breaks the child itself is asked
-                # once more for nothing; how a child ended is not always known (somebody else may have collected it).
+                # The child may have been killed since the last request, so that a new one gets the request. If the
+                # request itself breaks the child, this costs a second try. The outcome cannot decide, because other
+                # code may have collected the process (waitpid) before.
                 pass
         if self._is_closed:
             raise _cancelled()
@@ -324,7 +347,7 @@ class KeptChild:
             own_group=False,
         )
         child.start_ahead()
-        if self._is_closed:  # `close` sets it before it looks for a child, and has missed this one.
+        if self._is_closed:  # `close` ran in another thread after the check above, and did not see this child.
             child.end(kill=True)
             raise _cancelled()
         return self._asked(child, request, answer_type)
@@ -343,17 +366,20 @@ class KeptChild:
             child.end(kill=True)
 
     def close(self) -> None:
-        """Kill the child and start no other. From any thread."""
+        """Kill the child; later requests fail. For any thread."""
         self._is_closed = True
         self.end()
 
 
-def blaming(error: EngineError, endpoints: Iterable[str], routes: Mapping[str, str] | None = None) -> EngineError:
-    """Return `error` of a child that asked these endpoints; one of a child that fell silent or down names them.
+def error_with_endpoints(
+    error: EngineError, endpoints: Iterable[str], routes: Mapping[str, str] | None = None
+) -> EngineError:
+    """Return `error` with the endpoints that the child talked to, if one of them may be the cause.
 
-    `routes`: where it dialled for endpoints that are behind a tunnel.
+    The endpoints had answered a greeting before. A crash or silence afterwards means that one did not answer
+    llama.cpp's requests, or answered wrongly.
 
-    They had greeted well before: what came then they did not answer, or answered with what no engine survives.
+    `routes`: local address of the tunnel for each endpoint that is reached through one.
     """
     asked = tuple(endpoints)
     if isinstance(error, UnreachableError):
@@ -364,11 +390,11 @@ def blaming(error: EngineError, endpoints: Iterable[str], routes: Mapping[str, s
     named = isinstance(error, UnreachableError) and error.endpoint is not None
     if not asked or named or not isinstance(error, UnreachableError | WorkerStalledError | WorkerCrashedError):
         return error
-    what = tr("fell silent") if isinstance(error, WorkerStalledError) else tr("went down")
+    what = tr("got no answer") if isinstance(error, WorkerStalledError) else tr("crashed")
     return UnreachableError(
         tr(
-            "The engine process {what} while it asked {names}, which does not answer as an RPC "
-            "worker should. Check what runs there, and start the worker again.",
+            "The engine process {what} while it used {names}, which does not answer like an RPC worker. Check what "
+            "runs there, and restart the worker.",
             what=what,
             names=" or ".join(asked),
         ),
@@ -377,18 +403,18 @@ def blaming(error: EngineError, endpoints: Iterable[str], routes: Mapping[str, s
 
 
 def raise_if_cancelled(cancel: CancelToken | None) -> None:
-    """Raise the EngineError of a cancelled question."""
+    """Raise the `EngineError` of a cancelled request if `cancel` is set."""
     if cancel is not None and cancel.cancelled:
         raise _cancelled()
 
 
 def _cancelled() -> EngineError:
-    return EngineError(tr("The question to the engine was cancelled."))
+    return EngineError(tr("The request to the engine was cancelled."))
 
 
 def error_of(failure: Failure, request: Request) -> EngineError:
-    """Return the error of the failure's kind."""
-    message = last_words(failure)
+    """Return the error class for the kind of a child's failure, with its message."""
+    message = failure_text(failure)
     if failure.kind == "model_file" and isinstance(request, Load | Probe):
         path = Path(request.path)
         return ModelFileError(path, message.removeprefix(f"{path.name}: "))

@@ -1,4 +1,4 @@
-"""Starting, signalling and collecting a process that leads a group of its own."""
+"""Functions to start, signal and collect a process that leads a process group."""
 
 from __future__ import annotations
 
@@ -19,23 +19,21 @@ _DRAIN_S = 1.0
 
 
 def worker_argv(role: str = "worker") -> list[str]:
-    """Return the command that runs a worker.
-
-    `role` changes nothing: it tells people who look at their processes what this one is for.
-    """
+    """Return the command of the model child. `role`: shown in lists of processes, has no other effect."""
     return child_argv("worker", role)
 
 
 def spawn(
     argv: Sequence[str], further: Mapping[str, str], *, own_group: bool = True, stderr: int = subprocess.PIPE
 ) -> subprocess.Popen[bytes]:
-    """Start a process with pipes, our package on its path and the `further` environment.
+    """Start a process with pipes, with our package on its PYTHONPATH.
 
-    It leads a new group; without `own_group` it stays in ours.
+    `further`: environment variables to add. `own_group`: whether it leads a process group of its own.
 
     Raises:
-        OSError: if it cannot be started.
+        OSError: it cannot be started.
     """
+    # The child runs `python -m engine...`, wherever the application was started.
     root = str(Path(__file__).resolve().parents[3])
     path = os.environ.get("PYTHONPATH")
     environment = {**os.environ, "PYTHONPATH": root if not path else root + os.pathsep + path, **further}
@@ -50,13 +48,13 @@ def spawn(
         env=environment,
         start_new_session=own_group,
         creationflags=flags,
-        # As large as the system's pipe: a message may have many megabytes.
+        # As large as a pipe on Linux (64 KiB): a message may have many megabytes, and 8 KiB would mean more calls.
         bufsize=1 << 16,
     )
 
 
 def wait_for_exit(process: subprocess.Popen[bytes], timeout_s: float) -> int | None:
-    """Wait at most `timeout_s`; return the exit code (negative: a signal), None if it still runs."""
+    """Wait at most `timeout_s` for the end; return the exit code (negative: a signal), or None if it still runs."""
     try:
         return process.wait(timeout_s)
     except subprocess.TimeoutExpired:
@@ -65,15 +63,15 @@ def wait_for_exit(process: subprocess.Popen[bytes], timeout_s: float) -> int | N
 
 def close_pipe(pipe: IO[bytes]) -> None:
     """Close our end of a pipe."""
-    with suppress(OSError):  # What was still buffered has no reader any more.
+    with suppress(OSError):  # Closing flushes the buffer, which fails if the process has ended.
         pipe.close()
 
 
 def signal_process(process: subprocess.Popen[bytes], *, kill: bool, group: bool = True) -> None:
-    """Terminate or kill `process`, with the `group` that it leads; nothing happens if it has been collected."""
+    """Terminate or kill a process. Does nothing if it has been collected. `group`: signal its whole process group."""
     if process.poll() is not None:
-        return  # Its number may belong to somebody else by now.
-    # It may also end between the look and the signal.
+        return  # The system may have given its number to another process.
+    # It may still end between the check and the signal.
     with suppress(ProcessLookupError, PermissionError):
         if sys.platform == "win32":
             process.kill()
@@ -84,10 +82,10 @@ def signal_process(process: subprocess.Popen[bytes], *, kill: bool, group: bool 
 
 
 def output_of(argv: Sequence[str], *, timeout_s: float, max_bytes: int) -> bytes:
-    """Run a program that is not ours and return its standard output; it is gone at the end, with what it started.
+    """Run a foreign program and return its standard output. Its process group is killed before this returns.
 
     Raises:
-        OSError: if it cannot be started, says more than `max_bytes`, or takes longer than `timeout_s`.
+        OSError: it cannot be started, writes more than `max_bytes`, or takes longer than `timeout_s`.
     """
     process = spawn(argv, {}, stderr=subprocess.DEVNULL)
     assert process.stdin is not None
@@ -111,7 +109,7 @@ def output_of(argv: Sequence[str], *, timeout_s: float, max_bytes: int) -> bytes
     finally:
         _kill_group(process)
         if listener.ident is not None:
-            # What still holds the pipe after that is no child of ours.
+            # A process that left the group may still hold the pipe; it is not waited for.
             listener.join(_DRAIN_S)
     if is_late or not said:
         raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
@@ -125,7 +123,7 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
     if sys.platform == "win32":
         process.kill()
     else:
-        # Until it is collected its number is nobody else's.
+        # The process was not collected yet, so that its number, which is the group's, is not given to another one.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
     wait_for_exit(process, _DRAIN_S)

@@ -1,1 +1,1 @@
-"""Messages between us and a child, and nothing else."""
+"""Protocol between parent and children: requests, messages, and the child's end of the pipe."""

@@ -1,7 +1,8 @@
-"""Images and sounds by their hash: a file goes to a child once, and later questions of the conversation only name it.
+"""Cache of images and sounds at both ends of the pipe, so that each file is sent to a child once.
 
-Each question is sent with the whole conversation, whose images may have 96 MiB. Both ends of the pipe apply the same
-rule to the same questions in the same order, so each knows which files the other one has.
+Each `Generate` carries the whole conversation, whose images may take 96 MiB. Later requests carry only the hashes of
+files that the child has. Both ends apply the same rule to the same requests in the same order, so that each knows which
+files the other one has.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from collections.abc import Callable
 
 import msgspec
 
-from engine.runtime.protocol.messages import ChatMessage, Generate, MediaFile, Request
+from engine.runtime.protocol.messages import Generate, MediaFile, Request
 
 MAX_KEPT_BYTES = 256 << 20
-"""Of all files; those of the last question stay, whatever they take."""
+"""Limit for all cached files. Those of the latest request stay even if they exceed it."""
 
 
 class MediaCache:
-    """Files of the questions so far, those that were used last. Each end of a pipe has one. For one thread."""
+    """The files used last, by hash. Each end of a pipe has one cache. For one thread."""
 
     def __init__(self, max_bytes: int = MAX_KEPT_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -26,11 +27,12 @@ class MediaCache:
         self._kept_bytes = 0
 
     def shorten(self, request: Request) -> Request:
-        """Return a question without the files that the child has; any other request as it is."""
+        """Parent's end: return a `Generate` without the files that the child has; other requests unchanged."""
         if not isinstance(request, Generate):
             return request
 
         def shortened(file: MediaFile) -> MediaFile:
+            # The same order of calls as at the other end, so that both drop the same files.
             known = file.sha256 in self._files
             self._use(file)
             return msgspec.structs.replace(file, data=b"") if known else file
@@ -38,7 +40,7 @@ class MediaCache:
         return self._with_files(request, shortened)
 
     def complete(self, request: Generate) -> Generate:
-        """Return a question with the files that came with earlier ones."""
+        """Child's end: return a request with the files that came with earlier ones."""
 
         def completed(file: MediaFile) -> MediaFile:
             self._use(file)
@@ -50,8 +52,7 @@ class MediaCache:
         if not any(message.media for message in request.messages):
             return request
         messages = tuple(
-            ChatMessage(message.role, message.content, tuple(map(change, message.media)))
-            for message in request.messages
+            msgspec.structs.replace(message, media=tuple(map(change, message.media))) for message in request.messages
         )
         used = {file.sha256 for message in request.messages for file in message.media}
         self._drop_all_but(used)
@@ -65,7 +66,8 @@ class MediaCache:
             self._kept_bytes += len(file.data)
 
     def _drop_all_but(self, used: set[str]) -> None:
-        """Drop files until the others take no more than is allowed, those that were used last going last."""
+        """Drop files that were not used longest, until the rest is within the limit. Files in `used` stay."""
+        # Least recently used first: `_use` moves a file to the end.
         for sha256 in [each for each in self._files if each not in used]:
             if self._kept_bytes <= self._max_bytes:
                 break

@@ -1,9 +1,10 @@
-"""Messages between us and a child: one JSON object a line, a hello with the version first.
+"""Requests to a model child, and its messages: one JSON object a line, a `Hello` with the protocol version first.
 
-The child reads requests on its standard input and writes messages on what was its standard output
-(native prints are sent to standard error, which is text for people). End of input ends the child.
-Requests are read at any moment. Those on a loaded model carry an id and run beside each other; each gets exactly one
-last word: a `LastWord`, or a `Failure` or `AllocationFailure` that names it. All else is done one after another.
+The child reads requests on its standard input and writes messages on its original standard output. Native code that
+prints to standard output writes to standard error instead, which is text for people. The end of input ends the child.
+
+Requests to a loaded model (`ModelRequest`) carry an id and run concurrently. Each gets exactly one final message: a
+`FinalMessage`, or a `Failure` or `AllocationFailure` with its id. Other requests are carried out one after another.
 """
 
 from __future__ import annotations
@@ -16,37 +17,52 @@ from engine.planning.layout.engine_parameters import EngineParameters
 from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.settings.sampling_settings import SamplingSettings
 
+# Grows with each incompatible change. Parent and child come from one installation, so that a difference between them
+# means that it is incomplete.
 PROTOCOL_VERSION = 2
 
 SERVE_ENVIRONMENT = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "OPENBLAS_NUM_THREADS": "1"}
-"""In the environment of a child that will `Serve`: freed memory goes back at once, so that the cap is about use."""
+"""Environment of a child that will `Serve`.
+
+With one arena and a low mmap threshold, glibc returns freed memory to the system at once. So `Serve.cap_bytes`, which
+the system counts as data size, limits memory in use, not memory that the allocator has kept.
+"""
 
 OFFLOAD_VARIABLE = "GGML_OP_OFFLOAD_MIN_BATCH"
-"""What backends read the threshold of op_offload from when they start."""
+"""Environment variable from which ggml backends read the least batch size for op offload, when they start."""
 
 META_PREFIX = "Meta("
-"""How the buffer type begins that stands for all members of a tensor split."""
+"""Beginning of the name of ggml's Meta buffer type, which stands for all devices of a tensor split."""
 
 LoadStage = Literal["allocate", "read", "context", "warm_up"]
 StopReason = Literal["end_of_text", "length", "context_full", "stopped"]
-"""Why a generation ended; `stopped`: by a person."""
+"""Why a generation ended. `stopped`: the user or client stopped it."""
 
 
 # ------------------------------------------------------------------ requests (to the child)
 
 
+# Unknown fields are errors in requests and messages: both ends know the same version of the protocol.
 class Request(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", forbid_unknown_fields=True):
-    """Base of what we ask a child."""
+    """Base class of requests to a child."""
 
 
 class Job(Request, frozen=True, kw_only=True):
-    """Base of requests with a time limit: who asks kills the child after `seconds`, and so does the kernel's alarm."""
+    """Base class of requests with a time limit.
+
+    `seconds`: after this time the parent kills the child; if the parent is gone, the kernel's alarm does.
+    """
 
     seconds: float
 
 
 class DeviceRef(msgspec.Struct, frozen=True, kw_only=True):
-    """How the child finds a ggml device: endpoint and index there, else PCI id, else ggml's name; "CPU" is the host."""
+    """How the child finds a ggml device: by endpoint and index, else by PCI id, else by ggml's name.
+
+    `id`: our device id; "CPU" is the host.
+    `backend`: ggml's backend. `name`: ggml's device name. `pci_bus_id`: None if the device has none.
+    `endpoint`: `host:port` of the RPC server; None for a local device. `endpoint_device`: index of the device there.
+    """
 
     id: str
     backend: str
@@ -55,36 +71,45 @@ class DeviceRef(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str | None = None
     endpoint_device: int = 0
     address: str | None = None
-    """Where to dial instead of the endpoint: a tunnel's beginning; empty: nowhere, there is none."""
+    """Local address of the tunnel to the endpoint; None: connect directly; empty: there is no tunnel to it."""
 
 
 class ListDevices(Request, frozen=True, tag="list_devices", kw_only=True):
-    """Answered by `DeviceList`. Endpoints were greeted before: an endpoint that cannot be reached aborts the child.
+    """List local devices and those of RPC servers; answered by `DeviceList`.
 
-    `routes`: where to dial for endpoints that are behind a tunnel.
+    The endpoints must have been greeted: ggml aborts the child if it cannot connect to one.
+
+    `routes`: local address of the tunnel for each endpoint that is reached through one.
     """
 
     endpoints: tuple[str, ...] = ()
     routes: dict[str, str] = {}
 
 
-class Reach(msgspec.Struct, frozen=True):
-    """What a child may open besides its own code and the devices: paths to read, and folders to write in."""
+class FileAccess(msgspec.Struct, frozen=True):
+    """Files that a child may open besides its own code, system libraries and devices.
+
+    `readable`: files and folders. `writable`: folders.
+    """
 
     readable: tuple[str, ...] = ()
     writable: tuple[str, ...] = ()
 
 
 class AdapterFile(msgspec.Struct, frozen=True):
-    """A LoRA adapter that is applied by `scale`."""
+    """A LoRA adapter, applied with the factor `scale`."""
 
     path: str
     scale: float
 
 
 class ProjectorFile(msgspec.Struct, frozen=True):
-    """A projector, our id of the device that it runs on, and what its weights take there; `plain_bytes`: without the
-    padding between them, 0 where nobody counted."""
+    """A multimodal projector (mmproj).
+
+    `device`: id of the device that it runs on.
+    `weights_bytes`: memory for its weights there, with padding.
+    `plain_bytes`: the same without padding; 0 if not counted.
+    """
 
     path: str
     device: str
@@ -93,20 +118,23 @@ class ProjectorFile(msgspec.Struct, frozen=True):
 
 
 class Probe(Request, frozen=True, tag="probe", kw_only=True):
-    """A no-alloc load; answered by `Probed` or `Failure`."""
+    """A load without memory (`no_alloc`), for llama.cpp's own numbers; answered by `Probed` or `Failure`.
+
+    `access`: as of `Load`.
+    """
 
     path: str
     devices: tuple[DeviceRef, ...]
     parameters: EngineParameters
     context: ContextSettings
     projector: ProjectorFile | None = None
-    reach: Reach | None = None
+    access: FileAccess | None = None
 
 
 class Load(Request, frozen=True, tag="load", kw_only=True):
-    """A real load: `StageProgress`... and then one of `LoadedModel`, `AllocationFailure`, `Failure`, `Stopped`.
+    """Load a model; answered by `StageProgress`s, then `LoadedModel`, `AllocationFailure`, `Failure` or `Stopped`.
 
-    `reach` binds the child for good, as far as the system can do that; None: it may open what we may.
+    `access`: files that the child may open from now on, if the system can enforce it. None: no limit.
     """
 
     path: str
@@ -115,20 +143,26 @@ class Load(Request, frozen=True, tag="load", kw_only=True):
     context: ContextSettings
     adapters: tuple[AdapterFile, ...] = ()
     projector: ProjectorFile | None = None
-    reach: Reach | None = None
+    access: FileAccess | None = None
 
 
 class ImageFile(msgspec.Struct, frozen=True, tag="image", kw_only=True):
-    """An image by the SHA-256 of its file, its size as a model sees it, and the file, which counting does not need."""
+    """An image of a conversation.
+
+    `sha256`: hash of the file, by which the child recognises it.
+    `width_px`, `height_px`: size after decoding and scaling down, as the projector gets it.
+    `data`: the file. Empty if the child has it already (`MediaCache`), or if only its tokens are counted.
+    """
 
     sha256: str
     width_px: int
     height_px: int
+    # msgspec writes bytes as base64.
     data: bytes = b""
 
 
 class SoundFile(msgspec.Struct, frozen=True, tag="sound", kw_only=True):
-    """A sound by the SHA-256 of its file, its length, and the file, which counting does not need."""
+    """A sound of a conversation. `length_ms`: its length. `sha256`, `data`: as of `ImageFile`."""
 
     sha256: str
     length_ms: int
@@ -138,38 +172,72 @@ class SoundFile(msgspec.Struct, frozen=True, tag="sound", kw_only=True):
 MediaFile = ImageFile | SoundFile
 
 
-class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`media` come before the words of `content`."""
+class ToolCall(msgspec.Struct, frozen=True):
+    """A call of a function by the model. `arguments`: a JSON object, as text."""
 
-    role: Literal["system", "user", "assistant"]
+    id: str
+    name: str
+    arguments: str
+
+
+class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A message of a conversation. In the prompt, `media` come before the text of `content`.
+
+    `reasoning`, `calls`: of an assistant. `call_id`, `name`: the call that a message with role "tool" answers, and the
+    name of its function.
+    """
+
+    role: Literal["system", "user", "assistant", "tool"]
     content: str
     media: tuple[MediaFile, ...] = ()
+    reasoning: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    call_id: str = ""
+    name: str = ""
+
+
+class TemplateInput(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Input of a chat template in addition to the messages.
+
+    `tools`: a JSON list of OpenAI tool definitions; empty for none.
+    `values`: a JSON object of further variables, such as `enable_thinking`; empty for none.
+    """
+
+    tools: str = ""
+    values: str = ""
+
+
+NO_INPUT = TemplateInput()
 
 
 class ModelRequest(Request, frozen=True, kw_only=True):
-    """Base of what is asked of a loaded model; those that find no free slot wait there in the order of their arrival.
+    """Base class of requests to a loaded model. Requests beyond the free slots wait in the order of their arrival.
 
-    `id` is chosen by whoever sends it and never used twice for one child.
+    `id`: number chosen by the sender, which never uses one twice for the same child.
     """
 
     outlasts_stop: ClassVar[bool] = False
-    """Whether it is waited for where all that runs is to end: it is about what was done before."""
+    """Whether the request still runs to its end when everything is stopped. True for saving a KV state that exists."""
 
     id: int = 0
 
 
 class Generate(ModelRequest, frozen=True, tag="generate", kw_only=True):
-    """Continue a conversation, or raw `prompt` text when `messages` is empty; the answer ends before a text of `stop`.
+    """Generate text; answered by `Reading`s, `Piece`s and `Generated`.
 
-    `sampling` says everything about how tokens are chosen and what ends the answer; without it the few numbers here do.
-    `template`: a chat template in place of the model's. `begun`: what the answer begins with already, not told again.
-    `thinking`: pairs of texts between which models think; where the prompt ends with the first of one it is told as
-    text. `marks`: control tokens that are told as text.
-    Answered by `Reading`..., `Piece`... and `Generated`. The conversation is sent whole; the child reuses the common
-    prefix.
+    `messages`: the whole conversation. The child computes only what follows the longest prefix in its KV cache.
+    `prompt`: raw text, used if `messages` is empty.
+    `stop`: texts that end the answer. It ends before the first of them.
+    `sampling`: all sampling settings; None: the single numbers here and llama.cpp's defaults count.
+    `template`: chat template; empty for the model's own.
+    `begun`: start of the answer, as part of the prompt. It is not sent back.
+    `thinking`: pairs of texts that enclose reasoning. If the prompt ends with the first of a pair, that text is sent as
+    the first piece, so that the reader knows that the model is reasoning.
+    `marks`: names of control tokens that are sent as text; others have none.
     """
 
     messages: tuple[ChatMessage, ...] = ()
+    template_input: TemplateInput = NO_INPUT
     prompt: str = ""
     max_tokens: int | None = None
     seed: int | None = None
@@ -186,31 +254,43 @@ class Generate(ModelRequest, frozen=True, tag="generate", kw_only=True):
 
 
 class Embed(ModelRequest, frozen=True, tag="embed", kw_only=True):
-    """One vector for each text, as the model pools and of length 1; answered by `Reading`... and `Embedded`."""
+    """Embed texts with the model's pooling, as vectors of length 1; answered by `Reading`s and `Embedded`."""
 
     texts: tuple[str, ...]
 
 
 class Tokenise(ModelRequest, frozen=True, tag="tokenise", kw_only=True):
-    """Answered by `Tokenised`. `add_special`: with what texts of this vocabulary begin and end with."""
+    """Tokenise a text; answered by `Tokenised`. `add_special`: add BOS and EOS as the vocabulary asks for."""
 
     text: str
     add_special: bool = True
 
 
+class Detokenise(ModelRequest, frozen=True, tag="detokenise", kw_only=True):
+    """Answered by `Detokenised`. Special tokens are written by their names."""
+
+    tokens: tuple[int, ...]
+
+
 class CountTokens(ModelRequest, frozen=True, tag="count_tokens", kw_only=True):
-    """How many tokens a conversation and each of its contents take, and each of some other texts, images and sounds;
-    answered by `Counted`."""
+    """Count tokens; answered by `Counted`.
+
+    `messages`: a conversation, counted as a prompt and message by message. `template`: as of `Generate`.
+    `texts`, `media`: further texts, images and sounds, each counted alone.
+    """
 
     messages: tuple[ChatMessage, ...] = ()
+    template_input: TemplateInput = NO_INPUT
     texts: tuple[str, ...] = ()
     template: str = ""
     media: tuple[MediaFile, ...] = ()
 
 
 class RenderTemplate(ModelRequest, frozen=True, tag="render_template", kw_only=True):
-    """What the prompt of a conversation is, by `template` or the model's own; answered by `Rendered`, which has its
-    tokens too where `tokenise`."""
+    """Render a conversation to its prompt, without generating; answered by `Rendered`.
+
+    `template`: as of `Generate`. `tokenise`: whether the answer has the tokens too.
+    """
 
     messages: tuple[ChatMessage, ...]
     template: str = ""
@@ -218,9 +298,11 @@ class RenderTemplate(ModelRequest, frozen=True, tag="render_template", kw_only=T
 
 
 class SaveSequence(ModelRequest, frozen=True, tag="save_sequence", kw_only=True):
-    """Write what is cached of an ended generation, whose id is `of`; answered by `SequenceSaved`.
+    """Save the KV state of an ended generation to a file; answered by `SequenceSaved`.
 
-    It is taken out of the memory at once; requests that come later do not wait until it is written.
+    The child copies the state at once and writes it in a thread of its own, so that later requests do not wait.
+
+    `path`: the file. `of`: id of the generation.
     """
 
     outlasts_stop: ClassVar[bool] = True
@@ -230,16 +312,25 @@ class SaveSequence(ModelRequest, frozen=True, tag="save_sequence", kw_only=True)
 
 
 class RestoreSequence(ModelRequest, frozen=True, tag="restore_sequence", kw_only=True):
-    """Read what `SaveSequence` wrote, as a cached prefix for later requests; answered by `SequenceRestored`."""
+    """Read a saved KV state into a slot, as a cached prefix for later prompts; answered by `SequenceRestored`.
+
+    Which file to restore is chosen by the sender: `engine.chat.saved_kv_states.SavedKvStates.find` takes the file of
+    the conversation whose key (model, KV types, SWA setting, streams, adapters) is that of the loaded model. The child
+    then checks the file's header against the loaded context. A `Failure` of kind `model_file` means that no load of
+    this model can restore the file; kind `argument` that a load with other settings may.
+    """
 
     path: str
 
 
 class Serve(Request, frozen=True, tag="serve", kw_only=True):
-    """Become an RPC worker; answered by `Serving`, then no more. `cap_bytes` limits its allocations (RLIMIT_DATA).
+    """Become an RPC worker; answered by `Serving`. The child takes no further request.
 
-    `kept_weights`: the folder, which is there, in which it keeps weights that clients send, up to `kept_quota_bytes`.
-    `client_port`: only connections from this port are taken, where the system can tell them apart; None: all are.
+    `device`: ggml's name of the device to serve.
+    `cap_bytes`: limit of its allocations, by RLIMIT_DATA; None for no limit.
+    `kept_weights`: existing folder in which it caches weights that clients send, up to `kept_quota_bytes`; None for
+    none.
+    `client_port`: only connections from this local port are accepted, if the system can filter; None: all are.
     """
 
     host: str
@@ -253,14 +344,16 @@ class Serve(Request, frozen=True, tag="serve", kw_only=True):
 
 
 class Logits(Request, frozen=True, tag="logits", kw_only=True):
-    """Diagnosis: decode these tokens from an empty cache; answered by `LogitDigest`."""
+    """Decode tokens from an empty KV cache, to compare results of devices; answered by `LogitDigest`."""
 
     tokens: tuple[int, ...]
 
 
 class Quantise(Request, frozen=True, tag="quantise", kw_only=True):
-    """Write `path` to `target` with weights of another type (a name of `llama_ftype`, such as "Q4_K_M"), by the
-    engine's own quantiser; answered by `Quantised` or `Failure`."""
+    """Quantise the model at `path` into the file `target` with llama.cpp; answered by `Quantised` or `Failure`.
+
+    `file_type`: name of a `llama_ftype`, such as "Q4_K_M".
+    """
 
     path: str
     target: str
@@ -268,14 +361,16 @@ class Quantise(Request, frozen=True, tag="quantise", kw_only=True):
 
 
 class DeviceMemoryQuery(Request, frozen=True, tag="device_memory", kw_only=True):
-    """Live memory of the loaded model's devices; answered by `DeviceMemoryReadings`, between two computations."""
+    """Read the free memory of the loaded model's devices between two batches; answered by `DeviceMemoryReadings`."""
 
 
 class MeasureSpeed(Request, frozen=True, tag="measure_speed", kw_only=True):
-    """How fast a device reads its memory and how far away it is; answered by `DeviceSpeed` or `Failure`.
+    """Measure memory bandwidth, latency and arithmetic speed of a device; answered by `DeviceSpeed` or `Failure`.
 
-    `size_bytes`: how much memory to take for it. The host is the device "CPU". `types`: ggml's numbers of further types
-    of weights, by the name that the answer is to have for them. Those that are not begun after `enough_s` are left out.
+    `device`: the device; its id "CPU" is the host.
+    `size_bytes`: memory to allocate for the measurement.
+    `enough_s`: seconds after which no further type is begun; types that were not begun are left out.
+    `types`: ggml type numbers to measure besides F16, by the name that the answer uses for each.
     """
 
     device: DeviceRef
@@ -286,16 +381,18 @@ class MeasureSpeed(Request, frozen=True, tag="measure_speed", kw_only=True):
 
 
 class Stop(Request, frozen=True, tag="stop", kw_only=True):
-    """End the request with this id; without one the load, or every request there is."""
+    """Stop the request with this id. `request`: None stops the load and every request."""
 
     request: int | None = None
 
 
 class Quit(Request, frozen=True, tag="quit", kw_only=True):
-    """Free everything and exit 0."""
+    """Free the model and exit with status 0."""
 
 
-AnyModelRequest = Generate | Embed | Tokenise | CountTokens | RenderTemplate | SaveSequence | RestoreSequence
+AnyModelRequest = (
+    Generate | Embed | Tokenise | Detokenise | CountTokens | RenderTemplate | SaveSequence | RestoreSequence
+)
 DeviceRequest = ListDevices | MeasureSpeed | DeviceMemoryQuery | Serve | Logits | Quantise
 AnyRequest = Probe | Load | AnyModelRequest | DeviceRequest | Stop | Quit
 
@@ -304,20 +401,31 @@ AnyRequest = Probe | Load | AnyModelRequest | DeviceRequest | Stop | Quit
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", forbid_unknown_fields=True):
-    """Base of what a child says."""
+    """Base class of messages from a child."""
 
 
 class Hello(Message, frozen=True, tag="hello", kw_only=True):
+    """First message of every child.
+
+    `protocol`: its `PROTOCOL_VERSION`. `engine`: name and version of its software. `pid`: its process id.
+    """
+
     protocol: int
     engine: str
     pid: int
 
 
 class GgmlDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """A device as ggml reports it. `kind` as in `Device`; `memory_known` False when it reported 0 of 0;
-    `alignment_bytes` of its buffers and of host memory that it reads directly: 0 where there are none;
-    `largest_tensor_bytes` that it computes with and `largest_buffer_bytes` that it gives out: 0 where any will do;
-    `mixes_streams`: see `Device`."""
+    """A device as ggml reports it.
+
+    `kind`, `mixes_streams`: as of `Device`.
+    `free_bytes`, `total_bytes`: both 0 if the device does not report its memory.
+    `endpoint`: RPC server of the device; None if it is local. `endpoint_device`: its index there.
+    `alignment_bytes`: alignment of tensors in its buffers; 0 if it has no buffer type.
+    `host_alignment_bytes`: the same for its pinned host buffers; 0 if it has none.
+    `largest_tensor_bytes`: largest tensor that it computes with; 0 for no limit.
+    `largest_buffer_bytes`: largest buffer that it allocates; 0 for no limit.
+    """
 
     name: str
     description: str
@@ -338,9 +446,15 @@ class GgmlDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceSpeed(Message, frozen=True, tag="device_speed", kw_only=True):
-    """What a device reached: bytes of weights read per second with one token (F16, and by type those that were asked
-    for), seconds for a question and its answer, bytes per second to it, seconds for a computation of next to nothing
-    among others; by type also weights times tokens per second with many tokens."""
+    """Measured speed of a device.
+
+    `read_bytes_per_second`: rate at which a product with one column reads F16 weights.
+    `round_trip_s`: seconds to read a few bytes back.
+    `sent_bytes_per_second`: rate of copies to the device.
+    `by_type`: as `read_bytes_per_second`, for each requested type.
+    `op_s`: seconds for a graph node that computes next to nothing; None if not measured.
+    `products`: weights times tokens per second with many columns, for each type.
+    """
 
     read_bytes_per_second: float
     round_trip_s: float
@@ -351,7 +465,7 @@ class DeviceSpeed(Message, frozen=True, tag="device_speed", kw_only=True):
 
 
 class PackLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of loading an engine pack: the devices that came with it, or the reason why it was left out."""
+    """Result of loading an engine pack. `devices`: devices that it added. `reason`: why it was left out, else empty."""
 
     name: str
     devices: tuple[str, ...] = ()
@@ -359,12 +473,14 @@ class PackLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceList(Message, frozen=True, tag="device_list", kw_only=True):
+    """The devices that ggml has, and the engine packs that were loaded for them."""
+
     devices: tuple[GgmlDevice, ...]
     packs: tuple[PackLoad, ...] = ()
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes in one buffer type, booked on our device id. `mapped` when the weights are a mapped file span."""
+    """Bytes in one buffer type. `device`: our device id. `mapped`: the weights are mapped pages of the file."""
 
     device: str
     buffer_type: str
@@ -377,7 +493,12 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Probed(Message, frozen=True, tag="probed", kw_only=True):
-    """`exact` False: the breakdown symbol was not found and only compute sizes (log resolution) are given."""
+    """Result of a probe.
+
+    `exact`: False if llama.cpp's function for the breakdown was not found. Then only compute buffers are given, from
+    the log, with a resolution of 0.01 MiB.
+    `flash_attention`, `graph_splits`: as llama.cpp logged them; None if it did not.
+    """
 
     parts: tuple[Part, ...]
     exact: bool
@@ -386,7 +507,10 @@ class Probed(Message, frozen=True, tag="probed", kw_only=True):
 
 
 class StageProgress(Message, frozen=True, tag="stage_progress", kw_only=True):
-    """`fraction` None: unknown. Sent at least every second while work goes on where the engine lets us."""
+    """Progress of a load, sent at least every second while the process visibly works.
+
+    `fraction`: done part of the stage, 0 to 1; None if unknown. `device`: device being filled; None if unknown.
+    """
 
     stage: LoadStage
     fraction: float | None = None
@@ -394,9 +518,11 @@ class StageProgress(Message, frozen=True, tag="stage_progress", kw_only=True):
 
 
 class LoadedModel(Message, frozen=True, tag="loaded_model", kw_only=True):
-    """`layer_devices`: our device id for layers 0..n (n = output), from the engine's own log; `kv_devices`: for KV.
+    """End of a load that succeeded; the fields without a line here are as of `LoadedInfo`.
 
-    `n_ctx` is what all slots hold together, `n_ctx_seq` what one request may take of it.
+    `parts`: measured bytes in each buffer type.
+    `layer_devices`: device id of each layer from llama.cpp's log, the output layer last.
+    `kv_devices`: index and device id of each layer with a KV cache, from the same log.
     """
 
     parts: tuple[Part, ...]
@@ -411,7 +537,11 @@ class LoadedModel(Message, frozen=True, tag="loaded_model", kw_only=True):
 
 
 class AllocationFailure(Message, frozen=True, tag="allocation_failure", kw_only=True):
-    """`device` is our id; `parts` is what had been allocated before. With a `request` it is that one's last word."""
+    """A device refused an allocation, which ends the load, or the request with the id `request`.
+
+    `device`: our device id. `buffer_type`: ggml's name. `free_bytes`: free memory then; None if not reported.
+    `parts`: bytes that were allocated before. `text`: llama.cpp's own message.
+    """
 
     stage: LoadStage
     device: str
@@ -424,9 +554,10 @@ class AllocationFailure(Message, frozen=True, tag="allocation_failure", kw_only=
 
 
 class Failure(Message, frozen=True, tag="failure", kw_only=True):
-    """`kind` is one of the contract's words; `message` a sentence, with the engine's last errors where they help.
+    """A request failed.
 
-    With a `request` it is that one's last word.
+    `kind`: a kind of error from docs/contract.md. `message`: sentences for people.
+    `request`: id of the request to a loaded model; None for all others.
     """
 
     kind: str
@@ -435,29 +566,40 @@ class Failure(Message, frozen=True, tag="failure", kw_only=True):
 
 
 class Stopped(Message, frozen=True, tag="stopped", kw_only=True):
+    """A load was stopped by `Stop`. `stage`: stage that it had reached."""
+
     stage: LoadStage
 
 
 class Answer(Message, frozen=True, kw_only=True):
-    """Base of what is said about one request."""
+    """Base class of messages about one request to a loaded model. `request`: its id."""
 
     request: int
 
 
-class LastWord(Answer, frozen=True, kw_only=True):
-    """Base of what ends a request."""
+class FinalMessage(Answer, frozen=True, kw_only=True):
+    """Base class of messages that end a request."""
 
 
 class Reading(Answer, frozen=True, tag="reading", kw_only=True):
-    """How much of a prompt is in the cache, after each batch; repeated as a sign of life while a computation lasts."""
+    """Tokens of a prompt that are in the KV cache: sent after each batch, and repeated as a sign of life in a long one.
+
+    `cached_tokens`: those of them that were in the cache before the request, and so are not computed again.
+    """
 
     read_tokens: int
     prompt_tokens: int
+    cached_tokens: int = 0
 
 
+# An answer may have thousands of these: an array has no repeated keys, and `gc=False` saves the garbage collector from
+# visiting objects that cannot be part of a cycle.
 class TokenChoice(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A token that was chosen, how probable it was, and the likeliest ones with their probabilities, the first of all
-    first: before all samplers, at a temperature of 1. It may be among them."""
+    """A token that was sampled, with the most probable ones. Probabilities are before all samplers, at temperature 1.
+
+    `likeliest`: text and probability of the most probable tokens, in descending order. The sampled one may be among
+    them.
+    """
 
     text: str
     probability: float
@@ -465,19 +607,29 @@ class TokenChoice(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Piece(Answer, frozen=True, tag="piece", kw_only=True):
-    """Generated text, never empty. `choices`: of the tokens since the last piece, where they were asked for; a text
-    that is held back comes later than its tokens."""
+    """Generated text, never empty.
+
+    `choices`: the tokens since the last piece, if they were requested. The start of a possible stop text is held back,
+    so that its text comes in a later piece than its tokens.
+    `context_used`: KV cells that the sequence takes now, as `Generated.context_used` at the end.
+    """
 
     text: str
     choices: tuple[TokenChoice, ...] = ()
+    context_used: int | None = None
 
 
-class Generated(LastWord, frozen=True, tag="generated", kw_only=True):
-    """`stop_reason` as in events; times in seconds. `replaced` as of `Rendered`, for the prompt of a conversation, and
-    `replaced_for_log` the same without the template's own words, which may quote that.
+class Generated(FinalMessage, frozen=True, tag="generated", kw_only=True):
+    """End of a generation.
 
-    Of the prompt's tokens `cached_tokens` were not read again and `evaluated_tokens` were really decoded.
-    `checkpoint_bytes`: what copies of memory that cannot be cut back take of the computer's, of all requests together.
+    `prompt_tokens`: KV cells of the prompt; an image may take more cells than tokens.
+    `cached_tokens`: KV cells of the prompt that were in the cache before the request.
+    `evaluated_tokens`: tokens of the prompt that were computed.
+    `prompt_seconds`: from getting a slot to the first token. `generation_seconds`: from then on.
+    `context_used`: KV cells that the sequence takes at the end.
+    `replaced`: as of `Rendered`. `replaced_for_log`: the same without the template's own words, which may quote the
+    conversation.
+    `checkpoint_bytes`: host memory taken by the checkpoints of all sequences.
     """
 
     prompt_tokens: int
@@ -493,21 +645,32 @@ class Generated(LastWord, frozen=True, tag="generated", kw_only=True):
     checkpoint_bytes: int = 0
 
 
-class Embedded(LastWord, frozen=True, tag="embedded", kw_only=True):
+class Embedded(FinalMessage, frozen=True, tag="embedded", kw_only=True):
+    """The embedding of each text, in the order of the request."""
+
     vectors: tuple[tuple[float, ...], ...]
+    prompt_tokens: int = 0
 
 
-class Tokenised(LastWord, frozen=True, tag="tokenised", kw_only=True):
-    """The tokens and how each of them is written; a character may be cut between two."""
+class Tokenised(FinalMessage, frozen=True, tag="tokenised", kw_only=True):
+    """The tokens of a text. `pieces`: text of each token; a character that is split over tokens reads U+FFFD."""
 
     tokens: tuple[int, ...]
     pieces: tuple[str, ...]
 
 
-class Counted(LastWord, frozen=True, tag="counted", kw_only=True):
-    """`prompt`: tokens of all messages by the model's template; `messages`, `texts`, `media`: of each alone.
+class Detokenised(FinalMessage, frozen=True, tag="detokenised", kw_only=True):
+    """Bytes that are no UTF-8 become replacement characters."""
 
-    `n_ctx`: what one request may hold.
+    text: str
+
+
+class Counted(FinalMessage, frozen=True, tag="counted", kw_only=True):
+    """Token counts.
+
+    `prompt`: tokens of the whole conversation with its chat template.
+    `messages`, `texts`, `media`: tokens of each item alone, without a template.
+    `n_ctx`: tokens of context for one request.
     """
 
     prompt: int
@@ -517,10 +680,13 @@ class Counted(LastWord, frozen=True, tag="counted", kw_only=True):
     media: tuple[int, ...] = ()
 
 
-class Rendered(LastWord, frozen=True, tag="rendered", kw_only=True):
-    """`replaced`: why the model's own template was not used; empty where it was, or where there is none. `tokens` and
-    `pieces` as of `Tokenised`, where they were asked for; an image or a sound is one of them, and `n_tokens` counts it
-    as long as it is."""
+class Rendered(FinalMessage, frozen=True, tag="rendered", kw_only=True):
+    """The prompt of a conversation.
+
+    `replaced`: why the chat template failed, so that a plain form was used, as a sentence; empty if it did not fail.
+    `tokens`, `pieces`: as of `Tokenised`, if requested. An image or a sound is one entry.
+    `n_tokens`: length of the prompt in KV cells, images and sounds at their full length.
+    """
 
     text: str
     replaced: str = ""
@@ -529,19 +695,29 @@ class Rendered(LastWord, frozen=True, tag="rendered", kw_only=True):
     n_tokens: int = 0
 
 
-class SequenceSaved(LastWord, frozen=True, tag="sequence_saved", kw_only=True):
+class SequenceSaved(FinalMessage, frozen=True, tag="sequence_saved", kw_only=True):
+    """A KV state was written. `tokens`: length of the sequence. `size_bytes`: size of the file."""
+
     tokens: int
     size_bytes: int
 
 
-class SequenceRestored(LastWord, frozen=True, tag="sequence_restored", kw_only=True):
+class SequenceRestored(FinalMessage, frozen=True, tag="sequence_restored", kw_only=True):
+    """A saved KV state is in a slot.
+
+    `tokens`: length of the sequence. How many of them a later prompt can use depends on that prompt: only the common
+    prefix is not computed again. `Reading.cached_tokens` of that request tells how many.
+    """
+
     tokens: int
 
 
 class Serving(Message, frozen=True, tag="serving", kw_only=True):
-    """`caps_enforced` False where the system has no RLIMIT_DATA; `baseline_bytes` is VmData before any allocation.
+    """The RPC worker accepts connections.
 
-    `is_guarded`: nobody but who was named (`Serve.client_port`) gets in.
+    `caps_enforced`: whether the system limits its memory; False without RLIMIT_DATA.
+    `baseline_bytes`: VmData of the process before any allocation of a client.
+    `is_guarded`: whether only connections from `Serve.client_port` are accepted.
     """
 
     port: int
@@ -551,9 +727,11 @@ class Serving(Message, frozen=True, tag="serving", kw_only=True):
 
 
 class LogitDigest(Message, frozen=True, tag="logit_digest", kw_only=True):
-    """SHA-256 of the float32 logits of the last token, little endian, and the first eight values.
+    """The logits of the last token.
 
-    `sample`: some hundred of them, evenly over the vocabulary. Both are empty where any logit is not finite.
+    `sha256`: digest of all of them, as little-endian float32.
+    `first`: the first eight values. `sample`: a few hundred values, evenly spread over the vocabulary.
+    Both are empty if any logit is not finite, because JSON has no infinity.
     """
 
     sha256: str
@@ -562,30 +740,47 @@ class LogitDigest(Message, frozen=True, tag="logit_digest", kw_only=True):
 
 
 class Quantised(Message, frozen=True, tag="quantised", kw_only=True):
+    """A model was quantised. `size_bytes`: size of the new file."""
+
     size_bytes: int
 
 
 class DeviceMemoryReading(msgspec.Struct, frozen=True):
+    """Memory of a device as it reports it now. `device`: our device id."""
+
     device: str
     free_bytes: int
     total_bytes: int
 
 
 class DeviceMemoryReadings(Message, frozen=True, tag="device_memory_readings", kw_only=True):
+    """Readings of all devices of the loaded model except the CPU."""
+
     readings: tuple[DeviceMemoryReading, ...]
 
 
 GAVE_UP_EXIT_CODE = 75
-"""With this a worker ends itself; its last word is a whole sentence for people, with what to do."""
+"""Exit status of a child that ended itself at a resource limit. Its `Aborting` text is a whole sentence for people."""
 
 
 class Aborting(Message, frozen=True, tag="aborting", kw_only=True):
-    """Sent by the abort callback on the way down; SIGABRT follows."""
+    """The process is about to abort; sent by ggml's abort callback, before SIGABRT. `text`: the failed assertion."""
 
     text: str
 
 
 LoadMessage = Probed | StageProgress | LoadedModel | AllocationFailure | Stopped
-ModelAnswer = Reading | Piece | Generated | Embedded | Tokenised | Counted | Rendered | SequenceSaved | SequenceRestored
+ModelAnswer = (
+    Reading
+    | Piece
+    | Generated
+    | Embedded
+    | Tokenised
+    | Detokenised
+    | Counted
+    | Rendered
+    | SequenceSaved
+    | SequenceRestored
+)
 DeviceMessage = DeviceList | DeviceSpeed | DeviceMemoryReadings | Serving | LogitDigest | Quantised
 AnyMessage = Hello | Failure | Aborting | LoadMessage | ModelAnswer | DeviceMessage

@@ -1,4 +1,4 @@
-"""Messages between us and the children that use the network: downloads, tunnels, and the search for other machines."""
+"""Messages of the children that use the network: downloads, tunnels, and the search for machines nearby."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ DownloadStage = Literal["fetch", "wait", "verify"]
 
 
 class TransferFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file to fetch: `target` is where it ends up, whole; `link` a path that is to lead there, where others look.
+    """A file to download.
 
-    `size_bytes`, `sha256` and `etag` are what the hub says of it, None where nobody does. `commit` is for people.
+    `target`: path of the whole file. `link`: path of a link to it, as the Hugging Face cache has them; None for none.
+    `size_bytes`, `sha256`, `etag`: as the hub reports them; None if it does not.
+    `commit`: commit of the repository, to be shown.
     """
 
     url: str
@@ -27,12 +29,17 @@ class TransferFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Download(Request, frozen=True, tag="download", kw_only=True):
-    """Fetch files, one after another: `DownloadProgress`... and then `Downloaded` or `Failure`.
+    """Download files one after another; answered by `DownloadProgress`s, then `Downloaded` or `Failure`.
 
-    `refs`: small files (path, text) to write at the end. `restart`: what was begun of a file that has changed since is
-    thrown away. At most `connections` at a time, each with `segment_bytes`, and one more is tried after `trial_s`.
-    `block_bytes`: what a kill may cost. `reserve_bytes` of the disk stay free. `tries` in a row without progress, the
-    second after about `backoff_s`.
+    `refs`: path and text of small files to write at the end.
+    `token`: access token of the hub; None for none.
+    `restart`: whether to discard a partial file if the hub's file has changed since.
+    `connections`: most connections at a time. `segment_bytes`: size of the segment that each fetches.
+    `trial_s`: seconds after which one more connection is tried.
+    `block_bytes`: bytes between two notes of progress on the disk; a kill loses at most one block of each connection.
+    `reserve_bytes`: disk space that stays free.
+    `tries`: attempts in a row without progress before it fails. `backoff_s`: wait before the second of them.
+    `timeout_s`: time limit of a connection and of each read.
     """
 
     files: tuple[TransferFile, ...]
@@ -50,9 +57,10 @@ class Download(Request, frozen=True, tag="download", kw_only=True):
 
 
 class DownloadProgress(Message, frozen=True, tag="download_progress", kw_only=True):
-    """How much of all files is here; sent twice a second, also while it waits. `size_bytes` None: nobody said.
+    """Progress over all files, sent twice a second, also while the download waits.
 
-    `note`: why it waits. `connections`: how many are open.
+    `size_bytes`: size of all files; None if the hub did not say.
+    `connections`: number of open connections. `note`: why it waits; empty if it does not.
     """
 
     stage: DownloadStage
@@ -64,7 +72,7 @@ class DownloadProgress(Message, frozen=True, tag="download_progress", kw_only=Tr
 
 
 class DownloadedFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that is here, checked where its hash was known."""
+    """A downloaded file. Its hash was compared if the hub gave one."""
 
     path: str
     size_bytes: int
@@ -72,16 +80,17 @@ class DownloadedFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Downloaded(Message, frozen=True, tag="downloaded", kw_only=True):
-    """All files are here. `fetched_bytes`: how much of them came over the network this time."""
+    """The download is complete. `fetched_bytes`: bytes that came over the network in this run."""
 
     files: tuple[DownloadedFile, ...]
     fetched_bytes: int
 
 
 class OpenTunnel(Request, frozen=True, tag="open_tunnel", kw_only=True):
-    """Listen here and pass on what comes to the machine at `endpoint`; answered by `TunnelOpened` or `Failure`.
+    """Forward connections from a local port to a paired machine over TLS; answered by `TunnelOpened` or `Failure`.
 
-    `certificate`: base64 of DER, of that machine; `identity`: the file of our own. `port`: 0 for any.
+    `endpoint`: `host:port` of the machine. `certificate`: its pinned certificate, base64 of DER.
+    `identity`: path of our own certificate and key. `port`: local port; 0 for any free one.
     """
 
     endpoint: str
@@ -91,20 +100,22 @@ class OpenTunnel(Request, frozen=True, tag="open_tunnel", kw_only=True):
 
 
 class TunnelOpened(Message, frozen=True, tag="tunnel_opened", kw_only=True):
+    """The tunnel accepts connections at this local port."""
+
     port: int
 
 
 class Browse(Request, frozen=True, tag="browse", kw_only=True):
-    """Look for machines that announce themselves; answered by a `NearbyMachines` whenever there are others.
+    """Look for machines that announce themselves (mDNS); answered by `NearbyMachines` whenever the list changes.
 
-    `interfaces`: addresses of this machine to look on; none: all.
+    `interfaces`: addresses of the network interfaces to use; empty for all.
     """
 
     interfaces: tuple[str, ...] = ()
 
 
 class NearbyMachine(msgspec.Struct, frozen=True):
-    """What a machine says of itself, within bounds; nothing of it is sure before it is paired."""
+    """A machine as it announces itself. Lengths and sizes are bounded, but nothing is verified before pairing."""
 
     name: str
     endpoint: str
@@ -114,9 +125,12 @@ class NearbyMachine(msgspec.Struct, frozen=True):
 
 
 class NearbyMachines(Message, frozen=True, tag="nearby_machines", kw_only=True):
+    """All machines that announce themselves now."""
+
     machines: tuple[NearbyMachine, ...]
 
 
+# A union for each child: anything else that arrives on its pipe is refused when it is decoded.
 DownloadRequest = Download | Quit
 DownloadMessage = DownloadProgress | Downloaded | Hello | Failure
 TunnelRequest = OpenTunnel | Browse | Quit

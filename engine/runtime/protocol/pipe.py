@@ -1,9 +1,10 @@
-"""The child's side of every child process: messages out, requests in, and rights given up between the two.
+"""The child's end of the protocol: sends messages, reads requests, and limits the rights of the process.
 
-All children do the same in the same order: they take over standard output, say hello, read their first request in
-the main thread, give up the rights that this request does not need, and only then start other threads. Landlock and
-`no_new_privs` bind the calling thread and those that it starts later, so a thread started earlier would keep its
-rights. From then on a thread reads further requests; the end of input ends the process, whatever native code is doing.
+The order is the same in all children. `begin_child` takes over standard output and sends the hello. The first request
+is read in the main thread. The child then gives up the rights that this request does not need, and only then starts
+other threads: Landlock and `no_new_privs` bind the calling thread and the threads that it starts later, so that a
+thread started earlier would keep all rights. From then on a thread reads further requests. The end of the input ends
+the process, whatever native code is doing.
 """
 
 from __future__ import annotations
@@ -33,38 +34,43 @@ MAX_MESSAGE_BYTES = 256 << 20
 """Longest message in JSON, for both sides. 1,000 embeddings of 8,192 numbers take about 170 MB."""
 READ_BYTES = 1 << 16
 ALARM_GRACE_S = 1.0
-"""The parent kills a child whose time is up. If the parent is gone, the kernel does so this much later."""
+"""Seconds by which the kernel's alarm comes later than the parent's kill, for a child whose parent is gone."""
 _SOURCE_PATH = re.compile(r"^\S*[/\\](?=\S+:\d+:)")
-"""Path on the machine that built the engine, at the start of an assertion."""
+"""Folder of the source file at the start of an assertion's text, as it was on the machine that built llama.cpp."""
 
 _R = TypeVar("_R")
 _encode = msgspec.json.Encoder().encode
 
 
 class Pipe:
-    """Messages to the parent, from any thread. What libraries print to standard output goes to standard error."""
+    """Sends messages to the parent. Thread-safe.
+
+    It takes over standard output; what native libraries print there goes to standard error from then on.
+    """
 
     def __init__(self) -> None:
+        # On the level of descriptors, because C code does not use sys.stdout.
         self._descriptor = os.dup(1)
         os.dup2(2, 1)
         self._lock = threading.Lock()
 
     def greet(self, engine: str) -> None:
-        """Send the hello; `engine` names the version of what runs here."""
+        """Send the hello. `engine`: name and version of the software that runs here."""
         self.send(Hello(protocol=PROTOCOL_VERSION, engine=engine, pid=os.getpid()))
 
     def send(self, message: Message) -> None:
-        """Write one message; ends the process when the parent is gone."""
+        """Write one message. If the parent is gone, the process ends."""
         self.send_all((message,))
 
     def send_all(self, messages: Iterable[Message]) -> None:
-        """Write messages at once."""
+        """Write several messages with one system call."""
         data = b"".join(map(_line, messages))
         with self._lock:
             self._write(data)
 
-    def send_last_word(self, text: str) -> None:
-        """Say why the process is about to abort. Any thread may call it, even while another one is writing."""
+    def send_abort_text(self, text: str) -> None:
+        """Send `Aborting`. Any thread may call it, even while another one is writing."""
+        # Another thread may be writing to a parent that does not read: after 0.5 s the text goes out without the lock.
         held = self._lock.acquire(timeout=0.5)
         try:
             self._write(_line(Aborting(text=_SOURCE_PATH.sub("", text))))
@@ -73,17 +79,20 @@ class Pipe:
                 self._lock.release()
 
     def _write(self, data: bytes) -> None:
+        # A write to a pipe may take only a part of the data. An error means that the parent has closed its end.
         left = memoryview(data)
         try:
             while left:
                 left = left[os.write(self._descriptor, left) :]
         except OSError:
+            # This may be any thread, so `sys.exit` would not end the process.
             os._exit(0)
 
 
 def _line(message: Message) -> bytes:
-    """Return a message as a line; one that is too long becomes the failure of its request."""
+    """Return a message as a line of JSON. One that is too long becomes a `Failure` of its request."""
     data = _encode(message)
+    # The newline below counts too.
     if len(data) >= MAX_MESSAGE_BYTES:
         failed = Failure(
             kind="argument",
@@ -95,10 +104,11 @@ def _line(message: Message) -> bytes:
 
 
 class Requests(Generic[_R]):
-    """Requests of the parent, one JSON object a line, of the union type `kind`.
+    """Reads the parent's requests, one JSON object a line, into a queue. A malformed line is answered by a `Failure`.
 
-    `on_read` is called for each in the thread that reads it, and returns what is queued. What cannot be decoded is
-    answered with a `Failure`. `on_end` is called at the end of input with an exit status: 0, or 1 after an error.
+    `kind`: union of the request types.
+    `on_read`: called for each request in the reading thread, also while native code computes; returns what is queued.
+    `on_end`: called at the end of input with an exit status: 0, or 1 after an error. By default it ends the process.
     """
 
     def __init__(
@@ -116,14 +126,14 @@ class Requests(Generic[_R]):
         self._begun: list[bytes] = []
 
     def read_first(self) -> bool:
-        """Read in this thread until a request is there; False at the end of input."""
+        """Read in the calling thread until a request is queued; return False at the end of input."""
         while self._queue.empty():
             if not self._read_some():
                 return False
         return True
 
     def start_reading(self) -> None:
-        """Read on in a thread of its own, which by default ends the process with the input."""
+        """Start a thread that reads all further requests, and calls `on_end` at the end of input."""
         threading.Thread(target=self._read_to_the_end, name="requests", daemon=True).start()
 
     def next(self) -> _R:
@@ -131,11 +141,12 @@ class Requests(Generic[_R]):
         return self._queue.get()
 
     def arrived(self) -> Iterator[_R]:
-        """Go through the requests that have been read by now, without waiting."""
+        """Yield the requests that were read so far, without waiting."""
         while not self._queue.empty():
             yield self._queue.get_nowait()
 
     def _read_to_the_end(self) -> None:
+        # Stays 1 if the input does not end but an exception comes.
         status = 1
         try:
             while self._read_some():
@@ -145,16 +156,17 @@ class Requests(Generic[_R]):
             traceback.print_exc()
             sys.stderr.flush()
         finally:
-            # The parent closed the pipe or died: nobody is left to serve, and native code may be busy for minutes.
-            # After an error (memory may run out here too) nobody could end this process through the pipe any more.
+            # The parent closed the pipe or died. Native code in the main thread may compute for minutes, so that the
+            # process ends from here. After an error, such as a lack of memory, no later request could end it.
             self._on_end(status)
 
     def _read_some(self) -> bool:
+        # Not sys.stdin.readline: its lock would be held while the thread waits.
         received = os.read(sys.stdin.fileno(), READ_BYTES)
         first, *further = received.split(b"\n")
         self._begun.append(first)
         for piece in further:
-            # joined once: a line with an image has hundreds of pieces
+            # Joined once for each line: one with an image comes in hundreds of pieces.
             line, self._begun = b"".join(self._begun), [piece]
             if line.strip():
                 self._take(line)
@@ -171,9 +183,10 @@ class Requests(Generic[_R]):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a child keeps after its first request, besides its code.
+    """Rights that a child keeps after its first request, besides reading its own code.
 
-    `readable`, `writable`: files and folders. `memory_bytes`: address space beyond what is used, 0 for no limit.
+    `readable`, `writable`: files and folders.
+    `memory_bytes`: address space that it may add to what it uses now; 0 for no limit.
     """
 
     readable: tuple[Path, ...] = ()
@@ -181,8 +194,11 @@ class Limits:
     memory_bytes: int = 0
 
 
-def prepare_process() -> None:
-    """Leave interrupts to the parent, refuse core files, and send log lines to the parent's log."""
+def begin_child(engine: str) -> Pipe:
+    """Prepare this process as a child, and send the hello. `engine`: name and version of the software that runs here.
+
+    Core files are refused, because one would hold weights and conversations. Log lines go to the parent's log.
+    """
     # An interrupt typed in the terminal reaches the whole group; the parent decides and says so through the pipe.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     refuse_core_files()
@@ -191,6 +207,9 @@ def prepare_process() -> None:
     log = logging.getLogger("layerdeck.engine")
     log.setLevel(logging.INFO)
     log.addHandler(handler)
+    pipe = Pipe()
+    pipe.greet(engine)
+    return pipe
 
 
 def run_child(
@@ -198,42 +217,47 @@ def run_child(
     limits: Callable[[_R], Limits],
     answer: Callable[[_R, Callable[[Message], None]], None],
 ) -> None:
-    """Be a child that answers requests of the types `requests`, one after another, until `Quit` or the end of input.
+    """Run this process as a child that answers requests one after another, until `Quit` or the end of input.
 
-    `limits` says what the first request leaves of this process's rights. `answer` sends the answer. A `Job` has the
-    time that it names: the kernel's alarm then ends the process without asking the interpreter.
+    A `Job` that takes longer than its `seconds` ends the process: by the kernel's alarm, because a C function may not
+    return to the interpreter.
+
+    `requests`: union of the request types.
+    `limits`: returns the rights that the process keeps, from the first request.
+    `answer`: carries out a request and sends its answer.
     """
-    prepare_process()
-    pipe = Pipe()
-    pipe.greet("layerdeck")
+    pipe = begin_child("layerdeck")
     incoming: Requests[_R | Quit] = Requests(requests | Quit, pipe)
     if incoming.read_first():
         request = incoming.next()
         if not isinstance(request, Quit):
             kept = limits(request)
-            # First the memory: what is used of it is read from /proc.
+            # The memory first: the use so far is read from /proc, which Landlock closes.
             _limit_memory(kept.memory_bytes)
             confine(readable=(*code_folders(), *kept.readable), writable=kept.writable)
             incoming.start_reading()
         while not isinstance(request, Quit):
             _ring_after(request.seconds + ALARM_GRACE_S if isinstance(request, Job) else 0.0)
             answer(request, pipe.send)
+            # Off while the child waits: the next request may come in an hour.
             _ring_after(0.0)
             request = incoming.next()
     sys.stderr.flush()
-    # No shutdown of the interpreter: the reading thread is still there.
+    # No shutdown of the interpreter: the reading thread still waits for input.
     os._exit(0)
 
 
 def limit_work(seconds: float) -> None:
-    """Have the kernel end this process after `seconds` more of processor time, if the system can do that."""
+    """Let the kernel end this process after `seconds` more of processor time. Does nothing on Windows."""
     if hasattr(signal, "setitimer"):
+        # It counts user and system time of all threads. Nobody handles SIGPROF, which then ends the process.
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def _ring_after(seconds: float) -> None:
-    """Have the kernel end this process after `seconds` (0: never), if the system can do that."""
+    """Let the kernel end this process after `seconds`; 0 switches the alarm off. Does nothing on Windows."""
     if hasattr(signal, "setitimer"):
+        # Nobody handles SIGALRM, which then ends the process, also inside of native code.
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
@@ -242,7 +266,8 @@ def _limit_memory(memory_bytes: int) -> None:
         return
     import resource
 
+    # Field 0 of statm is the size of the address space, which RLIMIT_AS limits.
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     limit_bytes = pages * resource.getpagesize() + memory_bytes
-    with suppress(ValueError):  # the system's own limit is lower
+    with suppress(ValueError):  # The hard limit is lower already.
         resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))

@@ -1,1 +1,1 @@
-"""One open model: a machine that decides and does nothing, a driver that does, and the snapshot that all read."""
+"""One open model: a pure state machine, a driver that carries out its effects, and a snapshot for all readers."""

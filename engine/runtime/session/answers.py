@@ -1,4 +1,8 @@
-"""Requests on the loaded model: any number at once, of any kind, each with exactly one ending."""
+"""Requests to the loaded model in the state machine: any number at once, each with exactly one ending.
+
+The child orders requests itself (slots, waiting requests). This module only keeps a list of those under way, turns the
+child's messages into events, and supervises stops.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +19,8 @@ from engine.runtime.protocol.messages import (
     AnyMessage,
     AnyModelRequest,
     Failure,
+    FinalMessage,
     Generated,
-    LastWord,
     Piece,
     Reading,
     Stop,
@@ -24,89 +28,99 @@ from engine.runtime.protocol.messages import (
 from engine.runtime.session import effects, events
 from engine.runtime.session.events import Answered, Cancelled, Crashed, Done, Failed, OutOfMemory, RequestEnding, Token
 from engine.runtime.session.reports import done_event, failed_event, out_of_memory_event
-from engine.runtime.session.state import RequestRun, RequestState, State, Turn
+from engine.runtime.session.state import RequestRun, RequestState, State, Transition
 
 
-def ask(turn: Turn, request: AnyModelRequest) -> None:
-    """Give the request its id and hand it to the child.
+def ask(transition: Transition, request: AnyModelRequest) -> None:
+    """Number the request and send it to the child.
 
     Raises:
-        ArgumentError: where no model is ready to be asked.
+        ArgumentError: no model is ready.
     """
-    state = turn.state
+    state = transition.state
     if state.load is not None or state.waiting is not None:
         raise ArgumentError(tr("A model is being loaded; wait until it is ready."))
     if state.loaded is None or state.unload_wanted or state.closing or state.loss is not None:
         raise ArgumentError(tr("No model is loaded; load one first."))
-    if turn.child.killed:
+    if transition.child.killed:
         raise ArgumentError(
             tr("The engine process is being ended, because an answer did not stop. Load the model again.")
         )
     run = RequestRun(msgspec.structs.replace(request, id=state.asked))
+    # An idle child is silent for hours. Only while it has work to do does silence mean that it stalled.
     if not state.requests:
-        turn.watch(True)
-    turn.change(asked=state.asked + 1, requests=(*state.requests, run))
-    turn.send(run.request)
-    _mind_timer(turn)
+        transition.watch(True)
+    transition.change(asked=state.asked + 1, requests=(*state.requests, run))
+    transition.send(run.request)
+    _update_timer(transition)
 
 
-def stop(turn: Turn, number: int) -> None:
+def stop(transition: Transition, number: int) -> None:
     """Ask the child to end one request; does nothing if the request or the child has ended."""
-    run = _find(turn.state, number)
-    if run is not None and not run.stopping and turn.state.child is not None:
-        _put(turn, replace(run, state=RequestState.STOPPING))
-        turn.send(Stop(request=number))
-        _mind_timer(turn)
+    run = _find(transition.state, number)
+    if run is not None and not run.stopping and transition.state.child is not None:
+        _put(transition, replace(run, state=RequestState.STOPPING))
+        transition.send(Stop(request=number))
+        _update_timer(transition)
 
 
-def stop_all(turn: Turn) -> None:
+def stop_all(transition: Transition) -> None:
     """Ask the child to end every request, except those that outlast a stop."""
-    stoppable = _stoppable(turn.state)
+    stoppable = _stoppable(transition.state)
     if all(run.stopping for run in stoppable):
         return
     for run in stoppable:
-        _put(turn, replace(run, state=RequestState.STOPPING))
-    if len(stoppable) == len(turn.state.requests):
-        turn.send(Stop())
+        _put(transition, replace(run, state=RequestState.STOPPING))
+    # `Stop` without an id would also stop requests that outlast a stop.
+    if len(stoppable) == len(transition.state.requests):
+        transition.send(Stop())
     else:
         for run in stoppable:
-            turn.send(Stop(request=run.id))
-    _mind_timer(turn)
+            transition.send(Stop(request=run.id))
+    _update_timer(transition)
 
 
-def kill(turn: Turn) -> None:
+def kill(transition: Transition) -> None:
     """Kill the child, because its requests did not stop in time."""
-    turn.change(stop_timer=None)
-    turn.change_child(killed=True, ending=True)
-    turn.do(effects.KillChild(turn.child.id))
+    transition.change(stop_timer=None)
+    transition.change_child(killed=True, ending=True)
+    transition.do(effects.KillChild(transition.child.id))
 
 
-def take_message(turn: Turn, message: AnyMessage) -> None:
+def take_message(transition: Transition, message: AnyMessage) -> None:
     """Take a message of the child about a request; messages about ended requests are ignored."""
     number = message.request if isinstance(message, Answer | Failure | AllocationFailure) else None
-    run = None if number is None else _find(turn.state, number)
-    if run is None or turn.child.killed:
+    run = None if number is None else _find(transition.state, number)
+    # A killed child ends all requests with one ending; what it sent before must not end one of them differently.
+    if run is None or transition.child.killed:
         return
     match message:
         case Reading():
-            # A sign of life in the middle of an answer is no return to its prompt.
+            # The child repeats this message as a sign of life, also in the middle of an answer.
             if run.state is RequestState.ASKED:
-                _put(turn, replace(run, state=RequestState.READING))
-            turn.tell(
-                events.Reading(request=run.id, read_tokens=message.read_tokens, prompt_tokens=message.prompt_tokens)
+                _put(transition, replace(run, state=RequestState.READING))
+            transition.report(
+                events.Reading(
+                    request=run.id,
+                    read_tokens=message.read_tokens,
+                    prompt_tokens=message.prompt_tokens,
+                    cached_tokens=message.cached_tokens,
+                )
             )
         case Piece():
             if run.state in (RequestState.ASKED, RequestState.READING):
-                _put(turn, replace(run, state=RequestState.ANSWERING))
-            turn.tell(Token(text=message.text, request=run.id, choices=message.choices))
-        case LastWord() | Failure() | AllocationFailure():
-            _end(turn, run, _ending(turn, run, message))
+                _put(transition, replace(run, state=RequestState.ANSWERING))
+            transition.report(
+                Token(text=message.text, request=run.id, choices=message.choices, context_used=message.context_used)
+            )
+        case FinalMessage() | Failure() | AllocationFailure():
+            _end(transition, run, _ending(transition, run, message))
 
 
-def end_all(turn: Turn, ending_of: Callable[[RequestRun], RequestEnding]) -> None:
-    """End every request that is under way, each with the result of `ending_of`."""
-    for run in turn.state.requests:
-        _end(turn, run, ending_of(run))
+def end_all(transition: Transition, ending_of: Callable[[RequestRun], RequestEnding]) -> None:
+    """End all requests. `ending_of`: returns the ending of each."""
+    for run in transition.state.requests:
+        _end(transition, run, ending_of(run))
 
 
 def killed_ending(state: State, run: RequestRun) -> Failed:
@@ -120,39 +134,41 @@ def killed_ending(state: State, run: RequestRun) -> Failed:
 
 
 def with_request(ending: Failed | Crashed, run: RequestRun) -> Failed | Crashed:
-    """Return `ending` as that of one request."""
+    """Return `ending` with the number of one request."""
     return msgspec.structs.replace(ending, request=run.id)
 
 
-def _ending(turn: Turn, run: RequestRun, message: LastWord | Failure | AllocationFailure) -> RequestEnding:
+def _ending(
+    transition: Transition, run: RequestRun, message: FinalMessage | Failure | AllocationFailure
+) -> RequestEnding:
     ending: Done | Answered | OutOfMemory | Failed
     match message:
         case Generated():
-            turn.change(context_used=message.context_used)
+            transition.change(context_used=message.context_used)
             ending = done_event(message)
         case Failure(kind="cancelled"):
             return Cancelled(stage="warm_up", request=run.id)
         case Failure():
             ending = failed_event(message)
         case AllocationFailure():
-            ending = out_of_memory_event(turn.child.plan.rig, message, generating=True)
+            ending = out_of_memory_event(transition.child.plan.rig, message, generating=True)
         case _:
             ending = Answered(request=run.id, answer=message)
     return msgspec.structs.replace(ending, request=run.id)
 
 
-def _end(turn: Turn, run: RequestRun, ending: RequestEnding) -> None:
-    """End a request; nothing else reports its ending."""
-    left = tuple(each for each in turn.state.requests if each.id != run.id)
-    turn.change(requests=left)
+def _end(transition: Transition, run: RequestRun, ending: RequestEnding) -> None:
+    """End a request and report its ending. No other function does that."""
+    left = tuple(each for each in transition.state.requests if each.id != run.id)
+    transition.change(requests=left)
     if not left:
-        turn.watch(False)
-    turn.tell(ending)
-    _mind_timer(turn)
+        transition.watch(False)
+    transition.report(ending)
+    _update_timer(transition)
 
 
-def _put(turn: Turn, run: RequestRun) -> None:
-    turn.change(requests=_replaced(turn.state.requests, run))
+def _put(transition: Transition, run: RequestRun) -> None:
+    transition.change(requests=_replaced(transition.state.requests, run))
 
 
 def _replaced(runs: Iterable[RequestRun], run: RequestRun) -> tuple[RequestRun, ...]:
@@ -167,20 +183,21 @@ def _find(state: State, number: int) -> RequestRun | None:
     return next((run for run in state.requests if run.id == number), None)
 
 
-def _mind_timer(turn: Turn) -> None:
-    """Have the timer run while all requests are to stop: a child that goes on with none of them is ended.
+def _update_timer(transition: Transition) -> None:
+    """Run the stop timer while every request is being stopped; when it expires, the child is killed.
 
-    While others are answered one that does not stop costs nobody anything; that a child stands still is seen otherwise.
+    While other requests go on, a request that is slow to stop harms nobody, and a kill would end the others too. A
+    child that hangs is found by the stall timeout.
     """
-    state = turn.state
+    state = transition.state
     stoppable = _stoppable(state)
     wanted = bool(stoppable) and all(run.stopping for run in stoppable)
     if state.child is None or state.child.ending:
         return
     if wanted and state.stop_timer is None:
-        timer = turn.number()
-        turn.change(stop_timer=timer)
-        turn.do(effects.SetTimer(timer))
+        timer = transition.number()
+        transition.change(stop_timer=timer)
+        transition.do(effects.SetTimer(timer))
     elif not wanted and state.stop_timer is not None:
-        turn.do(effects.CancelTimer(state.stop_timer))
-        turn.change(stop_timer=None)
+        transition.do(effects.CancelTimer(state.stop_timer))
+        transition.change(stop_timer=None)

@@ -1,8 +1,9 @@
-"""The driver: it does what the machine decides, in one thread, and tells the machine what comes of it.
+"""The driver of a session: carries out the effects of the state machine, and reports to it what happens.
 
-Inputs are taken by whoever brings them, under a lock and at once: the machine never waits. The machine's effects stand
-in one queue; children are started, spoken to and ended from there, timers ring there, and news are told from there.
-Work that takes its time has a thread of its own for each piece, with one answer.
+Threads: `take` runs the machine in the caller's thread, under a lock, and puts the effects into a queue. The session's
+thread reads the queue: it starts, asks and ends children, runs the timers, and calls the receiver. Each piece of slow
+work (prepare, probe, greet, explain) has a thread of its own and reports one result. Messages of a child arrive in the
+reader thread of its `ChildProcess`.
 """
 
 from __future__ import annotations
@@ -39,37 +40,39 @@ from engine.runtime.session.state import STOP_TIMEOUT_S, State
 
 _TERMINATE_S = 0.3
 _KILL_S = 0.2
-"""Reserve for the kill itself and for collecting the process."""
+"""Reserve for the kill itself and for collecting the process. With both, a stop ends within `STOP_TIMEOUT_S`."""
 _CLOSE_TIMEOUT_S = 10.0
 _JOIN_S = 2.0
 _MAX_WAITING_MESSAGES = 256
-"""More than this and the child's pipe is held up, instead of our memory growing."""
+"""Beyond this the reader thread waits, and with it the child's pipe, so that memory does not grow."""
 
 PROPOSAL_LIMIT_S = 6.0
-"""A person waits for the report: what has not been asked by then is shown as estimated."""
+"""Time limit of the proposals after a failed load, for which a user waits. Those not probed by then stay estimated."""
 
 _log = logging.getLogger("layerdeck.engine")
 
-News = AnyEvent | Snapshot | DeviceMemoryReadings
-Receiver = Callable[[News], None]
+SessionUpdate = AnyEvent | Snapshot | DeviceMemoryReadings
+Receiver = Callable[[SessionUpdate], None]
 
 
-def nobody(_device: Device) -> tuple[MemoryHolder, ...]:
-    """Return no processes: for systems that do not report which processes hold a device's memory."""
+def no_holders(_device: Device) -> tuple[MemoryHolder, ...]:
+    """Return no processes, on systems that do not report which processes hold a device's memory."""
     return ()
 
 
 @dataclass(frozen=True, slots=True)
-class Workshop:
-    """Does the work that takes time. `holders`: returns the processes that hold a device's memory. `argv`: command of
-    the child, None for our own. `proposal_limit_s`: time limit of the search for proposals.
+class WorkRunner:
+    """Runs the effects that take time, each in a worker thread of its own.
 
-    `sequences`: the folder in which children may save sequences, None for none. It is made before a child starts,
-    because a confined child can only write to folders that exist then.
+    `cache`: probes so far.
+    `holders`: returns the processes that hold a device's memory.
+    `proposal_limit_s`: time limit of the search for proposals, in seconds.
+    `argv`: command of the child; None for the real one.
+    `sequences`: folder in which children may save KV states; None if they may not.
     """
 
     cache: ProbeCache
-    holders: Callable[[Device], tuple[MemoryHolder, ...]] = nobody
+    holders: Callable[[Device], tuple[MemoryHolder, ...]] = no_holders
     proposal_limit_s: float = PROPOSAL_LIMIT_S
     argv: Sequence[str] | None = None
     sequences: Path | None = None
@@ -89,8 +92,9 @@ class Workshop:
                 return self._explain(work, cancel)
 
     def _prepare(self, work: effects.Prepare) -> inputs.Work:
-        # Other threads go on planning during the load, so that this plan gets tables of its own.
+        # Other threads go on planning during the load, and a model's tables are for one thread at a time.
         plan = work.plan.with_own_tables()
+        # Landlock allows a child to write only to folders that exist when it gives up its rights.
         if self.sequences is not None:
             with suppress(OSError):  # a child that cannot save says so when it is asked to
                 self.sequences.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -98,7 +102,7 @@ class Workshop:
             request = load_request(plan, sequences=self.sequences)
         except EngineError as error:
             return inputs.Refused(work.ticket, Failed(kind=error.kind, message=error.summary()))
-        # Computed here because it may take long, and the machine must not.
+        # The forecast is computed on first use. Here it may take long; the machine runs under a lock in any thread.
         assert plan.forecast
         return inputs.Prepared(work.ticket, plan, request)
 
@@ -107,7 +111,7 @@ class Workshop:
         return inputs.Forecasted(work.ticket, plan, FitReport(plan.forecast).fits)
 
     def _probed(self, plan: Plan, cancel: CancelToken) -> Plan:
-        """Return `plan` with the engine's own forecast; as it is where the engine cannot be asked: a load says why."""
+        """Return `plan` with llama.cpp's forecast, or unchanged if the probe fails: the load then tells the cause."""
         try:
             with Probes(cache=self.cache, argv=self.argv, cancel=cancel) as probes:
                 return probes.probed(plan)
@@ -118,7 +122,7 @@ class Workshop:
         return inputs.Chosen(work.ticket, step_back(work.asked.plan, work.tried, work.asked.retry.constraints))
 
     def _explain(self, work: effects.Explain, cancel: CancelToken) -> inputs.Work:
-        # Only a load that failed has any use for the searches: most children and windows never do.
+        # Only a failed load needs the searches. Their modules would delay the start of every window.
         from engine.runtime.probing.proposal_checks import ProposalCheck, missing_bytes
 
         plan, limit_s = work.plan, self.proposal_limit_s
@@ -131,7 +135,7 @@ class Workshop:
 
 @dataclass(frozen=True, slots=True)
 class DriverOptions:
-    """`argv`: command of the child, None for our own. Times in seconds."""
+    """Options of a driver. `argv`: command of the child; None for the real one. Times in seconds."""
 
     stall_timeout_s: float = DEFAULT_STALL_TIMEOUT_S
     stop_timeout_s: float = STOP_TIMEOUT_S
@@ -139,8 +143,12 @@ class DriverOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
-    """The result of one input, for the driver's thread: a new snapshot, which is reported first, and effects."""
+class _Result:
+    """Result of one input, for the session's thread: the snapshot, which is reported first, and the effects.
+
+    `snapshot`: None if the public state did not change.
+    `is_message`: the input was a message of the child, which frees a place for another one.
+    """
 
     snapshot: Snapshot | None
     effects: tuple[effects.Effect, ...]
@@ -148,20 +156,20 @@ class _Turn:
 
 
 class Driver:
-    """`take`, `ask` and `close` may be called from any thread; all else runs in the driver's own."""
+    """Runs the machine of one session. `take`, `ask` and `close` are for any thread; the rest is for its own thread."""
 
-    def __init__(self, receiver: Receiver, workshop: Workshop, options: DriverOptions) -> None:
-        self._receiver, self._workshop, self._options = receiver, workshop, options
+    def __init__(self, receiver: Receiver, runner: WorkRunner, options: DriverOptions) -> None:
+        self._receiver, self._runner, self._options = receiver, runner, options
         self._lock = threading.Lock()
         # Guarded by the lock; state and snapshot are replaced whole, so that they may be read anywhere.
         self._state = State(stop_timeout_s=options.stop_timeout_s)
         self.snapshot = snapshot_of(self._state)
         self._thread: threading.Thread | None = None
-        self._turns: queue.SimpleQueue[_Turn] = queue.SimpleQueue()
-        self._streams: dict[int, queue.SimpleQueue[RequestEvent]] = {}
-        """Queues of requests whose events do not go to the receiver, by number."""
+        self._results: queue.SimpleQueue[_Result] = queue.SimpleQueue()
+        self._streams: dict[int, Callable[[RequestEvent], None]] = {}
+        """Receiver of each open stream, by the number of its request."""
         self._room = threading.Semaphore(_MAX_WAITING_MESSAGES)
-        # From here on only the driver's thread uses them.
+        # From here on: used by the session's thread only.
         self._children: dict[int, ChildProcess] = {}
         self._timers: dict[int, float] = {}
         self._works: dict[int, tuple[CancelToken, threading.Thread]] = {}
@@ -173,30 +181,31 @@ class Driver:
         """Give the machine an input, and return the state after it.
 
         Raises:
-            ArgumentError: for a command that is refused.
+            ArgumentError: the machine refuses the command.
         """
         with self._lock:
             return self._advance(event)
 
-    def ask(self, request: AnyModelRequest, events: queue.SimpleQueue[RequestEvent] | None = None) -> int:
-        """Ask the loaded model, and return the number of the request; raises as `take` does.
+    def ask(self, request: AnyModelRequest, receiver: Callable[[RequestEvent], None] | None = None) -> int:
+        """Send a request to the loaded model, and return its number. Raises as `take` does.
 
-        Its events go to the queue `events` if there is one, and to the receiver otherwise.
+        Its events go to `receiver`, or to the receiver of the session if that is None.
         """
         with self._lock:
             number = self._advance(inputs.Ask(request)).asked - 1
-            if events is not None:
-                # Messages of the child are taken under this lock, so that no event of the request can come before.
-                self._streams[number] = events
+            if receiver is not None:
+                # Messages of the child are taken under the same lock: no event can come before its receiver is known.
+                self._streams[number] = receiver
             return number
 
     def close(self) -> None:
-        """End everything and wait a bounded time; a second call only waits. The driver's own thread does not wait."""
+        """End everything, and wait a bounded time unless this is the session's thread. A second call only waits."""
         with self._lock:
             self._advance(inputs.Close())
             thread = self._thread
         if thread is None or thread is threading.current_thread():
             return
+        # In this order: the session's thread ends the child, and the child's end reports to the session.
         thread.join(_CLOSE_TIMEOUT_S)
         if self._last_child is not None:
             self._last_child.wait(_JOIN_S)
@@ -210,14 +219,16 @@ class Driver:
         except ArgumentError:
             raise
         except Exception:
+            # The state before is still sound, because `advance` is pure. `Bug` ends what runs with an ending.
             _log.exception("the machine failed with %s", type(event).__name__)
             self._state, wanted = advance(before, inputs.Bug())
+        # Many inputs change nothing public, such as most messages: then there is no new snapshot to report.
         number = self.snapshot.number + 1
         snapshot = self.snapshot if self._state is before else snapshot_of(self._state, number)
         shown = None if snapshot == self.snapshot else snapshot
         self.snapshot = snapshot
         if shown is not None or wanted or is_message or self._state.is_over:
-            self._turns.put(_Turn(shown, wanted, is_message))
+            self._results.put(_Result(shown, wanted, is_message))
             self._start()
         return self._state
 
@@ -227,10 +238,11 @@ class Driver:
             self._thread.start()
 
     def _on_message(self, child: int, message: AnyMessage) -> None:
-        """Take a message in the child's reader thread, which waits while too many messages are unread."""
+        """Take a message of the child, in its reader thread."""
+        # Wait here, not in the lock: back-pressure for a child that writes faster than the receiver reads.
         self._room.acquire()
         with self._lock:
-            self._advance(inputs.ChildSaid(child, message), is_message=True)
+            self._advance(inputs.ChildMessage(child, message), is_message=True)
 
     def _on_child_ended(self, child: int, outcome: ProcessOutcome) -> None:
         self.take(inputs.ChildEnded(child, outcome))
@@ -240,32 +252,33 @@ class Driver:
     def _run(self) -> None:
         over = False
         while not over:
-            turn = self._next_turn()
-            if turn is not None:
-                self._perform(turn)
-            over = self._state.is_over and self._turns.empty()
+            result = self._next_result()
+            if result is not None:
+                self._perform(result)
+            over = self._state.is_over and self._results.empty()
 
-    def _next_turn(self) -> _Turn | None:
-        """Return the next turn; None after a timer has rung, which goes first."""
+    def _next_result(self) -> _Result | None:
+        """Wait for the next result; None if a timer expired instead, which goes first."""
         if not self._timers:
-            return self._turns.get()
+            return self._results.get()
         timer, due_s = min(self._timers.items(), key=lambda item: item[1])
+        # The queue is the only thing that this thread waits for, so that a timer is a time limit on that wait.
         left_s = due_s - time.monotonic()
         if left_s > 0:
             try:
-                return self._turns.get(timeout=left_s)
+                return self._results.get(timeout=left_s)
             except queue.Empty:
                 pass
         del self._timers[timer]
-        self.take(inputs.TimerRang(timer))
+        self.take(inputs.TimerExpired(timer))
         return None
 
-    def _perform(self, turn: _Turn) -> None:
-        if turn.is_message:
+    def _perform(self, result: _Result) -> None:
+        if result.is_message:
             self._room.release()
-        if turn.snapshot is not None:
-            self._tell(turn.snapshot)
-        for effect in turn.effects:
+        if result.snapshot is not None:
+            self._report(result.snapshot)
+        for effect in result.effects:
             try:
                 self._do(effect)
             except Exception:
@@ -274,10 +287,10 @@ class Driver:
 
     def _do(self, effect: effects.Effect) -> None:
         match effect:
-            case effects.Tell():
-                self._tell(effect.event)
-            case effects.TellMemory():
-                self._tell(effect.readings)
+            case effects.Report():
+                self._report(effect.event)
+            case effects.ReportMemory():
+                self._report(effect.readings)
             case effects.StartChild():
                 self._start_child(effect)
             case effects.Send():
@@ -292,25 +305,27 @@ class Driver:
                 self._timers[effect.timer] = time.monotonic() + self._ask_s
             case effects.CancelTimer():
                 self._timers.pop(effect.timer, None)
-            case effects.Abandon():
+            case effects.CancelWork():
                 self._works[effect.ticket][0].cancel()
             case _:
                 self._start_work(effect)
 
     @property
     def _ask_s(self) -> float:
-        """Time that a child has to stop by itself, so that killing it still ends within the limit."""
+        """Seconds that a child has to stop by itself, so that killing it still ends within `stop_timeout_s`."""
         return max(0.0, self._options.stop_timeout_s - _TERMINATE_S - _KILL_S)
 
-    def _tell(self, news: News) -> None:
-        if isinstance(news, RequestEvent) and news.request in self._streams:
-            assert news.request is not None
-            self._streams[news.request].put(news)
-            if isinstance(news, RequestEnding):
-                del self._streams[news.request]
-            return
+    def _report(self, news: SessionUpdate) -> None:
         try:
-            self._receiver(news)
+            # A stream is removed with its ending, before it gets it, because its receiver may raise.
+            if isinstance(news, RequestEvent) and news.request in self._streams:
+                assert news.request is not None
+                receiver = self._streams[news.request]
+                if isinstance(news, RequestEnding):
+                    del self._streams[news.request]
+                receiver(news)
+            else:
+                self._receiver(news)
         except Exception:
             _log.exception("a receiver of a session's news failed")
 
@@ -322,9 +337,10 @@ class Driver:
             stall_timeout_s=self._options.stall_timeout_s,
             environment=environment(effect.plan),
             about=effect.plan.mark,
+            # A new cache for each child: a new one has no files yet.
             before_send=MediaCache().shorten,
         )
-        # There is one child at a time: the one before has ended, and its effects have been carried out.
+        # There is one child at a time: the one before has ended, and all effects for it were carried out.
         self._children = {effect.child: child}
         self._last_child = child
         child.start()
@@ -340,7 +356,7 @@ class Driver:
     def _work(self, work: effects.Work, cancel: CancelToken) -> None:
         answer: inputs.Work
         try:
-            answer = self._workshop.do(work, cancel)
+            answer = self._runner.do(work, cancel)
         except Exception:
             _log.exception("%s of a session failed", type(work).__name__)
             answer = inputs.WorkFailed(work.ticket)

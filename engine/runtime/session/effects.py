@@ -1,6 +1,6 @@
-"""Effects: what the machine has the driver do, in this order.
+"""Effects: actions that the state machine returns, and that the driver carries out in their order.
 
-Work runs in threads of its own and reports once, under its ticket, even if it was abandoned.
+Work runs in threads of its own. Each piece reports one result under its ticket, even if it was cancelled.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from engine.runtime.session.load_order import LoadOrder
 
 @dataclass(frozen=True, slots=True)
 class StartChild:
-    """Start a child for `plan` and send it `request`. It is watched for silence until `Watch` says otherwise."""
+    """Start a child for `plan` and send it `request`. Its stall timeout runs until a `Watch` turns it off."""
 
     child: int
     plan: Plan
@@ -29,13 +29,15 @@ class StartChild:
 
 @dataclass(frozen=True, slots=True)
 class Send:
+    """Send a request to a child."""
+
     child: int
     request: protocol.AnyRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Whether a silent child counts as stalled."""
+    """Turn the stall timeout of a child on or off. It is off while the child has nothing to do."""
 
     child: int
     active: bool
@@ -43,14 +45,14 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class StopChild:
-    """Ask it to end; if that takes too long, terminate and then kill it."""
+    """Ask a child to end. If it takes too long, it is terminated, then killed."""
 
     child: int
 
 
 @dataclass(frozen=True, slots=True)
 class KillChild:
-    """End it without asking."""
+    """Kill a child without asking it to end."""
 
     child: int
 
@@ -68,7 +70,10 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Forecast the memory of each device; reports `Forecasted`. `ask_engine`: by a probe, if possible."""
+    """Forecast the memory of each device; reports `Forecasted`.
+
+    `ask_engine`: True for a probe by llama.cpp; False for the arithmetic alone.
+    """
 
     ticket: int
     plan: Plan
@@ -77,7 +82,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Choose:
-    """Choose the next layout after those that were tried for `asked`; reports `Chosen`."""
+    """Choose the next layout for the order `asked`, after those in `tried`; reports `Chosen`."""
 
     ticket: int
     asked: LoadOrder
@@ -86,7 +91,10 @@ class Choose:
 
 @dataclass(frozen=True, slots=True)
 class Greet:
-    """Greet RPC workers, some of them through tunnels (`routes`); reports `Greeted`."""
+    """Greet RPC workers; reports `Greeted`.
+
+    `routes`: local address of the tunnel for each endpoint that is reached through one.
+    """
 
     ticket: int
     endpoints: tuple[str, ...]
@@ -95,7 +103,10 @@ class Greet:
 
 @dataclass(frozen=True, slots=True)
 class Explain:
-    """Search for proposals and probe them; reports `Explained`."""
+    """After a load that ran out of memory, search for proposals and probe them; reports `Explained`.
+
+    `plan`: the plan that was ordered. `tried`: the layouts that failed. `ending`: the failure of the last one.
+    """
 
     ticket: int
     plan: Plan
@@ -105,8 +116,8 @@ class Explain:
 
 
 @dataclass(frozen=True, slots=True)
-class Abandon:
-    """Cancel work: its result is not needed any more, or only as far as it is known."""
+class CancelWork:
+    """Cancel a piece of work. It still reports a result, which may be incomplete."""
 
     ticket: int
 
@@ -116,25 +127,43 @@ class Abandon:
 
 @dataclass(frozen=True, slots=True)
 class SetTimer:
-    """Start the timer for a child that was asked to stop."""
+    """Start the stop timer: reports `TimerExpired` after the time that a child has to stop its requests."""
 
     timer: int
 
 
 @dataclass(frozen=True, slots=True)
 class CancelTimer:
+    """Cancel a timer. It may have expired a moment before."""
+
     timer: int
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class Report:
+    """Report an event to the receiver, or to the stream of its request."""
+
     event: AnyEvent
 
 
 @dataclass(frozen=True, slots=True)
-class TellMemory:
+class ReportMemory:
+    """Report readings of device memory to the receiver."""
+
     readings: protocol.DeviceMemoryReadings
 
 
 Work = Prepare | Forecast | Choose | Greet | Explain
-Effect = StartChild | Send | Watch | StopChild | KillChild | Work | Abandon | SetTimer | CancelTimer | Tell | TellMemory
+Effect = (
+    StartChild
+    | Send
+    | Watch
+    | StopChild
+    | KillChild
+    | Work
+    | CancelWork
+    | SetTimer
+    | CancelTimer
+    | Report
+    | ReportMemory
+)

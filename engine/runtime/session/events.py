@@ -1,4 +1,7 @@
-"""Events of a load and of generation, to the key of the contract: the CLI prints them, the window makes signals."""
+"""Events of loads and requests, with the keys of docs/contract.md.
+
+The command line prints them as JSON; in the window `EngineBridge` emits a Qt signal for each.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import msgspec
 from engine.base.language import tr
 from engine.devices.holder import MemoryHolder
 from engine.planning.plan.report import DeviceRow
-from engine.runtime.protocol.messages import LastWord, StopReason, TokenChoice
+from engine.runtime.protocol.messages import FinalMessage, StopReason, TokenChoice
 
 Stage = Literal["header", "fit", "allocate", "read", "context", "warm_up"]
 STAGE_WORDS: Mapping[Stage, str] = {
@@ -21,18 +24,23 @@ STAGE_WORDS: Mapping[Stage, str] = {
     "context": tr("setting up the context (KV cache and compute buffers)"),
     "warm_up": tr("warming up"),
 }
-"""What goes on in a stage, to stand after "while"; in the order of a load."""
+"""Words for each stage, in the order of a load. They follow "while" in a sentence."""
 
 
+# Structs, because the command line prints them as JSON.
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
-    """Base of all events; encodes with `event` as the first key.
+    """Base class of all events. In JSON its tag is the first key, `event`.
 
-    Where there is a `request` it is the one that the event is about; None: the load, or the model.
+    `request`, in events that have it: number of the request; None if the event is about the load or the loaded model.
     """
 
 
 class Progress(Event, frozen=True, kw_only=True, tag="progress"):
-    """`fraction` 0..1, None where the stage cannot tell; `device` is our id."""
+    """Progress of a load.
+
+    `fraction`: done part of the stage, 0 to 1; None if llama.cpp does not report it.
+    `device`: id of the device that is being filled; None if unknown.
+    """
 
     stage: Stage
     fraction: float | None = None
@@ -40,7 +48,10 @@ class Progress(Event, frozen=True, kw_only=True, tag="progress"):
 
 
 class Attempt(Event, frozen=True, kw_only=True, tag="attempt"):
-    """A layout that is tried now, where several may be: its `number` from 1, the layout in words, why this one."""
+    """A layout is tried now. Only loads that may try other layouts report this.
+
+    `number`: number of the attempt, from 1. `layout`: the layout in words. `reason`: why this layout, as a sentence.
+    """
 
     number: int
     layout: str
@@ -48,34 +59,50 @@ class Attempt(Event, frozen=True, kw_only=True, tag="attempt"):
 
 
 class Loaded(Event, frozen=True, kw_only=True, tag="loaded"):
-    """Measured rows beside the forecast, both with one row per device of the rig."""
+    """End of a load that succeeded.
+
+    `devices`: measured memory, a row for each device of the rig.
+    `forecast`: forecast memory of the same devices; empty if the forecast did not cover the model.
+    """
 
     devices: tuple[DeviceRow, ...]
     forecast: tuple[DeviceRow, ...]
 
 
 class Reading(Event, frozen=True, kw_only=True, tag="reading"):
-    """How much of a request's prompt is in the cache."""
+    """Tokens of a request's prompt that are in the KV cache so far.
+
+    `cached_tokens`: those of them that are not computed again, because an earlier request or a restored KV state begins
+    with the same tokens.
+    """
 
     request: int
     read_tokens: int
     prompt_tokens: int
+    cached_tokens: int = 0
 
 
 class Token(Event, frozen=True, kw_only=True, tag="token"):
-    """`choices` only where they were asked for (`SamplingSettings.alternatives`)."""
+    """Text of an answer as it is generated: one token, or a few.
+
+    `choices`: probabilities of these tokens; empty unless requested (`SamplingSettings.alternatives`).
+    `context_used`: tokens of the context that prompt and answer take so far; None if unknown.
+    """
 
     text: str
     choices: tuple[TokenChoice, ...] = ()
+    context_used: int | None = None
     request: int | None = None
 
 
 class Done(Event, frozen=True, kw_only=True, tag="done"):
-    """End of a generation; speeds in tokens per second.
+    """End of a generation. Speeds are in tokens per second.
 
-    `cached_tokens` of the prompt were not read again. `replaced`: why the model's own chat template was not used, empty
-    where it was; `replaced_for_log` quotes no conversation, and is in no JSON. `checkpoint_bytes`: what all checkpoints
-    of the model take of the computer's memory.
+    `prompt_tokens_per_second`: speed over the tokens that were computed, without the cached ones.
+    `cached_tokens`: tokens of the prompt that were in the KV cache already.
+    `checkpoint_bytes`: host memory taken by the checkpoints of all sequences.
+    `replaced`: why the model's chat template was not used, as a sentence; empty if it was used.
+    `replaced_for_log`: the same without quotations from the conversation. It is in no JSON.
     """
 
     prompt_tokens: int
@@ -91,16 +118,19 @@ class Done(Event, frozen=True, kw_only=True, tag="done"):
 
 
 class Answered(Event, frozen=True, kw_only=True, tag="answered"):
-    """End of a request that generates nothing, with the child's last word on it."""
+    """End of a request that generates no text. `answer`: the child's last message about it."""
 
     request: int
-    answer: LastWord
+    answer: FinalMessage
 
 
 class OutOfMemory(Event, frozen=True, kw_only=True, tag="out_of_memory"):
-    """`free_bytes` None when the device does not tell; `allocated` are rows of what had been placed before.
+    """A device refused an allocation, which ended a load or a request.
 
-    `holders` are the processes that hold most of the device's memory, where that can be told.
+    `free_bytes`: free memory at that moment; None if the device does not report it.
+    `allocated`: memory that was allocated before, a row for each device.
+    `proposals`: changes after which the load should fit, as sentences.
+    `holders`: processes that hold most of the device's memory; empty if the system does not report them.
     """
 
     stage: Stage
@@ -115,7 +145,10 @@ class OutOfMemory(Event, frozen=True, kw_only=True, tag="out_of_memory"):
 
 
 class Failed(Event, frozen=True, kw_only=True, tag="failed"):
-    """`kind` is one of the contract's words. Extra facts are in `message`."""
+    """A load or request failed, or the loaded model was lost.
+
+    `kind`: a kind of error from docs/contract.md. `message`: sentences for people.
+    """
 
     kind: str
     message: str
@@ -123,7 +156,10 @@ class Failed(Event, frozen=True, kw_only=True, tag="failed"):
 
 
 class Crashed(Event, frozen=True, kw_only=True, tag="crashed"):
-    """The child ended without its last word; exactly one of `signal` and `exit_code` is set."""
+    """The child ended by itself without an answer.
+
+    `signal`: number of the signal; None if it exited. `exit_code`: None if a signal ended it.
+    """
 
     kind: str
     signal: int | None = None
@@ -133,6 +169,8 @@ class Crashed(Event, frozen=True, kw_only=True, tag="crashed"):
 
 
 class Cancelled(Event, frozen=True, kw_only=True, tag="cancelled"):
+    """A load or request was stopped by the user. `stage`: stage that the load had reached."""
+
     stage: Stage
     request: int | None = None
 

@@ -1,4 +1,4 @@
-"""Inputs of the machine: commands, and reports of the driver."""
+"""Inputs of the state machine: commands of the session's user, and reports of the driver."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from engine.runtime.session.events import Failed
 from engine.runtime.session.load_order import LoadOrder
 
 Greetings = Mapping[str, Greeting]
-"""What workers answered to our hello, by endpoint."""
+"""Answers of RPC workers to our hello, by endpoint (`host:port`)."""
 
 # ------------------------------------------------------------------ commands
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Load `order` after stopping what runs; refused after `Close`."""
+    """Load `order`, after stopping the load or the requests that run. Refused after `Close`."""
 
     order: LoadOrder
 
@@ -37,24 +37,24 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class StopRequest:
-    """End one request."""
+    """Stop the request with this number."""
 
     id: int
 
 
 @dataclass(frozen=True, slots=True)
 class StopAll:
-    """End the running load, the waiting load, and every request."""
+    """Stop the running load, the waiting load, and every request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unload:
-    """End everything that runs, then free the loaded model."""
+    """Stop everything that runs, then end the child, which frees the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """End everything, for good."""
+    """Stop everything, end the child, and refuse later commands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +64,15 @@ class QueryMemory:
 
 Command = Load | Ask | StopRequest | StopAll | Unload | Close | QueryMemory
 
-# ------------------------------------------------------------------ what became of work (by its ticket)
+# ------------------------------------------------------------------ results of work, by its ticket
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The plan can be loaded, with this request. `plan` has tables of its own, and its forecast is computed."""
+    """The plan keeps all rules and can be loaded.
+
+    `plan`: the plan with tables of its own and a computed forecast. `request`: the request for the child.
+    """
 
     ticket: int
     plan: Plan
@@ -78,7 +81,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The plan cannot be loaded."""
+    """The plan cannot be loaded. `ending`: the ending of the load."""
 
     ticket: int
     ending: Failed
@@ -86,7 +89,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Forecasted:
-    """The plan with the best forecast of each device's memory."""
+    """The plan with the best forecast of each device's memory: probed, or estimated if that was not possible."""
 
     ticket: int
     plan: Plan
@@ -95,7 +98,7 @@ class Forecasted:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The layout to try next; None: there is no other."""
+    """The layout to try next. `found`: None if there is no other."""
 
     ticket: int
     found: NextLayout | None
@@ -103,7 +106,7 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Greeted:
-    """The answers of the workers."""
+    """The answers of the RPC workers."""
 
     ticket: int
     greetings: Greetings
@@ -120,7 +123,7 @@ class Explained:
 
 @dataclass(frozen=True, slots=True)
 class WorkFailed:
-    """An internal error in the work with this ticket, which is in the log."""
+    """The work with this ticket raised an unexpected exception, which is in the log."""
 
     ticket: int
 
@@ -129,7 +132,7 @@ class WorkFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class ChildSaid:
+class ChildMessage:
     """A message of a child."""
 
     child: int
@@ -145,16 +148,16 @@ class ChildEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class TimerRang:
-    """A timer has expired; it may have been cancelled a moment ago."""
+class TimerExpired:
+    """A timer has expired. The machine may have cancelled it just before."""
 
     timer: int
 
 
 @dataclass(frozen=True, slots=True)
 class Bug:
-    """An internal error, which is in the log. Whatever runs gets its ending."""
+    """The machine or an effect raised an unexpected exception, which is in the log. What runs is ended."""
 
 
 Work = Prepared | Refused | Forecasted | Chosen | Greeted | Explained | WorkFailed
-Input = Command | Work | ChildSaid | ChildEnded | TimerRang | Bug
+Input = Command | Work | ChildMessage | ChildEnded | TimerExpired | Bug

@@ -1,4 +1,4 @@
-"""The order to load a plan, whether other layouts may be tried instead, and the result of each attempt."""
+"""Orders to load a plan, and the layouts that were tried for one."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from engine.planning.plan.plan import Plan
 from engine.runtime.session.events import STAGE_WORDS, Cancelled, Loaded, LoadEnding, OutOfMemory
 
 DEFAULT_RETRIES = 10
-"""Default number of other layouts, if others may be tried."""
+"""Default of `RetryPolicy.retries` for loads that may try other layouts."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How many other layouts may be tried if one does not fit, and their constraints (pinned layers, devices off)."""
+    """Which other layouts may be tried if one does not fit.
+
+    `retries`: most other layouts. `constraints`: pinned layers and excluded devices.
+    """
 
     retries: int = 0
     constraints: Constraints = NO_CONSTRAINTS
@@ -26,7 +29,7 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class LoadOrder:
-    """One load: the plan, and what may be tried if it does not fit."""
+    """An order to load a plan. `retry`: whether other layouts may be tried if it does not fit."""
 
     plan: Plan
     retry: RetryPolicy = RetryPolicy()
@@ -36,24 +39,29 @@ class LoadOrder:
         return replace(self, plan=plan)
 
     def possible_endpoints(self) -> frozenset[str]:
-        """Return the workers that this load may turn to: its layout's, and every one where other layouts are tried."""
+        """Return the endpoints of RPC workers that this load may use.
+
+        They are those of the layout. If other layouts may be tried, all idle ones of the rig are added.
+        """
         used = self.plan.used_endpoints
         if not self.retry.retries:
             return frozenset(used)
-        # One that works for another model of ours has nothing free, so that no step back leads there.
+        # A worker that serves another model of this program is busy, so that no other layout uses it.
         devices = self.plan.rig.devices
         idle = (device.endpoint for device in devices if device.endpoint is not None and not device.holdings)
         return frozenset((*used, *idle))
 
 
-FIRST_REASON = tr("The layout as it was asked for.")
+FIRST_REASON = tr("The requested layout.")
 
 
 @dataclass(frozen=True, slots=True)
 class LoadAttempt:
-    """One layout that was tried. `reason`: why this one. `outcome`: a sentence, empty while it is being tried.
+    """One layout that was tried.
 
-    `loaded`: False if it was only probed, because the engine's forecast does not fit.
+    `reason`: why this layout, as a sentence.
+    `outcome`: the result as a sentence; empty while it is being tried.
+    `loaded`: whether it was loaded for real; False if it was only probed and did not fit.
     """
 
     number: int
@@ -64,13 +72,14 @@ class LoadAttempt:
 
 
 def refusal_of(event: OutOfMemory) -> Refusal:
-    """Return the refusal of a device, with the bytes that had been placed there before."""
+    """Return the refusal of a device, with the bytes that were allocated there before."""
+    # A device that is not among the rows has got nothing before.
     placed_bytes = next((row.need_bytes for row in event.allocated if row.id == event.device), 0)
     return Refusal(event.device, event.requested_bytes, event.free_bytes, placed_bytes)
 
 
 def outcome_words(ending: LoadEnding) -> str:
-    """Return the result of a layout as a sentence."""
+    """Return the outcome of an attempt as a sentence."""
     match ending:
         case Loaded():
             return tr("Loaded.")

@@ -1,4 +1,16 @@
-"""A load, step by step: from what was asked for to its one ending, over as many layouts as its retries allow."""
+"""The steps of a load in the state machine, from the order to its one ending.
+
+1. `_prepare`: the plan becomes a request (`Step.PREPARING`). A plan that breaks a rule ends the load here.
+2. If other layouts may be tried, `_try` probes the layout (FORECASTING). If it does not fit, `_choose_after` looks for
+   the next layout (CHOOSING), which is probed in turn.
+3. `_greet` asks the RPC workers (GREETING), so that a dead one costs no child.
+4. The child of the model that was loaded before ends (REPLACING), because its memory is needed.
+5. `_start` starts a child (LOADING). `LoadedModel` becomes the event `Loaded`, with measured bytes for each device.
+6. If a device refused memory, the child ends (ENDING), and the load goes on with another layout, or with proposals for
+   the user (EXPLAINING). If the child was lost, `machine.py` looks for the lost device (DIAGNOSING).
+
+`_finish` is the only place that reports an ending.
+"""
 
 from __future__ import annotations
 
@@ -29,291 +41,313 @@ from engine.runtime.session.reports import failed_event, loaded_event, out_of_me
 from engine.runtime.session.state import (
     Child,
     LoadedInfo,
+    LoadProgress,
     LoadResult,
     LoadRun,
-    StageMark,
     Step,
-    Turn,
+    Transition,
     out_of_memory_ending,
 )
 
 INTERNAL_FAILURE = Failed(kind="internal", message=tr("An internal error ended this. The log has the details."))
 
 
-def begin(turn: Turn, order: LoadOrder) -> None:
-    """Begin a load; nothing else runs."""
-    turn.change(load=LoadRun(order, order.plan), last=None, has_failed=False)
-    _tell_beginning(turn)
-    _prepare(turn)
+def begin(transition: Transition, order: LoadOrder) -> None:
+    """Begin a load. Nothing else may be running."""
+    transition.change(load=LoadRun(order, order.plan), last=None, has_failed=False)
+    _tell_beginning(transition)
+    _prepare(transition)
 
 
 def cancelled_before_it_began() -> Cancelled:
-    """Return the ending of a load that only waited."""
+    """Return the ending of a load that was cancelled while it waited."""
     return Cancelled(stage="header")
 
 
-def cancel(turn: Turn) -> None:
-    """End the load that runs, if there is one. What waits for a process of ours ends when that is gone."""
-    load = turn.state.load
+def cancel(transition: Transition) -> None:
+    """Cancel the running load, if there is one.
+
+    While it waits for work that starts no process, it ends at once. Otherwise it ends when that process has ended.
+    """
+    load = transition.state.load
     if load is None or load.cancelled:
         return
-    turn.change_load(cancelled=True)
+    transition.change_load(cancelled=True)
     if load.ticket is not None:
-        turn.do(effects.Abandon(load.ticket))
+        transition.do(effects.CancelWork(load.ticket))
+    # FORECASTING and EXPLAINING run probing children, which hold device memory until they have ended. A load that
+    # begins before that would find less memory than its forecast says.
     if load.step in (Step.PREPARING, Step.CHOOSING, Step.GREETING):
-        _finish(turn, Cancelled(stage=load.mark.stage))
+        _finish(transition, Cancelled(stage=load.progress.stage))
     elif load.step is Step.LOADING:
-        turn.send(Stop())
-        turn.stop_child()
+        transition.send(Stop())
+        transition.stop_child()
 
 
-def conclude(turn: Turn, ending: LoadEnding) -> None:
-    """The layout that was tried for real has come to this; its child is gone. Another may follow."""
-    load = turn.load
+def conclude(transition: Transition, ending: LoadEnding) -> None:
+    """Take the ending of a layout that was loaded for real, after its child has ended; perhaps try another layout."""
+    load = transition.load
     if load.cancelled:
-        _finish(turn, Cancelled(stage=load.mark.stage))
+        _finish(transition, Cancelled(stage=load.progress.stage))
     elif not isinstance(ending, OutOfMemory):
-        _finish(turn, ending)
+        _finish(transition, ending)
     else:
         tried = Tried(load.plan.edit.layout, load.plan.forecast, refusal_of(ending), load.tenths)
-        turn.change_load(ending=ending)
-        _note(turn, outcome_words(ending))
-        _choose_after(turn, tried)
+        transition.change_load(ending=ending)
+        _note(transition, outcome_words(ending))
+        _choose_after(transition, tried)
 
 
-def give_up(turn: Turn) -> None:
-    """End the load after an error of ours."""
-    load = turn.load
+def give_up(transition: Transition) -> None:
+    """End the load after an internal error."""
+    load = transition.load
     if load.step is Step.EXPLAINING:
-        _finish(turn, out_of_memory_ending(load))
-    elif turn.state.child is not None and load.step in (Step.LOADING, Step.ENDING, Step.REPLACING):
+        _finish(transition, out_of_memory_ending(load))
+    elif transition.state.child is not None and load.step in (Step.LOADING, Step.ENDING, Step.REPLACING):
         step = load.step if load.step is Step.REPLACING else Step.ENDING
-        turn.change_load(step=step, ending=load.ending or INTERNAL_FAILURE)
-        turn.stop_child()
+        transition.change_load(step=step, ending=load.ending or INTERNAL_FAILURE)
+        transition.stop_child()
     else:
-        _finish(turn, INTERNAL_FAILURE)
+        _finish(transition, INTERNAL_FAILURE)
 
 
-# ------------------------------------------------------------------ what work has found
+# ------------------------------------------------------------------ results of work
 
 
-def take_work(turn: Turn, answer: inputs.Work) -> None:
-    """Go on with what the load has waited for; what it does not wait for comes too late and is nothing."""
-    if not turn.take_answer(answer.ticket):
+def take_work(transition: Transition, answer: inputs.Work) -> None:
+    """Go on with the result of work. A result that the load does not wait for (any more) is ignored."""
+    if not transition.take_answer(answer.ticket):
         return
     match answer:
         case inputs.Prepared():
-            _take_prepared(turn, answer)
+            _take_prepared(transition, answer)
         case inputs.Refused():
-            conclude(turn, answer.ending)
+            conclude(transition, answer.ending)
         case inputs.Forecasted():
-            _take_forecast(turn, answer)
+            _take_forecast(transition, answer)
         case inputs.Chosen():
-            _take_choice(turn, answer.found)
+            _take_choice(transition, answer.found)
         case inputs.Greeted():
-            _take_greetings(turn, answer.greetings)
+            _take_greetings(transition, answer.greetings)
         case inputs.Explained():
             ending = msgspec.structs.replace(
-                out_of_memory_ending(turn.load),
+                out_of_memory_ending(transition.load),
                 proposals=tuple(each.text for each in answer.proposals),
                 holders=answer.holders,
             )
-            _finish(turn, ending, answer)
+            _finish(transition, ending, answer)
         case inputs.WorkFailed():
-            give_up(turn)
+            give_up(transition)
 
 
-def _prepare(turn: Turn) -> None:
-    turn.await_work(Step.PREPARING, partial(effects.Prepare, plan=turn.load.plan))
+def _prepare(transition: Transition) -> None:
+    transition.await_work(Step.PREPARING, partial(effects.Prepare, plan=transition.load.plan))
 
 
-def _take_prepared(turn: Turn, answer: inputs.Prepared) -> None:
-    load = turn.load
-    turn.change_load(plan=answer.plan, base=load.base or answer.plan, request=answer.request)
+def _take_prepared(transition: Transition, answer: inputs.Prepared) -> None:
+    load = transition.load
+    transition.change_load(plan=answer.plan, base=load.base or answer.plan, request=answer.request)
     if load.is_real or not load.asked.retry.retries:
-        _greet(turn)
+        _greet(transition)
     else:
-        _try(turn, answer.plan, FIRST_REASON)
+        _try(transition, answer.plan, FIRST_REASON)
 
 
-def _try(turn: Turn, plan: Plan, reason: str, tenths: int = 0) -> None:
-    """Begin with a layout: what does the engine say?"""
-    attempt = LoadAttempt(len(turn.load.attempts) + 1, plan.edit.layout, reason)
-    turn.change_load(plan=plan, tenths=tenths, is_real=False, attempts=(*turn.load.attempts, attempt))
-    turn.tell(Attempt(number=attempt.number, layout=layout_words(plan.edit.layout), reason=reason))
-    held = turn.state.child
+def _try(transition: Transition, plan: Plan, reason: str, tenths: int = 0) -> None:
+    """Begin an attempt with a layout: forecast its memory, by a probe if llama.cpp can be asked."""
+    attempt = LoadAttempt(len(transition.load.attempts) + 1, plan.edit.layout, reason)
+    transition.change_load(plan=plan, tenths=tenths, is_real=False, attempts=(*transition.load.attempts, attempt))
+    transition.report(Attempt(number=attempt.number, layout=layout_words(plan.edit.layout), reason=reason))
+    # An RPC server serves one client at a time, and the model that is still loaded holds the connection: a probe would
+    # wait for it without end. The arithmetic has to do then.
+    held = transition.state.child
     rig_endpoints = {device.endpoint for device in plan.rig.devices if device.endpoint is not None}
     can_ask = held is None or held.plan.used_endpoints.keys().isdisjoint(rig_endpoints)
-    turn.await_work(Step.FORECASTING, partial(effects.Forecast, plan=plan, ask_engine=can_ask))
+    transition.await_work(Step.FORECASTING, partial(effects.Forecast, plan=plan, ask_engine=can_ask))
 
 
-def _take_forecast(turn: Turn, answer: inputs.Forecasted) -> None:
-    if turn.load.cancelled:
-        _note(turn, tr("Cancelled."), loaded=False)
-        _finish(turn, Cancelled(stage="fit"))
+def _take_forecast(transition: Transition, answer: inputs.Forecasted) -> None:
+    if transition.load.cancelled:
+        _note(transition, tr("Cancelled."), loaded=False)
+        _finish(transition, Cancelled(stage="fit"))
         return
-    turn.change_load(plan=answer.plan)
+    transition.change_load(plan=answer.plan)
     if answer.fits:
-        _load_really(turn)
+        _load_really(transition)
     else:
-        _choose_after(turn, Tried(answer.plan.edit.layout, answer.plan.forecast, tenths=turn.load.tenths))
+        _choose_after(transition, Tried(answer.plan.edit.layout, answer.plan.forecast, tenths=transition.load.tenths))
 
 
-def _choose_after(turn: Turn, tried: Tried) -> None:
-    """Look for another layout after one that did not fit, where one more may be tried."""
-    load = turn.load
-    turn.change_load(latest=tried)
+def _choose_after(transition: Transition, tried: Tried) -> None:
+    """After a layout that did not fit, look for another one if the retry policy allows one more."""
+    load = transition.load
+    transition.change_load(latest=tried)
     history = (*load.tried, tried)
+    # Attempts are counted only if others may be tried; the first one is the layout of the order.
     if load.attempts and len(load.attempts) <= load.asked.retry.retries:
-        turn.await_work(Step.CHOOSING, partial(effects.Choose, asked=load.asked.with_plan(_base(turn)), tried=history))
+        transition.await_work(
+            Step.CHOOSING, partial(effects.Choose, asked=load.asked.with_plan(_base(transition)), tried=history)
+        )
     else:
-        _take_choice(turn, None)
+        _take_choice(transition, None)
 
 
-def _take_choice(turn: Turn, found: NextLayout | None) -> None:
-    load, tried = turn.load, turn.load.latest
+def _take_choice(transition: Transition, found: NextLayout | None) -> None:
+    load, tried = transition.load, transition.load.latest
     assert tried is not None
+    # No refusal: the layout was not loaded, because its forecast does not fit.
     only_forecast = tried.refusal is None
     if found is None and only_forecast:
-        # A forecast refuses nothing: where no other layout is left to try, this one is loaded all the same.
-        _load_really(turn)
+        # A forecast refuses nothing (docs/contract.md): if no other layout is left, this one is loaded all the same.
+        _load_really(transition)
         return
-    turn.change_load(latest=None, tried=(*load.tried, tried))
+    transition.change_load(latest=None, tried=(*load.tried, tried))
     if found is None:
-        _explain(turn)
+        _explain(transition)
         return
     if only_forecast:
         _note(
-            turn,
-            tr("Not loaded: the engine's plan is short on {shortage}.", shortage=shortage_words(tried.rows)),
+            transition,
+            tr(
+                "Not loaded: short on {shortage}, according to the engine's forecast.",
+                shortage=shortage_words(tried.rows),
+            ),
             loaded=False,
         )
-    outcome = turn.load.attempts[-1].outcome
-    turn.change_load(request=None, ending=None)
+    outcome = transition.load.attempts[-1].outcome
+    transition.change_load(request=None, ending=None)
     _try(
-        turn,
-        _base(turn).with_layout(found.layout),
+        transition,
+        _base(transition).with_layout(found.layout),
         tr("{outcome} Moved: {change}.", outcome=outcome, change=found.change),
         found.tenths,
     )
 
 
-def _explain(turn: Turn) -> None:
-    load = turn.load
+def _explain(transition: Transition) -> None:
+    load = transition.load
     explain = partial(
         effects.Explain,
-        plan=_base(turn),
+        plan=_base(transition),
         tried=load.tried,
         ending=out_of_memory_ending(load),
         constraints=load.asked.retry.constraints,
     )
-    turn.await_work(Step.EXPLAINING, explain)
+    transition.await_work(Step.EXPLAINING, explain)
 
 
-def _base(turn: Turn) -> Plan:
-    """Return the plan that was asked for, as it may be planned with."""
-    assert turn.load.base is not None
-    return turn.load.base
+def _base(transition: Transition) -> Plan:
+    """Return the ordered plan with tables of its own, for planning in a worker thread."""
+    assert transition.load.base is not None
+    return transition.load.base
 
 
 # ------------------------------------------------------------------ one layout, for real
 
 
-def _tell_beginning(turn: Turn) -> None:
-    for mark in (StageMark("header"), StageMark("fit")):
-        turn.change_load(mark=mark)
-        turn.tell(mark.progress())
+def _tell_beginning(transition: Transition) -> None:
+    for mark in (LoadProgress("header"), LoadProgress("fit")):
+        transition.change_load(progress=mark)
+        transition.report(mark.event())
 
 
-def _load_really(turn: Turn) -> None:
-    _tell_beginning(turn)
-    turn.change_load(is_real=True)
-    if turn.load.request is None:
-        _prepare(turn)
+def _load_really(transition: Transition) -> None:
+    _tell_beginning(transition)
+    transition.change_load(is_real=True)
+    if transition.load.request is None:
+        _prepare(transition)
     else:
-        _greet(turn)
+        _greet(transition)
 
 
-def _greet(turn: Turn) -> None:
-    """Ask the layout's workers; those that what is loaded holds serve nobody else, and are asked after its end."""
-    endpoints = tuple(turn.load.plan.used_endpoints)
-    held = turn.state.child.plan.used_endpoints if turn.state.child is not None else {}
-    turn.change_load(unchecked=tuple(each for each in endpoints if each in held))
-    _greet_now(turn, tuple(each for each in endpoints if each not in held))
+def _greet(transition: Transition) -> None:
+    """Greet the RPC workers of the layout. Those that the loaded model holds are greeted after its child has ended."""
+    # A worker serves one client at a time, so that it would not answer while the old child is connected.
+    endpoints = tuple(transition.load.plan.used_endpoints)
+    held = transition.state.child.plan.used_endpoints if transition.state.child is not None else {}
+    transition.change_load(unchecked=tuple(each for each in endpoints if each in held))
+    _greet_now(transition, tuple(each for each in endpoints if each not in held))
 
 
-def _greet_now(turn: Turn, endpoints: tuple[str, ...]) -> None:
+def _greet_now(transition: Transition, endpoints: tuple[str, ...]) -> None:
     if endpoints:
-        turn.await_work(Step.GREETING, partial(effects.Greet, endpoints=endpoints, routes=turn.load.plan.routes))
+        transition.await_work(
+            Step.GREETING, partial(effects.Greet, endpoints=endpoints, routes=transition.load.plan.routes)
+        )
     else:
-        _take_greetings(turn, {})
+        _take_greetings(transition, {})
 
 
-def _take_greetings(turn: Turn, greetings: Greetings) -> None:
-    refused = refusal(greetings, turn.load.plan.used_endpoints)
+def _take_greetings(transition: Transition, greetings: Greetings) -> None:
+    refused = refusal(greetings, transition.load.plan.used_endpoints)
     if refused is not None:
-        conclude(turn, refused)
-    elif turn.state.child is not None:
-        turn.change_load(step=Step.REPLACING)
-        turn.change(loaded=None, context_used=None)
-        turn.stop_child()
+        conclude(transition, refused)
+    # The point of no return: from here on the model loaded before is gone, even if the new one fails.
+    elif transition.state.child is not None:
+        transition.change_load(step=Step.REPLACING)
+        transition.change(loaded=None, context_used=None)
+        transition.stop_child()
     else:
-        _start(turn)
+        _start(transition)
 
 
-def _start(turn: Turn) -> None:
-    """Start the child, once nothing is left to be asked."""
-    unchecked = turn.load.unchecked
+def _start(transition: Transition) -> None:
+    """Start the child, after greeting the RPC workers that the old child held."""
+    unchecked = transition.load.unchecked
     if unchecked:
-        turn.change_load(unchecked=())
-        _greet_now(turn, unchecked)
+        transition.change_load(unchecked=())
+        _greet_now(transition, unchecked)
         return
-    load, number = turn.load, turn.number()
+    # A number tells messages of this child from late ones of an earlier child (`machine._is_of_child`).
+    load, number = transition.load, transition.number()
     assert load.request is not None
-    turn.change_load(step=Step.LOADING)
-    turn.change(child=Child(number, load.plan))
-    turn.do(effects.StartChild(number, load.plan, load.request))
+    transition.change_load(step=Step.LOADING)
+    transition.change(child=Child(number, load.plan))
+    transition.do(effects.StartChild(number, load.plan, load.request))
 
 
-def take_message(turn: Turn, message: AnyMessage) -> None:
-    """Take what the load's own child says."""
-    load = turn.load
+def take_message(transition: Transition, message: AnyMessage) -> None:
+    """Take a message of the child that loads."""
+    load = transition.load
     if load.cancelled:
         return
     match message:
         case Hello():
-            turn.change_child(greeted=True)
+            transition.change_child(greeted=True)
         case StageProgress():
-            _take_progress(turn, message)
+            _take_progress(transition, message)
         case LoadedModel() if load.ending is None:
-            _become_ready(turn, message)
+            _become_ready(transition, message)
         case AllocationFailure():
-            _keep_ending(turn, out_of_memory_event(load.plan.rig, message))
+            _keep_ending(transition, out_of_memory_event(load.plan.rig, message))
         case Failure():
-            _keep_ending(turn, failed_event(message))
+            _keep_ending(transition, failed_event(message))
         case Stopped():
-            _keep_ending(turn, Cancelled(stage=message.stage))
+            _keep_ending(transition, Cancelled(stage=message.stage))
 
 
-def _take_progress(turn: Turn, message: StageProgress) -> None:
-    mark = turn.load.mark.after(message)
-    if mark is not None and turn.load.ending is None:
-        turn.change_load(mark=mark)
-        turn.tell(mark.progress(message.device))
+def _take_progress(transition: Transition, message: StageProgress) -> None:
+    mark = transition.load.progress.after(message)
+    if mark is not None and transition.load.ending is None:
+        transition.change_load(progress=mark)
+        transition.report(mark.event(message.device))
 
 
-def _keep_ending(turn: Turn, ending: LoadEnding) -> None:
-    """Keep the child's last word on this load; it is told when the child's memory is free again."""
-    if turn.load.ending is None:
-        turn.change_load(step=Step.ENDING, ending=ending)
-        turn.stop_child()
+def _keep_ending(transition: Transition, ending: LoadEnding) -> None:
+    """Note how the load ended, and stop the child.
+
+    The ending is reported after the child has ended: only then is its memory free for another attempt.
+    """
+    if transition.load.ending is None:
+        transition.change_load(step=Step.ENDING, ending=ending)
+        transition.stop_child()
 
 
-def _become_ready(turn: Turn, message: LoadedModel) -> None:
-    load = turn.load
+def _become_ready(transition: Transition, message: LoadedModel) -> None:
+    load = transition.load
     assert load.request is not None
     event = loaded_event(load.plan, message)
-    turn.change(
+    transition.change(
         loaded=LoadedInfo(
             order=load.asked.with_plan(load.plan),
             n_ctx=message.n_ctx,
@@ -330,43 +364,47 @@ def _become_ready(turn: Turn, message: LoadedModel) -> None:
         ),
         context_used=None,
     )
-    turn.watch(False)
-    _finish(turn, event)
+    # An idle child is silent. It is watched again with the first request.
+    transition.watch(False)
+    _finish(transition, event)
 
 
-def take_child_end(turn: Turn, diagnose: Callable[[], None]) -> None:
-    """The child has gone, ours or the one before; `diagnose` finds out why, where nothing was said."""
-    load = turn.load
+def take_child_end(transition: Transition, diagnose: Callable[[], None]) -> None:
+    """Take the end of the child: the one that loads, or the one of the model loaded before.
+
+    `diagnose` finds the cause if the child ended without saying one.
+    """
+    load = transition.load
     match load.step:
         case Step.LOADING | Step.ENDING | Step.REPLACING if load.cancelled:
-            _finish(turn, Cancelled(stage=load.mark.stage))
+            _finish(transition, Cancelled(stage=load.progress.stage))
         case Step.ENDING | Step.REPLACING if load.ending is not None:
-            conclude(turn, load.ending)
+            conclude(transition, load.ending)
         case Step.LOADING:
             diagnose()
         case Step.REPLACING:
-            _start(turn)
+            _start(transition)
         case _:
-            pass  # What was loaded before was lost meanwhile: that is no ending of this load.
+            pass  # The model loaded before was lost meanwhile. The new load needs no child yet, and goes on.
 
 
 # ------------------------------------------------------------------ the end
 
 
-def _note(turn: Turn, outcome: str, *, loaded: bool = True) -> None:
-    """Say of the latest attempt what became of it, if nothing is said yet."""
-    attempts = turn.load.attempts
+def _note(transition: Transition, outcome: str, *, loaded: bool = True) -> None:
+    """Set the outcome of the latest attempt, unless it has one."""
+    attempts = transition.load.attempts
     if attempts and not attempts[-1].outcome:
-        turn.change_load(attempts=(*attempts[:-1], replace(attempts[-1], outcome=outcome, loaded=loaded)))
+        transition.change_load(attempts=(*attempts[:-1], replace(attempts[-1], outcome=outcome, loaded=loaded)))
 
 
-def _finish(turn: Turn, ending: LoadEnding, explained: inputs.Explained | None = None) -> None:
-    """End the load: the one place where that is told."""
-    _note(turn, outcome_words(ending), loaded=turn.load.is_real)
+def _finish(transition: Transition, ending: LoadEnding, explained: inputs.Explained | None = None) -> None:
+    """End the load and report its ending. No other function does that."""
+    _note(transition, outcome_words(ending), loaded=transition.load.is_real)
     proposals = () if explained is None else explained.proposals
-    turn.change(
+    transition.change(
         load=None,
-        last=LoadResult(turn.load.attempts, ending, proposals),
-        has_failed=turn.state.child is None and not isinstance(ending, Cancelled),
+        last=LoadResult(transition.load.attempts, ending, proposals),
+        has_failed=transition.state.child is None and not isinstance(ending, Cancelled),
     )
-    turn.tell(ending)
+    transition.report(ending)

@@ -1,8 +1,11 @@
-"""The machine of one open model: what goes in, and what state and effects come of it. It does nothing by itself.
+"""State machine of one open model: a pure function from state and input to state and effects.
 
-Promises, which `tests/engine/runtime/session` drives it against: each load and each request has exactly one ending;
-nothing starts after close; what was loaded stays until the new layout is tried for real; a child that is gone is left
-alone.
+It does no input or output and reads no clock. `driver.py` carries out the effects, and reports as inputs what happens.
+This module takes commands and sorts reports; `loads.py` has the steps of a load, `answers.py` the requests.
+
+Promises, which `tests/engine/runtime/session` checks with random inputs: each load and each request has exactly one
+ending; nothing starts after close; the loaded model stays until the new layout is loaded for real; no effect names a
+child that has ended.
 """
 
 from __future__ import annotations
@@ -18,208 +21,228 @@ from engine.runtime.session import answers, effects, inputs, loads
 from engine.runtime.session.effects import Effect
 from engine.runtime.session.events import Crashed, Failed, Stage
 from engine.runtime.session.inputs import Greetings, Input
-from engine.runtime.session.reports import crash_event, lost_event
-from engine.runtime.session.state import Loss, State, Step, Turn
+from engine.runtime.session.reports import crash_event, lost_event, memory_event
+from engine.runtime.session.state import Loss, State, Step, Transition
 
 
 def advance(state: State, event: Input) -> tuple[State, tuple[Effect, ...]]:
-    """Return the state after `event`, and what is to be done.
+    """Return the state after `event`, and the effects to carry out in their order.
 
     Raises:
-        ArgumentError: for a command that is refused; then nothing has changed.
+        ArgumentError: a command is refused; nothing has changed.
     """
-    turn = Turn(state)
-    _take(turn, event)
-    _settle(turn)
-    return turn.state, tuple(turn.effects)
+    transition = Transition(state)
+    _take(transition, event)
+    _settle(transition)
+    return transition.state, tuple(transition.effects)
 
 
-def _take(turn: Turn, event: Input) -> None:
+def _take(transition: Transition, event: Input) -> None:
     if isinstance(event, inputs.Command):
-        _take_command(turn, event)
+        _take_command(transition, event)
         return
     match event:
-        case inputs.ChildSaid():
-            if _is_of_child(turn, event.child):
-                _take_message(turn, event.message)
+        case inputs.ChildMessage():
+            if _is_of_child(transition, event.child):
+                _take_message(transition, event.message)
         case inputs.ChildEnded():
-            if _is_of_child(turn, event.child):
-                _take_child_end(turn, event)
-        case inputs.TimerRang():
-            if event.timer == turn.state.stop_timer:
-                answers.kill(turn)
+            if _is_of_child(transition, event.child):
+                _take_child_end(transition, event)
+        case inputs.TimerExpired():
+            if event.timer == transition.state.stop_timer:
+                answers.kill(transition)
         case inputs.Bug():
-            _take_bug(turn)
+            _take_bug(transition)
         case _:
-            _take_work(turn, event)
+            _take_work(transition, event)
 
 
 # ------------------------------------------------------------------ commands
 
 
-def _take_command(turn: Turn, command: inputs.Command) -> None:
+def _take_command(transition: Transition, command: inputs.Command) -> None:
     match command:
         case inputs.Load():
-            _take_load(turn, command)
+            _take_load(transition, command)
         case inputs.Ask():
-            answers.ask(turn, command.request)
+            answers.ask(transition, command.request)
         case inputs.StopRequest():
-            answers.stop(turn, command.id)
+            answers.stop(transition, command.id)
         case inputs.StopAll():
-            _stop_all(turn)
+            _stop_all(transition)
         case inputs.Unload():
-            _stop_all(turn)
-            turn.change(unload_wanted=True)
+            _stop_all(transition)
+            transition.change(unload_wanted=True)
         case inputs.Close():
-            turn.change(closing=True)
-            _stop_all(turn)
+            transition.change(closing=True)
+            _stop_all(transition)
         case inputs.QueryMemory():
-            if turn.state.loaded is not None and not turn.child.ending:
-                turn.send(DeviceMemoryQuery())
+            if transition.state.loaded is not None and not transition.child.ending:
+                transition.send(DeviceMemoryQuery())
 
 
-def _take_load(turn: Turn, command: inputs.Load) -> None:
-    if turn.state.closing:
-        raise ArgumentError(tr("The model is closed; nothing is loaded for it any more."))
-    _forget_waiting(turn)
-    turn.change(waiting=command.order)
-    _stop_what_runs(turn)
+def _take_load(transition: Transition, command: inputs.Load) -> None:
+    if transition.state.closing:
+        raise ArgumentError(tr("This model was closed. Open it again to load it."))
+    _forget_waiting(transition)
+    transition.change(waiting=command.order)
+    _stop_what_runs(transition)
 
 
-def _stop_all(turn: Turn) -> None:
-    _forget_waiting(turn)
-    _stop_what_runs(turn)
+def _stop_all(transition: Transition) -> None:
+    _forget_waiting(transition)
+    _stop_what_runs(transition)
 
 
-def _forget_waiting(turn: Turn) -> None:
-    if turn.state.waiting is not None:
-        turn.change(waiting=None)
-        turn.tell(loads.cancelled_before_it_began())
+def _forget_waiting(transition: Transition) -> None:
+    if transition.state.waiting is not None:
+        transition.change(waiting=None)
+        transition.report(loads.cancelled_before_it_began())
 
 
-def _stop_what_runs(turn: Turn) -> None:
-    """Its ending comes when the child has answered or is gone; the search for a lost device ends at once."""
-    if turn.state.loss is not None:
-        _cut_short(turn)
+def _stop_what_runs(transition: Transition) -> None:
+    """Stop the load or the requests. Each gets its ending when the child has answered or has ended."""
+    # A lost child has ended already. Only the greetings that look for the lost device are under way; the ending does
+    # without their answers.
+    if transition.state.loss is not None:
+        _cut_short(transition)
         return
-    loads.cancel(turn)
-    answers.stop_all(turn)
+    loads.cancel(transition)
+    answers.stop_all(transition)
 
 
-def _settle(turn: Turn) -> None:
-    """Go on to what was asked for, once nothing runs: unload, close, or the load that waits."""
-    if not turn.state.is_idle:
+def _settle(transition: Transition) -> None:
+    """Once nothing runs, go on with what was requested meanwhile: unload, close, or the waiting load."""
+    # The order matters: a load that was requested after an unload begins when the old child has ended, because both
+    # children together might not fit into the memory.
+    if not transition.state.is_idle:
         return
-    if turn.state.child is None:
-        if turn.state.unload_wanted:
-            turn.change(unload_wanted=False)
-    elif turn.state.unload_wanted or turn.state.closing:
-        if not turn.child.ending:
-            turn.change(loaded=None, context_used=None)
-            turn.stop_child()
+    if transition.state.child is None:
+        if transition.state.unload_wanted:
+            transition.change(unload_wanted=False)
+    elif transition.state.unload_wanted or transition.state.closing:
+        if not transition.child.ending:
+            transition.change(loaded=None, context_used=None)
+            transition.stop_child()
         return
-    elif turn.child.ending:
+    elif transition.child.ending:
         return
-    if turn.state.waiting is not None:
-        order = turn.state.waiting
-        turn.change(waiting=None)
-        loads.begin(turn, order)
+    if transition.state.waiting is not None:
+        order = transition.state.waiting
+        transition.change(waiting=None)
+        loads.begin(transition, order)
 
 
 # ------------------------------------------------------------------ what the driver reports
 
 
-def _is_of_child(turn: Turn, child: int) -> bool:
-    """Whether it is about the child there is; what an earlier one said comes too late."""
-    return turn.state.child is not None and turn.state.child.id == child
+def _is_of_child(transition: Transition, child: int) -> bool:
+    """Whether a report is about the current child. Reports about an earlier one arrive late and are ignored."""
+    return transition.state.child is not None and transition.state.child.id == child
 
 
-def _take_message(turn: Turn, message: AnyMessage) -> None:
+def _take_message(transition: Transition, message: AnyMessage) -> None:
+    # Readings concern neither load nor requests, and may come at any time.
     if isinstance(message, DeviceMemoryReadings):
-        turn.do(effects.TellMemory(message))
-    elif turn.state.load is not None:
-        if turn.load.step in (Step.LOADING, Step.ENDING):
-            loads.take_message(turn, message)
+        transition.do(effects.ReportMemory(message))
+    elif transition.state.load is not None:
+        if transition.load.step in (Step.LOADING, Step.ENDING):
+            loads.take_message(transition, message)
     else:
-        answers.take_message(turn, message)
+        answers.take_message(transition, message)
 
 
-def _take_child_end(turn: Turn, event: inputs.ChildEnded) -> None:
-    child, outcome = turn.child, event.outcome
-    turn.change(child=None, loaded=None, context_used=None)
-    if turn.state.stop_timer is not None:
-        turn.do(effects.CancelTimer(turn.state.stop_timer))
-        turn.change(stop_timer=None)
-    if turn.state.load is not None:
-        stage = turn.load.mark.stage
-        loads.take_child_end(turn, partial(_diagnose, turn, outcome, stage, child.plan))
-    elif turn.state.requests and child.killed and outcome.reason is EndReason.STOPPED:
-        turn.change(has_failed=True)
-        answers.end_all(turn, partial(answers.killed_ending, turn.state))
-    elif turn.state.requests or not child.ending:
-        _diagnose(turn, outcome, None, child.plan)
+def _take_child_end(transition: Transition, event: inputs.ChildEnded) -> None:
+    child, outcome = transition.child, event.outcome
+    transition.change(child=None, loaded=None, context_used=None)
+    if transition.state.stop_timer is not None:
+        transition.do(effects.CancelTimer(transition.state.stop_timer))
+        transition.change(stop_timer=None)
+    if transition.state.load is not None:
+        stage = transition.load.progress.stage
+        loads.take_child_end(transition, partial(_diagnose, transition, outcome, stage, child.plan))
+    # We killed it because its requests did not stop. Other outcomes are losses, whose cause is looked for.
+    elif transition.state.requests and child.killed and outcome.reason is EndReason.STOPPED:
+        transition.change(has_failed=True)
+        answers.end_all(transition, partial(answers.killed_ending, transition.state))
+    elif transition.state.requests or not child.ending:
+        _diagnose(transition, outcome, None, child.plan)
 
 
-def _take_work(turn: Turn, answer: inputs.Work) -> None:
-    loss = turn.state.loss
+def _take_work(transition: Transition, answer: inputs.Work) -> None:
+    loss = transition.state.loss
     if loss is None or loss.ticket != answer.ticket:
-        loads.take_work(turn, answer)
+        loads.take_work(transition, answer)
     else:
-        _take_lost_greetings(turn, answer.greetings if isinstance(answer, inputs.Greeted) else {})
+        _take_lost_greetings(transition, answer.greetings if isinstance(answer, inputs.Greeted) else {})
 
 
-def _take_bug(turn: Turn) -> None:
-    """Give what runs its ending, and go on without the child."""
-    if turn.state.loss is not None:
-        _cut_short(turn)
-    elif turn.state.load is not None:
-        loads.give_up(turn)
-    elif turn.state.requests:
-        turn.change(unload_wanted=True)
-        answers.end_all(turn, partial(answers.with_request, loads.INTERNAL_FAILURE))
+def _take_bug(transition: Transition) -> None:
+    """After an internal error, end the load or the requests, and unload: the child's state is unknown."""
+    if transition.state.loss is not None:
+        _cut_short(transition)
+    elif transition.state.load is not None:
+        loads.give_up(transition)
+    elif transition.state.requests:
+        transition.change(unload_wanted=True)
+        answers.end_all(transition, partial(answers.with_request, loads.INTERNAL_FAILURE))
 
 
-# ------------------------------------------------------------------ a child that went without its last word
+# ------------------------------------------------------------------ a child that ended without an answer
 
 
-def _diagnose(turn: Turn, outcome: ProcessOutcome, stage: Stage | None, plan: Plan) -> None:
-    """Find out which device is to blame, where one can be, and end with that what the child was for."""
+def _diagnose(transition: Transition, outcome: ProcessOutcome, stage: Stage | None, plan: Plan) -> None:
+    """End the load or the requests of a lost child. If RPC may be the cause, first ask which worker was lost."""
+    # ggml's RPC client aborts the process when a server does not answer, and often without its address. A greeting from
+    # here tells which server is gone.
+    exhausted = memory_event(outcome, plan, stage, is_answering=bool(transition.state.requests))
+    if exhausted is not None:
+        _end_with(transition, exhausted)
+        return
     endpoints = tuple(plan.used_endpoints)
     if not endpoints or not (outcome.lost_rpc or outcome.reason is EndReason.STALLED):
-        _end_with(turn, crash_event(outcome, known_words(plan), plan.used_endpoints))
+        _end_with(transition, crash_event(outcome, known_words(plan), plan.used_endpoints))
         return
-    ticket = turn.number()
-    turn.change(loss=Loss(ticket, outcome, stage, plan))
-    if turn.state.load is not None:
-        turn.change_load(step=Step.DIAGNOSING)
-    if turn.state.closing:
-        _take_lost_greetings(turn, {})
+    ticket = transition.number()
+    transition.change(loss=Loss(ticket, outcome, stage, plan))
+    if transition.state.load is not None:
+        transition.change_load(step=Step.DIAGNOSING)
+    # Nothing starts after close, and greetings are work.
+    if transition.state.closing:
+        _take_lost_greetings(transition, {})
     else:
-        turn.do(effects.Greet(ticket, endpoints, plan.routes))
+        transition.do(effects.Greet(ticket, endpoints, plan.routes))
 
 
-def _take_lost_greetings(turn: Turn, greetings: Greetings) -> None:
-    """End with what the workers have said."""
-    loss = turn.state.loss
+def _take_lost_greetings(transition: Transition, greetings: Greetings) -> None:
+    """End the load or the requests of the lost child with the answers of its RPC workers."""
+    loss = transition.state.loss
     assert loss is not None
-    turn.change(loss=None)
-    known = known_words(loss.plan)
-    _end_with(turn, lost_event(loss.outcome, loss.stage, loss.plan.used_endpoints, greetings, known))
+    transition.change(loss=None)
+    event = lost_event(
+        loss.outcome,
+        loss.stage,
+        loss.plan.used_endpoints,
+        greetings,
+        known_words(loss.plan),
+        is_answering=bool(transition.state.requests),
+    )
+    _end_with(transition, event)
 
 
-def _cut_short(turn: Turn) -> None:
-    """Wait for no answers any more; end with what is known."""
-    assert turn.state.loss is not None
-    turn.do(effects.Abandon(turn.state.loss.ticket))
-    _take_lost_greetings(turn, {})
+def _cut_short(transition: Transition) -> None:
+    """Cancel the greetings of RPC workers, and end the load or the requests with what is known."""
+    assert transition.state.loss is not None
+    transition.do(effects.CancelWork(transition.state.loss.ticket))
+    _take_lost_greetings(transition, {})
 
 
-def _end_with(turn: Turn, ending: Failed | Crashed) -> None:
-    if turn.state.load is not None:
-        loads.conclude(turn, ending)
+def _end_with(transition: Transition, ending: Failed | Crashed) -> None:
+    if transition.state.load is not None:
+        loads.conclude(transition, ending)
         return
-    turn.change(has_failed=True)
-    if turn.state.requests:
-        answers.end_all(turn, partial(answers.with_request, ending))
+    transition.change(has_failed=True)
+    if transition.state.requests:
+        answers.end_all(transition, partial(answers.with_request, ending))
     else:
-        turn.tell(ending)
+        transition.report(ending)

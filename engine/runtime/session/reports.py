@@ -1,4 +1,4 @@
-"""From the child's messages, greetings and outcomes to the events that people get to see."""
+"""Builds events from messages of the child, greetings of RPC workers, and process outcomes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from engine.base.language import tr
 from engine.base.texts import show
 from engine.base.units import format_bytes
-from engine.devices.device import Device, Rig, names_of
+from engine.devices.device import Device, Rig, is_on_this_machine, names_of
 from engine.devices.endpoint import Greeting, GreetingStatus
 from engine.planning.memory.estimate import Grade
 from engine.planning.plan.plan import Plan
-from engine.runtime.probing.measured import member_estimate, rows_from_parts, with_copies
-from engine.runtime.process.outcome import EndReason, ProcessOutcome, last_words
+from engine.runtime.probing.device_rows import member_estimate, rows_from_parts, with_copies
+from engine.runtime.process.outcome import EndReason, ProcessOutcome, failure_text
 from engine.runtime.protocol.messages import AllocationFailure, Failure, Generated, LoadedModel, Part
 from engine.runtime.session.events import STAGE_WORDS, Crashed, Done, Failed, Loaded, OutOfMemory, Stage
 
@@ -20,14 +20,14 @@ _GENERATING = tr("while generating")
 
 
 def loaded_event(plan: Plan, message: LoadedModel) -> Loaded:
-    """Return the measured rows beside the plan's forecast; nothing beside them where that left something out."""
+    """Return the event with measured rows and the plan's forecast, which is empty if it did not cover the model."""
     measured = rows_from_parts(message.parts, plan.rig, Grade.MEASURED, member_estimate(plan, message.parts))
     measured = with_copies(measured, plan.rig, plan.resolved.model_estimate.devices)
     return Loaded(devices=measured, forecast=plan.forecast if plan.report.probe_only is None else ())
 
 
 def out_of_memory_event(rig: Rig, message: AllocationFailure, *, generating: bool = False) -> OutOfMemory:
-    """Return the failed allocation with what was placed before it."""
+    """Return the event of a refused allocation, with the memory that was allocated before it."""
     placed = _placed_bytes(message.parts)
     free_bytes = _free_bytes(rig.device(message.device), message.free_bytes, placed.get(message.device, 0))
     where = _GENERATING if generating else tr("while {stage_words}", stage_words=STAGE_WORDS[message.stage])
@@ -41,25 +41,25 @@ def out_of_memory_event(rig: Rig, message: AllocationFailure, *, generating: boo
         allocated=rows_from_parts(message.parts, rig, Grade.MEASURED),
         message=(
             tr(
-                "{device} ran out of memory {where}: {requested} asked for{free}. {what} Move layers off "
-                "{device}, shorten the context or choose a smaller KV type.",
+                "{device} ran out of memory {where}: {requested} requested{free}. {what} Move layers off "
+                "{device}, shorten the context or choose a smaller KV cache type.",
                 device=message.device,
                 where=where,
                 requested=format_bytes(message.requested_bytes),
                 free=free,
-                what=tr("Already placed: {before}.", before=before) if before else tr("Nothing had been placed yet."),
+                what=tr("Already allocated: {sizes}.", sizes=before) if before else tr("Nothing was allocated before."),
             )
         ),
     )
 
 
 def failed_event(message: Failure) -> Failed:
-    """Return the child's own ending."""
-    return Failed(kind=message.kind, message=last_words(message))
+    """Return the event of a failure that the child reported."""
+    return Failed(kind=message.kind, message=failure_text(message))
 
 
 def done_event(message: Generated) -> Done:
-    """Return the end of a generation; the prompt's speed counts what was decoded, not what was still cached."""
+    """Return the event for the end of a generation. Prompt speed counts computed tokens, not cached ones."""
     return Done(
         prompt_tokens=message.prompt_tokens,
         generated_tokens=message.generated_tokens,
@@ -74,10 +74,14 @@ def done_event(message: Generated) -> Done:
 
 
 def refusal(greetings: Mapping[str, Greeting], devices: Mapping[str, Sequence[Device]]) -> Failed | None:
-    """Return why a load cannot begin, None if every endpoint answered as it should."""
+    """Return why a load cannot begin; None if every RPC worker answered correctly.
+
+    `devices`: devices of the rig by endpoint.
+    """
     bad = [greeting for greeting in greetings.values() if not greeting.ok]
     if not bad:
         return None
+    # "busy" has its own kind: another client will give the worker back, so that a later load may succeed.
     only_busy = all(greeting.status is GreetingStatus.BUSY for greeting in bad)
     sentences = " ".join(f"{names_of(devices[greeting.endpoint])}: {greeting.sentence}" for greeting in bad)
     return Failed(kind="busy" if only_busy else "unreachable", message=sentences)
@@ -86,15 +90,16 @@ def refusal(greetings: Mapping[str, Greeting], devices: Mapping[str, Sequence[De
 def crash_event(
     outcome: ProcessOutcome, known: str = "", devices: Mapping[str, Sequence[Device]] | None = None
 ) -> Failed | Crashed:
-    """Return the ending for a child that went without its last word, where no device is to blame for certain.
+    """Return the ending for a child that ended without an answer, if no device is known to be the cause.
 
-    `known`: sentences on what is known of the engine with what the child did. `devices`: those that it used by
-    endpoint; a server that greets well may answer the engine with silence, or with what it does not survive.
+    `known`: sentences about known faults of llama.cpp with this plan; empty if there are none.
+    `devices`: devices that the child used over RPC, by endpoint. A server that answers a greeting may still break the
+    child with a wrong answer, so the message names them.
     """
     peers = ""
     if devices:
         names = ", ".join(f"{names_of(held)} ({endpoint})" for endpoint, held in devices.items())
-        peers = tr("It used {names}, which may not answer as an RPC worker should: check what runs there.", names=names)
+        peers = tr("It used {names}. Check what runs there: it may not answer like an RPC worker.", names=names)
     if outcome.reason is EndReason.STALLED:
         return Failed(kind="stalled", message=" ".join(filter(None, (outcome.sentence, peers))))
     if outcome.reason is EndReason.STOPPED:
@@ -105,9 +110,40 @@ def crash_event(
         return Failed(kind="unreachable", message=outcome.sentence)
     message = outcome.sentence
     if (known or peers) and outcome.is_fault_of_engine:
-        # Its last words end as they are.
+        # The sentence may end with a quotation from standard error, with or without a full stop.
         message = " ".join(filter(None, (f"{message.rstrip('.')}.", known, peers)))
     return Crashed(kind="crashed", signal=outcome.signal, exit_code=outcome.exit_code, message=message)
+
+
+def memory_event(
+    outcome: ProcessOutcome, plan: Plan, stage: Stage | None, *, is_answering: bool = False
+) -> Failed | None:
+    """Return the ending for a child that CUDA refused memory while it computed; None if that is not what ended it.
+
+    Pools, cuBLAS workspaces and converted weights are allocated during the warm-up and the first long prompt, after the
+    buffers that the forecast knows. `stage`, `is_answering`: as of `lost_event`.
+    """
+    if not outcome.ran_out_of_memory:
+        return None
+    # The child sees only the cards of its plan, in the order of the rig (`engine.runtime.requests.environment`).
+    cards = [device for device in plan.devices_in_use if device.backend == "CUDA" and not device.is_rpc]
+    number = outcome.cuda_device
+    name = cards[number].id if number is not None and number < len(cards) else names_of(cards)
+    return Failed(
+        kind="does_not_fit",
+        message=tr(
+            "{device} ran out of memory {when}: computing needs more than the buffers that were allocated before. Move "
+            "layers off {device}, shorten the context, lower the micro batch or turn flash attention on.",
+            device=name or "CUDA",
+            when=_when(stage, is_answering=is_answering),
+        ),
+    )
+
+
+def _when(stage: Stage | None, *, is_answering: bool) -> str:
+    if stage is not None:
+        return tr("while {stage_words}", stage_words=STAGE_WORDS[stage])
+    return tr("during the answer") if is_answering else tr("while the model was in use")
 
 
 def lost_event(
@@ -116,42 +152,57 @@ def lost_event(
     devices: Mapping[str, Sequence[Device]],
     greetings: Mapping[str, Greeting],
     known: str = "",
+    *,
+    is_answering: bool = False,
 ) -> Failed | Crashed:
-    """Return the ending for a child that went down, or stood still, over RPC; greetings tell which server it was.
+    """Return the ending for a child that was lost while it used RPC. Greetings tell which server is gone.
 
-    `stage` None means that it was generating or idle.
+    `stage`: stage of the load; None if the child was answering (`is_answering`) or idle.
     """
     to_blame = _endpoints_to_blame(outcome, devices, greetings)
     if not to_blame:
         return crash_event(outcome, known, devices)
+    when = _when(stage, is_answering=is_answering)
+    if outcome.reason is not EndReason.STALLED and all(
+        _has_stopped_here(devices[endpoint], greetings.get(endpoint)) for endpoint in to_blame
+    ):
+        names = " + ".join(names_of(devices[endpoint]) for endpoint in to_blame)
+        sentences = (tr("{names} stopped {when}.", names=names, when=when), tr("Restart the worker, then load again."))
+        return Failed(kind="unreachable", message=" ".join(sentences))
     names = " or ".join(f"{names_of(devices[endpoint])} ({endpoint})" for endpoint in to_blame)
-    when = (
-        tr("while the model was in use") if stage is None else tr("while {stage_words}", stage_words=STAGE_WORDS[stage])
-    )
     told = " ".join(greetings[endpoint].sentence for endpoint in to_blame if endpoint in greetings)
     what = tr("did not go on") if outcome.reason is EndReason.STALLED else tr("was lost")
-    remedy = tr("Check that RPC worker, start it again, then load again.")
+    remedy = tr("Restart the RPC worker, then load again.")
     return Failed(kind="unreachable", message=" ".join(filter(None, (f"{names} {what} {when}.", told, remedy))))
+
+
+def _has_stopped_here(held: Sequence[Device], greeting: Greeting | None) -> bool:
+    """Whether the worker of these devices ran on this machine and nothing listens at its port now."""
+    # Of another machine that refuses a connection nobody knows what happened: the network may have changed.
+    refused = greeting is not None and greeting.status is GreetingStatus.REFUSED
+    # A paired machine may be reached at a local address, and its worker cannot be restarted from here.
+    return refused and all(is_on_this_machine(device) and device.fingerprint is None for device in held)
 
 
 def _endpoints_to_blame(
     outcome: ProcessOutcome, devices: Mapping[str, Sequence[Device]], greetings: Mapping[str, Greeting]
 ) -> list[str]:
     named = outcome.lost_endpoint
-    # A tunnel is dialled where it begins, and that is what the engine names.
+    # For a device behind a tunnel, llama.cpp connects to the tunnel's local end (`via`), and names that address.
     if named is not None and (known := [each for each, held in devices.items() if named in (each, held[0].via)]):
         return known
     gone = [endpoint for endpoint, greeting in greetings.items() if not greeting.ok]
     certain = [endpoint for endpoint in gone if greetings[endpoint].status is not GreetingStatus.BUSY]
     if certain or gone:
         return certain or gone
-    # All answer by now: the lost one was started again, or the child was dropped. One of them it was.
+    # All workers answer now: one was started again, or dropped the connection. It may have been any of them.
     return list(devices) if outcome.lost_rpc else []
 
 
 def _placed_bytes(parts: Sequence[Part]) -> dict[str, int]:
     placed: dict[str, int] = {}
     for part in parts:
+        # Mapped weights are page cache, which the system can drop.
         weights_bytes = 0 if part.mapped else part.weights_bytes
         size_bytes = weights_bytes + part.kv_cache_bytes + part.recurrent_bytes + part.compute_bytes + part.output_bytes
         placed[part.device] = placed.get(part.device, 0) + size_bytes
@@ -159,7 +210,10 @@ def _placed_bytes(parts: Sequence[Part]) -> dict[str, int]:
 
 
 def _free_bytes(device: Device | None, reported_bytes: int | None, placed_bytes: int) -> int | None:
-    """Return what was free. A server reports its machine's memory: the rig's limit less our part may be smaller."""
+    """Return the free memory when the allocation failed; None if unknown.
+
+    An RPC server reports the memory of its machine. The limit of the rig minus our allocations may be smaller.
+    """
     if device is None or (device.cap_bytes is None and device.free_bytes is None):
         return reported_bytes
     left_bytes = max(0, device.available_bytes - placed_bytes)

@@ -1,4 +1,15 @@
-"""One open model, as everybody uses it: window, command line, tests."""
+"""One open model: the object through which window, command line and tests load, ask and unload it.
+
+A load, from order to report: `ModelSession.load` gives the order to the state machine (`machine.py`, `loads.py`), which
+returns effects. The driver (`driver.py`) prepares the request, and probes the layout first if others may be tried
+instead. It then greets the RPC workers, ends the child of the model loaded before, and starts a child with the request.
+The child reports stages and at last `LoadedModel` with the bytes measured in each buffer type. `loads.py` turns that
+into `Loaded`, whose rows the load report shows next to the forecast.
+
+A request: `ModelSession.ask` numbers it and sends it to the child. `answers.py` turns the child's messages into events
+with that number: `Reading` while the prompt is computed, `Token` for each piece of the answer, one ending. Both say how
+much of the context is in use.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +23,7 @@ from engine.runtime.probing.probe import ProbeCache
 from engine.runtime.process.child import DEFAULT_STALL_TIMEOUT_S
 from engine.runtime.protocol.messages import AnyModelRequest
 from engine.runtime.session import inputs
-from engine.runtime.session.driver import PROPOSAL_LIMIT_S, Driver, DriverOptions, Receiver, Workshop, nobody
+from engine.runtime.session.driver import PROPOSAL_LIMIT_S, Driver, DriverOptions, Receiver, WorkRunner, no_holders
 from engine.runtime.session.events import RequestEnding, RequestEvent
 from engine.runtime.session.load_order import LoadOrder
 from engine.runtime.session.snapshot import Snapshot
@@ -20,13 +31,16 @@ from engine.runtime.session.state import STOP_TIMEOUT_S
 
 
 class RequestStream:
-    """Events of one request in their order, the ending last. `number`: the request's number. For one thread."""
+    """Events of one request in their order, the ending last. For one thread.
+
+    `number`: number of the request, which its events carry.
+    """
 
     def __init__(self, session: ModelSession, number: int, events: queue.SimpleQueue[RequestEvent]) -> None:
         self._session, self.number, self._events = session, number, events
 
     def __iter__(self) -> Iterator[RequestEvent]:
-        """Wait for each event; after the ending there is no other."""
+        """Wait for each event, up to and including the ending."""
         while True:
             event = self._events.get()
             yield event
@@ -34,39 +48,43 @@ class RequestStream:
                 return
 
     def next(self, timeout_s: float) -> RequestEvent:
-        """Return the next event; to be called no more after the ending.
+        """Return the next event. After the ending there is none, so that a further call only times out.
 
         Raises:
-            queue.Empty: none came in time.
+            queue.Empty: no event came within `timeout_s`.
         """
         return self._events.get(timeout=timeout_s)
 
     @property
     def is_empty(self) -> bool:
-        """Whether no event waits to be read."""
+        """Whether all events that have arrived were read."""
         return self._events.empty()
 
     def stop(self) -> None:
-        """Ask for the end of the request; its ending comes as always."""
+        """Ask the child to end the request. The ending comes as the last event, as always."""
         self._session.stop(self.number)
 
 
 class ModelSession:
-    """Loads a model into a child, asks it, and ends it. Thread-safe; no call but `close` waits.
+    """Loads a model into a child process, sends it requests, and ends it. Thread-safe; only `close` waits.
 
-    `receiver` gets every event but those of a `stream`, every new snapshot, and readings of device memory, in the
-    session's thread, snapshots before the events that led to them; it should return soon. A load gets exactly one
-    ending, however many layouts were tried for it, and so does a request. A loaded model that is lost while nothing is
-    asked of it is told by one more `Crashed` or `Failed`. `holders` tells, in a thread of ours, who holds a device's
-    memory when a load has run out of it. `sequences`: the folder in which the child may save sequences and read them,
-    made where it is missing; without one it saves none.
+    Each load has exactly one ending, however many layouts were tried for it, and so has each request. If the child is
+    lost while it has nothing to do, one more `Crashed` or `Failed` reports that.
+
+    `receiver`: called in the session's thread with each new snapshot, each event that belongs to no `stream`, and
+    readings of device memory. A snapshot comes before the events that it follows from. The call should return soon,
+    because the child's messages wait meanwhile.
+    `holders`: returns the processes that hold a device's memory; called in a worker thread after a load ran out of
+    memory.
+    `sequences`: folder in which the child may save and restore KV states; created if missing. None: it saves none.
+    `argv`: command of the child; None for the real one.
     """
 
     def __init__(
         self,
         receiver: Receiver,
         *,
-        holders: Callable[[Device], tuple[MemoryHolder, ...]] = nobody,
+        holders: Callable[[Device], tuple[MemoryHolder, ...]] = no_holders,
         cache: ProbeCache | None = None,
         stall_timeout_s: float = DEFAULT_STALL_TIMEOUT_S,
         stop_timeout_s: float = STOP_TIMEOUT_S,
@@ -74,62 +92,65 @@ class ModelSession:
         argv: Sequence[str] | None = None,
         sequences: Path | None = None,
     ) -> None:
-        workshop = Workshop(cache if cache is not None else ProbeCache(), holders, proposal_limit_s, argv, sequences)
-        self._driver = Driver(receiver, workshop, DriverOptions(stall_timeout_s, stop_timeout_s, argv))
+        runner = WorkRunner(cache if cache is not None else ProbeCache(), holders, proposal_limit_s, argv, sequences)
+        self._driver = Driver(receiver, runner, DriverOptions(stall_timeout_s, stop_timeout_s, argv))
 
     @property
     def snapshot(self) -> Snapshot:
-        """How it stands now; what was called before is in it."""
+        """The current public state. It includes the effect of every call that has returned."""
         return self._driver.snapshot
 
     def load(self, order: LoadOrder) -> None:
-        """Load `order`, or what its retries allow. Ends with one of `Loaded, OutOfMemory, Failed, Crashed, Cancelled`.
+        """Load `order`. Ends with one of `Loaded, OutOfMemory, Failed, Crashed, Cancelled`.
 
-        Nothing runs: begins; what is loaded stays until a layout has been checked, the workers that it does not hold
-        have answered, and it is loaded for real. Else what runs is stopped and gets its ending, then this begins; of
-        several that wait the last does, the others are `Cancelled`.
+        A load or requests that run are stopped first. If several loads wait, the last one begins and the others end
+        with `Cancelled`. The loaded model stays until the new layout was checked and its RPC workers have answered.
 
         Raises:
             ArgumentError: after `close`.
         """
         self._driver.take(inputs.Load(order))
 
-    def ask(self, request: AnyModelRequest) -> int:
-        """Ask the loaded model, also while it answers others; return the number that its events will carry.
+    def ask(self, request: AnyModelRequest, receiver: Callable[[RequestEvent], None] | None = None) -> int:
+        """Send a request to the loaded model, and return the number that its events will carry.
 
-        A generation: `Reading`s, `Token`s, then one of `Done, OutOfMemory, Failed, Crashed`. All else ends with
-        `Answered` instead of `Done`, or with `Cancelled` where it was stopped.
+        Other requests may be running. `receiver`: gets the events in place of the session's receiver. It is called in
+        the session's thread, which it must not hold up; the ending comes last.
+
+        Events of a `Generate`: `Reading`s, `Token`s, then one of `Done, OutOfMemory, Failed, Crashed`. Other requests
+        end with `Answered` instead of `Done`, or with `Cancelled` if stopped.
 
         Raises:
-            ArgumentError: where no model is ready, with a sentence; then there is no event.
+            ArgumentError: no model is ready. There is no event then.
         """
-        return self._driver.ask(request)
+        return self._driver.ask(request, receiver)
 
     def stream(self, request: AnyModelRequest) -> RequestStream:
-        """Ask as `ask` does; the events of this request go to the stream, and not to the receiver.
+        """Send a request as `ask` does, but deliver its events to the returned stream instead of the receiver.
 
         Any number of streams may be open at once, each read by a thread of its own.
         """
+        # Unbounded, as the events of a request are: the session's thread must not wait for a slow reader.
         events: queue.SimpleQueue[RequestEvent] = queue.SimpleQueue()
-        return RequestStream(self, self._driver.ask(request, events), events)
+        return RequestStream(self, self._driver.ask(request, events.put), events)
 
     def stop(self, request: int | None = None) -> None:
-        """End one request; without one the load, the load that waits, and every request.
+        """Stop one request. If `request` is None, stop the load, the waiting load, and every request.
 
-        A load ends with `Cancelled`, or with its proposals as they are where it was being explained. A generation ends
-        with `Done` (`stopped`), the model stays; where nothing but what is to stop is under way, a child that does not
-        stop in time is ended, with `Failed`. Nothing there, or asked again: nothing.
+        A load ends with `Cancelled`, or with the proposals found so far if it had run out of memory. A generation ends
+        with `Done` and stop reason `stopped`, and the model stays loaded. If every request is being stopped and the
+        child does not do so in time, it is killed and they end with `Failed`. Does nothing if nothing runs.
         """
         self._driver.take(inputs.StopAll() if request is None else inputs.StopRequest(request))
 
     def unload(self) -> None:
-        """End all that runs as `stop` does, then free the loaded model."""
+        """Stop everything as `stop` does, then end the child, which frees the model."""
         self._driver.take(inputs.Unload())
 
     def query_device_memory(self) -> None:
-        """Ask for the live memory of the loaded model's devices: the receiver gets it. Nothing loaded: nothing."""
+        """Request the live memory of the loaded model's devices for the receiver. Does nothing if none is loaded."""
         self._driver.take(inputs.QueryMemory())
 
     def close(self) -> None:
-        """End everything, wait for it a bounded time; what runs gets its ending. A second call only waits."""
+        """Stop everything for good, and wait for the child's end, 10 s at most. A second call only waits."""
         self._driver.close()

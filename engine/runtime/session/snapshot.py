@@ -14,7 +14,11 @@ from engine.runtime.session.status import Phase
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A load that has not ended. `waits`: why it has not begun or does not go on; empty if it runs."""
+    """A load that has not ended.
+
+    `waits`: what it waits for, as a clause without a full stop; empty if it runs.
+    `cancelled`: it was cancelled and is ending.
+    """
 
     order: LoadOrder
     waits: str = ""
@@ -23,9 +27,19 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One moment. `stage` is that of the load that runs; `attempts`, `ending` and `proposals` are of the last load,
-    the one that runs included; `context_used` in tokens, after the last answer; `holds_child` until it has gone.
-    `number` grows: of two moments the one with the greater number is the later.
+    """The public state of a session at one moment.
+
+    `number`: grows with each change, so that the later of two snapshots has the greater number.
+    `loaded`: the loaded model; None if there is none.
+    `pending`: the load that runs or waits; None if there is none.
+    `stage`: stage of the running load; None if none runs.
+    `attempts`: layouts tried by the running load, or by the last one if none runs.
+    `ending`, `proposals`: result of the last load that has ended.
+    `requests`: requests under way.
+    `context_used`: tokens in the context at the end of the last answer; None before the first one. During an answer the
+    events `Reading` and `Token` carry it.
+    `holds_child`: whether the child process still exists, and with it its memory.
+    `is_unloading`: whether the model is being unloaded, or the session closed.
     """
 
     number: int = field(default=0, compare=False)
@@ -44,12 +58,12 @@ class Snapshot:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a model is loaded and nothing is asked of it."""
+        """Whether a model is loaded and no request is under way."""
         return self.phase is Phase.READY
 
     @property
     def context_size(self) -> int | None:
-        """Tokens that one request may take of the loaded context."""
+        """Tokens of context for one request (`n_ctx_seq`); None if no model is loaded."""
         return None if self.loaded is None else self.loaded.n_ctx_seq
 
 
@@ -61,7 +75,7 @@ def snapshot_of(state: State, number: int = 0) -> Snapshot:
         phase=_phase(state),
         loaded=state.loaded,
         pending=_pending(state),
-        stage=None if load is None else load.mark.stage,
+        stage=None if load is None else load.progress.stage,
         attempts=load.attempts if load is not None else last.attempts if last is not None else (),
         ending=None if last is None else last.ending,
         proposals=() if last is None else last.proposals,
@@ -87,6 +101,7 @@ def _phase(state: State) -> Phase:
 def _load_phase(state: State, load: LoadRun) -> Phase:
     if load.cancelled or load.step in (Step.ENDING, Step.DIAGNOSING, Step.EXPLAINING):
         return Phase.STOPPING
+    # Until the hello the child only starts: Python and llama.cpp's libraries are being loaded.
     begun = load.step is Step.LOADING and state.child is not None and state.child.greeted
     return Phase.LOADING if begun else Phase.STARTING
 
@@ -96,18 +111,19 @@ def _pending(state: State) -> Pending | None:
         return Pending(state.waiting, _why_it_waits(state))
     if state.load is None:
         return None
-    waits = tr("what was loaded before is being freed") if state.load.step is Step.REPLACING else ""
+    waits = tr("the previous model is being unloaded") if state.load.step is Step.REPLACING else ""
     return Pending(state.load.asked, waits, state.load.cancelled)
 
 
 def _why_it_waits(state: State) -> str:
     if state.load is not None:
-        return tr("the load before it is being stopped")
+        return tr("the previous load is being stopped")
+    # Requests that outlast a stop are not being stopped; they are waited for.
     answers = [run for run in state.requests if not run.request.outlasts_stop]
     if answers:
         return tr("an answer is being stopped") if len(answers) == 1 else tr("answers are being stopped")
     if state.requests:
-        return tr("what is cached of the conversation is being saved")
+        return tr("the KV state of the conversation is being saved")
     if state.loss is not None:
-        return tr("workers are being asked which of them was lost")
-    return tr("the engine process before it is ending")
+        return tr("the RPC workers are being checked")
+    return tr("the previous engine process is ending")

@@ -1,5 +1,6 @@
-"""The state of one open model: one frozen value, replaced as a whole by each input; and `Turn`, the change that one
-input makes.
+"""The private state of one open model: a frozen value, which each input replaces as a whole.
+
+`Transition` collects the new state and the effects while one input is handled.
 """
 
 from __future__ import annotations
@@ -22,38 +23,47 @@ from engine.runtime.session.events import STAGE_WORDS, AnyEvent, LoadEnding, Out
 from engine.runtime.session.load_order import LoadAttempt, LoadOrder
 
 STOP_TIMEOUT_S = 2.0
-"""Time from the request to stop until a child that does not stop has been killed."""
+"""Seconds from a stop until a child that does not obey has been killed."""
 _STAGES: tuple[Stage, ...] = tuple(STAGE_WORDS)
 
 
 @dataclass(frozen=True, slots=True)
-class StageMark:
-    """The progress of a load. `fraction`: 0 to 1 of the stage, None if it is not known."""
+class LoadProgress:
+    """Progress of a load. `fraction`: done part of the stage, 0 to 1; None if unknown."""
 
     stage: Stage = "header"
     fraction: float | None = None
 
-    def after(self, message: StageProgress) -> StageMark | None:
-        """Return the progress after `message`; None if the message is about an earlier stage."""
+    def after(self, message: StageProgress) -> LoadProgress | None:
+        """Return the progress after a message of the child; None if the message is about an earlier stage."""
         if _STAGES.index(message.stage) < _STAGES.index(self.stage):
             return None
+        # A message without a fraction keeps the last one of the same stage; a fraction never falls.
         before = self.fraction if message.stage == self.stage else None
         if message.fraction is None:
-            return StageMark(message.stage, before)
+            return LoadProgress(message.stage, before)
         fraction = min(1.0, max(0.0, message.fraction))
-        return StageMark(message.stage, fraction if before is None else max(fraction, before))
+        return LoadProgress(message.stage, fraction if before is None else max(fraction, before))
 
-    def progress(self, device: str | None = None) -> Progress:
-        """Return it as an event."""
+    def event(self, device: str | None = None) -> Progress:
+        """Return the progress as an event."""
         return Progress(stage=self.stage, fraction=self.fraction, device=device)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedInfo:
-    """The loaded model. `order`: with the plan that was loaded in the end.
+    """The loaded model.
 
-    `n_ctx`: tokens of all `slots` together. `n_ctx_seq`: tokens that one request may use. `context`: the settings that
-    were used. `flash_attention`: None if the engine did not report it. `measured`, `forecast`: a row for each device.
+    `order`: the order, with the plan that was loaded in the end.
+    `n_ctx`: tokens of all slots together, as llama.cpp rounded them.
+    `n_ctx_seq`: tokens that one request may use.
+    `slots`: number of requests that are computed at the same time.
+    `chat_template`: whether the model's file has a chat template.
+    `flash_attention`: None if llama.cpp did not report it.
+    `layer_devices`: device id of each layer, the output layer last.
+    `kv_devices`: index and device id of each layer with a KV cache.
+    `context`: context settings that were used.
+    `measured`, `forecast`: memory, a row for each device.
     """
 
     order: LoadOrder
@@ -72,10 +82,12 @@ class LoadedInfo:
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """The child process, from its start until its end was reported. There is at most one.
+    """The child process, from its start until its end was reported. A session has at most one.
 
-    `greeted`: it has sent its hello. `ending`: it was asked to end. `killed`: it is being killed because it did not
-    stop in time; its later messages about requests are ignored.
+    `plan`: the plan that it loads or has loaded.
+    `greeted`: it has sent its hello.
+    `ending`: it was asked to end.
+    `killed`: it is being killed because its requests did not stop in time. Its later messages are ignored.
     """
 
     id: int
@@ -86,37 +98,44 @@ class Child:
 
 
 class Step(Enum):
-    """The step of a load; each docstring below says what the step waits for."""
+    """The step of a load; `loads.py` describes their order."""
 
     PREPARING = auto()
-    """for the request that the child gets, or the rule that the layout breaks"""
+    """Waits for the request to the child, or for the rule that the layout breaks."""
     FORECASTING = auto()
-    """for the engine's own forecast of the layout, where others may be tried"""
+    """Waits for llama.cpp's forecast of the layout. Only loads that may try other layouts have this step."""
     CHOOSING = auto()
-    """for another layout, after one that did not fit"""
+    """Waits for another layout, after one that did not fit."""
     GREETING = auto()
-    """for the workers of the layout to answer"""
+    """Waits for the RPC workers of the layout to answer."""
     REPLACING = auto()
-    """for the end of the child that holds what was loaded before"""
+    """Waits for the end of the child that holds the model loaded before."""
     LOADING = auto()
-    """for its own child"""
+    """Waits for the child that loads."""
     ENDING = auto()
-    """for the end of its own child, whose last word is known"""
+    """Waits for the end of the child that loads; the ending of the load is known."""
     DIAGNOSING = auto()
-    """for the name of the device that is to blame for the loss of its child"""
+    """Waits for the RPC workers to answer, one of which may have caused the loss of the child."""
     EXPLAINING = auto()
-    """for proposals, after it ran out of memory"""
+    """Waits for proposals, after the load ran out of memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadRun:
-    """The load that runs. `asked`: the order. `plan`: the plan that is being tried for it.
+    """The running load.
 
-    `base`: the plan of the order with tables of its own, which no other thread uses; None until it is prepared.
-
-    `ticket` is that of the work that it waits for, None where it waits for a child. `is_real`: the layout is to be
-    loaded, whatever is forecast for it. `unchecked` are workers that what was loaded before still holds. `ending` is
-    kept until the child has gone or the proposals are there.
+    `asked`: the order.
+    `plan`: the plan that is being tried.
+    `base`: plan of the order with tables of its own, which no other thread uses; None until it is prepared.
+    `ticket`: ticket of the work that the load waits for; None if it waits for a child.
+    `request`: request for the child; None until the plan is prepared.
+    `is_real`: the layout is going to be loaded, whether or not its forecast fits.
+    `unchecked`: endpoints that are greeted after the old child has ended, because it holds them.
+    `tenths`: back-off with which the layout was planned, in tenths; see `engine.planning.fit.step_back`.
+    `latest`: the layout that did not fit, while another one is being chosen.
+    `tried`: all layouts that did not fit.
+    `ending`: result of the load, until the child has ended or the proposals are found.
+    `cancelled`: the load was cancelled and is ending.
     """
 
     asked: LoadOrder
@@ -124,7 +143,7 @@ class LoadRun:
     base: Plan | None = None
     step: Step = Step.PREPARING
     ticket: int | None = None
-    mark: StageMark = field(default_factory=StageMark)
+    progress: LoadProgress = field(default_factory=LoadProgress)
     request: Load | None = None
     is_real: bool = False
     unchecked: tuple[str, ...] = ()
@@ -146,7 +165,7 @@ class LoadResult:
 
 
 class RequestState(Enum):
-    """ASKED: sent to the child. READING: the prompt is processed. ANSWERING: text arrives. STOPPING: asked to stop."""
+    """ASKED: sent to the child. READING: prompt processing. ANSWERING: text arrives. STOPPING: asked to stop."""
 
     ASKED = auto()
     READING = auto()
@@ -156,7 +175,7 @@ class RequestState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RequestRun:
-    """A request that is under way."""
+    """A request to the loaded model that has not ended."""
 
     request: AnyModelRequest
     state: RequestState = RequestState.ASKED
@@ -172,9 +191,10 @@ class RequestRun:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A child that ended or stalled while it used RPC workers: each of them is asked whether it is still there.
+    """A child that ended or stalled while it used RPC workers, each of which is being greeted to find the lost one.
 
-    `stage`: of the load; None if the child was answering or idle.
+    `ticket`: ticket of the greetings.
+    `stage`: stage of the load; None if the child was answering or idle.
     """
 
     ticket: int
@@ -185,9 +205,16 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """One open model. `numbers` counts children, tickets and timers, `asked` counts requests.
+    """State of one open model.
 
-    `waiting`: a load that was requested while something runs; it begins after that has ended.
+    `numbers`: last number given to a child, ticket or timer.
+    `asked`: number of requests so far.
+    `context_used`: tokens in the context at the end of the last answer.
+    `waiting`: load that was ordered while something runs; it begins after that has ended.
+    `stop_timer`: number of the running stop timer.
+    `loss`: loss of the child whose cause is being looked for.
+    `last`: result of the last load.
+    `has_failed`: the last load failed, or its child was lost.
     """
 
     stop_timeout_s: float = STOP_TIMEOUT_S
@@ -208,7 +235,7 @@ class State:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no load and no request is under way; a model may be loaded."""
+        """Whether no load and no request is under way. A model may be loaded or not."""
         return self.load is None and not self.requests and self.loss is None
 
     @property
@@ -218,13 +245,13 @@ class State:
 
 
 def out_of_memory_ending(load: LoadRun) -> OutOfMemory:
-    """Return the ending of a load that is being explained."""
+    """Return the ending of a load that ran out of memory; the load must have ended so."""
     assert isinstance(load.ending, OutOfMemory)
     return load.ending
 
 
-class Turn:
-    """State and effects during one call of `advance`, which returns both."""
+class Transition:
+    """The new state and the effects during one call of `advance`, which returns both."""
 
     def __init__(self, state: State) -> None:
         self.state = state
@@ -254,11 +281,11 @@ class Turn:
     def do(self, effect: Effect) -> None:
         self.effects.append(effect)
 
-    def tell(self, event: AnyEvent) -> None:
-        self.do(effects.Tell(event))
+    def report(self, event: AnyEvent) -> None:
+        self.do(effects.Report(event))
 
     def number(self) -> int:
-        """Return a number that was not given before."""
+        """Return an unused number for a child, ticket or timer."""
         self.change(numbers=self.state.numbers + 1)
         return self.state.numbers
 
@@ -266,7 +293,7 @@ class Turn:
         self.do(effects.Send(self.child.id, request))
 
     def watch(self, active: bool) -> None:
-        """Begin or end watching whether the child stalls."""
+        """Turn the stall timeout of the child on or off."""
         if self.state.child is not None and not self.state.child.ending:
             self.do(effects.Watch(self.state.child.id, active))
 
@@ -277,13 +304,14 @@ class Turn:
             self.change_child(ending=True)
 
     def await_work(self, step: Step, work: Callable[[int], effects.Work]) -> None:
-        """Take the load to `step`, in which it waits for `work`, made for its ticket."""
+        """Begin `step` of the load, which waits for work. `work`: makes the effect for a ticket."""
+        # A new ticket each time: the result of abandoned work has an old one, and is ignored.
         ticket = self.number()
         self.change_load(step=step, ticket=ticket)
         self.do(work(ticket))
 
     def take_answer(self, ticket: int) -> bool:
-        """Return whether the load waits for this ticket; from now on it does not."""
+        """Return whether the load waits for this ticket, and clear it."""
         if self.state.load is None or self.state.load.ticket != ticket:
             return False
         self.change_load(ticket=None)

@@ -1,4 +1,7 @@
-"""How one open model stands, as a value. Imports nothing heavy: the first picture of the window shows it."""
+"""The status of one open model, as the window shows it.
+
+This module imports nothing heavy, because the first picture of the window needs it.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,11 @@ from enum import Enum, auto
 from typing import Literal
 
 Fault = Literal["", "lost", "crashed"]
-"""Why a model is gone that nobody unloaded: "crashed" if its engine ended by itself, else "lost"."""
+"""Why a model was lost without being unloaded: "crashed" if its process crashed, "lost" for any other reason."""
 
 
 class Phase(Enum):
-    """What happens with a model. FAILED: nothing is loaded, because the last load failed or its child was lost."""
+    """Phase of a model. FAILED: no model is loaded, because the last load failed or its child was lost."""
 
     STOPPED = auto()
     STARTING = auto()
@@ -24,7 +27,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ModelStatus:
-    """What settings bar, chat, menus and the list of loaded models show of a model.
+    """Status of a model for settings bar, chat, menus and the list of loaded models, so that they agree.
 
     `name`: name of the model; empty if no file is open.
     `phase`: one of STOPPED, LOADING, READY, ANSWERING and STOPPING. Requests that the window makes for itself, such as

@@ -41,9 +41,10 @@ def test_the_meter_has_images_as_attachments(bench: Bench) -> None:
     told: list[ContextUse] = []
     counter = ContextCounter(bench.desk.loading)
     counter.counted.connect(told.append)
-    counter.count(bench.conversation.counted_chat(500))
+    counter.count(bench.conversation.counted_chat())
     bench.wait(lambda: bool(told))
-    assert (told[-1].used, told[-1].attachments, told[-1].history) == (500, 2 * 64, 500 - 2 * 64)
+    assert told[-1].used > 2 * 64
+    assert (told[-1].attachments, told[-1].history) == (2 * 64, told[-1].used - 2 * 64)
 
 
 def test_a_conversation_with_images_goes_on_after_a_restart(bench: Bench) -> None:
@@ -66,7 +67,7 @@ def test_a_model_without_eyes_says_what_to_do(bench: Bench) -> None:
     bench.load(n_ctx=1024)
     bench.attach(1)
     assert not bench.attacher.files
-    assert any("1.png is not taken" in text and "projector" in text for text in bench.refused)
+    assert any("1.png cannot be attached" in text and "projector" in text for text in bench.refused)
     bench.load(sees=True, n_ctx=1024)
     bench.attach(1)
     bench.say("What?")

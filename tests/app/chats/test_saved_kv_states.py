@@ -76,9 +76,9 @@ def test_a_conversation_comes_back_after_another_one_took_its_place(bench: Bench
     bench.load(n_ctx=2048)
     bench.say(LONG_WORDS)
     first = bench.conversation.chat.id
-    bench.desk.shelf.new()
+    bench.desk.chat_controller.new()
     bench.say(f"Something else. {LONG_WORDS}")
-    bench.desk.shelf.open(first)
+    bench.desk.chat_controller.open(first)
     bench.wait(lambda: bench.conversation.chat.id == first)
     assert read_tokens(bench.say("And then?")) < 40
     bench.settle()
@@ -96,9 +96,9 @@ def test_what_was_left_out_stays_so_after_a_restart_and_another_conversation(ben
     bench.load(n_ctx=2048)
     assert bench.conversation.left_out == left_out
     after_restart = bench.say("Who said so?")
-    bench.desk.shelf.new()
+    bench.desk.chat_controller.new()
     bench.say(LONG_WORDS)
-    bench.desk.shelf.open(chat)
+    bench.desk.chat_controller.open(chat)
     bench.wait(lambda: bench.conversation.chat.id == chat)
     after_another = bench.say("And then?")
     for answer in (after_restart, after_another):
@@ -128,6 +128,7 @@ def test_other_cache_types_are_another_state_and_a_damaged_one_is_read_again(ben
     bench.load(n_ctx=2304)
     assert [each.tokens for each in bench.restored] == [0]
     assert "damaged" in bench.restored[0].refusal
+    bench.wait(lambda: not bench.files)
     answer = bench.say("And then?")
     assert (answer.state, read_tokens(answer) > 100) == ("done", True)
 
@@ -137,7 +138,7 @@ def test_nothing_is_kept_of_what_was_deleted_and_the_quota_holds(bench: Bench) -
     bench.say(LONG_WORDS)
     bench.settle()
     bench.wait(lambda: bool(bench.files))
-    bench.desk.shelf.delete(bench.conversation.chat.id)
+    bench.desk.chat_controller.delete(bench.conversation.chat.id)
     bench.wait(lambda: not bench.files)
     bench.say(f"Another one. {LONG_WORDS}")
     bench.settle()

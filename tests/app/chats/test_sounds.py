@@ -28,11 +28,11 @@ def test_a_model_without_ears_says_what_to_do(bench: Bench) -> None:
     bench.load(sees=True, n_ctx=1024)
     bench.attach_sounds(1)
     assert not bench.attacher.files
-    assert any("1.wav is not taken" in text and "a projector for sound" in text for text in bench.refused)
+    assert any("1.wav cannot be attached" in text and "no projector for sound" in text for text in bench.refused)
     bench.load(hears=True, n_ctx=1024)
     bench.attach_sounds(1)
     bench.say("What?")
     bench.load(sees=True, n_ctx=1024)
     refused = bench.say("And now?")
     assert refused.state == "failed"
-    assert "nothing is loaded that hears it" in refused.note
+    assert "no projector that reads sound is loaded" in refused.note

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from app.cli.arguments import make_parser
 from tests.support.command_line import Answer, run_here
 from tests.support.gguf_bytes import GgufBytes, Tensor, default_tensors, text_value
 from tests.support.models import write_tiny_llama
@@ -143,7 +144,7 @@ BAD_LAYOUTS: dict[str, tuple[dict[str, Any], str, str]] = {
         "context",
         '"ctx"',
     ),
-    "no runs": ({}, "runs", "needed"),
+    "no runs": ({}, "runs", "missing"),
     "another version": ({"version": 2, "runs": []}, "version", "2"),
 }
 
@@ -225,7 +226,7 @@ BAD_RIGS: dict[str, tuple[dict[str, Any], str, str]] = {
     "unknown key": (rig_document(colour="red"), "devices[1]", '"colour"'),
     "no endpoint": (rig_document(endpoint=None), "devices[1].endpoint", "endpoint"),
     "a device called CPU": (rig_document(id="CPU"), "devices[1].id", "host"),
-    "no host": ({"version": 1, "devices": []}, "host", "needed"),
+    "no host": ({"version": 1, "devices": []}, "host", "missing"),
     "no size that we read": (rig_document(total_bytes="24 gigs"), "devices[1].total_bytes", "24 gigs"),
 }
 
@@ -257,7 +258,7 @@ def test_a_rig_file_that_cannot_be_used(
         (["load", "x.gguf", "--la", "l.json"], "--la"),
         (["load", "x.gguf", "--prompt", "\udcff"], "UTF-8"),
         (["rig", "lab"], "--workers"),
-        (["rig", "lab", "--workers", "1GB"], '"1GB"'),
+        (["rig", "lab", "--workers", "1XB"], '"1XB"'),
         (["rig", "lab", "--workers", "512MiB,,1GiB"], '""'),
         (["rig", "lab", "--workers", "0"], "above 0"),
         (["rig", "serve", "--port", "70000"], '"70000"'),
@@ -367,3 +368,17 @@ def test_a_local_device_that_is_not_there(tmp_path: Path, tiny: Path, capsys: py
     assert load.events[-1]["kind"] == "unreachable"
     assert "CUDA9" in load.events[-1]["message"]
     check_refusal(run_here(capsys, "plan", tiny, "--rig", rig, "--probe", "--json"), 6, "unreachable", "CUDA9")
+
+
+@pytest.mark.parametrize("size", ["120M", "120MB", "120mb", "120 MiB"])
+def test_every_size_option_takes_the_usual_units(size: str) -> None:
+    for words, name in (
+        (["rig", "serve", "--port", "1", "--cap", size], "cap"),
+        (["rig", "serve", "--port", "1", "--keep", size], "keep"),
+        (["download", "org/model", "--reserve", size], "reserve"),
+    ):
+        assert getattr(make_parser(words).parse_args(words), name) == 120 << 20
+    words = ["rig", "lab", "--workers", f"{size},1G"]
+    assert make_parser(words).parse_args(words).workers == (120 << 20, 1 << 30)
+    words = ["plan", "m.gguf", "--margin", f"CUDA0={size}"]
+    assert make_parser(words).parse_args(words).margin == [("CUDA0", 120 << 20)]

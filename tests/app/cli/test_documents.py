@@ -204,7 +204,7 @@ def test_what_only_a_probe_can_tell_is_said_of_devices_that_are_not_here(
     assert {row["grade"] for row in answer.document["devices"]} == {"estimated"}
     text = run_here(capsys, "plan", model, "--rig", rig).out
     assert "Not everything could be forecast" in text
-    assert text.endswith("What could be forecast of it fits.\n")
+    assert text.endswith("The part that could be forecast fits.\n")
     asked = run_here(capsys, "plan", model, "--rig", rig, "--probe", "--json")
     assert (asked.code, asked.error["kind"]) == (6, "unreachable")
 

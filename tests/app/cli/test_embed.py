@@ -63,4 +63,4 @@ def test_what_cannot_be_loaded_or_read_is_an_error_document(
     assert (wordless.code, wordless.error["kind"]) == (exit_codes.ARGUMENT, "argument")
     garbled = run_here(capsys, "embed", encoder, "\udcff", "--json")
     assert garbled.code == exit_codes.ARGUMENT
-    assert "not UTF-8" in garbled.error["message"]
+    assert "not valid UTF-8" in garbled.error["message"]

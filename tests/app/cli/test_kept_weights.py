@@ -40,7 +40,7 @@ def test_a_plan_tells_the_speed_once_it_was_measured(tmp_path: Path, capsys: pyt
     (part,) = known["devices"]
     assert part["id"] == CPU_ID
     assert known["tokens_per_second"] == pytest.approx(1e3 / part["token_ms"], rel=0.02)
-    assert "tokens per second with" in run_here(capsys, "plan", model, "--rig", rig).out
+    assert "tokens/s with" in run_here(capsys, "plan", model, "--rig", rig).out
 
 
 def test_an_answer_of_load_teaches_the_next_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from app.paths import library_path
+from engine.library.facts import fingerprint
+from engine.library.index import LibraryIndex
+from engine.library.notes import Notes
 from tests.support.command_line import run_here
 from tests.support.models import write_tiny_llama
 from tests.support.stores import model_bytes, projector_bytes, put, put_in_ollama
@@ -66,15 +71,35 @@ def test_fits_on_a_rig_and_what_is_kept(tmp_path: Path, capsys: pytest.CaptureFi
     words = ("--folder", str(tmp_path / "models"), "--fit", "--rig", str(rig))
     fit = document(capsys, *words)["models"][0]["quantisations"][0]["fit"]
     assert (fit["kind"], fit["layers"], fit["strategy"]) == ("devices", {"CUDA0": 8}, "fewest")
-    assert fit["fastest"] > fit["slowest"] > 0
+    assert fit["fastest"] > fit["tokens_per_second"] > fit["slowest"] > 0
+    assert fit["source"] == "card"
+    text = run_here(capsys, "library", *words).out
+    (line,) = (line for line in text.splitlines() if "fits on CUDA0" in line)
+    assert re.search(r"  about \d+ tokens/s \(from the card's specifications\)$", line)
     assert document(capsys, *words)["models"][0]["quantisations"][0]["fit"] == fit
     assert library_path().is_file()
+
+
+def test_a_measured_speed_leads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "models").mkdir()
+    path = tmp_path / "models/tiny.gguf"
+    write_tiny_llama(path)
+    rig = put(tmp_path / "rig.json", json.dumps(RIG).encode())
+    words = ("--folder", str(path.parent), "--fit", "--rig", str(rig))
+    for layout, devices, is_same in (("CUDA0", "CUDA0", True), ("other", "CUDA0, CPU", False)):
+        with closing(LibraryIndex(library_path())) as index:
+            index.save_notes((fingerprint(path),), Notes(measured=12.34, measured_on=devices, measured_layout=layout))
+        measured = document(capsys, *words)["models"][0]["quantisations"][0]["measured"]
+        assert measured == {"tokens_per_second": 12.34, "devices": devices.split(", "), "same_layout": is_same}
+        text = run_here(capsys, "library", *words).out
+        assert ("  12 tokens/s measured (predicted " in text) is is_same
+        assert ("  about " in text) is not is_same
 
 
 def test_a_bad_folder_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answer = run_here(capsys, "library", "--json", "--folder", str(tmp_path / "gone"))
     assert answer.code == 2
-    assert "gone cannot be looked into" in answer.error["message"]
+    assert "gone cannot be opened" in answer.error["message"]
 
 
 def test_a_damaged_index_and_a_damaged_model_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

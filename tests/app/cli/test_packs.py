@@ -43,7 +43,7 @@ def test_a_pack_comes_is_switched_and_goes(capsys: pytest.CaptureFixture[str], t
     code, out = told(capsys, "install", str(archive))
     assert (code, out) == (
         exit_codes.CRASHED,
-        "tiny  Vulkan  Not used. Its library is no backend that this engine can use.\n",
+        "tiny  Vulkan  Not used. Its library is not a backend for this engine.\n",
     )
     code, out = told(capsys, "off", "tiny", "--json")
     (pack,) = json.loads(out)["packs"]
@@ -67,8 +67,8 @@ def test_a_pack_that_came_by_itself_is_checked_before_devices_are_looked_for(
     first = run_here(capsys, "devices")
     assert first.code == exit_codes.OK
     assert first.err.splitlines() == [
-        "Checking engine packs that are new to this engine: tiny",
-        "tiny is not used. Its library is no backend that this engine can use.",
+        "Checking new engine packs: tiny",
+        "tiny is not used. Its library is not a backend for this engine.",
     ]
     assert run_here(capsys, "devices").err == ""
 

@@ -46,7 +46,7 @@ def test_a_load_through_the_tunnel_from_the_first_code_to_the_last_pairing(
     words = ("rig", "serve", "--secure", "--announce", "--port", str(port), "--name", "attic", "--keep", "0")
     with start_cli(*words) as server:
         announced = said(server, re.compile("It announces itself (.*)")).group(1)
-        assert announced.startswith("to programs of this computer alone, as 127.0.0.1 is reached from nowhere else.")
+        assert announced.startswith("on this computer only, because 127.0.0.1 cannot be reached from elsewhere.")
         assert "--host" in announced
         code = said(server, CODE).group(1)
         wrong = run_here(capsys, "rig", "pair", endpoint, "AAAA-AAAA-AAAA-AAAA", "--json")
@@ -84,7 +84,7 @@ def test_what_belongs_to_the_tunnel_needs_it(capsys: pytest.CaptureFixture[str])
     for words in (("--pair",), ("--announce",), ("--name", "attic")):
         answer = run_here(capsys, "rig", "serve", "--port", "1", *words, "--json")
         assert (answer.code, answer.error["kind"]) == (2, "argument")
-        assert "belong to --secure" in answer.error["message"]
+        assert "need --secure" in answer.error["message"]
 
 
 def test_what_cannot_be_paired_is_told(capsys: pytest.CaptureFixture[str]) -> None:

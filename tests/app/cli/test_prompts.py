@@ -54,7 +54,7 @@ def test_what_is_no_list_of_texts_is_refused(tmp_path: Path, data: bytes) -> Non
 def test_no_file_and_both_at_once_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="cannot be read"):
         prompts_of(parsed("--prompts", tmp_path / "none.json"))
-    with pytest.raises(ArgumentError, match="leave one of them out"):
+    with pytest.raises(ArgumentError, match="exclude each other"):
         prompts_of(parsed("--prompts", tmp_path / "none.json", "--prompt", "x"))
 
 
@@ -86,7 +86,7 @@ def test_each_of_several_prompts_has_the_context_that_is_asked_for() -> None:
     assert settings(file, "--parallel", "4") == (4, 8192)
     assert settings(file) == (2, 4096)
     assert settings(file, "--parallel", "3", "--ctx", "auto") == (3, AUTO_CONTEXT)
-    with pytest.raises(ArgumentError, match="leave one of them out"):
+    with pytest.raises(ArgumentError, match="exclude each other"):
         settings(None, "--parallel", "4", "--sequences", "4")
 
 

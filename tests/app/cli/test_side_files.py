@@ -126,6 +126,24 @@ def test_decisions_are_told_to_people(capsys: pytest.CaptureFixture[str], folder
     assert any(line[:2] == ["load_mode", "mmap:"] for line in lines)
 
 
+def test_counts_may_be_written_with_k(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    words = (
+        "plan",
+        folder / "m.gguf",
+        "--rig",
+        folder / "rig.json",
+        "--ctx",
+        "8k",
+        "--batch",
+        "1K",
+        "--ubatch",
+        "1 024",
+    )
+    answer = run_here(capsys, *words, "--json")
+    context = json.loads(answer.out)["layout"]["context"]
+    assert (context["n_ctx"], context["n_batch"], context["n_ubatch"]) == (8192, 1024, 1024)
+
+
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
@@ -138,10 +156,10 @@ def test_decisions_are_told_to_people(capsys: pytest.CaptureFixture[str], folder
         (("--mmproj-device", "CUDA0"), 2, "name its file with --mmproj"),
         (("--mmproj", "mmproj.gguf", "--mmproj-device", "CUDA9"), 2, "CUDA9 is not among the devices (CUDA0, CPU)"),
         (("--threads", "0"), 2, "not a whole number above 0"),
-        (("--threads", "9999"), 2, "up to 512"),
+        (("--threads", "9999"), 2, "the maximum is 512"),
         (("--ctx", "long"), 2, "not a whole number above 0"),
         (("--op-offload", "maybe"), 2, '"maybe" is not one of auto, on, off'),
-        (("--sequences", "257"), 2, "257 sequences are too many; the engine takes up to 256"),
+        (("--sequences", "257"), 2, "257 sequences are too many; the maximum is 256"),
         (("--type-k", "q9"), 2, '"q9" is not one of f32, f16'),
         (("--batch", "auto"), 2, '"auto" is not a whole number above 0'),
     ],

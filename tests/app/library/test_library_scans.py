@@ -5,19 +5,25 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+from PySide6.QtCore import QObject, Signal
 from pytestqt.qtbot import QtBot
 
 from app.background import Background
 from app.library.catalogue import LibraryCatalogue
-from app.library.library import Library, LibraryTask, Report
+from app.library.library import Library, Report
 from app.models.open_model import OpenModel
 from app.notices import Notice, Notices
 from engine.base.cancellation import CancelToken
 from engine.base.errors import LibraryError
 from engine.library.census import Changes
+from engine.library.fit import layout_key
 from engine.library.stores import Store
+from engine.planning.layout.layout import make_layout
+from engine.runtime.session.events import Done
 from tests.support.patience import DEADLINE_S
 from tests.support.stores import model_bytes, put
 
@@ -75,8 +81,32 @@ def test_a_scan_that_fails_is_over(
         library.scan()
 
 
+def test_a_measured_speed_is_noted_with_its_layout(library: Library, tmp_path: Path, qtbot: QtBot) -> None:
+    class Conversation(QObject):
+        answer_finished = Signal(object)
+
+    with qtbot.waitSignal(library.scan_finished):
+        library.wake()
+    path = tmp_path / "models" / "ada-Q4_K_M.gguf"
+    layout, conversation = make_layout(4, ["CUDA0", "CUDA0", "CPU", "CPU"]), Conversation()
+    loaded = SimpleNamespace(edit=SimpleNamespace(layout=layout))
+    file, loading = SimpleNamespace(paths=(path,)), SimpleNamespace(loaded=loaded)
+    model = SimpleNamespace(conversation=conversation, file=file, loading=loading)
+    library.follow(cast(OpenModel, model))
+    with qtbot.waitSignal(library.contents_changed):
+        conversation.answer_finished.emit(Done(
+            prompt_tokens=5, generated_tokens=100, prompt_tokens_per_second=50.0, generation_tokens_per_second=9.5,
+            stop_reason="length",
+        ))  # fmt: skip
+    (shown,) = library.contents.models
+    notes = shown.notes_of(shown.chosen)
+    assert (notes.measured, notes.measured_on) == (9.5, "CUDA0, CPU")
+    assert notes.is_measured_on(layout_key(layout))
+    assert not notes.is_measured_on(layout_key(make_layout(4, ["CUDA0", "CPU", "CPU", "CPU"])))
+
+
 def test_only_the_latest_work_is_delivered(library: Library, qtbot: QtBot) -> None:
-    task, go_on, tokens, done = LibraryTask(library), threading.Event(), list[CancelToken](), list[int]()
+    task, go_on, tokens, done = library.task(), threading.Event(), list[CancelToken](), list[int]()
 
     def work(number: int) -> Callable[[Report, CancelToken], int]:
         def wait(_report: Report, token: CancelToken) -> int:

@@ -1,4 +1,4 @@
-"""A layout that is forecast not to fit, while a model is loaded: asked first, and what is loaded stays until then."""
+"""A layout that is forecast not to fit: asked first, and what is loaded stays until then."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ LARGE = Edit(single_device(N_LAYERS, "RPC0"), CONTEXT)
 
 
 @pytest.fixture
-def window(open_window: WindowOpener, qtbot: QtBot, tmp_path: Path) -> WindowParts:
-    """A window with a model of about 50 MiB, loaded on the CPU and a worker that has room for some of it."""
+def unloaded(open_window: WindowOpener, qtbot: QtBot, tmp_path: Path) -> WindowParts:
+    """A window with a model of about 50 MiB and a worker that has room for some of it; nothing is loaded."""
     opened = open_window()
     desk = opened.desk
     desk.prober.close()
@@ -38,11 +38,18 @@ def window(open_window: WindowOpener, qtbot: QtBot, tmp_path: Path) -> WindowPar
     wait(qtbot, lambda: len(desk.rig.live.rig.devices) == 1)
     desk.opener.open(path)
     wait(qtbot, lambda: desk.document.model is not None)
+    return opened
+
+
+@pytest.fixture
+def window(unloaded: WindowParts, qtbot: QtBot) -> WindowParts:
+    """The same window with the model loaded on the CPU and the worker, and a layout that does not fit."""
+    desk = unloaded.desk
     desk.document.replace(SMALL, "test")
     desk.loader.load()
     wait(qtbot, lambda: desk.loading.phase is Phase.READY)
     desk.document.replace(LARGE, "test")
-    return opened
+    return unloaded
 
 
 def wait(qtbot: QtBot, condition: Callable[[], bool]) -> None:
@@ -54,7 +61,7 @@ def ask(window: WindowParts, qtbot: QtBot) -> LoadQuestionBar:
     bar = window.main.load_question
     window.desk.loader.load()
     assert bar.isVisible()
-    assert "forecast not to fit" in bar.text
+    assert "will probably not fit" in bar.text
     assert "on RPC0 missing" in bar.text
     wait(qtbot, bar.proposal_button.isVisible)
     return bar
@@ -108,6 +115,19 @@ def test_load_anyway_tries_it(window: WindowParts, qtbot: QtBot) -> None:
     assert told.args is not None
     assert isinstance(told.args[0], OutOfMemory)
     assert loaded_edit(window) is None
+
+
+def test_it_is_asked_although_nothing_is_loaded(unloaded: WindowParts, qtbot: QtBot) -> None:
+    desk = unloaded.desk
+    desk.document.replace(LARGE, "test")
+    bar = ask(unloaded, qtbot)
+    assert "loaded layout" not in bar.text
+    assert desk.loading.phase is Phase.STOPPED
+    bar.cancel_button.click()
+    assert desk.loading.phase is Phase.STOPPED
+    bar = ask(unloaded, qtbot)
+    bar.proposal_button.click()
+    wait(qtbot, lambda: desk.loading.phase is Phase.READY)
 
 
 def test_another_edit_takes_the_question_back_and_where_steps_back_are_allowed_nobody_is_asked(

@@ -14,7 +14,7 @@ from engine.model.gguf.model_file import ModelFile
 from engine.model.gguf.reader import read_model
 from engine.planning.fit.proposal import Proposal
 from engine.planning.fit.proposals import propose
-from engine.planning.layout.layout import single_device
+from engine.planning.layout.layout import Override, make_layout, single_device
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import make_plan
 from engine.planning.settings.context_settings import ContextSettings
@@ -73,3 +73,19 @@ def test_a_proposal_is_not_for_another_model(
     assert "open that model first" in told.args[0].text
     assert told.args[0].bad
     assert window.desk.document.edit == EDIT
+
+
+def test_overrides_that_tensor_mode_cannot_have_are_dropped_on_request(window: WindowParts, tmp_path: Path) -> None:
+    desk, bar = window.desk, window.main.load_question
+    start = make_layout(16, ["CUDA0"] * 8 + ["CUDA1"] * 8)
+    tensor = replace(start.with_split_mode("tensor"), overrides=(Override("CUDA1", part="ffn", first=0, last=3),))
+    desk.document.open(model_in(tmp_path, "model.gguf"), RIG, Edit(tensor, ContextSettings(n_ctx=512)))
+    desk.loader.load()
+    assert bar.isVisible()
+    assert "overrides to the CPU only" in bar.text
+    assert bar.proposal_button.text() == "Drop overrides and load"
+    bar.proposal_button.click()
+    assert desk.document.edit is not None
+    assert desk.document.edit.layout == replace(tensor, overrides=())
+    desk.document.undo_group.undo()
+    assert desk.document.edit.layout == tensor

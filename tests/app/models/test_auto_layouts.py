@@ -225,8 +225,8 @@ def test_speeds_are_measured_from_the_menu(open_window: OpenWindow, qtbot: QtBot
     with qtbot.waitSignal(window.desk.notices.given) as told:
         window.actions["measure_speeds"].trigger()
     assert told.args is not None
-    assert "CPU reads" in told.args[0].text
-    assert "CPU reads" in window.main.status_line.text()
+    assert "CPU: memory bandwidth" in told.args[0].text
+    assert "CPU: memory bandwidth" in window.main.status_line.text()
 
 
 def test_margins_survive(open_window: OpenWindow, qtbot: QtBot) -> None:
@@ -250,7 +250,7 @@ def test_what_contradicts_itself_is_told(open_window: OpenWindow, qtbot: QtBot, 
     with qtbot.waitSignal(window.desk.notices.given) as told:
         layouts.use("fewest")
     assert told.args is not None
-    assert "CUDA0 is switched off and has layers pinned to it" in told.args[0].text
+    assert "CUDA0 is switched off but has pinned layers" in told.args[0].text
     assert edit_of(window) == before
 
 
@@ -264,7 +264,7 @@ def test_what_was_found_for_other_settings_is_not_taken(open_window: OpenWindow,
     with qtbot.waitSignal(desk.notices.given) as told:
         pass
     assert told.args is not None
-    assert "settings were changed" in told.args[0].text
+    assert "settings have changed" in told.args[0].text
     assert told.args[0].bad
     assert edit_of(window) == edited
 

@@ -94,7 +94,11 @@ def test_of_proposals_asked_for_in_quick_succession_the_last_one_counts(desk: De
 
 @pytest.mark.parametrize(
     ("change", "reason"),
-    [("layers", "layers or settings were changed"), ("model", "another model is shown"), ("devices", "devices came")],
+    [
+        ("layers", "layers or settings have changed"),
+        ("model", "another model is shown"),
+        ("devices", "devices have changed"),
+    ],
 )
 def test_a_proposal_that_comes_too_late_says_why_it_was_not_taken(
     desk: Desk, qtbot: QtBot, change: str, reason: str
@@ -117,7 +121,7 @@ def test_a_proposal_that_comes_too_late_says_why_it_was_not_taken(
     assert layout_of(desk) == kept
     (notice,) = told
     assert notice.bad
-    assert "was not taken" in notice.text
+    assert "was not used" in notice.text
     assert reason in notice.text
 
 

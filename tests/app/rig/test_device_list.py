@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from app.rig.device_list import DeviceList, list_of_file
-from app.rig.limit_book import LimitBook
+from app.rig.limit_store import LimitStore
 from engine.base.units import GIB, MIB
-from engine.devices.device import Device, Rig, make_host
-from engine.machines.rigs.check_book import CheckBook
+from engine.devices.device import Capabilities, Device, Fault, Findings, Rig, make_host
+from engine.machines.rigs.check_results import CheckResults
 
 HOST = make_host("host", 16 * GIB)
 CARD = Device("CUDA0", "card", "CUDA", "gpu", 8 * GIB, 7 * GIB, pci_bus_id="0000:01:00.0", margin_bytes=512 * MIB)
@@ -19,7 +19,7 @@ SHOWN = DeviceList(Rig((CARD, WORKER), HOST))
 def test_a_search_replaces_what_is_local_and_keeps_workers_and_limits() -> None:
     limited = SHOWN.with_limits("CUDA0", GIB, 2 * GIB).with_limits("CPU", None, 3 * GIB)
     other = replace(CARD, id="CUDA1", pci_bus_id="0000:02:00.0")
-    found = limited.with_search(Rig((replace(CARD, free_bytes=5 * GIB), other), HOST), LimitBook(), CheckBook())
+    found = limited.with_search(Rig((replace(CARD, free_bytes=5 * GIB), other), HOST), LimitStore(), CheckResults())
     assert found.rig.ids == ("CUDA0", "CUDA1", "RPC0", "CPU")
     card, second, _ = found.rig.devices
     assert (card.free_bytes, card.cap_bytes, card.margin_bytes) == (5 * GIB, GIB, 2 * GIB)
@@ -28,12 +28,26 @@ def test_a_search_replaces_what_is_local_and_keeps_workers_and_limits() -> None:
 
 
 def test_limits_of_an_earlier_run_come_before_those_of_a_rig_file() -> None:
-    book = LimitBook()
+    book = LimitStore()
     book.keep(replace(CARD, cap_bytes=GIB))
     from_file = list_of_file(Rig((replace(CARD, cap_bytes=3 * GIB),), HOST), Rig((), HOST))
-    found = from_file.with_search(Rig((CARD,), HOST), book, CheckBook())
+    found = from_file.with_search(Rig((CARD,), HOST), book, CheckResults())
     assert found.rig.devices[0].cap_bytes == GIB
     assert not found.from_file
+
+
+def test_what_checks_find_is_shown_of_a_rig_file_too() -> None:
+    fault = Fault("weights", "It dies.", "Q8_0")
+    checked = replace(CARD, findings=Findings((fault,), is_checked=True), capabilities=Capabilities(repeatable=True))
+    elsewhere = replace(CARD, id="CUDA7", pci_bus_id="0000:09:00.0")
+    file = list_of_file(Rig((CARD, elsewhere, WORKER), HOST), Rig((), HOST))
+    judged = file.with_findings(Rig((checked,), make_host("other", GIB)), LimitStore(), CheckResults())
+    assert judged.from_file
+    assert judged.missing == ("CUDA7",)
+    card, absent, _ = judged.rig.devices
+    assert (card.findings, card.capabilities) == (checked.findings, checked.capabilities)
+    assert card.total_bytes == CARD.total_bytes
+    assert (absent, judged.rig.host) == (elsewhere, HOST)
 
 
 def test_a_rig_file_names_what_is_not_here() -> None:

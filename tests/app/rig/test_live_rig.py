@@ -59,11 +59,21 @@ def test_all_of_it_free_is_no_reading(live: LiveRig) -> None:
 
 def test_a_device_that_is_not_here_says_where_it_is_from(live: LiveRig) -> None:
     live.set_devices(list_of_file(Rig((CARD,), HOST), found=Rig((), HOST)))
-    seen: list[tuple[Sample, ...]] = []
-    live.samples_arrived.connect(seen.append)
-    live.take_samples((Sample("CUDA0", 1.0, None, None), Sample("CPU", 1.0, GIB, 16 * GIB)))
-    assert [sample.note for sample in seen[0]] == [NOT_HERE, ""]
+    samples = (Sample("CUDA0", 1.0, None, None), Sample("CPU", 1.0, GIB, 16 * GIB))
+    assert [live.as_shown(sample).note for sample in samples] == [NOT_HERE, ""]
     assert not live.is_real
+
+
+def test_the_memory_of_another_host_is_not_shown_for_the_host_of_a_rig_file(live: LiveRig) -> None:
+    imaginary = make_host("imaginary", 240 * GIB)
+    here = Sample("CPU", 1.0, 8 * GIB, 24 * GIB)
+    for host, note, total_bytes in (
+        (imaginary, NOT_HERE, None),
+        (make_host("this computer", 24 * GIB - 100 * MIB), "", 24 * GIB),
+    ):
+        live.set_devices(list_of_file(Rig((), host), found=Rig((), HOST)))
+        shown = live.as_shown(here)
+        assert (shown.note, shown.total_bytes) == (note, total_bytes)
 
 
 def test_other_devices_are_told_before_the_rig_and_only_then(live: LiveRig) -> None:

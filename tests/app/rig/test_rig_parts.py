@@ -13,14 +13,14 @@ from pytestqt.qtbot import QtBot
 
 from app.notices import Notice, Notices
 from app.rig.device_list import DeviceList
-from app.rig.limit_book import LimitBook
+from app.rig.limit_store import LimitStore
 from app.settings import Settings
 from app.wiring import RigParts
 from engine.base.units import GIB, MIB
 from engine.devices.device import CPU_ID, Device, Fault, Rig, make_host
 from engine.devices.rig_file import read_rig, write_rig
 from engine.devices.telemetry.sample import Sample
-from engine.machines.rigs.check_book import CheckBook, write_check_book
+from engine.machines.rigs.check_results import CheckResults, write_check_results
 from engine.machines.rigs.engine_checks import Case, Checked, Trial
 from engine.machines.rigs.lab import LabRig
 from widgets.devices.limits import DeviceLimits
@@ -57,7 +57,7 @@ def test_a_rig_file_is_opened_and_saved(parts: RigParts, told: list[Notice], wai
     path, saved = tmp_path / "rig.json", tmp_path / "saved.json"
     write_rig(path, Rig((CARD,), HOST))
     parts.files.open(path)
-    wait(lambda: told == [Notice("The devices are those of rig.json", bad=False)])
+    wait(lambda: told == [Notice("Using the devices in rig.json", bad=False)])
     assert parts.live.missing_devices == ("CUDA0",)
     parts.files.save(saved)
     wait(lambda: told[-1] == Notice("Saved saved.json", bad=False))
@@ -76,13 +76,14 @@ def test_a_rig_file_that_cannot_be_read_changes_nothing(
     assert parts.live.devices is before
 
 
-def test_lab_workers_come_and_go_as_devices(parts: RigParts, wait: Wait) -> None:
+def test_lab_workers_come_and_go_as_devices(parts: RigParts, told: list[Notice], wait: Wait) -> None:
     running: list[bool] = []
     then: list[str] = []
     parts.lab.running_changed.connect(running.append)
     parts.lab.start([16 * MIB, 16 * MIB], then=lambda: then.append("first"))
     parts.lab.start([16 * MIB])  # One lab at a time, and this one is on its way.
     wait(lambda: then == ["first"])
+    assert told[-1].text == "RPC0 to RPC1 are 2 simulated devices on this computer"
     assert [device.id for device in parts.live.rig.devices] == ["RPC0", "RPC1"]
     assert parts.lab.processes.keys() == parts.lab.endpoints
     parts.lab.start([16 * MIB], then=lambda: then.append("second"))
@@ -108,8 +109,44 @@ def test_a_lost_worker_is_told(parts: RigParts, qtbot: QtBot, wait: Wait, caplog
     with qtbot.waitSignal(parts.lab.worker_lost) as lost:
         psutil.Process(process.pid).kill()
     assert lost.args is not None
-    assert lost.args[0].startswith("RPC0 (lab worker) is gone.")
+    assert lost.args[0].startswith("RPC0 (lab worker) stopped.")
     assert lost.args[0] in caplog.text
+
+
+def test_a_stopped_worker_has_no_memory_until_it_is_restarted_at_its_port(
+    parts: RigParts, wait: Wait, caplog: pytest.LogCaptureFixture
+) -> None:
+    parts.lab.start([16 * MIB, 16 * MIB])
+    wait(lambda: bool(parts.lab.endpoints))
+    before = parts.live.rig
+    stopped: list[tuple[str, ...]] = []
+    parts.lab.stopped_changed.connect(stopped.append)
+    second = parts.live.rig.devices[1]
+    psutil.Process(parts.lab.processes[str(second.endpoint)].pid).kill()
+    wait(lambda: stopped == [("RPC1",)])
+    assert [device.available_bytes for device in parts.live.rig.devices] == [16 * MIB, 0]
+    assert [device.is_stopped for device in parts.live.rig.devices] == [False, True]
+    assert list(parts.lab.processes) == [before.devices[0].endpoint]
+    then: list[str] = []
+    parts.lab.when_running(lambda: then.append("running"))
+    wait(lambda: then == ["running"])
+    assert stopped == [("RPC1",), ()]
+    assert parts.live.rig.devices == before.devices
+    assert psutil.pid_exists(parts.lab.processes[str(second.endpoint)].pid)
+    parts.lab.when_running(lambda: then.append("at once"))
+    assert then == ["running", "at once"]
+
+
+def test_stopping_the_lab_forgets_its_stopped_workers(
+    parts: RigParts, wait: Wait, caplog: pytest.LogCaptureFixture
+) -> None:
+    parts.lab.start([16 * MIB])
+    wait(lambda: bool(parts.lab.endpoints))
+    (process,) = parts.lab.processes.values()
+    psutil.Process(process.pid).kill()
+    wait(lambda: parts.lab.stopped == ("RPC0",))
+    parts.lab.stop()
+    assert (parts.lab.stopped, parts.live.rig.devices) == ((), ())
 
 
 def test_a_rig_file_without_its_workers_ends_the_lab(parts: RigParts, wait: Wait, tmp_path: Path) -> None:
@@ -152,7 +189,7 @@ def test_a_worker_is_judged_by_the_engines_checks_when_it_is_added_and_with_ever
         trial = Trial(Path("model"))
         case = Case("weights", "Q8_0", (worker.id,), trial, trial)
         found = [Checked(case, ok, "" if ok else "It dies.")]
-        write_check_book(checks, CheckBook().with_results(found_rig, {}, found))
+        write_check_results(checks, CheckResults().with_results(found_rig, {}, found))
 
     def shown() -> list[tuple[bool, tuple[Fault, ...]]]:
         return [
@@ -182,7 +219,7 @@ def test_what_is_no_endpoint_is_told(parts: RigParts, told: list[Notice]) -> Non
 
 def test_limits_of_a_rig_file_are_not_kept(parts: RigParts, tmp_path: Path) -> None:
     def kept() -> Device:
-        return LimitBook(Settings(tmp_path / "settings.ini")).apply(CARD)
+        return LimitStore(Settings(tmp_path / "settings.ini")).apply(CARD)
 
     shown = DeviceList(Rig((CARD,), HOST))
     parts.live.set_devices(replace(shown, from_file=True))

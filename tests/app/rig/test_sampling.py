@@ -1,4 +1,4 @@
-"""The watchman: it follows the devices of what is loaded, alarms once, and takes an alert back."""
+"""The headroom_monitor: it follows the devices of what is loaded, alarms once, and takes an alert back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pytestqt.qtbot import QtBot
 
 from app.rig.device_list import DeviceList
 from app.rig.live_rig import LiveRig
-from app.rig.sampling import Watchman
+from app.rig.sampling import HeadroomMonitor
 from engine.base.units import GIB, MIB
 from engine.devices.device import Device, Rig, make_host
 from engine.devices.telemetry.sample import Sample
@@ -22,9 +22,10 @@ RIG = Rig(CARDS, make_host("host", 32 * GIB))
 @dataclass
 class Watched:
     live: LiveRig
-    watchman: Watchman
+    headroom_monitor: HeadroomMonitor
     alerts: list[dict[str, CardAlert]] = field(default_factory=list)
     alarms: list[str] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
 
     def read(self, time_s: float, **free_bytes: int) -> None:
         samples = (Sample(each.id, time_s, 8 * GIB - free_bytes[each.id], 8 * GIB) for each in CARDS)
@@ -35,9 +36,10 @@ class Watched:
 def watched(qtbot: QtBot) -> Watched:
     live = LiveRig()
     live.set_devices(DeviceList(RIG))
-    made = Watched(live, Watchman(live))
-    made.watchman.alerts_changed.connect(made.alerts.append)
-    made.watchman.alarmed.connect(made.alarms.append)
+    made = Watched(live, HeadroomMonitor(live))
+    made.headroom_monitor.alerts_changed.connect(made.alerts.append)
+    made.headroom_monitor.alarmed.connect(made.alarms.append)
+    made.headroom_monitor.alarm_ended.connect(made.ended.append)
     return made
 
 
@@ -48,7 +50,7 @@ def test_nothing_is_watched_while_nothing_is_loaded(watched: Watched) -> None:
 
 
 def test_an_alarm_is_given_once_and_its_alert_stays_until_there_is_room(watched: Watched) -> None:
-    watched.watchman.watch(["CUDA0"])
+    watched.headroom_monitor.watch(["CUDA0"])
     for time_s in range(6):
         watched.read(time_s, CUDA0=100 * MIB, CUDA1=MIB)
     assert [set(alerts) for alerts in watched.alerts] == [{"CUDA0"}]
@@ -59,13 +61,14 @@ def test_an_alarm_is_given_once_and_its_alert_stays_until_there_is_room(watched:
         watched.read(time_s, CUDA0=3 * GIB, CUDA1=MIB)
     assert watched.alerts[-1] == {}
     assert len(watched.alarms) == 1
+    assert watched.ended == [alarm]
 
 
 def test_what_is_unloaded_is_not_worried_about(watched: Watched) -> None:
-    watched.watchman.watch(["CUDA0"])
+    watched.headroom_monitor.watch(["CUDA0"])
     for time_s in range(3):
         watched.read(time_s, CUDA0=100 * MIB, CUDA1=MIB)
-    watched.watchman.watch([])
+    watched.headroom_monitor.watch([])
     assert watched.alerts[-1] == {}
     watched.read(4, CUDA0=100 * MIB, CUDA1=MIB)
     assert watched.alerts[-1] == {}

@@ -19,6 +19,7 @@ from app.window.devices.doctor_dialog import DoctorDialog
 from app.window.devices.nearby_dialog import NearbyDialog
 from app.window.devices.packs_dialog import PacksDialog
 from app.window.main_window import SCREEN_ROOM
+from app.window.preferences import PreferencesDialog
 from app.wiring import WindowParts
 from engine.devices.rig_file import encode_rig
 from engine.model.demo.speaking import SAMPLE_QUESTIONS
@@ -28,7 +29,7 @@ from tests.support.models import write_tiny_llama
 from tests.support.previews import make_gpu, make_rig
 from tests.support.windows import WindowOpener
 from widgets.chat.chat_heading import ContextPart
-from widgets.chat.kept_caches_dialog import KeptCachesDialog
+from widgets.chat.saved_kv_states_dialog import SavedKvStatesDialog
 from widgets.chat.token_dialogs import ChoicesDialog, PromptDialog
 from widgets.common.elided_label import ElidedLabel
 from widgets.controls.settings_bar import ModelButton
@@ -41,10 +42,11 @@ MADE: dict[str, Callable[[WindowParts], QDialog]] = {
     "BugDialog": lambda window: BugDialog("Traceback", window.main),
     "ChoicesDialog": lambda window: ChoicesDialog(window.main),
     "DoctorDialog": lambda window: DoctorDialog(window.main, window.desk.examiner),
-    "KeptCachesDialog": lambda window: KeptCachesDialog(window.main),
+    "SavedKvStatesDialog": lambda window: SavedKvStatesDialog(window.main),
     "LimitsDialog": lambda window: LimitsDialog(make_gpu("CUDA0", 12), window.main),
     "NearbyDialog": lambda window: NearbyDialog(window.main, window.desk.rig.peers),
     "PacksDialog": lambda window: PacksDialog(window.main, window.desk.rig.packs),
+    "PreferencesDialog": lambda window: PreferencesDialog(window.actions, window.theme, window.main),
     "PromptDialog": lambda window: PromptDialog(window.main),
 }
 """The others: as they are before anything is looked for."""

@@ -81,7 +81,7 @@ def test_a_model_is_found_planned_fetched_and_listed(window: WindowParts, qtbot:
     assert sum("proposed" in label for label in texts(panel.offered, 0)) == 1
     panel.download_button.click()
     qtbot.waitUntil(lambda: [row.words_label.text() for row in panel.downloads.rows.values()] != [])
-    qtbot.waitUntil(lambda: "in its place" in next(iter(panel.downloads.rows.values())).words_label.text())
+    qtbot.waitUntil(lambda: "checked and saved" in next(iter(panel.downloads.rows.values())).words_label.text())
     view = window.library_presenter.page.view
     view.models_tab.click()
     qtbot.waitUntil(lambda: view.visible_titles() == ("Ada",))
@@ -99,7 +99,7 @@ def test_a_download_is_paused_and_goes_on(window: WindowParts, hub: HubServer, q
     row.pause_button.click()
     qtbot.waitUntil(lambda: not row.resume_button.isHidden())
     row.resume_button.click()
-    qtbot.waitUntil(lambda: "in its place" in row.words_label.text())
+    qtbot.waitUntil(lambda: "checked and saved" in row.words_label.text())
     row.remove_button.click()
     qtbot.waitUntil(lambda: panel.downloads.rows == {})
 

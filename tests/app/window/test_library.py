@@ -16,7 +16,7 @@ from app.paths import library_path
 from app.wiring import WindowParts
 from engine.chat.presets import Preset
 from engine.library.listed import Listed
-from engine.library.notes import KeptDocument
+from engine.library.notes import SavedDocument
 from engine.planning.fit.speed_book import KeptDevice
 from tests.support.models import write_tiny_llama
 from tests.support.stores import projector_bytes, put
@@ -233,7 +233,7 @@ def test_a_layout_is_kept_under_a_name_and_used_again(window: WindowParts, model
 
     def use_buttons() -> list[QPushButton]:
         found = view.details.layouts.findChildren(QPushButton)
-        return [button for button in found if button.text() == "Open with it" and button.isVisible()]
+        return [button for button in found if button.text() == "Open with Layout" and button.isVisible()]
 
     qtbot.waitUntil(lambda: bool(use_buttons()))
     document = window.desk.document
@@ -269,7 +269,7 @@ def test_a_layout_is_not_given_to_another_model_when_its_own_did_not_open(
     bob = models / "Bob/Bob-F16.gguf"
     away = bob.rename(bob.with_name("away"))
     with qtbot.waitSignal(window.desk.notices.given, check_params_cb=lambda notice: notice.bad):
-        view.details.layouts.use_requested.emit(KeptDocument("layout", "both", text))
+        view.details.layouts.use_requested.emit(SavedDocument("layout", "both", text))
     away.rename(bob)
     window.desk.opener.open(bob)
     qtbot.waitUntil(lambda: window.desk.document.model is not None and window.desk.document.model.paths == (bob,))
@@ -285,7 +285,7 @@ def test_duplicates_are_told(window: WindowParts, models: Path, qtbot: QtBot) ->
     view.duplicates_button.click()
     qtbot.waitUntil(lambda: any(box.isVisible() for box in window.main.findChildren(QMessageBox)))
     (box,) = window.main.findChildren(QMessageBox)
-    assert "would be free without copies" in box.text()
+    assert "Duplicates take" in box.text()
     assert all(name in box.text() for name in ("Bob-F16.gguf", "Copied-F16.gguf", "Linked-F16.gguf"))
     box.close()
 
@@ -339,4 +339,4 @@ def test_a_models_conversations_begin_with_its_preset(window: WindowParts, model
     qtbot.waitUntil(lambda: conversation.chat.preset == "brief")
     assert conversation.sampling.settings.temperature == 0.2
     book.delete("brief")
-    assert box.currentText() == "brief (no longer there)"
+    assert box.currentText() == "brief (removed)"

@@ -16,13 +16,13 @@ from app.background import Background
 from app.notices import Notices
 from app.paths import pack_book_path, packs_path
 from app.rig.device_search import DeviceSearch
-from app.rig.limit_book import LimitBook
+from app.rig.limit_store import LimitStore
 from app.rig.live_rig import LiveRig
-from app.rig.pack_shelf import PackShelf
+from app.rig.pack_controller import PackController
 from app.window.devices.packs_dialog import NOTHING, PacksDialog, PacksPresenter
 from engine.base.engine_build import engine_build, engine_version
 from engine.devices.packs.store import Pack, PackBook, PackStore, Verdict, file_states, read_book, write_book
-from engine.machines.rigs.pack_keeper import PackKeeper
+from engine.machines.rigs.pack_installer import PackInstaller
 from tests.support.packs import no_packs, write_pack
 
 
@@ -42,10 +42,10 @@ def dialog(qtbot: QtBot, searches: list[str], monkeypatch: pytest.MonkeyPatch) -
     window = QWidget()
     qtbot.addWidget(window)
     background, notices, live = Background(window), Notices(window), LiveRig(window)
-    search = DeviceSearch(live, LimitBook(), background, notices, parent=window)
-    monkeypatch.setattr(search, "refresh", lambda: searches.append("again"))
+    search = DeviceSearch(live, LimitStore(), background, notices, parent=window)
+    monkeypatch.setattr(search, "judge_again", lambda: searches.append("again"))
     notices.given.connect(lambda notice: searches.append(notice.text))
-    shelf = PackShelf(search, background, notices, window)
+    shelf = PackController(search, background, notices, window)
     presenter = PacksPresenter(shelf, window, lambda: searches.append("the machine is checked"))
     presenter.show()
     opened = presenter.dialog
@@ -87,11 +87,11 @@ def test_packs_are_shown_switched_and_removed(
 ) -> None:
     put(tmp_path, "good", ok=True)
     put(tmp_path, "poor", ok=False, reason="The engine dies (SIGSEGV) when it loads the pack.")
-    dialog._shelf.refresh()
+    dialog._controller.refresh()
     good, poor = "good In use: Vulkan0.", "poor Not used. The engine dies (SIGSEGV) when it loads the pack."
     qtbot.waitUntil(lambda: rows(dialog) == [good, poor])
-    assert dialog.text == "A pack is not used; its row says why."
-    assert searches == ["again"], "a pack that came by itself brings devices too"
+    assert dialog.text == "A pack is not in use; see its row for the reason."
+    qtbot.waitUntil(lambda: searches == ["again"])  # a pack that came by itself brings devices too
     searches.clear()
     assert dialog.current is not None
     assert (dialog.current.name, dialog.switch_button.text()) == ("good", "Switch Off")
@@ -114,13 +114,13 @@ def test_packs_are_shown_switched_and_removed(
 def test_after_a_good_installation_the_check_of_everything_else_is_offered(
     qtbot: QtBot, dialog: PacksDialog, searches: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def judged(_keeper: PackKeeper, pack: Pack) -> Verdict:
+    def judged(_keeper: PackInstaller, pack: Pack) -> Verdict:
         library = f"libggml-{pack.name}.so"
         devices = ("Vulkan0",) if pack.name == "good" else ()
         states = file_states(pack.folder, [library])
         return Verdict(pack.name, str(pack.folder), engine_build(), library, states, ok=True, devices=devices)
 
-    monkeypatch.setattr(PackKeeper, "_judged", judged)
+    monkeypatch.setattr(PackInstaller, "_judged", judged)
     for name, offered in (("good", True), ("other", False)):
         archive = write_pack(tmp_path / f"{name}.tar.gz", name)
         monkeypatch.setattr("app.window.dialogs.ask_open", lambda *_, archive=archive: archive)

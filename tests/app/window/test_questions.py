@@ -10,6 +10,7 @@ from PySide6.QtGui import QDropEvent
 from PySide6.QtWidgets import QWidget
 from pytestqt.qtbot import QtBot
 
+from app.library.catalogue import LibraryContents
 from app.notices import Notice
 from app.rig.device_list import list_of_file
 from app.wiring import WindowParts
@@ -73,7 +74,18 @@ def test_what_is_chosen_is_opened_and_a_cancel_does_nothing(
     write_rig(tmp_path / "rig.json", Rig((), HOST))
     answer(monkeypatch, "ask_open", tmp_path / "rig.json")
     window.actions["open_rig"].trigger()
-    qtbot.waitUntil(lambda: told == [Notice("The devices are those of rig.json", bad=False)])
+    qtbot.waitUntil(lambda: told == [Notice("Using the devices in rig.json", bad=False)])
+
+
+def test_a_model_is_looked_for_where_models_are(
+    window: WindowParts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = answer(monkeypatch, "ask_open", None)
+    folder = tmp_path / "models"
+    folder.mkdir()
+    window.desk.library.contents = LibraryContents(folders=(folder,))
+    window.actions["open_model"].trigger()
+    assert asked[0][-1] == folder
 
 
 def test_a_layout_is_saved_under_the_name_of_its_model(

@@ -100,6 +100,6 @@ def test_a_damaged_list_counts_for_nothing(text: str, tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(EngineError, match="cannot be kept"):
+    with pytest.raises(EngineError, match="cannot be cached"):
         keeper(tmp_path / "file" / "weights")
     assert kept_files(tmp_path / "nowhere") == ()

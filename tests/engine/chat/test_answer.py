@@ -165,7 +165,7 @@ def test_a_thought_that_is_ended_is_what_the_next_answer_goes_on_from() -> None:
 
 @pytest.mark.parametrize(
     ("text", "state", "note"),
-    [("", "failed", "It is gone."), ("Be", "interrupted", "It is gone. What had come is kept.")],
+    [("", "failed", "It is gone."), ("Be", "interrupted", "It is gone. The partial answer was kept.")],
 )
 def test_an_answer_that_breaks_off_is_interrupted_where_text_came_and_failed_where_none_did(
     text: str, state: str, note: str
@@ -181,9 +181,9 @@ def test_an_answer_that_breaks_off_is_interrupted_where_text_came_and_failed_whe
 
 
 def test_a_loss_has_one_sentence() -> None:
-    assert "stopped before" in loss_words(Cancelled(stage="warm_up"))
+    assert "Stopped before" in loss_words(Cancelled(stage="warm_up"))
     crashed = Crashed(kind="crashed", signal=9, message="Many words.")
-    assert loss_words(crashed) == "The engine ended in the middle of this answer."
+    assert loss_words(crashed) == "The engine ended during this answer."
 
 
 @pytest.mark.parametrize(
@@ -245,11 +245,11 @@ def test_a_full_context_asks_a_person_once_or_fails() -> None:
     run, (failed,), _ = full("stop")
     assert isinstance(failed, Finish)
     assert failed.message.state == "failed"
-    assert "longer than the context" in failed.failure
+    assert "too long for the context" in failed.failure
     assert "256" in failed.failure
     run, (asked,), _ = full("ask")
     assert isinstance(asked, AskOverflow)
-    assert "Leave out" in asked.sentence
+    assert "Drop the oldest" in asked.sentence
     taken_back, _, again = run.answer_overflow(True)
     assert taken_back == AskOverflow("")
     assert isinstance(again, Count)
@@ -294,7 +294,7 @@ def test_files_are_read_before_the_model_is_asked() -> None:
         (read,) = run.counted(counted(read, 9))
     (finish,) = run.files_read({})
     assert isinstance(finish, Finish)
-    assert "not kept any more" in finish.failure
+    assert "not stored any more" in finish.failure
 
 
 INPUTS = ("restored", "counted", "overflow", "files", "token", "flush", "stop", "answer_now", "done", "fail")

@@ -50,10 +50,10 @@ def test_the_text_of_a_pdf_is_read_by_a_child(tmp_path: Path) -> None:
     ("data", "words"),
     [
         (b"", "is empty"),
-        (b"\x7fELF\xff\xfe", "not text in UTF-8"),
+        (b"\x7fELF\xff\xfe", "not UTF-8 text"),
         (b"\x89PNG\r\n\x1a\n\x00", "cannot be read: it is damaged"),
         (b"\x89PNG\r\n\x1a\n" + bytes(MAX_IMAGE_BYTES), "larger than 20 MiB; make it smaller"),
-        (b"a\0b", "not text in UTF-8"),
+        (b"a\0b", "not UTF-8 text"),
         (b"fLaC" + bytes(99), "cannot be read: it is damaged or empty"),
         (b"a" * (MAX_TEXT_BYTES + 1), "larger than 2 MiB"),
         (b"%PDF-1.4 nothing more", "damaged"),
@@ -72,4 +72,4 @@ def test_a_file_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_a_pdf_without_text_says_so(tmp_path: Path) -> None:
-    assert "only pictures" in pdf_text(write_pdf(tmp_path / "a.pdf", b"").read_bytes()).fault
+    assert "only images" in pdf_text(write_pdf(tmp_path / "a.pdf", b"").read_bytes()).fault

@@ -86,9 +86,9 @@ def test_several_turns_fit_after_some_were_left_out() -> None:
 def test_policies_say_what_is_wrong() -> None:
     said = path(3)
     tokens = {message.id: 100 for message in said}
-    assert "Leave out" in choose(said, tokens, 400, "ask").sentence()
-    assert "200 tokens longer" in choose(said, tokens, 400, "stop").sentence()
-    assert "oldest turns" in choose(said, tokens, 400).sentence()
+    assert "Drop the oldest" in choose(said, tokens, 400, "ask").sentence()
+    assert "200 tokens too long" in choose(said, tokens, 400, "stop").sentence()
+    assert "oldest messages" in choose(said, tokens, 400).sentence()
     assert choose(said, tokens, 50).decision == "full"
 
 

@@ -118,7 +118,7 @@ def test_a_folder_that_cannot_be_written_is_said(path: Path) -> None:
     DatabaseCopies(path).folder.write_text("a file")
     with closing(ChatStore(path, said.append)) as store:
         store.save(Conversation(id="a"))
-    assert "check the disk's room and permissions" in said[0].summary()
+    assert "check the disk's free space and permissions" in said[0].summary()
 
 
 def test_a_damaged_database_gives_no_copy_and_is_recovered_at_the_next_start(path: Path) -> None:

@@ -38,7 +38,7 @@ def test_what_is_wrong_is_the_same_sentence(tmp_path: Path) -> None:
     with pytest.raises(ChatError, match=r"^bad.json cannot be read \(No such file"):
         import_file(database, path)
     path.write_text("{}")
-    with pytest.raises(ChatError, match=r"^bad.json holds no conversations that can be read"):
+    with pytest.raises(ChatError, match=r"^bad.json cannot be imported"):
         import_file(database, path)
     path.write_text(json.dumps([{"conv": {"name": "a"}, "messages": []}]))
     (tmp_path / "file").touch()
@@ -59,7 +59,7 @@ def test_nothing_is_parsed_in_this_process(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_process_that_does_not_answer_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoders, "child_argv", lambda _child: [sys.executable, "-c", "import os; os.abort()"])
-    with pytest.raises(ChatError, match=r"^big.json takes too much"):
+    with pytest.raises(ChatError, match=r"^Importing big.json takes too much"):
         import_file(tmp_path / "chats.sqlite3", tmp_path / "big.json")
 
 

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.base.errors import ChatError
-from engine.chat.exports import as_html, as_json, as_markdown
+from engine.chat.exports import as_html, as_json
 from engine.chat.imports import MAX_LABEL_CHARACTERS, parse_conversations, read_conversations
 from engine.chat.llama_ui import as_jsonl
+from engine.chat.markdown_file import as_markdown
 from engine.chat.message import Attachment, Message, Role
 from engine.chat.tree import MessageTree, add, tree_of
 from engine.runtime.media.sounds.recordings import MAX_LENGTH_MS
@@ -72,7 +73,9 @@ def test_images_go_with_every_form_and_come_back() -> None:
     page = as_html(CHAT, (message,), files)
     assert f'<img src="{address}" alt="a]cat">' in page
     assert "img-src data:;" in page
-    for document, name in ((as_json(found, files), "c.json"), (as_jsonl(found, files), "c.jsonl")):
+    markdown = as_markdown(CHAT, (message,), files).encode()
+    documents = {"c.json": as_json(found, files), "c.jsonl": as_jsonl(found, files), "c.md": markdown}
+    for name, document in documents.items():
         (back,) = parse_conversations(document, source=name)
         (attachment,) = back.tree.path[-1].attachments
         assert msgspec.structs.replace(attachment, id="i") == image
@@ -89,7 +92,9 @@ def test_sounds_go_with_what_has_a_form_for_them_and_come_back() -> None:
     files, found = {sha256: data}, [(CHAT, tree_of((message,), "q"))]
     assert "Attached: hello.wav" in as_markdown(CHAT, (message,), files)
     assert "<p>Attached: hello.wav</p>" in as_html(CHAT, (message,), files)
-    for document, name in ((as_json(found, files), "c.json"), (as_jsonl(found, files), "c.jsonl")):
+    markdown = as_markdown(CHAT, (message,), files).encode()
+    documents = {"c.json": as_json(found, files), "c.jsonl": as_jsonl(found, files), "c.md": markdown}
+    for name, document in documents.items():
         (back,) = parse_conversations(document, source=name)
         (attachment,) = back.tree.path[-1].attachments
         assert msgspec.structs.replace(attachment, id="s") == sound
@@ -98,7 +103,11 @@ def test_sounds_go_with_what_has_a_form_for_them_and_come_back() -> None:
 
 @pytest.mark.parametrize(
     ("length_ms", "held", "words"),
-    [(400, b"no sound", "is none"), (0, tone(), "a length that none"), (MAX_LENGTH_MS + 1, tone(), "a length that")],
+    [
+        (400, b"no sound", "not a sound"),
+        (0, tone(), "an invalid length"),
+        (MAX_LENGTH_MS + 1, tone(), "an invalid length"),
+    ],
 )
 def test_sounds_that_none_can_be_are_refused(length_ms: int, held: bytes, words: str) -> None:
     sha256 = hashlib.sha256(held).hexdigest()
@@ -194,10 +203,75 @@ def test_markdown_has_all_that_is_shown() -> None:
         assert part in text
 
 
+def test_markdown_comes_back_as_it_was() -> None:
+    path = kept_tree().path
+    markdown = as_markdown(CHAT, path)
+    (found,) = parse_conversations(markdown.encode(), source="c.md")
+    assert msgspec.structs.replace(found.conversation, id=CHAT.id, leaf=None) == CHAT
+    assert shape(found.tree) == shape(tree_of(path, path[-1].id))
+    for before, after in zip(path, found.tree.path, strict=True):
+        same = {"id": before.id, "parent": before.parent, "choices": before.choices, "attachments": before.attachments}
+        assert msgspec.structs.replace(after, **same) == before
+
+
+@given(
+    st.text(),
+    st.lists(st.tuples(st.text(), st.text(), st.lists(st.text(), max_size=2)), max_size=4),
+)
+def test_any_texts_come_back_from_markdown(system: str, turns: list[tuple[str, str, list[str]]]) -> None:
+    messages: list[Message] = []
+    for number, (content, reasoning, texts) in enumerate(turns):
+        files = tuple(
+            Attachment(id=f"f{place}", kind="text", name="n", mime="text/plain", sha256="", size_bytes=1, text=text)
+            for place, text in enumerate(texts)
+        )
+        parent = messages[-1].id if messages else None
+        messages.append(
+            Message(
+                id=str(number),
+                role="assistant" if number % 2 else "user",
+                content=content,
+                reasoning=reasoning,
+                parent=parent,
+                attachments=files,
+            )
+        )
+    chat = msgspec.structs.replace(CHAT, system=system)
+    text = as_markdown(chat, messages)
+    # A file holds UTF-8, which has no lone surrogates; hypothesis makes none.
+    (found,) = parse_conversations(text.encode(), source="c.md")
+    assert found.conversation.system == system
+    assert shape(found.tree) == shape(tree_of(messages, messages[-1].id if messages else None))
+
+
+def test_a_text_that_looks_like_our_markdown_is_a_text() -> None:
+    inner = as_markdown(CHAT, kept_tree().path)
+    message = Message(id="a", role="user", content=inner)
+    outer = as_markdown(CHAT, (message,))
+    (found,) = parse_conversations(outer.encode(), source="c.md")
+    assert [each.content for each in found.tree.path] == [inner]
+
+
+def test_markdown_may_be_edited_by_hand_and_saved_on_windows() -> None:
+    message = Message(id="a", role="user", content="Where is the quay?\n\nOn the left?")
+    text = as_markdown(CHAT, (message,)).replace("quay", "harbour").replace("# Ships", "# Boats").replace("\n", "\r\n")
+    (found,) = parse_conversations(text.encode(), source="c.md")
+    assert found.tree.path[0].content == "Where is the harbour?\n\nOn the left?"
+    assert found.conversation.title.startswith("Boats")
+
+
+def test_markdown_from_elsewhere_is_refused_with_a_sentence() -> None:
+    with pytest.raises(ChatError, match=r"^notes.md cannot be imported. Choose a file that Layerdeck or llama.cpp"):
+        parse_conversations(b"# Notes\n\n## You\n\nhello\n", source="notes.md")
+
+
 @pytest.mark.parametrize(
     "data",
     [
         b"",
+        b"# a\n<!-- layerdeck-conversation 9 ab {} -->\n",
+        b'# a\n<!-- layerdeck-conversation 1 ab {"folder": 3} -->\n',
+        b'# a\n<!-- layerdeck-conversation 1 ab {} -->\n\n## You\n<!-- ab {"role": "king"} -->\n\nhello\n',
         b"\xff\xfe",
         b"[]",
         b"[" * 100_000,

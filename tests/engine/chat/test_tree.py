@@ -161,8 +161,8 @@ def test_turns_are_named_by_their_question() -> None:
     ("messages", "leaf", "reason"),
     [
         ([question("q"), question("q")], None, "twice"),
-        ([answer("a", "q"), question("q")], None, "not there"),
-        ([question("q")], "x", "last message"),
+        ([answer("a", "q"), question("q")], None, "is missing"),
+        ([question("q")], "x", "last shown message"),
     ],
 )
 def test_what_is_no_tree_is_refused(messages: list[Message], leaf: str | None, reason: str) -> None:

@@ -57,25 +57,25 @@ def test_an_accelerator_without_memory_is_no_fault() -> None:
     [
         ({**CUDA, "total_bytes": -5}, "devices[0].total_bytes", "not negative"),
         ({**CUDA, "total_bytes": "-5GiB"}, "devices[0].total_bytes", "is not a size"),
-        ({**CUDA, "total_bytes": "24 GB"}, "devices[0].total_bytes", "is not a size"),
+        ({**CUDA, "total_bytes": "24 QB"}, "devices[0].total_bytes", "is not a size"),
         ({**CUDA, "total_bytes": 1.5}, "devices[0].total_bytes", "whole bytes"),
         ({**CUDA, "total_bytes": True}, "devices[0].total_bytes", "whole bytes"),
         ({**CUDA, "total_bytes": 10**30}, "devices[0].total_bytes", "larger than any device"),
         ({**CUDA, "total_bytes": 0}, "devices[0].total_bytes", "no memory"),
         ({**CUDA, "total_bytes": None}, "devices[0].total_bytes", "whole bytes"),
-        ({"id": "A", "backend": "CUDA"}, "devices[0].total_bytes", "needed"),
-        ({"id": "A", "total_bytes": 1}, "devices[0].backend", "needed"),
-        ({"backend": "CUDA", "total_bytes": 1}, "devices[0].id", "needed"),
-        ({**CUDA, "backend": " "}, "devices[0].backend", "needs a backend by its name"),
+        ({"id": "A", "backend": "CUDA"}, "devices[0].total_bytes", "missing"),
+        ({"id": "A", "total_bytes": 1}, "devices[0].backend", "missing"),
+        ({"backend": "CUDA", "total_bytes": 1}, "devices[0].id", "missing"),
+        ({**CUDA, "backend": " "}, "devices[0].backend", "needs the name of its backend"),
         ({**CUDA, "id": "CPU"}, "devices[0].id", "is the host"),
-        ({**CUDA, "id": "GPU 1"}, "devices[0].id", "no device id"),
-        ({**CUDA, "id": ""}, "devices[0].id", "no device id"),
-        ({**CUDA, "id": "CUDA0\n"}, "devices[0].id", "no device id"),
+        ({**CUDA, "id": "GPU 1"}, "devices[0].id", "not a device id"),
+        ({**CUDA, "id": ""}, "devices[0].id", "not a device id"),
+        ({**CUDA, "id": "CUDA0\n"}, "devices[0].id", "not a device id"),
         ({**CUDA, "kind": "toaster"}, "devices[0].kind", "gpu, igpu, accel, cpu"),
         ({**CUDA, "free_bytes": "25GiB"}, "devices[0].free_bytes", "more than the device's"),
-        ({**CUDA, "speed": 3}, "devices[0]", '"speed" is not a known key'),
+        ({**CUDA, "speed": 3}, "devices[0]", 'unknown key "speed"'),
         ({**CUDA, "endpoint": "a:1"}, "devices[0].endpoint", "belongs to backend RPC"),
-        ({**CUDA, "capabilities": {"row": True}}, "devices[0].capabilities", '"row" is not a known key'),
+        ({**CUDA, "capabilities": {"row": True}}, "devices[0].capabilities", 'unknown key "row"'),
         ({**CUDA, "capabilities": {"row_split": 1}}, "devices[0].capabilities.row_split", "true or false"),
         ({**CUDA, "pci_bus_id": 7}, "devices[0].pci_bus_id", "text in quotes"),
         ({"id": "R", "backend": "RPC", "total_bytes": 1}, "devices[0].endpoint", "needs its endpoint"),
@@ -96,7 +96,7 @@ def test_a_fault_is_one_sentence_with_its_place(device: object, place: str, word
 
 
 def test_doubled_ids_and_doubled_remote_devices_are_refused() -> None:
-    with pytest.raises(RigError, match=r'devices\[2\]\.id: the id "CUDA0" is there twice'):
+    with pytest.raises(RigError, match=r'devices\[2\]\.id: the id "CUDA0" occurs twice'):
         parse(CUDA, RPC, CUDA)
     with pytest.raises(RigError, match=r"devices\[1\]\.endpoint: R and RPC0 are the same device"):
         parse(RPC, {**RPC, "id": "R"})

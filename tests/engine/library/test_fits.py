@@ -14,10 +14,10 @@ from engine.base.units import GIB, MIB
 from engine.devices.device import Device, Rig, make_host
 from engine.library.children import plan_models
 from engine.library.facts import read_facts
-from engine.library.fit import Fit, fit_words, place_words, speed_words
+from engine.library.fit import Fit, fit_words, layout_key, place_words, sourced_speed_words, speed_words
 from engine.library.fitting import find_fit
 from engine.library.grouping import group, join_parts
-from engine.library.listed import ALL, ORDERS, Listed, Order, Wanted, arrange, listed, marks_of
+from engine.library.listed import ALL, ORDERS, Listed, ListFilter, Order, arrange, fingerprints_of, listed
 from engine.library.notes import Notes
 from engine.library.planning import jobs, rig_key, settled_rig, settled_speeds
 from engine.library.scan import scan
@@ -26,7 +26,12 @@ from engine.library.stores import Store
 from engine.model.gguf.model_file import ModelFile
 from engine.model.gguf.reader import read_model
 from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS
-from engine.planning.speed.speeds import Link, Speeds
+from engine.planning.layout.layout import make_layout, single_device
+from engine.planning.memory.model_memory import ModelMemory
+from engine.planning.plan.decisions.context_length import default_context
+from engine.planning.speed.prediction import CostModel, rate_text
+from engine.planning.speed.speeds import NO_MEASUREMENTS, Link, Speeds
+from engine.planning.speed.work import Work
 from tests.support.models import write_header_only
 from tests.support.stores import model_bytes, put
 
@@ -53,12 +58,32 @@ def test_each_kind_has_its_words(seven: ModelFile) -> None:
     assert fit_words(whole) == "fits on CUDA0"
     assert place_words(whole) == "32 on CUDA0"
     assert whole.fastest > whole.slowest > alone.fastest > 0
-    assert "tokens/s" in speed_words(whole)
+    assert speed_words(whole) == f"about {rate_text(whole.speed)} tokens/s"
+    assert sourced_speed_words(whole).endswith("(from the card's specifications)")
+    assert speed_words(alone).startswith("roughly ")
+    assert sourced_speed_words(alone).endswith("(not measured)")
+    assert whole.fastest > whole.expected > whole.slowest
     assert split.kind == "split"
     assert sum(count for _, count in split.layers) == 32
     assert fit_words(split) == f"{dict(split.layers)['CPU']} of 32 layers on the CPU"
     assert (alone.kind, fit_words(alone)) == ("cpu", "fits in memory")
     assert all(fit.fits for fit in (whole, split, alone))
+
+
+def test_the_speed_is_the_one_that_the_editor_shows(seven: ModelFile) -> None:
+    fit = fit_on(seven, 23 * GIB)
+    context = default_context(seven)
+    layout = single_device(32, "CUDA0")
+    tables = ModelMemory(seven).for_context(context)
+    shown = CostModel(Work(seven), RIG, context, tables, NO_MEASUREMENTS).answer(layout)
+    assert (fit.expected, fit.source, fit.layout) == (shown.tokens_per_second, shown.source, layout_key(layout))
+
+
+def test_keys_tell_layouts_apart() -> None:
+    assert layout_key(single_device(4, "CPU")) == "CPU"
+    keys = {layout_key(make_layout(4, ["A"] * count + ["B"] * (4 - count))) for count in range(5)}
+    assert len(keys) == 5
+    assert layout_key(make_layout(2, "AB")) == layout_key(make_layout(2, ["A", "B"]))
 
 
 def test_what_the_disk_would_have_to_serve_does_not_fit(seven: ModelFile) -> None:
@@ -134,7 +159,7 @@ def test_the_largest_that_fits_is_opened(tmp_path: Path) -> None:
         put(tmp_path / f"{name}.gguf", model_bytes(name) + bytes(int(name[5]) * 32))
     (model,) = listing(tmp_path)
     assert model.chosen.label == "Q4_K_M"
-    marks = dict(zip(("Q2_K", "Q3_K_S", "Q4_K_M"), marks_of(model.entry), strict=True))
+    marks = dict(zip(("Q2_K", "Q3_K_S", "Q4_K_M"), fingerprints_of(model.entry), strict=True))
     fits = {marks["Q2_K"]: Fit("devices"), marks["Q3_K_S"]: Fit("cpu"), marks["Q4_K_M"]: Fit("no")}
     (model,) = listing(tmp_path, fits)
     assert model.chosen.label == "Q3_K_S"
@@ -147,13 +172,17 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> list[Listed]:
     for number, name in enumerate(("Ada", "Bob", "Cy", "Dee")):
         template = "{{ tools }}" if name == "Bob" else ""
         put(folder / f"{name}-Q8_0.gguf", model_bytes(name, template=template, n_embd=32 * (4 - number)))
-    marks = {model.entry.title: marks_of(model.entry)[0] for model in listing(folder)}
+    marks = {model.entry.title: fingerprints_of(model.entry)[0] for model in listing(folder)}
     fits = {
         marks["Ada"]: Fit("no"),
         marks["Bob"]: Fit("devices", slowest=10, fastest=20),
-        marks["Cy"]: Fit("cpu", slowest=1, fastest=3),
+        marks["Cy"]: Fit("cpu", slowest=1, fastest=3, layout="CPU"),
     }
-    notes = {marks["Cy"]: Notes(is_favourite=True, tags=("code",), text="Fine", last_used=9.0, measured=50.0)}
+    notes = {
+        marks["Cy"]: Notes(
+            is_favourite=True, tags=("code",), text="Fine", last_used=9.0, measured=50.0, measured_on="CPU"
+        )
+    }
     return listing(folder, fits, notes)
 
 
@@ -161,23 +190,23 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> list[Listed]:
     ("wanted", "titles"),
     [
         (ALL, "Ada Bob Cy Dee"),
-        (Wanted(descending=True), "Dee Cy Bob Ada"),
-        (Wanted(order="size"), "Dee Cy Bob Ada"),
-        (Wanted(order="fit"), "Bob Cy Ada Dee"),
-        (Wanted(order="speed"), "Cy Bob Ada Dee"),
-        (Wanted(order="speed", descending=True), "Bob Cy Ada Dee"),
-        (Wanted(order="used"), "Cy Ada Bob Dee"),
-        (Wanted(fit="fits"), "Bob Cy"),
-        (Wanted(fit="devices"), "Bob"),
-        (Wanted(capabilities=frozenset({"tools"})), "Bob"),
-        (Wanted(only_favourites=True), "Cy"),
-        (Wanted(tag="code"), "Cy"),
-        (Wanted(text="q8_0 LLAMA b"), "Bob"),
-        (Wanted(text="fine"), "Cy"),
-        (Wanted(max_bytes=0), ""),
+        (ListFilter(descending=True), "Dee Cy Bob Ada"),
+        (ListFilter(order="size"), "Dee Cy Bob Ada"),
+        (ListFilter(order="fit"), "Bob Cy Ada Dee"),
+        (ListFilter(order="speed"), "Cy Bob Ada Dee"),
+        (ListFilter(order="speed", descending=True), "Bob Cy Ada Dee"),
+        (ListFilter(order="used"), "Cy Ada Bob Dee"),
+        (ListFilter(fit="fits"), "Bob Cy"),
+        (ListFilter(fit="devices"), "Bob"),
+        (ListFilter(capabilities=frozenset({"tools"})), "Bob"),
+        (ListFilter(only_favourites=True), "Cy"),
+        (ListFilter(tag="code"), "Cy"),
+        (ListFilter(text="q8_0 LLAMA b"), "Bob"),
+        (ListFilter(text="fine"), "Cy"),
+        (ListFilter(max_bytes=0), ""),
     ],
 )
-def test_search_filter_and_order(shelf: list[Listed], wanted: Wanted, titles: str) -> None:
+def test_search_filter_and_order(shelf: list[Listed], wanted: ListFilter, titles: str) -> None:
     assert " ".join(model.entry.title for model in arrange(shelf, wanted)) == titles
 
 
@@ -185,7 +214,7 @@ def test_search_filter_and_order(shelf: list[Listed], wanted: Wanted, titles: st
 def test_whatever_is_wanted_nothing_is_made_up_or_shown_twice(
     shelf: list[Listed], order: Order, descending: bool, text: str
 ) -> None:
-    shown = arrange(shelf, Wanted(text=text, order=order, descending=descending))
+    shown = arrange(shelf, ListFilter(text=text, order=order, descending=descending))
     assert len({model.entry.key for model in shown}) == len(shown)
     assert all(model in shelf for model in shown)
     if not text.strip():

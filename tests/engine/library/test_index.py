@@ -14,8 +14,8 @@ from engine.library.census import Census
 from engine.library.facts import Facts
 from engine.library.fit import Fit
 from engine.library.index import MAX_OPENED, SCHEMA_VERSION, LibraryIndex
-from engine.library.looking import check_folder, current_facts, look, read_facts_of, unread
-from engine.library.notes import NO_NOTES, KeptDocument, Notes, tags_of
+from engine.library.notes import NO_NOTES, Notes, SavedDocument, tags_of
+from engine.library.refresh import check_folder, current_facts, read_facts_of, rescan, unread
 from engine.library.scan import scan
 from engine.library.stores import Store
 from tests.support.stores import model_bytes, put, put_in_ollama
@@ -33,17 +33,17 @@ def test_everything_is_there_again(path: Path, tmp_path: Path) -> None:
     put_in_ollama(tmp_path / "ollama", "ada:1b", {"model": model_bytes(), "template": b"x"})
     census = scan([Store("ollama", tmp_path / "ollama", "Ollama")])
     facts = {tmp_path / "a.gguf": ((1, 2, 3), Facts(kind="model", n_layers=3, capabilities=("tools",)))}
-    layout = KeptDocument("layout", "two cards", "{}")
+    layout = SavedDocument("layout", "two cards", "{}")
     with closing(LibraryIndex(path)) as index:
-        index.keep_census(census)
-        index.keep_folders([tmp_path, tmp_path / "b", tmp_path])
-        index.keep_facts(facts)
-        index.keep_hash(tmp_path / "a.gguf", (1, 2, 3), "ff")
-        index.keep_notes(("mark", "other", ""), NOTES)
-        index.keep_notes(("other",), NO_NOTES)
-        index.keep_fits("rig", {"mark": FIT})
-        index.keep_document("mark", layout)
-        index.keep_document("mark", KeptDocument("layout", "gone", "{}"))
+        index.save_census(census)
+        index.save_folders([tmp_path, tmp_path / "b", tmp_path])
+        index.save_facts(facts)
+        index.save_hash(tmp_path / "a.gguf", (1, 2, 3), "ff")
+        index.save_notes(("mark", "other", ""), NOTES)
+        index.save_notes(("other",), NO_NOTES)
+        index.save_fits("rig", {"mark": FIT})
+        index.save_document("mark", layout)
+        index.save_document("mark", SavedDocument("layout", "gone", "{}"))
         index.forget_document("mark", "layout", "gone")
     with closing(LibraryIndex(path)) as index:
         assert index.census() == census
@@ -59,8 +59,8 @@ def test_everything_is_there_again(path: Path, tmp_path: Path) -> None:
 
 def test_two_programs_may_have_it_open(path: Path) -> None:
     with closing(LibraryIndex(path)) as window, closing(LibraryIndex(path)) as command:
-        window.keep_notes(("a",), NOTES)
-        command.keep_notes(("b",), NOTES)
+        window.save_notes(("a",), NOTES)
+        command.save_notes(("b",), NOTES)
         assert set(window.notes()) == {"a", "b"}
 
 
@@ -74,7 +74,7 @@ def test_a_damaged_file_is_kept_aside(path: Path) -> None:
 
 def test_a_newer_file_is_kept_aside(path: Path) -> None:
     with closing(LibraryIndex(path)) as index:
-        index.keep_notes(("a",), NOTES)
+        index.save_notes(("a",), NOTES)
     with closing(sqlite3.connect(path)) as connection:
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     with closing(LibraryIndex(path)) as index:
@@ -87,8 +87,8 @@ def test_a_newer_file_is_kept_aside(path: Path) -> None:
 
 def test_a_row_that_cannot_be_read_is_as_if_it_were_not_there(path: Path) -> None:
     with closing(LibraryIndex(path)) as index:
-        index.keep_notes(("a",), NOTES)
-        index.keep_notes(("b",), NOTES)
+        index.save_notes(("a",), NOTES)
+        index.save_notes(("b",), NOTES)
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("UPDATE notes SET notes = x'c1' WHERE fingerprint = 'a'")
         connection.execute("INSERT OR REPLACE INTO census VALUES (1, x'00')")
@@ -108,11 +108,11 @@ def test_headers_are_read_once(path: Path, tmp_path: Path) -> None:
     file = put(store.root / "a.gguf", model_bytes())
     put(store.root / "b.gguf", model_bytes("b"))
     with closing(LibraryIndex(path)) as index:
-        census, _ = look(index, [store])
-        index.keep_facts(read_facts_of(census, unread(census, {}), lambda _path, _facts: None, CancelToken()))
+        census, _ = rescan(index, [store])
+        index.save_facts(read_facts_of(census, unread(census, {}), lambda _path, _facts: None, CancelToken()))
         assert unread(census, current_facts(census, index.facts())) == ()
         file.write_bytes(model_bytes("longer name"))
-        census, _ = look(index, [store])
+        census, _ = rescan(index, [store])
         assert unread(census, current_facts(census, index.facts())) == ((file,),)
 
 
@@ -122,28 +122,28 @@ def test_moved_gone_and_missing_are_told(path: Path, tmp_path: Path) -> None:
     lost = put(own.root / "lost.gguf", model_bytes("l"))
     gone = put(foreign.root / "p/m/gone.gguf", model_bytes("g"))
     with closing(LibraryIndex(path)) as index:
-        census, changes = look(index, [own, foreign])
+        census, changes = rescan(index, [own, foreign])
         assert changes.sentence() == ""
-        index.keep_facts(read_facts_of(census, unread(census, {}), lambda _path, _facts: None, CancelToken()))
+        index.save_facts(read_facts_of(census, unread(census, {}), lambda _path, _facts: None, CancelToken()))
         (own.root / "sub").mkdir()
         moved.rename(own.root / "sub/moved.gguf")
         lost.unlink()
         gone.unlink()
-        census, changes = look(index, [own, foreign])
+        census, changes = rescan(index, [own, foreign])
         assert [(old.path.name, new.path.parent.name) for old, new in changes.moved] == [("moved.gguf", "sub")]
         sentence = changes.sentence()
         assert all(
-            word in sentence for word in ("moved.gguf is in", "gone.gguf is gone (LM Studio)", "lost.gguf is no")
+            word in sentence for word in ("moved.gguf was moved to", "gone.gguf is gone (LM Studio)", "lost.gguf")
         )
         assert [(file.name, file.is_missing) for file in census.files] == [("moved.gguf", False), ("lost.gguf", True)]
-        census, changes = look(index, [own, foreign])
+        census, changes = rescan(index, [own, foreign])
         assert changes.sentence() == ""  # said once
         assert [file.name for file in census.files if file.is_missing] == ["lost.gguf"]
         put(lost, model_bytes("l"))
-        census, changes = look(index, [own, foreign])
+        census, changes = rescan(index, [own, foreign])
         assert [file.is_missing for file in census.files] == [False, False]
-        look(index, [foreign])
-        assert look(index, [own, foreign])[1].sentence() == ""
+        rescan(index, [foreign])
+        assert rescan(index, [own, foreign])[1].sentence() == ""
 
 
 def test_tags_and_folders_are_checked(tmp_path: Path) -> None:
@@ -158,8 +158,8 @@ def test_tags_and_folders_are_checked(tmp_path: Path) -> None:
 def test_what_was_opened_is_remembered_latest_first(path: Path) -> None:
     with closing(LibraryIndex(path)) as index:
         for number in range(MAX_OPENED + 3):
-            index.keep_opened(Path(f"/m/{number}.gguf"), float(number))
-        index.keep_opened(Path("/m/5.gguf"), 1e6)
+            index.save_opened(Path(f"/m/{number}.gguf"), float(number))
+        index.save_opened(Path("/m/5.gguf"), 1e6)
         index.forget_opened([Path(f"/m/{MAX_OPENED + 2}.gguf")])
         found = index.opened()
     assert found[:2] == (Path("/m/5.gguf"), Path(f"/m/{MAX_OPENED + 1}.gguf"))
@@ -168,7 +168,7 @@ def test_what_was_opened_is_remembered_latest_first(path: Path) -> None:
 
 def test_an_index_of_the_first_version_learns_what_is_opened(path: Path) -> None:
     with closing(LibraryIndex(path)) as index:
-        index.keep_notes(["a"], Notes(text="kept"))
+        index.save_notes(["a"], Notes(text="kept"))
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("DROP TABLE opened")
     with closing(LibraryIndex(path)) as index:

@@ -10,7 +10,7 @@ import pytest
 
 from engine.library.census import Census
 from engine.library.scan import is_stale, scan
-from engine.library.stores import Store, known_stores, opened_stores
+from engine.library.stores import Store, known_stores, models_folder, opened_stores
 from engine.library.walking import MAX_DEPTH
 from tests.support.stores import model_bytes, projector_bytes, put, put_in_hub_cache, put_in_ollama
 
@@ -142,7 +142,7 @@ def test_a_folder_that_refuses_is_said(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(os, "scandir", refuse)
     census = scan([folder(tmp_path)])
     assert names(census) == ["b.gguf"]
-    assert "closed: may not be read" in census.problems[0].sentence
+    assert "closed: cannot be read" in census.problems[0].sentence
 
 
 def test_a_look_is_stale_once_something_changes(tmp_path: Path) -> None:
@@ -175,3 +175,13 @@ def test_what_was_opened_is_listed_where_it_is(tmp_path: Path) -> None:
     assert not is_stale(census)
     put(tmp_path / "gone.gguf", b"x")
     assert is_stale(census)
+
+
+def test_file_dialogs_begin_where_models_are(tmp_path: Path) -> None:
+    """They began in the folder that the program was started in."""
+    opened, added, store = tmp_path / "opened" / "m.gguf", tmp_path / "added", tmp_path / "lm"
+    stores = (Store("ollama", tmp_path, "Ollama"), Store("lm_studio", store, "LM Studio"))
+    assert models_folder((opened,), (added,), stores) is None
+    for folder in (store, added, opened.parent):
+        folder.mkdir()
+        assert models_folder((tmp_path / "gone" / "m.gguf", opened), (added,), stores) == folder

@@ -116,14 +116,6 @@ def test_nothing_more_is_sent_while_an_answer_comes(qtbot: QtBot, pane: ChatPane
     assert pane.prompt_edit.toPlainText() == "too early"
 
 
-def test_a_question_comes_back_unless_something_else_is_typed(pane: ChatPane) -> None:
-    pane.return_question("second")
-    assert pane.prompt_edit.toPlainText() == "second"
-    assert pane.prompt_edit.textCursor().atEnd()
-    pane.return_question("third")
-    assert pane.prompt_edit.toPlainText() == "second"
-
-
 def test_drafts_are_told_and_shown_without_being_told(qtbot: QtBot, pane: ChatPane) -> None:
     told: list[str] = []
     pane.draft_changed.connect(told.append)
@@ -341,3 +333,48 @@ def test_a_template_is_chosen_and_changed(qtbot: QtBot, pane: ChatPane) -> None:
     field.choice_box.setCurrentText(OF_MODEL)
     field.choice_box.activated.emit(0)
     assert chosen[-1] == ""
+
+
+def test_escape_stops_an_answer(qtbot: QtBot, pane: ChatPane) -> None:
+    stopped: list[bool] = []
+    pane.stop_requested.connect(lambda: stopped.append(True))
+    QTest.keyClick(pane.prompt_edit, Qt.Key.Key_Escape)
+    assert not stopped, "nothing is being answered"
+    ask(pane, "why?")
+    QTest.keyClick(pane.prompt_edit, Qt.Key.Key_Escape)
+    assert stopped == [True]
+    pane.show_messages(exchange())
+    bubble = pane.message_list.bubble("q0")
+    assert bubble is not None
+    bubble.start_editing()
+    assert bubble.edit_box is not None
+    QTest.keyClick(bubble.edit_box.edit, Qt.Key.Key_Escape)
+    assert stopped == [True], "the editor takes the key first"
+    assert bubble.edit_box is None
+
+
+def test_stop_goes_as_soon_as_the_engine_is_lost(pane: ChatPane) -> None:
+    ask(pane, "why?")
+    assert pane.stop_button.isVisible()
+    pane.set_answering(True, is_lost=True)
+    assert not pane.stop_button.isVisible()
+    assert "Looking for the cause" in pane.status_text
+    pane.set_answering(False)
+    assert "cause" not in pane.status_text
+
+
+def test_temperature_and_top_p_come_before_dry_and_xtc(pane: ChatPane) -> None:
+    pane.heading.settings_button.click()
+    panel = pane.settings_panel
+    assert panel is not None
+    height = {key: field.mapTo(panel, field.rect().topLeft()).y() for key, field in panel.fields.items()}
+    assert height["temperature"] < height["top_p"] < min(height["dry_multiplier"], height["xtc_probability"])
+    assert set(height) == {each.key for each in SAMPLING}
+
+
+def test_without_a_model_the_empty_chat_leaves_opening_one_to_the_welcome_page(pane: ChatPane) -> None:
+    pane.set_status(ModelStatus())
+    assert pane.empty.title_label.text() == "No model is open"
+    assert not pane.empty.button.isVisible()
+    pane.show_messages(exchange())
+    assert pane.start_banner.button.isVisible()

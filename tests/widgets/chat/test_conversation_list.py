@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 from PySide6.QtCore import QModelIndex, QPersistentModelIndex, Qt
+from PySide6.QtGui import QFont, QFontMetrics
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QLineEdit, QMenu
 from pytestqt.modeltest import ModelTester
 from pytestqt.qtbot import QtBot
 
 from widgets.chat.chat_list_model import ChatChange, ChatListModel, ChatPlace, ListedChat, ListedHit
-from widgets.chat.conversation_list import ConversationList, sign_place
+from widgets.chat.conversation_list import ConversationList, FittedSnippet, fit_snippet, sign_place
 
 CHATS = (
     ListedChat("p", "pinned one", pinned=True),
@@ -123,7 +124,7 @@ def test_a_search_shows_places_and_ends_when_it_is_cleared(qtbot: QtBot, chats: 
         click(chats, 0)
     assert opened.args == [ChatPlace("a", "m1")]
     chats.show_hits([])
-    assert texts(chats) == ["Nothing was found."]
+    assert texts(chats) == ["No matches."]
     chats.search_edit.clear()
     assert len(texts(chats)) == 6
 
@@ -186,3 +187,52 @@ def test_pinned_ones_are_bold_and_say_so_and_titles_are_no_markup(chats: Convers
     assert plain.data(Qt.ItemDataRole.FontRole) is None
     assert plain.data(Qt.ItemDataRole.ToolTipRole) == "<qt>first &amp; last</qt>"
     assert heading.flags() == Qt.ItemFlag.NoItemFlags
+
+
+def test_a_double_click_on_the_sign_does_not_open_the_conversation(qtbot: QtBot, chats: ConversationList) -> None:
+    view = chats.list_view
+    place = sign_place(view.visualRect(chats.list_model.index(1)), chats.layoutDirection()).center()
+    with qtbot.assertNotEmitted(chats.opened):
+        QTest.mouseDClick(view.viewport(), Qt.MouseButton.LeftButton, pos=place)
+    popup = QApplication.activePopupWidget()
+    if popup is not None:
+        popup.close()
+
+
+def test_the_sign_is_there_before_the_pointer_is(chats: ConversationList) -> None:
+    """The dots of a long title would be taken for it."""
+    chats.show_chats([ListedChat("a", "a very long title " * 5), ListedChat("b", "short")])
+    view = chats.list_view
+    for row in range(2):
+        place = sign_place(view.visualRect(chats.list_model.index(row)), chats.layoutDirection())
+        image = view.viewport().grab(place).toImage()
+        colours = {image.pixel(x, y) for x in range(image.width()) for y in range(image.height())}
+        assert len(colours) > 1, row
+
+
+def test_a_hit_shows_the_match_in_its_sentence() -> None:
+    sentence = "It was a long evening by the sea, and the old harbour master spoke of the quay. Nobody listened."
+    begin = sentence.index("quay")
+    hit = ListedHit("a", "m1", "first", sentence, begin, begin + 4)
+    metrics = QFontMetrics(QFont())
+    width = metrics.horizontalAdvance("n" * 30)
+    fitted = fit_snippet(hit, metrics, width)
+    assert fitted.text[fitted.begin : fitted.end] == "quay"
+    assert fitted.text.startswith("…")
+    assert metrics.horizontalAdvance(fitted.text[: fitted.end]) < width
+    assert fitted.text.endswith("Nobody listened.")
+    short = ListedHit("a", "m1", "first", "the quay", 4, 8)
+    assert fit_snippet(short, metrics, width) == FittedSnippet("the quay", 4, 8)
+
+
+def test_hits_are_drawn_with_a_line_for_the_match(chats: ConversationList) -> None:
+    chats.search_edit.setText("quay")
+    chats.show_hits([ListedHit("a", "m1", "first", "by the quay", 7, 11), ListedHit("b", "", "quays", "quays", 0, 4)])
+    view = chats.list_view
+    in_message, in_title = (view.visualRect(chats.list_model.index(row)).height() for row in range(2))
+    assert in_message > in_title
+    assert not view.grab().isNull()
+    disabled = [
+        action.text() for action in chats.menu_for(chats.list_model.index(0)).actions() if not action.isEnabled()
+    ]
+    assert disabled == ["Rename (clear the search first)"]

@@ -268,3 +268,30 @@ def test_strange_texts_are_shown_in_bounds(pane: ChatPane, text: str) -> None:
     pane.show_messages([ShownMessage("a", "assistant", "Demo", text)])
     assert pane.last_text == text
     assert bubble_of(pane, "a").view.document().blockCount() < 12_000
+
+
+def test_what_an_answer_took_is_shown_on_a_click(pane: ChatPane) -> None:
+    answer = ShownMessage("a", "assistant", "Demo", "Yes.", note="31.2 tokens/s · 3 tokens", details="CPU 0–1")
+    pane.show_messages([ShownMessage("q", "user", "You", "Is it?"), answer])
+    bubble = bubble_of(pane, "a")
+    assert bubble.note == "31.2 tokens/s · 3 tokens"
+    height = bubble.height()
+    bubble.head.buttons["details"].click()
+    assert bubble.note == "31.2 tokens/s · 3 tokens\nCPU 0–1"
+    bubble.fit(bubble.width())
+    assert bubble.height() > height
+    bubble.head.buttons["details"].click()
+    assert bubble.note == "31.2 tokens/s · 3 tokens"
+
+
+def test_a_failed_answer_offers_retry_and_a_dropped_message_says_so(qtbot: QtBot, pane: ChatPane) -> None:
+    failed = ShownMessage("a", "assistant", "Demo", "", note="Not sent.", is_error=True)
+    pane.show_messages([ShownMessage("q", "user", "You", "Is it?", is_left_out=True), failed])
+    retry = bubble_of(pane, "a").head.buttons["regenerate"]
+    assert retry.text() == "Retry"
+    with qtbot.waitSignal(pane.acted) as acted:
+        retry.click()
+    assert (acted.args[0].kind, acted.args[0].message) == ("regenerate", "a")
+    assert bubble_of(pane, "q")._speaker.text() == "You · dropped from the context"
+    pane.message_list.update_message(ShownMessage("a", "assistant", "Demo", "Yes."))
+    assert bubble_of(pane, "a").head.buttons["regenerate"].text() == "Regenerate"

@@ -14,14 +14,18 @@ from engine.devices.device import Device
 from engine.planning.memory.estimate import DeviceMemory, Grade
 from engine.planning.plan.report import DeviceRow, make_row
 from widgets.common.memory_bar import (
+    PartRole,
+    PlacedWeights,
     available_bytes,
     bar_of_row,
     bar_tooltip,
     paint_bar,
+    part_colour,
     parts_texts,
     room_text,
 )
 from widgets.common.palette import DARK
+from widgets.layout_editor.annotations import legend_entries
 
 CARD = Device(
     id="CUDA0", name="Card", backend="CUDA", kind="gpu", total_bytes=8 * GIB, free_bytes=7 * GIB, margin_bytes=512 * MIB
@@ -56,6 +60,37 @@ def test_copies_for_a_pipeline_are_a_part_of_their_own() -> None:
     assert bar.used_bytes - (bar.other_bytes or 0) == row.need_bytes
     assert "copies for a pipeline: 2.00 GiB" in bar_tooltip(row)
     assert "pipeline" not in parts_texts(bar_of_row(row_of(GIB, compute_bytes=GIB)))[0]
+
+
+def test_experts_are_a_part_of_their_own_in_the_colour_of_the_legend(qtbot: QtBot) -> None:
+    bar = bar_of_row(row_of(4 * GIB), placed=PlacedWeights(4 * GIB, 3 * GIB))
+    assert [(part.role, part.size_bytes) for part in bar.parts] == [("weights", GIB), ("experts", 3 * GIB)]
+    assert "of that, experts: 3.00 GiB" in bar_tooltip(row_of(4 * GIB), placed=PlacedWeights(4 * GIB, 3 * GIB))
+    assert parts_texts(bar)[0] == "weights 1.0 · experts 3.0 GiB"
+    image = QImage(800, 20, QImage.Format.Format_RGB32)
+    painter = QPainter(image)
+    paint_bar(painter, QRectF(0, 0, 800, 20), bar, DARK)
+    painter.end()
+    assert QColor(DARK.experts).rgb() in {image.pixel(x, 10) for x in range(800)}
+
+
+def test_the_roles_of_a_bar_are_in_the_legend_and_in_the_palette() -> None:
+    row = row_of(4 * GIB, kv_cache_bytes=GIB, compute_bytes=3 * MIB, pipeline_bytes=MIB)
+    roles: set[PartRole] = {part.role for part in bar_of_row(row, placed=PlacedWeights(4 * GIB, GIB)).parts}
+    roles.add("other")
+    assert roles == {entry.role for entry in legend_entries(experts=True, pipeline=True)} - {None}
+    assert all(part_colour(DARK, role).startswith("#") for role in roles)
+
+
+def test_a_mapped_file_counts_as_far_as_the_layout_reads_it() -> None:
+    row = row_of(0, mapped_bytes=59 * GIB)
+    placed = PlacedWeights(5 * GIB, 4 * GIB)
+    bar = bar_of_row(row, placed=placed)
+    assert (bar.mapped_bytes, bar.mapped_expert_bytes) == (5 * GIB, 4 * GIB)
+    assert parts_texts(bar)[0] == "mapped 5.0 GiB"
+    assert "read from the mapped file, reclaimable: 5.00 GiB" in bar_tooltip(row, placed=placed)
+    assert "mapped range of the file: 59.00 GiB" in bar_tooltip(row, placed=placed)
+    assert bar_of_row(row).mapped_bytes == 59 * GIB
 
 
 def test_what_does_not_fit_says_how_much_is_missing() -> None:

@@ -45,7 +45,7 @@ def listed(dialog: AutoLayoutDialog) -> list[tuple[str, bool]]:
 def test_devices_are_switched_off_and_ordered(make_dialog: MakeDialog, qtbot: QtBot) -> None:
     dialog = make_dialog()
     assert listed(dialog) == [("CUDA0", True), ("CUDA1", True)], "the host is not for choosing"
-    assert "keeps 512.0 MiB free" in dialog.device_list.item(1).text()
+    assert "leaves 512.0 MiB free" in dialog.device_list.item(1).text()
     with qtbot.waitSignal(dialog.wishes_changed):
         dialog.device_list.item(0).setCheckState(Qt.CheckState.Unchecked)
     assert dialog.wishes.off == {"CUDA0"}

@@ -55,7 +55,17 @@ def test_telling_it_is_not_an_edit(qtbot: QtBot, bar: SettingsBar) -> None:
 
 @pytest.mark.parametrize(
     ("typed", "n_ctx"),
-    [("8192", 8192), ("8 192", 8192), ("8,192", 8192), ("1000", 1024), ("1", 256), ("131072", 131072)],
+    [
+        ("32k", 32768),
+        ("1.5K", 1536),
+        ("1M", 1 << 20),
+        ("8192", 8192),
+        ("8 192", 8192),
+        ("8,192", 8192),
+        ("1000", 1024),
+        ("1", 256),
+        ("131072", 131072),
+    ],
 )
 def test_a_typed_context_length_is_rounded_up_as_the_engine_does(
     qtbot: QtBot, bar: SettingsBar, typed: str, n_ctx: int
@@ -116,10 +126,10 @@ def test_another_length_is_shown_even_where_one_is_typed(bar: SettingsBar) -> No
     assert plain(box.text()) == "2 048"
 
 
-def test_letters_cannot_be_typed(bar: SettingsBar) -> None:
+def test_letters_of_no_count_cannot_be_typed(bar: SettingsBar) -> None:
     box = bar.context_editor.n_ctx_box
     box.selectAll()
-    QTest.keyClicks(box, "4k0x96")
+    QTest.keyClicks(box, "4x0y96")
 
     assert box.text() == "4096"
 
@@ -136,7 +146,7 @@ def test_presets_end_at_what_the_model_was_trained_for(qtbot: QtBot, bar: Settin
     assert actions[0].text().startswith("Auto")
     assert actions[1].isSeparator()
     assert plain(actions[2].text()) == "2 048"
-    assert plain(actions[-1].text()) == "32 768  (trained for)"
+    assert plain(actions[-1].text()) == "32 768  (trained length)"
 
     with qtbot.waitSignal(bar.context_changed) as changed:
         actions[-1].trigger()
@@ -146,11 +156,11 @@ def test_presets_end_at_what_the_model_was_trained_for(qtbot: QtBot, bar: Settin
 
 def test_a_longer_context_than_trained_for_is_allowed_and_said(bar: SettingsBar) -> None:
     box = bar.context_editor.n_ctx_box
-    assert "trained for 32" in box.toolTip()
+    assert "trained with 32" in box.toolTip()
 
     box.setValue(65536)
 
-    assert "answers may degrade" in box.toolTip()
+    assert "answers may get worse" in box.toolTip()
 
 
 def choose(box: QComboBox, text: str) -> None:
@@ -243,10 +253,25 @@ def test_the_model_button_asks_for_its_menu(qtbot: QtBot, bar: SettingsBar) -> N
         QTest.mouseClick(bar.model_button, Qt.MouseButton.LeftButton, pos=QPoint(20, 10))
 
 
+def test_cache_types_and_flash_attention_are_shown_after_details(qtbot: QtBot, bar: SettingsBar) -> None:
+    editor = bar.context_editor
+    assert not editor.type_k_box.isVisible()
+    assert not editor.flash_box.isVisible()
+    with qtbot.waitSignal(bar.details_toggled) as toggled:
+        editor.details_button.click()
+    assert toggled.args == [True]
+    assert editor.type_k_box.isVisible()
+    assert editor.flash_box.isVisible()
+    with qtbot.assertNotEmitted(bar.details_toggled):
+        bar.show_details(False)
+    assert not editor.flash_box.isVisible()
+
+
 @pytest.mark.parametrize("width", [1280, 900, 620])
 def test_every_control_is_inside_at_any_width(qtbot: QtBot, bar: SettingsBar, width: int) -> None:
     bar.set_model_text("A model with a name that is much too long for any button", "123.4 GiB · 126 layers")
     bar.set_status(ModelStatus("m", Phase.READY, is_edited=True))
+    bar.show_details(True)
     bar.resize(width, bar.height())
     buttons = bar.load_buttons
     editor = bar.context_editor
@@ -282,7 +307,7 @@ def test_the_context_is_that_of_each_request(qtbot: QtBot, bar: SettingsBar) -> 
     editor = bar.context_editor
     assert plain(editor.n_ctx_box.text()) == "4 096"
     assert editor.context_label.text() == "Context, 4 ×"
-    assert "each of 4 requests" in plain(editor.n_ctx_box.toolTip())
+    assert "each of 4 parallel requests" in plain(editor.n_ctx_box.toolTip())
     editor.n_ctx_box.selectAll()
     with qtbot.waitSignal(bar.context_changed) as changed:
         QTest.keyClicks(editor.n_ctx_box, "8192")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 import msgspec
@@ -14,8 +15,9 @@ from pytestqt.qtbot import QtBot
 
 from engine.planning.plan.decisions.decision import Decision
 from engine.planning.settings.context_settings import AUTO_CONTEXT, ContextSettings
+from engine.planning.settings.kinds import Real
 from engine.planning.settings.table import KEYS, SETTINGS
-from widgets.controls.setting_controls import ChoiceControl, LengthControl, NumberControl
+from widgets.controls.setting_controls import ChoiceControl, LengthControl, NumberControl, RealControl, make_control
 from widgets.controls.settings_dialog import AdapterScale, SettingsDialog
 from widgets.controls.values import AdapterName, SideFileNames
 
@@ -210,6 +212,8 @@ def test_every_key_has_a_row_that_shows_and_reports_it(dialog: SettingsDialog) -
         if isinstance(control, ChoiceControl):
             other = (control.box.currentIndex() + 1) % control.box.count()
             choose(control.box, control.box.itemText(other))
+        elif isinstance(control, RealControl):
+            control.box.setValue(control.box.minimum() if setting.default == control.box.maximum() else 1e18)
         else:
             number(dialog, setting.key).setValue(512 if setting.default != 512 else 256)
         (edited,) = told
@@ -255,3 +259,16 @@ def test_a_number_is_not_taken_away_while_it_is_typed(qtbot: QtBot, dialog: Sett
     with qtbot.waitSignal(dialog.context_changed) as changed:
         QTest.keyClick(box, Qt.Key.Key_Return)
     assert changed.args == [msgspec.structs.replace(settings, n_ubatch=64)]
+
+
+def test_a_number_with_a_fraction_has_a_box_that_keeps_what_nobody_changed(qtbot: QtBot) -> None:
+    setting = replace(SETTINGS[0], kind=Real(0, 2, 0.25))
+    control = make_control(setting)
+    assert isinstance(control, RealControl)
+    qtbot.addWidget(control.box)
+    with qtbot.assertNotEmitted(control.edited):
+        control.show_value(0.12345, None)
+    assert control.value() == 0.12345
+    with qtbot.waitSignal(control.edited):
+        control.box.setValue(0.5)
+    assert control.value() == 0.5

@@ -24,7 +24,7 @@ from widgets.devices.device_card import DeviceCard
 from widgets.devices.device_strip import DeviceStrip
 from widgets.devices.limits import DeviceLimits
 from widgets.devices.memory_plot import WINDOW_S
-from widgets.devices.readings import CardAlert
+from widgets.devices.readings import CardAlert, simulated_words
 
 GPU = Device("CUDA0", "RTX 3090", "CUDA", "gpu", 24 * GIB, pci_bus_id="0000:01:00.0")
 REMOTE = Device("RPC0", "attic", "RPC", "gpu", 8 * GIB, endpoint="192.0.2.7:50052", cap_bytes=2 * GIB)
@@ -215,7 +215,7 @@ def test_rows_tell_what_the_layout_needs(qtbot: QtBot) -> None:
 
     strip.set_rows([make_row(GPU, memory, Grade.PROBED), make_row(HOST, DeviceMemory(), Grade.ESTIMATED)])
 
-    assert "needs 3.50 GiB here (probed)" in card_of(strip, "CUDA0").toolTip()
+    assert "needs 3.50 GiB on this device (probed)" in card_of(strip, "CUDA0").toolTip()
     assert "KV cache 512.0 MiB" in card_of(strip, "CUDA0").toolTip()
     assert "The layout puts nothing here." in card_of(strip, "CPU").toolTip()
     assert "layout" not in card_of(strip, "RPC0").toolTip()
@@ -260,7 +260,7 @@ def test_a_card_names_the_other_models_that_hold_memory_there(qtbot: QtBot) -> N
     strip = make_strip(qtbot)
     held = replace(GPU, holdings=(holding("mix <b>ture</b>", 3 * GIB), holding("tiny", 5 * MIB)))
     strip.set_devices((held, REMOTE, HOST))
-    assert "mix &lt;b&gt;ture&lt;/b&gt; holds 3.00 GiB<br>tiny holds 5.0 MiB" in card_of(strip, "CUDA0").toolTip()
+    assert "mix &lt;b&gt;ture&lt;/b&gt; uses 3.00 GiB<br>tiny uses 5.0 MiB" in card_of(strip, "CUDA0").toolTip()
     assert "holds" not in card_of(strip, "CPU").toolTip()
 
 
@@ -282,7 +282,7 @@ def test_a_worker_tells_how_far_away_it_is(qtbot: QtBot) -> None:
     strip.set_links({"RPC0": Link(0.0012, 1.1e8), "CUDA0": Link(1e-5, 1e10)})
     strip.add_samples([Sample("RPC0", 1.0, GIB, 8 * GIB, 0, None, None, None), Sample("CUDA0", 1.0, GIB, 24 * GIB)])
     assert card_of(strip, "RPC0").status_text == "idle · 1.2 ms, 110 MB/s"
-    assert "take 1.2 ms; weights go there at 110 MB/s" in card_of(strip, "RPC0").toolTip()
+    assert "1.2 ms; weights are sent at 110 MB/s" in card_of(strip, "RPC0").toolTip()
     assert "ms" not in card_of(strip, "CUDA0").status_text, "a card of this machine"
     strip.set_devices([replace(REMOTE, id="RPC1"), REMOTE])
     strip.set_links({"RPC1": Link(0.5, 1e6)})
@@ -292,4 +292,21 @@ def test_a_worker_tells_how_far_away_it_is(qtbot: QtBot) -> None:
 
 def test_a_worker_of_another_machine_tells_where_its_margin_is_from(qtbot: QtBot) -> None:
     strip = make_strip(qtbot, replace(REMOTE, margin_bytes=256 * MIB))
-    assert "256.0 MiB stay free, as is usual" in card_of(strip, "RPC0").toolTip()
+    assert "256.0 MiB stay free, the default" in card_of(strip, "RPC0").toolTip()
+
+
+def test_a_line_explains_the_devices_of_a_lab(qtbot: QtBot) -> None:
+    strip = make_strip(qtbot)
+    height = strip.height()
+    words = simulated_words(["RPC0", "RPC1", "RPC2"])
+    assert words == "RPC0 to RPC2 are three simulated devices on this computer."
+    assert simulated_words(["RPC0"]) == "RPC0 is a simulated device on this computer."
+    strip.set_note(words)
+    assert strip.note_label.isVisible()
+    assert strip.height() > height
+    strip.set_line(True)
+    assert not strip.note_label.isVisible()
+    strip.set_line(False)
+    assert strip.note_label.isVisible()
+    strip.set_note(simulated_words([]))
+    assert strip.height() == height

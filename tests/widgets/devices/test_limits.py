@@ -28,7 +28,7 @@ def test_usable_limits(cap: str, margin: str, expected: DeviceLimits) -> None:
     [
         ("-1", "", "Cap: "),
         ("", "5 parsecs", "Margin: "),
-        ("0", "", "leaves nothing"),
+        ("0", "", "leaves no memory"),
         ("1GiB", "1GiB", "The margin leaves nothing of 1.00 GiB"),
         ("16GiB", "8GiB", "The margin leaves nothing of 8.00 GiB"),
     ],

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 from PySide6.QtCore import QEvent, QPoint, QPointF, Qt
-from PySide6.QtGui import QFocusEvent, QHelpEvent, QMouseEvent
+from PySide6.QtGui import QAction, QFocusEvent, QHelpEvent, QMouseEvent
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication, QToolTip
+from PySide6.QtWidgets import QApplication, QMenu, QToolTip
 from pytestqt.qtbot import QtBot
 
 from engine.devices.device import CPU_ID
@@ -29,6 +29,7 @@ from tests.support.previews import (
 from widgets.layout_editor.editor import LayoutEditor
 from widgets.layout_editor.keyboard import Selection
 from widgets.layout_editor.marks import Marks
+from widgets.layout_editor.placement import Pins, PinToggle
 from widgets.layout_editor.scene import EditorScene
 from widgets.layout_editor.shown import Shown
 
@@ -361,3 +362,53 @@ def test_each_step_of_a_drag_updates_the_marks_once(make_hand: MakeHand, monkeyp
     assert len(updates) == 1
     hand.editor.set_preview(with_layout(preview, make_layout(32, [("CUDA0", 14), ("CUDA1", 12), (CPU_ID, 6)])))
     assert len(updates) == 2
+
+
+def actions_of(menu: QMenu) -> dict[str, QAction]:
+    return {action.text().replace("&", ""): action for action in menu.actions()}
+
+
+def test_the_menu_of_layers_moves_and_pins_them(qtbot: QtBot, make_hand: MakeHand) -> None:
+    hand = make_hand(dense_preview())
+    editor, view = hand.editor, hand.editor.view
+    shown = hand.shown
+    first, last = shown.contents[0].ranges[0]
+    middle = shown.block_rect(0, first, first).center()
+    assert view.interaction.focus_at(middle.x(), middle.y())
+    assert editor.selection == Selection((first, first))
+
+    menu = view.context_menu()
+    actions = actions_of(menu)
+    places = actions["Move to"].menu()
+    assert isinstance(places, QMenu)
+    devices = [content.device.id for content in shown.contents]
+    assert [action.text() for action in places.actions()] == devices[1:]
+    places.actions()[0].trigger()
+    assert hand.said == [RangeMove(first, first, devices[1]), "finished"]
+
+    actions["Select the Whole Group"].trigger()
+    assert editor.selection == Selection((first, last))
+    with qtbot.waitSignal(editor.pin_toggled) as pinned:
+        actions["Pin Here"].trigger()
+    assert pinned.args == [PinToggle((first, last))]
+    with qtbot.waitSignal(editor.why_requested) as asked:
+        actions["Why Here?"].trigger()
+    assert devices[0] in asked.args[0]
+    menu.deleteLater()
+
+
+def test_the_menu_of_the_output_and_of_what_has_none(make_hand: MakeHand) -> None:
+    hand = make_hand(dense_preview())
+    editor, view = hand.editor, hand.editor.view
+    middle = hand.shown.output_rect().center()
+    assert view.interaction.focus_at(middle.x(), middle.y())
+    menu = view.context_menu()
+    assert "Select the Whole Group" not in actions_of(menu)
+    places = actions_of(menu)["Move to"].menu()
+    assert isinstance(places, QMenu)
+    places.actions()[0].trigger()
+    assert isinstance(hand.moves[0], OutputMove)
+    editor.set_pins(Pins(output=hand.shown.preview.layout.output_device))
+    assert "Unpin" in actions_of(view.context_menu())
+    bar = hand.shown.columns.bar_left + 5
+    assert not view.interaction.focus_at(bar, middle.y())

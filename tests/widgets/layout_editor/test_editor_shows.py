@@ -162,7 +162,7 @@ def test_other_loaded_models_are_named_and_take_room_from_a_loaded_one(make_edit
     editor.set_preview(make_preview(make_rig(beside), layout, layers))
     shown = editor.shown
     assert shown is not None
-    assert "mixture holds 5.00 GiB" in tooltip_of(shown, BarTarget(0))
+    assert "mixture uses 5.00 GiB" in tooltip_of(shown, BarTarget(0))
     assert "free: 18.00 GiB" in tooltip_of(shown, BarTarget(0))
     assert "holds" not in tooltip_of(shown, BarTarget(1))
 
@@ -251,7 +251,7 @@ def test_the_header_and_the_lanes_tell_the_speed(make_editor: MakeEditor) -> Non
     assert editor.speed_text == "46 tokens/s measured (predicted 50)"
     label = next(each for each in editor.findChildren(QLabel) if each.text() == editor.speed_text)
     assert "2048 tokens in the context" in label.toolTip()
-    assert "CPU: 15 ms a token (learnt from answers)" in label.toolTip()
+    assert "CPU: 15 ms per token (from earlier answers)" in label.toolTip()
     editor.set_preview(None)
     assert editor.speed_text == ""
 
@@ -262,9 +262,9 @@ def test_the_header_tells_the_speed_of_prompts(make_editor: MakeEditor) -> None:
     parts = (DeviceTime(CPU_ID, 0.004, 0.0, "answers"),)
     prompt = SpeedForecast(0.004, 2048, parts, "answers", is_learnt=True)
     editor = make_editor(replace(preview, speed=replace(preview.speed, prompt=prompt), answered_per_second=24.0))
-    assert editor.speed_text == "24 tokens/s measured (predicted 25), prompt 250/s"
+    assert editor.speed_text == "24 tokens/s measured (predicted 25), prompt 250 tokens/s"
     label = next(each for each in editor.findChildren(QLabel) if each.text() == editor.speed_text)
-    told = "A prompt of 2048 tokens is read at about 250 tokens per second (learnt from answers; corrected by answers)."
+    told = "Predicted for a prompt of 2048 tokens: 250 tokens/s (from earlier answers, corrected by earlier answers)."
     assert told in label.toolTip()
     guessed = replace(prompt, source="guess")
     editor.set_preview(replace(preview, speed=replace(preview.speed, prompt=guessed)))
@@ -280,7 +280,7 @@ def test_a_guess_is_told_as_a_guess(make_editor: MakeEditor) -> None:
     label = next(each for each in editor.findChildren(QLabel) if each.text() == editor.speed_text)
     assert "Roughly 25 tokens per second" in label.toolTip()
     assert "CPU was not measured" in label.toolTip()
-    assert "CPU: ~30 ms a token (not measured)" in label.toolTip()
+    assert "CPU: ~30 ms per token (not measured)" in label.toolTip()
     assert "Measure Speeds" in label.toolTip()
     editor.set_preview(with_speed(dense_preview(), "guess", answered_per_second=24.0))
     assert editor.speed_text == "24 tokens/s measured (predicted roughly 25)"
@@ -291,10 +291,10 @@ def test_the_time_that_a_load_takes_to_send_weights_is_told(make_editor: MakeEdi
     preview = replace(with_speed(dense_preview(), "measured"), sendings=sent)
     editor = make_editor(preview)
     label = next(each for each in editor.findChildren(QLabel) if each.text() == editor.speed_text)
-    assert "A load sends 3.00 GiB to RPC0: about 27 s" in label.toolTip()
+    assert "Loading sends 3.00 GiB to RPC0, which takes about 27 s" in label.toolTip()
     assert "RPC1" not in label.toolTip(), "no time to speak of"
     (note,) = (text for text, _ in note_lines(preview) if "sends" in text)
-    assert note.startswith("A load sends 3.00 GiB to RPC0: about 27 s")
+    assert note.startswith("Loading sends 3.00 GiB to RPC0, which takes about 27 s")
     short = replace(preview, sendings=(Sending("RPC0", GIB, 4.9),))
     assert not any("sends" in text for text, _ in note_lines(short))
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.devices.device import CPU_ID
+from engine.base.units import GIB, MIB
+from engine.devices.device import CPU_ID, Holding, Rig, make_host
 from engine.planning.layout.layout import Override
 from engine.planning.plan.preview import LayerBytes, Preview
 from engine.planning.settings.context_settings import ContextSettings
+from tests.support.orders import file_key, worker_device
 from tests.support.previews import (
     dense_layers,
     dense_preview,
@@ -15,11 +17,13 @@ from tests.support.previews import (
     make_layout,
     make_preview,
     make_rig,
+    moe_layers,
     moe_preview,
     patchwork_preview,
     with_edit,
 )
-from widgets.layout_editor.placement import LaneContent, lane_contents
+from widgets.common.memory_bar import PlacedWeights
+from widgets.layout_editor.placement import LaneContent, lane_contents, lane_devices, placed_weights
 
 
 def lanes_by_id(preview: Preview) -> dict[str, LaneContent]:
@@ -33,6 +37,21 @@ def test_every_device_has_a_lane_and_every_layer_is_in_one() -> None:
     for key in ("dense", "kv"):
         found = [layer for lane in lanes for layer in dict(lane.blocks)[key]]
         assert sorted(found) == list(range(45))
+
+
+def test_a_worker_that_takes_nothing_now_says_why() -> None:
+    held = Holding("Gemma", 10 * MIB, file_key("gemma"))
+    worker = worker_device("RPC0", "127.0.0.1:50052")
+    rig = Rig(
+        (
+            replace(worker, holdings=(held,)),
+            replace(worker, id="RPC1", is_stopped=True),
+            replace(worker, id="RPC2"),
+        ),
+        make_host("host", 16 * GIB),
+    )
+    lanes = lane_devices(rig, make_layout(4, [("RPC2", 4)]))
+    assert [lane.state for lane in lanes] == ["in use", "stopped", "", ""]
 
 
 def test_overridden_experts_are_where_they_live_with_a_ghost_where_their_layer_is() -> None:
@@ -82,3 +101,27 @@ def test_a_device_that_only_the_layout_knows_has_a_lane_of_its_own() -> None:
     gone = with_edit(preview, layout=make_layout(32, [("CUDA0", 16), ("GONE", 10), (CPU_ID, 6)]))
     last = lane_contents(gone)[-1]
     assert (last.device.id, last.device.present, last.ranges) == ("GONE", False, ((16, 25),))
+
+
+def test_placed_weights_are_the_sizes_of_the_tensors_of_a_lane() -> None:
+    layers = moe_layers(4)
+    layout = make_layout(4, [("CUDA0", 4)], overrides=(Override("CPU", "experts", 2, 3),))
+    preview = make_preview(make_rig(make_gpu("CUDA0", 24)), layout, layers)
+    contents = {content.device.id: content for content in lane_contents(preview)}
+    on_card = placed_weights(preview, contents["CUDA0"], None)
+    on_cpu = placed_weights(preview, contents["CPU"], None)
+    assert on_card.expert_bytes == layers[1].expert_bytes
+    assert on_cpu == PlacedWeights(
+        layers[2].expert_bytes + layers[3].expert_bytes + preview.token_embedding_bytes,
+        layers[2].expert_bytes + layers[3].expert_bytes,
+    )
+    whole = sum(layer.weights_bytes for layer in layers) + preview.output_weights_bytes + preview.token_embedding_bytes
+    assert on_card.total_bytes is not None
+    assert on_cpu.total_bytes is not None
+    assert on_card.total_bytes + on_cpu.total_bytes == whole
+
+
+def test_a_pattern_leaves_the_weights_of_a_lane_unknown() -> None:
+    layout = make_layout(4, [("CUDA0", 4)], overrides=(Override("CPU", pattern="blk.2.*"),))
+    preview = make_preview(make_rig(make_gpu("CUDA0", 24)), layout, moe_layers(4))
+    assert placed_weights(preview, lane_contents(preview)[0], None).total_bytes is None

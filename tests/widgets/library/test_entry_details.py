@@ -12,9 +12,9 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QPushButton
 from pytestqt.qtbot import QtBot
 
-from engine.library.notes import KeptDocument, Notes
+from engine.library.notes import Notes, SavedDocument
 from tests.widgets.library.listed_models import TOO_LARGE, model
-from widgets.library.entry_details import EntryDetails, NotesWish, OpenWish, RemovalWish
+from widgets.library.entry_details import EntryDetails, NotesChange, OpenRequest, RemovalRequest
 
 ADA = model("ada", "Q4_K_M", "Q8_0", sides=("mmproj-ada-F16.gguf",), notes=Notes(text="good", tags=("a", "b")))
 
@@ -35,15 +35,15 @@ def buttons(details: EntryDetails, text: str) -> list[QPushButton]:
 
 
 def test_the_chosen_quantisation_is_opened_with_the_projector_if_wanted(details: EntryDetails) -> None:
-    opened: list[OpenWish] = []
+    opened: list[OpenRequest] = []
     details.open_requested.connect(opened.append)
     details.open_button.click()
     details.quantisations.setCurrentIndex(details.quantisations.model().index(1, 0))
     details.projector_box.click()
     QTest.keyClick(details.quantisations, Qt.Key.Key_Return)
     assert opened == [
-        OpenWish(Path("/models/ada-Q4_K_M.gguf")),
-        OpenWish(Path("/models/ada-Q8_0.gguf"), Path("/models/mmproj-ada-F16.gguf")),
+        OpenRequest(Path("/models/ada-Q4_K_M.gguf")),
+        OpenRequest(Path("/models/ada-Q8_0.gguf"), Path("/models/mmproj-ada-F16.gguf")),
     ]
 
 
@@ -67,18 +67,18 @@ def test_facts_places_and_side_files_are_shown(details: EntryDetails) -> None:
 
 
 def test_notes_are_told_when_people_leave_them(details: EntryDetails, qtbot: QtBot) -> None:
-    said: list[NotesWish] = []
+    said: list[NotesChange] = []
     details.notes_changed.connect(said.append)
     details.notes_edit.setFocus()
     details.notes_edit.setPlainText("better")
     assert said == []
     details.tags_edit.setFocus()
     qtbot.waitUntil(lambda: len(said) == 1)
-    assert said[0].change == {"tags": ("a", "b"), "text": "better"}
+    assert said[0].fields == {"tags": ("a", "b"), "text": "better"}
 
 
 def test_notes_being_typed_are_told_before_another_model_is_shown(details: EntryDetails) -> None:
-    said: list[NotesWish] = []
+    said: list[NotesChange] = []
     details.notes_changed.connect(said.append)
     details.notes_edit.setPlainText("half of a sent")
     details.show_model(model("bob"))
@@ -88,21 +88,21 @@ def test_notes_being_typed_are_told_before_another_model_is_shown(details: Entry
 
 def test_a_model_that_is_gone_can_only_be_forgotten(details: EntryDetails) -> None:
     gone: list[tuple[Path, ...]] = []
-    removed: list[RemovalWish] = []
+    removed: list[RemovalRequest] = []
     details.forget_requested.connect(gone.append)
     details.removal_requested.connect(removed.append)
     details.trash_button.click()
     details.show_model(model("bob", is_missing=True))
     assert not details.open_button.isEnabled()
     assert "is no longer at" in details.fault_label.text()
-    assert details.wish is None
+    assert details.open_request is None
     details.trash_button.click()
     assert gone == [(Path("/models/bob-Q4_K_M.gguf"),)]
-    assert [type(wish) for wish in removed] == [RemovalWish]
+    assert [type(wish) for wish in removed] == [RemovalRequest]
 
 
 def test_favourite_and_preset_are_told_and_the_wheel_changes_nothing(details: EntryDetails) -> None:
-    said: list[NotesWish] = []
+    said: list[NotesChange] = []
     details.notes_changed.connect(said.append)
     details.favourite_button.click()
     box = details.preset_box
@@ -114,26 +114,26 @@ def test_favourite_and_preset_are_told_and_the_wheel_changes_nothing(details: En
     QApplication.sendEvent(box, wheel)
     assert box.chosen == ""
     box.activated.emit(2)
-    assert [wish.change for wish in said] == [{"is_favourite": True}, {"preset": "Warm"}]
+    assert [each.fields for each in said] == [{"is_favourite": True}, {"preset": "Warm"}]
     box.show_presets(["Exact"])
-    assert box.currentText() == "Warm (no longer there)"
+    assert box.currentText() == "Warm (removed)"
 
 
 def test_layouts_are_used_removed_and_saved_under_a_name(details: EntryDetails) -> None:
-    used: list[KeptDocument] = []
-    forgotten: list[KeptDocument] = []
+    used: list[SavedDocument] = []
+    forgotten: list[SavedDocument] = []
     kept: list[str] = []
     details.layouts.use_requested.connect(used.append)
     details.layouts.forget_requested.connect(forgotten.append)
-    details.layouts.keep_requested.connect(kept.append)
-    layout = KeptDocument("layout", "both cards", "{}")
-    details.show_layouts((layout, KeptDocument("preset", "Exact", "{}")))
-    (use,) = buttons(details, "Open with it")
+    details.layouts.save_requested.connect(kept.append)
+    layout = SavedDocument("layout", "both cards", "{}")
+    details.show_layouts((layout, SavedDocument("preset", "Exact", "{}")))
+    (use,) = buttons(details, "Open with Layout")
     use.click()
-    buttons(details, "Forget")[0].click()
+    buttons(details, "Remove")[0].click()
     assert (used, forgotten) == ([layout], [layout])
     assert not details.layouts.name_edit.isVisible()
-    details.layouts.set_can_keep(True)
+    details.layouts.set_can_save(True)
     QTest.keyClicks(details.layouts.name_edit, "  one   card ")
     QTest.keyClick(details.layouts.name_edit, Qt.Key.Key_Return)
     QTest.keyClick(details.layouts.name_edit, Qt.Key.Key_Return)
@@ -145,4 +145,4 @@ def test_nothing_is_shown_without_a_model(details: EntryDetails) -> None:
     assert not details.title_label.isVisible()
     details.open()
     details.remove()
-    assert details.wish is None
+    assert details.open_request is None

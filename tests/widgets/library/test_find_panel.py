@@ -13,7 +13,7 @@ from pytestqt.qtbot import QtBot
 
 from widgets.common.palette import LIGHT
 from widgets.library.find_panel import FindPanel
-from widgets.library.find_values import DownloadWish, FoundRepo, JobRow, OfferedRow, SearchWish, ShownRepo
+from widgets.library.find_values import DownloadChoice, FoundRepo, JobRow, OfferedRow, SearchRequest, ShownRepo
 from widgets.library.welcome_panel import StartPanel, WelcomePanel
 
 FOUND = (FoundRepo("org/a", "7 B", "1 k", "today", "detail"), FoundRepo("org/b", "1 B", "9", "May", ""))
@@ -33,29 +33,33 @@ def panel(qtbot: QtBot) -> FindPanel:
 
 
 def test_enter_button_and_order_search(panel: FindPanel) -> None:
-    searched: list[SearchWish] = []
+    searched: list[SearchRequest] = []
     panel.search_requested.connect(searched.append)
     QTest.keyClicks(panel.search_edit, " org/a ")
     QTest.keyClick(panel.search_edit, Qt.Key.Key_Return)
     panel.search_button.click()
     panel.order_box.setCurrentIndex(2)
-    assert searched == [SearchWish("org/a", "trending"), SearchWish("org/a", "trending"), SearchWish("org/a", "likes")]
+    assert searched == [
+        SearchRequest("org/a", "trending"),
+        SearchRequest("org/a", "trending"),
+        SearchRequest("org/a", "likes"),
+    ]
 
 
 def test_the_first_look_searches_and_a_later_one_does_not(panel: FindPanel) -> None:
-    searched: list[SearchWish] = []
+    searched: list[SearchRequest] = []
     panel.search_requested.connect(searched.append)
     panel.begin()
     panel.show_found(FOUND)
     panel.begin()
-    assert searched == [SearchWish("", "trending")]
+    assert searched == [SearchRequest("", "trending")]
     panel.begin("org/b")
-    assert searched[1:] == [SearchWish("org/b", "trending")]
+    assert searched[1:] == [SearchRequest("org/b", "trending")]
 
 
 def test_a_repository_is_chosen_by_key_and_its_proposal_downloaded(panel: FindPanel) -> None:
     chosen: list[str] = []
-    wanted: list[DownloadWish] = []
+    wanted: list[DownloadChoice] = []
     panel.repo_chosen.connect(chosen.append)
     panel.download_requested.connect(wanted.append)
     assert not panel.download_button.isVisible()
@@ -70,7 +74,7 @@ def test_a_repository_is_chosen_by_key_and_its_proposal_downloaded(panel: FindPa
     panel.folder_box.setCurrentIndex(2)
     panel.set_folders((Path("/other"), Path("/more")))
     panel.download_button.click()
-    assert wanted == [DownloadWish("org/a", "a-Q4.gguf", None), DownloadWish("org/a", "a-Q4.gguf", Path("/more"))]
+    assert wanted == [DownloadChoice("org/a", "a-Q4.gguf", None), DownloadChoice("org/a", "a-Q4.gguf", Path("/more"))]
 
 
 def test_a_repository_without_models_offers_no_download(panel: FindPanel) -> None:
@@ -121,7 +125,7 @@ def test_a_download_is_paused_resumed_and_removed(panel: FindPanel) -> None:
     assert (row.resume_button.text(), row.pause_button.isVisible()) == ("Retry", False)
     row.resume_button.click()
     panel.downloads.show_jobs([replace(JOB, may_pause=False, must_restart=True)])
-    assert row.resume_button.text() == "Begin anew"
+    assert row.resume_button.text() == "Start over"
     row.resume_button.click()
     row.remove_button.click()
     assert said == [("pause", "1"), ("resume", "1"), ("restart", "1"), ("remove", "1")]
@@ -158,12 +162,10 @@ def test_the_welcome_says_what_its_first_button_opens(qtbot: QtBot) -> None:
     assert said == ["talk", "open", "library"]
 
 
-def test_the_start_panel_offers_a_demo_and_a_file(qtbot: QtBot) -> None:
+def test_the_start_panel_offers_a_demo(qtbot: QtBot) -> None:
     panel = StartPanel()
     qtbot.addWidget(panel)
     said: list[str] = []
     panel.try_demo_requested.connect(lambda: said.append("demo"))
-    panel.open_requested.connect(lambda: said.append("open"))
     panel.try_demo_button.click()
-    panel.open_button.click()
-    assert said == ["demo", "open"]
+    assert said == ["demo"]

@@ -89,7 +89,7 @@ def test_each_ending_replaces_the_one_before(qtbot: QtBot, report: LoadReport) -
     report.show_out_of_memory(OUT_OF_MEMORY, {"CUDA0": "RTX 3090"})
     assert report.badge_text == "OUT OF MEMORY"
     assert badge_of(report).property("role") == "badge-bad"
-    assert report.sentence.startswith("CUDA0 (RTX 3090) was asked for 2.00 GiB")
+    assert report.sentence.startswith("CUDA0 (RTX 3090) needed 2.00 GiB")
     assert report.detail == "cudaMalloc failed"
     assert "Context 32768 to 16384" in visible_texts(report)
     assert "3.00 GiB" not in visible_texts(report)
@@ -131,7 +131,7 @@ def test_the_report_is_copied(report: LoadReport) -> None:
 
     copied = QGuiApplication.clipboard().text()
     assert copied == report.plain_text()
-    assert copied.startswith("OUT OF MEMORY: CUDA0 was asked for 2.00 GiB")
+    assert copied.startswith("OUT OF MEMORY: CUDA0 needed 2.00 GiB")
     assert "cudaMalloc failed" in copied
 
 
@@ -153,13 +153,26 @@ def test_parts_have_the_colours_of_the_palette(report: LoadReport, palette: Pale
     assert swatch_colors(report) == before
 
 
+def test_the_table_is_shown_after_details_and_the_sentence_always(qtbot: QtBot, report: LoadReport) -> None:
+    report.show_idle()
+    assert not report.details_button.isVisible()
+    report.show_details(False)
+    report.show_loaded(LOADED)
+    (table,) = report.findChildren(ReportTable)
+    assert (table.isVisible(), bool(report.sentence)) == (False, True)
+    with qtbot.waitSignal(report.details_toggled) as toggled:
+        report.details_button.click()
+    assert (toggled.args, table.isVisible()) == ([True], True)
+    assert "Weights" in report.plain_text()
+
+
 def swatch_colors(report: LoadReport) -> set[str]:
     table = next(table for table in report.findChildren(ReportTable) if table.isVisible())
     pixmaps = [label.pixmap() for label in table.findChildren(QLabel)]
     return {pixmap.toImage().pixelColor(1, 1).name() for pixmap in pixmaps if not pixmap.isNull()}
 
 
-FIRST = Attempt(number=1, layout="layers 0-7 on CUDA0", reason="The layout as it was asked for.")
+FIRST = Attempt(number=1, layout="layers 0-7 on CUDA0", reason="The requested layout.")
 SECOND = Attempt(number=2, layout="layers 0-1 on CPU, layers 2-7 on CUDA0", reason="CUDA0 refused 2.00 GiB.")
 HELD_BY_OTHERS = OutOfMemory(
     stage="allocate", device="CUDA0", requested_bytes=2 * GIB, free_bytes=GIB, allocated=(), message="It is full.",
@@ -180,7 +193,7 @@ def test_attempts_are_shown_while_they_go_on_and_stay_with_the_ending(report: Lo
     report.show_cancelled(Cancelled(stage="fit"))
     assert log in visible_texts(report)
     assert log in report.plain_text()
-    assert report.sentence.endswith("2 layouts were tried.")
+    assert report.sentence.endswith("2 layouts tried.")
 
 
 def test_the_next_load_begins_with_an_empty_log(report: LoadReport) -> None:
@@ -202,6 +215,6 @@ def test_a_first_attempt_replaces_an_older_log(report: LoadReport) -> None:
 
 def test_who_holds_the_memory_is_said_and_copied(report: LoadReport) -> None:
     report.show_out_of_memory(HELD_BY_OTHERS)
-    sentence = "Memory of CUDA0 is held by browser (7) 3.00 GiB, python (8) an unknown amount, this program."
+    sentence = "Memory of CUDA0 is used by browser (7) 3.00 GiB, python (8) an unknown amount, this program."
     assert report.detail == f"It is full.\n{sentence}"
     assert sentence in report.plain_text()

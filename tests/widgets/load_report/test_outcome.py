@@ -47,7 +47,7 @@ def test_loaded_says_where_and_how_far_off() -> None:
 
     assert (outcome.badge, outcome.tone) == ("LOADED", "good")
     assert outcome.sentence == "3.60 GiB on RPC0 + CPU. The forecast was off by at most 12.0 MiB (RPC0)."
-    assert "2.00 GiB of weights are mapped" in outcome.detail
+    assert "2.00 GiB of the model file are memory-mapped" in outcome.detail
     assert [entry.id for entry in outcome.rows] == ["RPC0", "CPU"]
 
 
@@ -58,7 +58,7 @@ def test_an_exact_forecast_is_worth_saying() -> None:
 def test_a_load_without_forecast_says_so() -> None:
     event = Loaded(devices=loaded().devices, forecast=())
 
-    assert loaded_outcome(event).sentence.endswith("There was no forecast.")
+    assert loaded_outcome(event).sentence.endswith("No forecast was made.")
     assert all(line.forecast == () and line.difference == "" for line in table_lines(loaded_outcome(event)))
 
 
@@ -99,12 +99,12 @@ def out_of_memory(*, free_bytes: int | None) -> OutOfMemory:
     [
         (
             1536 * MIB,
-            "RPC0 (attic) was asked for 2.00 GiB and had 1.50 GiB free: 512.0 MiB missing.",
+            "RPC0 (attic) needed 2.00 GiB and had 1.50 GiB free: 512.0 MiB missing.",
         ),
-        (None, "RPC0 (attic) was asked for 2.00 GiB and could not give it."),
+        (None, "RPC0 (attic) could not allocate 2.00 GiB."),
         (
             3 * GIB,
-            "RPC0 (attic) was asked for 2.00 GiB and had 3.00 GiB free, but not in one piece.",
+            "RPC0 (attic) needed 2.00 GiB in one piece; 3.00 GiB are free, but fragmented.",
         ),
     ],
 )
@@ -114,13 +114,13 @@ def test_out_of_memory_names_the_device_and_the_bytes(free_bytes: int | None, se
     assert (outcome.badge, outcome.tone, outcome.sentence) == ("OUT OF MEMORY", "bad", sentence)
     assert outcome.detail == "failed to allocate RPC0 buffer of size 2147483648"
     assert plain_report(outcome).endswith("\n\nfailed to allocate RPC0 buffer of size 2147483648\n")
-    assert outcome.rows_title == "Already placed when it failed"
+    assert outcome.rows_title == "Allocated before the failure"
     assert [entry.id for entry in outcome.rows] == ["RPC0"]
 
 
 def test_a_device_without_a_name_is_called_by_its_id() -> None:
-    assert out_of_memory_outcome(out_of_memory(free_bytes=0), {}).sentence.startswith("RPC0 was asked")
-    assert out_of_memory_outcome(out_of_memory(free_bytes=0), {"RPC0": "RPC0"}).sentence.startswith("RPC0 was asked")
+    assert out_of_memory_outcome(out_of_memory(free_bytes=0), {}).sentence.startswith("RPC0 needed")
+    assert out_of_memory_outcome(out_of_memory(free_bytes=0), {"RPC0": "RPC0"}).sentence.startswith("RPC0 needed")
 
 
 @pytest.mark.parametrize("stage", list(STAGE_WORDS))
@@ -136,7 +136,7 @@ def test_failures_and_crashes_keep_their_message() -> None:
     assert (crashed.badge, crashed.tone) == ("CRASHED", "bad")
     assert crashed.sentence == "The engine process was ended by SIGKILL."
     assert "again" not in crashed.detail
-    assert "A check finds out" in crashed.detail
+    assert "Check This Machine finds" in crashed.detail
 
 
 @pytest.mark.parametrize(("size_bytes", "text"), [(0, "0 B"), (5 * MIB, "+5.0 MiB"), (-5 * MIB, "-5.0 MiB")])

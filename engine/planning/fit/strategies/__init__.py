@@ -1,1 +1,1 @@
-"""Layouts that find themselves: pure functions of a model, a rig, context settings and constraints."""
+"""Automatic layouts: pure functions of a model, a rig, context settings and constraints."""

@@ -1,4 +1,4 @@
-"""Strategy balanced: the same number of bytes left free on every device that is used."""
+"""Strategy balanced: the same number of bytes stays free on every used device."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _MOVES = 128
 def balanced(
     memory: ModelMemory, rig: Rig, context: ContextSettings, constraints: Constraints = NO_CONSTRAINTS
 ) -> AutoLayout:
-    """Return the layout whose fullest device has most headroom, and headroom as equal as whole layers allow."""
+    """Return the layout with the most headroom on its fullest device, as equal on all as whole layers allow."""
     bench = Workbench(memory, rig, context, constraints)
     return choose(bench, balanced_candidates(bench))
 
 
 def balanced_candidates(bench: Workbench) -> Iterator[Candidate]:
-    """Yield the single device with most headroom if one holds everything, else the evenly filled layout."""
+    """Yield the single device with the most headroom if one holds everything, else the evenly filled layout."""
     whole = {} if bench.constraints.split else dict(whole_layouts(bench))
     if whole:
         roomiest = max(whole, key=lambda device: min(_headroom(bench, whole[device]).values()))
@@ -49,29 +49,30 @@ def balanced_candidates(bench: Workbench) -> Iterator[Candidate]:
     elif bench.holds_all(layout):
         left = _headroom(bench, layout).values()
         least, most = format_bytes(min(left)), format_bytes(max(left))
-        keeping = tr("each keep {least} to {most} free beyond their margins", least=least, most=most)
+        keeping = tr("each have {least} to {most} free besides the margin", least=least, most=most)
         if len(used) == 1:
-            keeping = tr("keeps {least} free beyond its margin", least=least)
+            keeping = tr("has {least} free besides the margin", least=least)
         yield Candidate(
             layout,
             tr(
-                "Counting weights, KV cache, buffers and the output layer, {name_list} {keeping}: {describe_runs}.",
+                "With weights, KV cache, buffers and the output layer, {name_list} {keeping}: {describe_runs}.",
                 name_list=name_list(used),
                 keeping=keeping,
                 describe_runs=describe_runs(layout),
             ),
         )
     else:
-        why = tr("Beside what is pinned nothing more goes on devices") if bench.pinned else tr("All devices are full")
+        why = tr("Besides pinned layers nothing more fits on devices") if bench.pinned else tr("All devices are full")
         yield Candidate(layout, f"{why}: {describe_runs(layout)}.{describe_rest(bench, layout)}")
 
 
 def balanced_layout(bench: Workbench) -> Layout:
-    """Return the filling that leaves most headroom, its boundaries moved to make headroom equal."""
+    """Return the filling with the most headroom, with boundaries moved until headroom is as equal as possible."""
     ids = bench.in_layer_order(bench.devices)
     best = fill(bench, ids)
     if not bench.holds_all(best):
         return best
+    # Bisect the bytes that a filling can leave free on every device: 20 steps tell 24 GiB to 24 KiB.
     low, high = 0, max(bench.usable.values())
     for _ in range(_SEARCH_STEPS):
         middle = (low + high) // 2
@@ -88,13 +89,13 @@ def balanced_layout(bench: Workbench) -> Layout:
 
 
 def _evenness(bench: Workbench, layout: Layout) -> tuple[int, int]:
-    """Return what is to be large: the smallest headroom, then the largest one's negative."""
+    """Return the key to maximise: the smallest headroom, then the negative of the largest."""
     left = _headroom(bench, layout).values()
     return min(left), -max(left)
 
 
 def _evened(bench: Workbench, layout: Layout) -> Layout:
-    """Move boundaries by a layer while that makes the smallest headroom larger, or the differences smaller."""
+    """Return `layout` after moves of one layer at a boundary, as long as each one increases `_evenness`."""
     best = _evenness(bench, layout)
     for _ in range(_MOVES):
         tried = [candidate for candidate in _neighbours(bench, layout) if bench.holds_all(candidate)]
@@ -116,7 +117,7 @@ def _neighbours(bench: Workbench, layout: Layout) -> Iterator[Layout]:
 
 
 def _headroom(bench: Workbench, layout: Layout) -> dict[str, int]:
-    """Return what stays free beyond the margin on each device that holds something."""
+    """Return the bytes that stay free beyond the margin on each device that holds something."""
     found = bench.need(layout)
     return {
         device_id: size - found[device_id].need_bytes

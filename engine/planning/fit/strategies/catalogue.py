@@ -1,4 +1,4 @@
-"""The strategies by the names that people give."""
+"""The strategies by name, and the search for an automatic layout."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from engine.planning.fit.strategies.fewest import fewest
 from engine.planning.fit.strategies.longest_context import longest_context
 from engine.planning.fit.strategies.priority import priority
 from engine.planning.fit.strategies.proportional import proportional
-from engine.planning.memory.effort import limited
 from engine.planning.memory.model_memory import ModelMemory
+from engine.planning.memory.work_limit import limited
 from engine.planning.plan.decisions.context_length import context_lengths
 from engine.planning.settings.context_settings import AUTO_CONTEXT, ContextSettings
 
@@ -36,8 +36,8 @@ STRATEGIES: Mapping[str, Strategy] = {
 
 
 SEARCH_SECONDS = 60.0
-"""Of the processor, for the forecasts of one search: then compute buffers are left to the engine. No model that is
-known takes a tenth of it."""
+"""Processor time for the forecasts of one search; after it, compute buffers are forecast by probe only. No known model
+takes a tenth of it."""
 
 
 def find_strategy(name: str) -> Strategy:
@@ -67,12 +67,12 @@ def auto_layout(
 ) -> AutoLayout:
     """Return the layout that the strategy called `name` finds.
 
-    Where the context length is left open, the longest sensible one is planned with that a layout is found for; strategy
-    context looks for it.
+    If the context length is left open, the longest sensible one is used for which a layout fits. Strategy context
+    searches for the length itself.
 
     Raises:
-        ArgumentError: for a name that is none.
-        CancelledError: `constraints.watch` says that nobody waits any more.
+        ArgumentError: there is no strategy of this name.
+        CancelledError: the search was cancelled by `constraints.watch`.
     """
     strategy, watch = find_strategy(name), constraints.watch
     memory = model if isinstance(model, ModelMemory) else ModelMemory(model)
@@ -84,5 +84,6 @@ def auto_layout(
                 break
     assert found is not None  # There is at least one length.
     if context.n_ctx == AUTO_CONTEXT and name != "context":
+        # The length stays open in the result, so a load decides it again by the memory that is free then.
         found = replace(found, context=context)
     return found

@@ -1,7 +1,7 @@
-"""Which candidate of a strategy is taken, and the words for it.
+"""The choice among the candidates of a strategy, and its explanation.
 
-One that holds everything is taken first, else one that leaves least on the CPU. If several devices were asked for and a
-strategy's own way leads to one, a second device gets a layer.
+The first candidate that holds everything is chosen, else one that leaves no more on the CPU than any filling. If a
+split was requested and the chosen layout uses one device only, a second device gets a layer.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def count_layers(count: int) -> str:
 
 
 def describe_runs(layout: Layout) -> str:
-    """Return what each device holds, in layer order."""
+    """Return the layers of each device in words, in layer order."""
     parts = [
         tr("{layer} on {device}", layer=layer_words(run.first, run.last), device=run.device) for run in layout.runs
     ]
@@ -46,7 +46,7 @@ def describe_runs(layout: Layout) -> str:
 
 
 def all_on_cpu(bench: Workbench) -> str:
-    """Return why no device but the CPU holds anything."""
+    """Return why everything is on the CPU, as a sentence."""
     layers = tr("all {count_layers}", count_layers=count_layers(bench.n_layers))
     ids = {device.id for device in bench.rig.devices}
     if not ids:
@@ -59,7 +59,7 @@ def all_on_cpu(bench: Workbench) -> str:
 
 
 def describe_rest(bench: Workbench, layout: Layout) -> str:
-    """Return a sentence on what the CPU keeps although it is not pinned there, empty if that is nothing."""
+    """Return a sentence on unpinned layers and experts that remain on the CPU; empty if there are none."""
     pinned_here = {index for index, device_id in bench.pinned.items() if device_id == CPU_ID}
     kept = sum(device_id == CPU_ID and index not in pinned_here for index, device_id in enumerate(layout.assignment()))
     parts = [count_layers(kept)] if kept else []
@@ -68,14 +68,17 @@ def describe_rest(bench: Workbench, layout: Layout) -> str:
     moved = {index for each in layout.overrides if each.device == CPU_ID for index in each.layers or ()}
     if moved:
         parts.append(tr("experts of {count_layers}", count_layers=count_layers(len(moved))))
-    why = tr("that no device takes beside what is pinned") if bench.pinned else tr("that no device has room for")
-    return tr(" The CPU keeps {name_list} {why}.", name_list=name_list(parts), why=why) if parts else ""
+    if not parts:
+        return ""
+    if bench.pinned:
+        return tr(" On the CPU remain {parts}: besides pinned layers no device has room.", parts=name_list(parts))
+    return tr(" On the CPU remain {parts}: no device has room for more.", parts=name_list(parts))
 
 
 def split_over_devices(bench: Workbench, found: AutoLayout) -> AutoLayout:
-    """Return `found` with a layer on a second device, where it fits on one only and several were asked for.
+    """Return `found` with one layer on a second device, if a split was requested and it uses one device only.
 
-    One layer is the least that changes what the strategy meant; where it fits nowhere else, the explanation says so.
+    If no other device has room for a layer, the explanation says so.
     """
     used = {*found.layout.devices} - {CPU_ID}
     if not bench.constraints.split or not found.fits or len(used) != 1:
@@ -84,14 +87,14 @@ def split_over_devices(bench: Workbench, found: AutoLayout) -> AutoLayout:
         moved = None if device.id in used else _with_one_layer(bench, found.layout, device.id)
         if moved is not None:
             layout, layer = moved
-            why = tr("Splitting was asked for, so {id} takes layer {layer}.", id=device.id, layer=layer)
+            why = tr("A split was requested, so {id} gets layer {layer}.", id=device.id, layer=layer)
             return replace(found, layout=layout, explanation=f"{found.explanation} {why}")
-    why = tr("Splitting was asked for, but no other device has room for a layer.")
+    why = tr("A split was requested, but no other device has room for a layer.")
     return replace(found, explanation=f"{found.explanation} {why}")
 
 
 def _with_one_layer(bench: Workbench, layout: Layout, device_id: str) -> tuple[Layout, int] | None:
-    """Return `layout` with its first or last layer that may move on the device, and which; None: it does not fit."""
+    """Return `layout` with its first or last free layer on the device, and that layer; None if neither fits there."""
     places = layout.assignment()
     free = [index for index, place in enumerate(places) if place != CPU_ID and index not in bench.pinned]
     for layer in dict.fromkeys((*free[:1], *free[-1:])):
@@ -104,32 +107,36 @@ def _with_one_layer(bench: Workbench, layout: Layout, device_id: str) -> tuple[L
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A layout and the reason for it, without a verdict."""
+    """A layout that a strategy suggests, and its reason. Whether it fits is not known yet."""
 
     layout: Layout
     reason: str
 
 
 def fits_plainly(bench: Workbench) -> bool:
-    """Return whether some plain filling fits; then `choose` finds a layout that does."""
+    """Return whether some filling with whole layers fits. If so, `choose` finds a layout that fits."""
     return any(True for _ in whole_layouts(bench)) or any(bench.report(each).fits for each in plain_fillings(bench))
 
 
-def choose(bench: Workbench, candidates: Iterable[Candidate], *, plain: bool = False) -> AutoLayout:
-    """Return the first candidate that fits and leaves no more on the CPU than any filling does; `plain`: than any
-    without overrides. Where a split was asked for it is one, if that fits."""
-    return split_over_devices(bench, _best(bench, candidates, plain=plain))
+def choose(bench: Workbench, candidates: Iterable[Candidate]) -> AutoLayout:
+    """Return the first candidate that fits and leaves no more on the CPU than any filling.
+
+    If a split was requested, the layout is split if possible.
+    """
+    return split_over_devices(bench, _best(bench, candidates))
 
 
-def _best(bench: Workbench, candidates: Iterable[Candidate], *, plain: bool) -> AutoLayout:
+def _best(bench: Workbench, candidates: Iterable[Candidate]) -> AutoLayout:
     listed: list[Candidate] = []
     for candidate in candidates:
         listed.append(candidate)
+        # No layout can place more. Candidates are generated on demand, so the remaining ones cost nothing.
         if bench.holds_all(candidate.layout) and bench.report(candidate.layout).fits:
             return AutoLayout(candidate.layout, bench.context, candidate.reason, fits=True)
-    fillings = [*_plain_fillings(bench), *(() if plain else _fillings_with_experts(bench))]
+    fillings = [*_plain_fillings(bench), *_fillings_with_experts(bench)]
     fitting = [each for each in fillings if bench.report(each.layout).fits]
     fitting.sort(key=lambda each: -bench.placed_bytes(each.layout))
+    # A candidate has to place at least as much on devices as the best filling. Otherwise the filling is taken.
     floor_bytes = bench.placed_bytes(fitting[0].layout) if fitting else 0
     for candidate in (*listed, *fitting):
         if bench.placed_bytes(candidate.layout) >= floor_bytes and bench.report(candidate.layout).fits:
@@ -140,8 +147,12 @@ def _best(bench: Workbench, candidates: Iterable[Candidate], *, plain: bool) -> 
 
 def _plain_fillings(bench: Workbench) -> Iterator[Candidate]:
     for layout in plain_fillings(bench):
-        reason = tr("Filling devices one after the other from the last layer leaves least on the CPU here: ")
-        yield Candidate(layout, f"{reason}{describe_runs(layout)}.{describe_rest(bench, layout)}")
+        reason = tr(
+            "Filled from the last layer, so that the least remains on the CPU: {runs}.{rest}",
+            runs=describe_runs(layout),
+            rest=describe_rest(bench, layout),
+        )
+        yield Candidate(layout, reason)
 
 
 def _fillings_with_experts(bench: Workbench) -> Iterator[Candidate]:
@@ -149,8 +160,12 @@ def _fillings_with_experts(bench: Workbench) -> Iterator[Candidate]:
     fillings = [fill_with_experts(bench, order) for order in (ids, ids[::-1])]
     for sparse in dict.fromkeys((*fillings, fill_with_experts_apart(bench, ids))):
         if sparse is not None:
-            reason = tr("Filling devices with dense parts first and then with experts leaves least on the CPU here: ")
-            yield Candidate(sparse, f"{reason}{describe_runs(sparse)}.{describe_rest(bench, sparse)}")
+            reason = tr(
+                "Dense parts first, then experts: {runs}.{rest}",
+                runs=describe_runs(sparse),
+                rest=describe_rest(bench, sparse),
+            )
+            yield Candidate(sparse, reason)
 
 
 def _missing_bytes(bench: Workbench, layout: Layout) -> tuple[bool, int]:
@@ -162,9 +177,9 @@ def _missing_bytes(bench: Workbench, layout: Layout) -> tuple[bool, int]:
 def _why_not(bench: Workbench, layout: Layout) -> str:
     report = bench.report(layout)
     if report.violations:
-        return tr("It cannot be loaded: {message}", message=report.violations[0].message)
+        return tr("This layout cannot be loaded: {message}", message=report.violations[0].message)
     short = [row for row in report.rows if row.is_short]
     missing = name_list(
         [tr("{id} is short by {shortfall}", id=row.id, shortfall=format_bytes(row.shortfall_bytes)) for row in short]
     )
-    return tr("It does not fit: {missing}.", missing=missing)
+    return tr("This layout does not fit: {missing}.", missing=missing)

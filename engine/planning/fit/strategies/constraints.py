@@ -1,4 +1,4 @@
-"""What a strategy is given besides model, rig and settings, what makes no sense of it, and what it gives back."""
+"""Constraints on automatic layouts, their validation, and the result of a strategy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from engine.planning.speed.speeds import NO_MEASUREMENTS, Speeds
 
 
 class Watch:
-    """Counts the layouts that one search has tried, tells the number, and ends the search once the token is set."""
+    """Counts the layouts that a search has tried, reports the number, and ends the search when it is cancelled."""
 
     def __init__(self, token: CancelToken | None = None, tell: Callable[[int], None] | None = None) -> None:
         self.n_tried = 0
@@ -27,14 +27,14 @@ class Watch:
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody waits any more; for who looks in the middle of trying a layout."""
+        """Whether the search was cancelled. The arithmetic of a layout asks too, since one may take seconds."""
         return self._token is not None and self._token.cancelled
 
     def step(self) -> None:
-        """Note that a layout is about to be tried.
+        """Count one more layout that is about to be tried.
 
         Raises:
-            CancelledError: nobody waits for the answer any more.
+            CancelledError: the search was cancelled.
         """
         if self.is_over:
             raise CancelledError(tr("The search for a layout was cancelled."))
@@ -45,7 +45,7 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """Layers `first` to `last`, both included, that stay on `device`."""
+    """Keeps layers `first` to `last`, both included, on `device`."""
 
     device: str
     first: int
@@ -54,13 +54,18 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """`order`: device ids, the preferred first (those left out follow in the rig's order); `off`: ids not to be used;
-    `pins`: layers whose device is given; `output`: the device of the output layer, where it is given; `split`: use
-    several devices even where one holds everything; `kv_types`: cache types that may be chosen, the preferred first
-    (none: those of the settings only); `max_ctx`: the longest context wanted, in tokens; `side_files`: what is loaded
-    beside the model; `speeds`: what was measured, for strategy fastest; `watch`: told of every layout that is tried.
+    """Limits on the layouts that a strategy may find. Margins are those of the rig (`Device.margin_bytes`).
 
-    Margins are the rig's (`Device.margin_bytes`).
+    `order`: device ids, the preferred first; devices left out follow in the order of the rig.
+    `off`: ids of devices that must not be used.
+    `pins`: layers that stay on a given device.
+    `output`: device of the output layer; None: any.
+    `split`: use several devices even if one holds everything.
+    `kv_types`: cache types that strategy context may choose, the preferred first; empty: those of the settings.
+    `max_ctx`: longest context of strategy context, in tokens; None: the trained length.
+    `side_files`: files loaded with the model.
+    `speeds`: measured speeds, for strategy fastest.
+    `watch`: counts the layouts that are tried, and cancels; None: neither.
     """
 
     order: tuple[str, ...] = ()
@@ -72,10 +77,11 @@ class Constraints:
     max_ctx: int | None = None
     side_files: SideFiles = NO_SIDE_FILES
     speeds: Speeds = NO_MEASUREMENTS
+    # Not compared: it belongs to one search and is no limit on its result.
     watch: Watch | None = field(default=None, compare=False)
 
     def kept_by(self, layout: Layout) -> Constraints:
-        """Return these without what `layout` does not keep: whoever moved pinned layers by hand has released them."""
+        """Return the constraints without pins that `layout` breaks: moving a pinned layer by hand releases it."""
         held = ((pin.device, range(pin.first, pin.last + 1)) for pin in self.pins)
         pins = tuple(
             Pin(device, layer, layer)
@@ -92,7 +98,12 @@ NO_CONSTRAINTS = Constraints()
 
 @dataclass(frozen=True, slots=True)
 class AutoLayout:
-    """A layout, the settings it is meant for, why it is so (a sentence or two), and whether it is forecast to fit."""
+    """Result of a strategy.
+
+    `context`: the settings that the layout is for.
+    `explanation`: one or two sentences on why this layout.
+    `fits`: whether it is forecast to fit.
+    """
 
     layout: Layout
     context: ContextSettings
@@ -104,10 +115,10 @@ Strategy = Callable[[ModelMemory, Rig, ContextSettings, Constraints], AutoLayout
 
 
 def check_constraints(constraints: Constraints, rig: Rig, n_layers: int) -> None:
-    """Refuse constraints that name what is not there, or that contradict each other.
+    """Check that all named devices and layers exist, and that constraints do not contradict each other.
 
     Raises:
-        ArgumentError: with the first fault and its remedy.
+        ArgumentError: the first fault with its remedy.
     """
     for fault in _faults(constraints, rig, n_layers):
         raise ArgumentError(fault)
@@ -123,19 +134,19 @@ def _faults(constraints: Constraints, rig: Rig, n_layers: int) -> Iterator[str]:
                 names=", ".join(rig.ids),
             )
     if CPU_ID in constraints.off:
-        yield tr("The CPU cannot be switched off: it keeps what no device has room for.")
+        yield tr("The CPU cannot be switched off: it holds the layers that fit on no device.")
     if CPU_ID in constraints.order:
         yield tr("The CPU has no place in the order: it keeps what no device has room for. Leave it out.")
     for device_id, count in Counter(constraints.order).items():
         if count > 1:
-            yield tr("{device_id} is in the order twice; name it once.", device_id=device_id)
+            yield tr("{device_id} is in the order twice; list it once.", device_id=device_id)
     for cache_type, count in Counter(constraints.kv_types).items():
         if count > 1:
-            yield tr("Cache type {cache_type} is allowed twice; name it once.", cache_type=cache_type)
+            yield tr("Cache type {cache_type} is listed twice; list it once.", cache_type=cache_type)
     for device_id in pinned_to:
         if device_id in constraints.off:
             yield tr(
-                "{device_id} is switched off and has layers pinned to it; switch it on or release them.",
+                "{device_id} is switched off but has pinned layers; switch the device on or unpin the layers.",
                 device_id=device_id,
             )
     yield from _pin_faults(constraints, n_layers)
@@ -156,7 +167,7 @@ def _pin_faults(constraints: Constraints, n_layers: int) -> Iterator[str]:
             before = held.setdefault(index, pin.device)
             if before != pin.device:
                 yield tr(
-                    "Layer {index} is pinned to {before} and to {device}; pin it to one device.",
+                    "Layer {index} is pinned to both {before} and {device}; pin it to one device only.",
                     index=index,
                     before=before,
                     device=pin.device,

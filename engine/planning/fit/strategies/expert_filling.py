@@ -1,7 +1,7 @@
-"""Filling devices with dense parts first: experts follow as far as there is room, down to single matrices.
+"""Filling of devices for mixture-of-experts models: dense parts first, then experts, down to single matrices.
 
-Devices in front take whole layers; the last device takes the dense parts of all further ones and the experts of as
-many of them as it has room for. What room a device has left after its whole layers goes to part of one more.
+All devices but the last take whole layers. The last one takes the dense parts of all other layers, and the experts of
+as many as it has room for. Room that is left on a device after its whole layers is used for a part of one more layer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from engine.planning.layout.layout import Layout, Override
 
 
 def fill_with_experts(bench: Workbench, ids: Sequence[str]) -> Layout | None:
-    """Return the filling of `ids`, layers in their order; None for a model without experts."""
+    """Return the filling of `ids`, with layers in this order of devices; None for a model without experts."""
     sparse = frozenset(layer.index for layer in bench.layers if layer.expert_bytes)
     if not sparse or not ids:
         return None
@@ -42,10 +42,9 @@ def fill_with_experts(bench: Workbench, ids: Sequence[str]) -> Layout | None:
 
 
 def fill_with_experts_apart(bench: Workbench, ids: Sequence[str]) -> Layout | None:
-    """Return the filling whose last device has the output layer and single matrices alone; None where it has none.
-
-    A device without dense parts needs no room for what large batches compute, which may be more than a layer.
-    """
+    """Return the filling whose last device has only the output layer and single matrices; None if none would fit."""
+    # A device without dense parts needs no compute buffer for attention in large batches, which may be more than a
+    # layer.
     sparse = frozenset(layer.index for layer in bench.layers if layer.expert_bytes)
     if not sparse or len(ids) < 2 or bench.pinned:
         return None
@@ -67,9 +66,9 @@ def fill_with_experts_apart(bench: Workbench, ids: Sequence[str]) -> Layout | No
 
 
 def expert_overrides(bench: Workbench, layers: Iterable[int]) -> list[Override]:
-    """Return the overrides that keep the experts of `layers` on the CPU; pinned layers keep theirs.
+    """Return the overrides that put the experts of `layers` on the CPU; pinned layers keep theirs.
 
-    Ranges go over layers between them that have no experts.
+    A range may include layers without experts, so that fewer overrides are needed.
     """
     wanted = {index for index in layers if index not in bench.pinned}
     ranges: list[tuple[int, int]] = []
@@ -84,7 +83,13 @@ def expert_overrides(bench: Workbench, layers: Iterable[int]) -> list[Override]:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """Where layers are, which of them have their experts on the CPU, and matrices that are taken elsewhere first."""
+    """A filling in progress.
+
+    `places`: device of each layer.
+    `away`: layers whose experts are on the CPU.
+    `matrices`: overrides of single matrices, which come before those of whole layers.
+    `output`: device of the output layer; None: that of the last layer.
+    """
 
     bench: Workbench
     places: tuple[str, ...]
@@ -98,7 +103,7 @@ class _State:
         return self.bench.layout(self.places, self.output, overrides)
 
     def has_taken(self, name: str) -> bool:
-        """Return whether a single matrix is on some device already."""
+        """Return whether a single matrix has been placed on a device by itself."""
         return any(re.search(str(each.pattern), f"{name}.weight") for each in self.matrices)
 
     def left_bytes(self, device_id: str) -> int:
@@ -115,7 +120,7 @@ class _State:
         return replace(self, places=places, away=self.away - taken)
 
     def with_matrices(self, device_id: str, names: Iterable[str]) -> _State:
-        """Return the state with single matrices on a device, wherever their layer is; a pattern for each layer."""
+        """Return the state with single matrices on a device. Each layer needs one pattern."""
         layers = groupby(names, key=lambda name: name.split(".")[:2])
         patterns = ("|".join(map(re.escape, group)) for _, group in layers)
         added = (Override(device_id, pattern=rf"^({pattern})\.") for pattern in patterns)
@@ -123,7 +128,7 @@ class _State:
 
 
 def _with_layers(state: _State, device_id: str, start: int) -> tuple[int, _State]:
-    """Put as many layers from `start` on with their experts on the device as it takes; return their number too."""
+    """Return the number of layers from `start` that fit on the device with their experts, and the state with them."""
     bench = state.bench
 
     def goes(count: int) -> bool:
@@ -140,7 +145,7 @@ def _with_layers(state: _State, device_id: str, start: int) -> tuple[int, _State
 
 
 def _with_own_experts(state: _State, device_id: str) -> _State:
-    """Give the device the experts of its own layers, as many as go in."""
+    """Return the state with as many experts of its own layers on the device as fit."""
     own = sorted(index for index in state.away if state.places[index] == device_id)
 
     def tried(count: int) -> _State:
@@ -153,10 +158,10 @@ def _with_own_experts(state: _State, device_id: str) -> _State:
 
 
 def _with_part(state: _State, device_id: str, index: int, following: str | None = None) -> tuple[int, _State]:
-    """Put as much of layer `index` on the device as it has room for, which has none for all of it.
+    """Return the state with as much of layer `index` on the device as fits; the whole layer does not.
 
-    That is some of its expert matrices; or its dense part and perhaps some of them, the others left to the device
-    `following`. Return 1 beside the state where the layer is the device's now, else 0.
+    The part is some of its expert matrices; or its dense part with some of them, and the others on device `following`.
+    The number is 1 if the layer belongs to the device afterwards, else 0.
     """
     bench = state.bench
     if index not in state.away or index in bench.pinned:
@@ -167,7 +172,9 @@ def _with_part(state: _State, device_id: str, index: int, following: str | None 
     options = [(sum(map(sizes.__getitem__, names)), 0, names) for names in _subsets(sizes) if names]
     if following is not None and state.places[index] != device_id:
         options += [(dense_bytes + sum(map(sizes.__getitem__, names)), 1, names) for names in _subsets(sizes)]
+    # Weights alone are compared first, which saves the estimate of parts that cannot fit.
     left_bytes = state.left_bytes(device_id)
+    # The largest part first, so the first one that fits is taken.
     for size, moved, names in sorted(options, reverse=True):
         if size > left_bytes:
             continue
@@ -182,7 +189,7 @@ def _with_part(state: _State, device_id: str, index: int, following: str | None 
 
 
 def _subsets(names: Iterable[str]) -> Iterator[tuple[str, ...]]:
-    """Yield all sets of names but the whole one, smaller ones first."""
+    """Yield all subsets of `names` except the full one, smaller ones first."""
     listed = tuple(names)
     return (chosen for count in range(len(listed)) for chosen in combinations(listed, count))
 

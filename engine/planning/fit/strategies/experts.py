@@ -1,4 +1,4 @@
-"""Strategy experts: attention, KV cache and dense parts on devices first, experts as far as each device has room."""
+"""Strategy experts: attention, KV cache and dense parts go to devices first, then as many experts as fit."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from engine.planning.settings.context_settings import ContextSettings
 def experts(
     memory: ModelMemory, rig: Rig, context: ContextSettings, constraints: Constraints = NO_CONSTRAINTS
 ) -> AutoLayout:
-    """Return the layout that keeps experts on the CPU only where their device has no room for them."""
+    """Return the layout in which only experts without room on their device stay on the CPU."""
     bench = Workbench(memory, rig, context, constraints)
     return choose(bench, experts_candidates(bench))
 
 
 def experts_candidates(bench: Workbench) -> Iterator[Candidate]:
-    """Yield what holds everything if anything does, else layers on devices with some experts on the CPU."""
+    """Yield layouts that hold everything if there are any, else layers on devices with some experts on the CPU."""
     whole = list(fewest_candidates(bench))
     with_experts = [layer.index for layer in bench.layers if layer.expert_bytes]
     if not with_experts:
@@ -54,12 +54,11 @@ def _reason(bench: Workbench, layout: Layout, n_with_experts: int) -> str:
     for device_id in dict.fromkeys(place for place in places if place != CPU_ID):
         own = [index for index, place in enumerate(places) if place == device_id and bench.layers[index].expert_bytes]
         kept = sum(index not in away for index in own)
-        shares.append(tr("{device_id} those of {kept} of its {count}", device_id=device_id, kept=kept, count=len(own)))
+        shares.append(tr("{kept} of {count} on {device}", kept=kept, count=len(own), device=device_id))
     return tr(
-        "Dense parts, attention and KV cache come first ({describe_runs}); of the "
-        "{n_with_experts} layers' experts the devices hold what they have room for, {names}, and "
-        "the CPU the others.",
-        describe_runs=describe_runs(layout),
-        n_with_experts=n_with_experts,
-        names=", ".join(shares),
+        "Dense parts, attention and KV cache are on devices: {runs}. Of {count} layers with experts, these have theirs "
+        "on a device: {shares}; the others have them on the CPU.",
+        runs=describe_runs(layout),
+        count=n_with_experts,
+        shares=", ".join(shares),
     )

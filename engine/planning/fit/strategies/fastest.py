@@ -1,49 +1,132 @@
-"""Strategy fastest: the layout with the least predicted time per token."""
+"""Strategy fastest, and the initial layout of a model: the layout with the least predicted time per token.
+
+The search predicts what all other strategies find for the same settings, and fillings of its own, and takes the best of
+all. So no other strategy finds a faster layout by the same prediction, which is the one that the window shows. Strategy
+context plans with other settings and is left out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import islice, permutations
+from math import inf
+from time import thread_time
+
+import msgspec
 
 from engine.base.language import tr, tr_count
 from engine.devices.device import CPU_ID, Device, Rig
-from engine.planning.fit.strategies.balanced import balanced_layout
-from engine.planning.fit.strategies.choosing import Candidate, all_on_cpu, choose, describe_rest, describe_runs
+from engine.model.gguf.model_file import ModelFile
+from engine.planning.fit.strategies.balanced import balanced_candidates
+from engine.planning.fit.strategies.choosing import (
+    Candidate,
+    all_on_cpu,
+    choose,
+    describe_rest,
+    describe_runs,
+)
 from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints
+from engine.planning.fit.strategies.expert_filling import fill_with_experts
 from engine.planning.fit.strategies.experts import experts_candidates
 from engine.planning.fit.strategies.fewest import fewest_candidates
 from engine.planning.fit.strategies.filling import fill, whole_layouts
+from engine.planning.fit.strategies.priority import priority_candidates
+from engine.planning.fit.strategies.proportional import proportional_candidates
 from engine.planning.fit.strategies.workbench import Workbench, rank
 from engine.planning.layout.layout import Layout
 from engine.planning.memory.model_memory import ModelMemory
+from engine.planning.memory.side_files import NO_SIDE_FILES, SideFiles
+from engine.planning.plan.decisions.context_length import context_lengths
 from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.speed.prediction import CostModel, SpeedRange
-from engine.planning.speed.speeds import NO_MEASUREMENTS, Speeds, bandwidth, link
+from engine.planning.speed.speeds import NO_MEASUREMENTS, Speeds, bandwidth, link, op_seconds, source
 from engine.planning.speed.work import Work
 
 _MAX_ORDERS = 24
-"""All orders of four devices; of more, those of the four fastest, with the others behind them by speed."""
+"""All orders of four devices. With more devices: the orders of the four fastest, then the others by speed."""
+INITIAL_SECONDS = 1.0
+"""Processor time of the search for an initial layout: people wait for it when they open a model."""
+_STRATEGIES: tuple[Callable[[Workbench], Iterator[Candidate]], ...] = (
+    fewest_candidates,
+    priority_candidates,
+    experts_candidates,
+    proportional_candidates,
+    balanced_candidates,
+)
+"""The other strategies, but context."""
 
 
 def fastest(
     memory: ModelMemory, rig: Rig, context: ContextSettings, constraints: Constraints = NO_CONSTRAINTS
 ) -> AutoLayout:
-    """Return the layout with the least predicted time per token; what was measured counts, where anything was."""
-    bench = Workbench(memory, rig, context, constraints)
-    speeds = constraints.speeds
-    costs = CostModel(Work(memory.model), rig, context, memory.for_context(context), speeds)
-    predicted = {layout: costs.range(layout) for layout in _layouts(bench, speeds)}
-    if constraints.split:
-        predicted = {layout: each for layout, each in predicted.items() if _is_split(layout)} or predicted
-    ordered = sorted(predicted, key=lambda layout: predicted[layout].middle_s)
-    single = not constraints.split and any(True for _ in whole_layouts(bench))
-    return choose(
-        bench,
-        (
-            Candidate(layout, _reason(bench, layout, predicted[layout], len(predicted), single=single))
-            for layout in ordered
-        ),
-    )
+    """Return the layout with the least predicted time per token; measured speeds are used if there are any."""
+    return _fastest(Workbench(memory, rig, context, constraints))
+
+
+def initial_layout(
+    model: ModelFile | ModelMemory,
+    rig: Rig,
+    context: ContextSettings,
+    side_files: SideFiles = NO_SIDE_FILES,
+    speeds: Speeds = NO_MEASUREMENTS,
+    *,
+    seconds: float = INITIAL_SECONDS,
+) -> Layout:
+    """Return the layout that a model is opened with: the fastest that was found in `seconds` of processor time.
+
+    A layout is returned even if nothing fits. If the context length is left open, the longest sensible length that
+    fits is planned with.
+    """
+    memory = model if isinstance(model, ModelMemory) else ModelMemory(model)
+    deadline_s = thread_time() + seconds
+    found = None
+    for n_ctx in context_lengths(memory.model, rig, context):
+        settings = msgspec.structs.replace(context, n_ctx=n_ctx)
+        bench = Workbench(memory, rig, settings, Constraints(side_files=side_files, speeds=speeds))
+        found = _fastest(bench, deadline_s)
+        if found.fits:
+            break
+    assert found is not None  # There is at least one length.
+    return found.layout
+
+
+def _fastest(bench: Workbench, deadline_s: float = inf) -> AutoLayout:
+    """Return the fastest layout that fits, of those found until `deadline_s` of this thread's processor time."""
+    memory, speeds = bench.memory, bench.constraints.speeds
+    costs = CostModel(Work(memory.model), bench.rig, bench.context, memory.for_context(bench.context), speeds)
+    seconds: dict[Layout, float] = {}
+    for layout in _layouts(bench, speeds):
+        if layout not in seconds:
+            seconds[layout] = costs.answer(layout).token_s
+        # Checked after a layout, so that at least one is always found.
+        if thread_time() > deadline_s:
+            break
+    for is_wanted in (_uses_a_device, _is_split) if bench.constraints.split else (_uses_a_device,):
+        seconds = {layout: token_s for layout, token_s in seconds.items() if is_wanted(layout)} or seconds
+    # Five digits are enough; what differs after them is rounding. Sorting is stable: of equally fast layouts the first
+    # one found is taken, which is on the fewest devices.
+    ordered = sorted(seconds, key=lambda layout: float(f"{seconds[layout]:.5g}"))
+    best = next((layout for layout in ordered if bench.report(layout).fits), None)
+    if best is None:
+        return choose(bench, fewest_candidates(bench))
+    best = _with_output_on_device(bench, costs, best)
+    single = not bench.constraints.split and any(best == layout for _, layout in whole_layouts(bench))
+    reason = _reason(bench, best, costs.range(best), len(seconds), single=single)
+    return AutoLayout(best, bench.context, reason, fits=True)
+
+
+def _with_output_on_device(bench: Workbench, costs: CostModel, layout: Layout) -> Layout:
+    """Return `layout` with an output layer that was left on the CPU on a device, if one has room and that is faster."""
+    if layout.output_device != CPU_ID or CPU_ID in (bench.output, bench.pinned.get(layout.n_layers - 1)):
+        return layout
+    moved = [layout.move_output(device_id) for device_id in layout.devices if device_id != CPU_ID]
+    going = [each for each in moved if not bench.shortfalls(each) and bench.report(each).fits]
+    return min((layout, *going), key=lambda each: costs.answer(each).token_s)
+
+
+def _uses_a_device(layout: Layout) -> bool:
+    # A tiny model is predicted to be faster on the CPU alone. The CPU keeps what no device has room for, and no more.
+    return layout.devices != (CPU_ID,)
 
 
 def _is_split(layout: Layout) -> bool:
@@ -58,18 +141,29 @@ def predict_layout(
 
 
 def _layouts(bench: Workbench, speeds: Speeds) -> Iterator[Layout]:
-    """Yield single devices where one is enough, else what every order of devices and every other idea leads to."""
-    if not bench.constraints.split:
-        whole = [layout for _, layout in whole_layouts(bench)]
-        if whole:
-            yield from whole
-            return
+    """Yield layouts on single devices, those of the other strategies, then fillings in every order of devices."""
+    whole = {} if bench.constraints.split else dict(whole_layouts(bench))
+    yield from whole.values()
     by_speed = sorted(bench.devices, key=lambda device: bandwidth(device, speeds))
-    for order in _orders(bench, by_speed, speeds):
-        yield fill(bench, order)
-    yield balanced_layout(bench)
-    for candidate in (*fewest_candidates(bench), *experts_candidates(bench)):
+    # Sharing a model between devices costs hops. It pays only if a device that cannot hold the model reads faster.
+    if by_speed and any(bandwidth(device, speeds) >= bandwidth(by_speed[-1], speeds) for device in whole):
+        return
+    # Quick and promising ones come first: the search for an initial layout may end after any of them.
+    for candidate in fewest_candidates(bench):
         yield candidate.layout
+        # Among devices of one speed only hops make a difference, and the fewest devices have the fewest hops.
+        if bench.holds_all(candidate.layout) and len({_speed_of(device, speeds) for device in bench.devices}) == 1:
+            return
+    first, *orders = _orders(bench, by_speed, speeds)
+    filled = fill(bench, first)
+    yield filled
+    sparse = None if bench.holds_all(filled) else fill_with_experts(bench, first)
+    if sparse is not None:
+        yield sparse
+    for candidates in _STRATEGIES:
+        yield choose(bench, candidates(bench)).layout
+    for order in orders:
+        yield fill(bench, order)
 
 
 def _orders(bench: Workbench, by_speed: Sequence[Device], speeds: Speeds) -> Iterator[list[str]]:
@@ -78,13 +172,10 @@ def _orders(bench: Workbench, by_speed: Sequence[Device], speeds: Speeds) -> Ite
     kinds = [
         (
             device.id if device.id in held else "",
-            device.name,
             device.backend,
-            rank(device),
             bench.usable[device.id],
             device.overhead_bytes,
-            bandwidth(device, speeds),
-            link(device, speeds),
+            _speed_of(device, speeds),
         )
         for device in by_speed
     ]
@@ -97,6 +188,20 @@ def _orders(bench: Workbench, by_speed: Sequence[Device], speeds: Speeds) -> Ite
             yield [by_speed[index].id for index in order]
 
 
+def _speed_of(device: Device, speeds: Speeds) -> Hashable:
+    """Return a value that is equal for devices on which any layer is predicted to take the same time."""
+    by_type = tuple(sorted(speeds.by_type.get(device.id, {}).items()))
+    return (
+        rank(device),
+        bandwidth(device, speeds),
+        source(device, speeds),
+        link(device, speeds),
+        op_seconds(device, speeds),
+        speeds.factors.get(device.id),
+        by_type,
+    )
+
+
 def _reason(bench: Workbench, layout: Layout, prediction: SpeedRange, n_layouts: int, *, single: bool) -> str:
     if single:
         return tr(
@@ -105,10 +210,10 @@ def _reason(bench: Workbench, layout: Layout, prediction: SpeedRange, n_layouts:
             text=prediction.text(),
         )
     if layout.devices == (CPU_ID,):
-        return tr("{all_on_cpu} Predicted are {text}.", all_on_cpu=all_on_cpu(bench), text=prediction.text())
+        return tr("{all_on_cpu} Predicted: {text}.", all_on_cpu=all_on_cpu(bench), text=prediction.text())
     return tr_count(
-        "Of {count} layout this one reads its weights soonest, {text} predicted: {describe_runs}.{describe_rest}",
-        "Of {count} layouts this one reads its weights soonest, {text} predicted: {describe_runs}.{describe_rest}",
+        "Best of {count} layout, {text} predicted: {describe_runs}.{describe_rest}",
+        "Best of {count} layouts, {text} predicted: {describe_runs}.{describe_rest}",
         n_layouts,
         text=prediction.text(),
         describe_runs=describe_runs(layout),

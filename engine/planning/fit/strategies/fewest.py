@@ -1,11 +1,7 @@
 """Strategy fewest: as few devices as hold the model, cards before integrated ones, filled in proportion.
 
-The layout that a model gets when it is opened is of this strategy too, but without overrides: people should see at once
-where layers are, and an opening model is not to wait for a search over single matrices. What more devices could hold by
-leaving experts on the CPU is for those who ask for an automatic layout.
-
-The capacity search below is arithmetic on given sizes: layers with their caches, and what devices have for them. It
-finds the smallest share of every device's room that still places all that can be placed.
+The capacity search is arithmetic on sizes: bytes of layers with their caches, and the room of devices for them. It
+finds the smallest share of each device's room with which as many layers are placed as with all of it.
 """
 
 from __future__ import annotations
@@ -13,11 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import msgspec
-
 from engine.base.language import tr
 from engine.devices.device import CPU_ID, Device, Rig
-from engine.model.gguf.model_file import ModelFile
 from engine.planning.fit.strategies.choosing import (
     Candidate,
     all_on_cpu,
@@ -33,8 +26,6 @@ from engine.planning.fit.strategies.workbench import Workbench, rank
 from engine.planning.layout.layout import Layout
 from engine.planning.memory.backends import backend_traits
 from engine.planning.memory.model_memory import ModelMemory
-from engine.planning.memory.side_files import NO_SIDE_FILES, SideFiles
-from engine.planning.plan.decisions.context_length import context_lengths
 from engine.planning.settings.context_settings import ContextSettings
 
 _CORRECTIONS = 12
@@ -43,13 +34,13 @@ _CORRECTIONS = 12
 def fewest(
     memory: ModelMemory, rig: Rig, context: ContextSettings, constraints: Constraints = NO_CONSTRAINTS
 ) -> AutoLayout:
-    """Return the layout on the fewest devices; where all of them are too small, with most of the model on them."""
+    """Return the layout on the fewest devices; if all together are too small, with most of the model on them."""
     bench = Workbench(memory, rig, context, constraints)
     return choose(bench, fewest_candidates(bench))
 
 
 def fewest_candidates(bench: Workbench) -> Iterator[Candidate]:
-    """Yield a single device if one holds everything, else the search's and the plain filling of the fewest."""
+    """Yield a single device if one holds everything, else the layouts of the capacity search and of plain filling."""
     if not bench.constraints.split:
         for device, layout in whole_layouts(bench):
             yield Candidate(layout, whole_reason(bench, device))
@@ -57,6 +48,7 @@ def fewest_candidates(bench: Workbench) -> Iterator[Candidate]:
     searched = None if bench.pinned else capacity_layout(bench, spread=bench.constraints.split)
     filled = _fewest_filled(bench)
     both = [layout for layout in (searched, filled) if layout is not None]
+    # A requested split prefers more devices, otherwise fewer are better.
     sign = -1 if bench.constraints.split else 1
     both.sort(key=lambda layout: (not bench.holds_all(layout), -bench.placed_bytes(layout), sign * len(layout.devices)))
     for layout in both:
@@ -64,7 +56,7 @@ def fewest_candidates(bench: Workbench) -> Iterator[Candidate]:
 
 
 def whole_reason(bench: Workbench, device: Device) -> str:
-    """Return why everything is on one device."""
+    """Return why everything is on one device, as a sentence."""
     return tr(
         "All {count_layers} and the output layer fit on {id} alone, so nothing is split.",
         count_layers=count_layers(bench.n_layers),
@@ -73,11 +65,12 @@ def whole_reason(bench: Workbench, device: Device) -> str:
 
 
 def capacity_layout(bench: Workbench, *, spread: bool) -> Layout | None:
-    """Return the layout of the capacity search once no device is short; None where that does not settle.
+    """Return the layout of the capacity search; None if devices stay short after `_CORRECTIONS` rounds.
 
-    The search counts layers and a fixed cost per device; where the estimate of the whole layout says that a device is
-    short it is given less the next time.
+    `spread`: use all devices, not the fewest.
     """
+    # The search counts layers and a fixed cost for each device. The estimate of the whole layout is exact: a device
+    # that it finds short has that much less room in the next round.
     if not bench.devices:
         return None
     fixed, output_bytes = _fixed_costs(bench)
@@ -97,8 +90,8 @@ def capacity_layout(bench: Workbench, *, spread: bool) -> Layout | None:
 
 
 def _fixed_costs(bench: Workbench) -> tuple[dict[str, int], int]:
-    """Return what each device takes besides layers, and what the output layer takes with its share of buffers."""
-    # Cards of one sort take the same; what is loaded beside the model may be on one of them only.
+    """Return the bytes that each device needs besides layers, and those of the output layer with its buffers."""
+    # Cards of one kind need the same, unless side files are on one of them only.
     alike: dict[object, tuple[int, int]] = {}
     fixed: dict[str, int] = {}
     for device in bench.devices:
@@ -126,7 +119,7 @@ def _layout_of(bench: Workbench, placed: Sequence[tuple[str, Sequence[int]]]) ->
 
 
 def _fewest_filled(bench: Workbench) -> Layout:
-    """Return the plain filling of the first few devices that hold everything, else of all."""
+    """Return the filling of the first devices that together hold everything, else of all devices."""
     layout = fill(bench, [])
     for count in range(1, len(bench.devices) + 1):
         layout = fill(bench, bench.in_layer_order(bench.devices[:count]))
@@ -141,7 +134,7 @@ def _reason(bench: Workbench, layout: Layout) -> str:
         return all_on_cpu(bench)
     if not bench.holds_all(layout):
         small = (
-            tr("Beside what is pinned nothing more goes on devices")
+            tr("Besides pinned layers nothing more fits on devices")
             if bench.pinned
             else tr("All devices together are too small")
         )
@@ -149,12 +142,12 @@ def _reason(bench: Workbench, layout: Layout) -> str:
     runs = describe_runs(layout)
     if len(used) == 1:
         if layout.devices == (used[0],):
-            return tr("{used} holds everything: {describe_runs}.", used=used[0], describe_runs=runs)
+            return tr("{used} holds the whole model: {describe_runs}.", used=used[0], describe_runs=runs)
         return tr(
             "{used} holds everything that is not pinned elsewhere: {describe_runs}.", used=used[0], describe_runs=runs
         )
     if bench.constraints.split:
-        why = tr("Splitting was asked for")
+        why = tr("A split was requested")
     elif len(used) == 2:
         why = tr("No single device holds everything")
     else:
@@ -167,36 +160,21 @@ def _reason(bench: Workbench, layout: Layout) -> str:
     )
 
 
-def initial_layout(
-    model: ModelFile | ModelMemory, rig: Rig, context: ContextSettings, side_files: SideFiles = NO_SIDE_FILES
-) -> Layout:
-    """Return the first layout of a model; when the host is too small too it is the best there is, not an error.
-
-    Where the context length is left open, the longest sensible one is planned with that the layout has room for.
-    """
-    memory = model if isinstance(model, ModelMemory) else ModelMemory(model)
-    found = None
-    for n_ctx in context_lengths(memory.model, rig, context):
-        settings = msgspec.structs.replace(context, n_ctx=n_ctx)
-        bench = Workbench(memory, rig, settings, Constraints(side_files=side_files))
-        found = choose(bench, fewest_candidates(bench), plain=True)
-        if found.fits:
-            break
-    assert found is not None  # There is at least one length.
-    return found.layout
-
-
 _PRECISION = 1e-6
 _MAX_STEPS = 64
 
 Placed = tuple[tuple[str, tuple[int, ...]], ...]
-"""Device ids with their ascending layers, ordered by first layer; devices without layers are left out."""
+"""Device ids with their layers in ascending order, sorted by first layer; devices without layers are left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A device to fill, with the bytes that it has for layers. `rank` 0 is a card with its own memory, 1 an integrated
-    one, 2 a remote one: a lower rank is filled before a higher one and gets the later layers."""
+    """A device to fill.
+
+    `room_bytes`: bytes for layers.
+    `rank`: 0 for a card with its own memory, 1 for an integrated one, 2 for a remote one. A lower rank is filled first,
+    and gets the later layers.
+    """
 
     id: str
     room_bytes: int
@@ -204,10 +182,8 @@ class Place:
 
 
 def place_layers(layers: Sequence[int], places: Sequence[Place], *, spread: bool = False) -> Placed:
-    """Return which of `layers` (bytes each) go to which of `places`, as many as can; `spread` uses all of these.
-
-    Where not all layers go, the output layer goes nowhere: it would take the room of repeating ones.
-    """
+    """Return the places of `layers` (bytes each, the output layer last), as many as fit. `spread`: use all `places`."""
+    # If not all layers fit, the output layer is left out: it would take the room of repeating layers.
     ordered = sorted(places, key=lambda place: (place.rank, -place.room_bytes))
     if spread:
         ordered = [replace(place, rank=0) for place in ordered]
@@ -221,12 +197,13 @@ def place_layers(layers: Sequence[int], places: Sequence[Place], *, spread: bool
 
 
 def _best_fit(layers: Sequence[int], places: Sequence[Place]) -> Placed:
-    """Fill rank after rank, each as evenly as its rooms allow; the first rank gets the last layers."""
+    """Return the filling rank by rank, each as even as its rooms allow. The first rank gets the last layers."""
     found: Placed = ()
     left = len(layers)
     for kind in dict.fromkeys(place.rank for place in places):
         group = [place for place in places if place.rank == kind]
         best = _greedy(layers[:left], group, 1.0)
+        # Bisect the smallest part of every room with which as many layers are placed as with all of it.
         target, low, high = _count(best), 0.0, 1.0
         for _ in range(_MAX_STEPS):
             if high - low <= _PRECISION:
@@ -243,7 +220,7 @@ def _best_fit(layers: Sequence[int], places: Sequence[Place]) -> Placed:
 
 
 def _greedy(layers: Sequence[int], places: Sequence[Place], factor: float) -> Placed:
-    """Give layers out from the last to the first, to the places from the last to the first, none twice."""
+    """Return the layers placed from the last to the first, each place filled up to `factor` of its room."""
     taken: list[list[int]] = [[] for _ in places]
     index = len(layers) - 1
     for place, indices in zip(reversed(places), reversed(taken), strict=True):

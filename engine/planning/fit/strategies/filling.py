@@ -1,4 +1,4 @@
-"""Filling devices with whole layers, from the last layer to the first as the engine does: the rest stays on the CPU."""
+"""Filling of devices with whole layers, from the last layer to the first; the remaining first layers are on the CPU."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _PIPELINE_TRIES = 3
 
 
 def whole_layout(bench: Workbench, device: Device) -> Layout | None:
-    """Return everything on one device if it goes there, else None. With something pinned elsewhere it does not."""
+    """Return the layout with everything on one device, None if it does not fit or something is pinned elsewhere."""
     layout = bench.layout([device.id] * bench.n_layers)
     fits = len(layout.devices) == 1 and bench.report(layout).fits and not bench.shortfalls(layout)
     return layout if fits else None
 
 
 def whole_layouts(bench: Workbench) -> Iterator[tuple[Device, Layout]]:
-    """Yield the single devices that hold everything. An integrated one counts only where there is no card."""
+    """Yield the devices that can hold everything. An integrated one counts only if there is no card."""
     has_card = any(rank(device) == 0 for device in bench.devices)
     for device in bench.devices:
         layout = None if has_card and rank(device) == 1 else whole_layout(bench, device)
@@ -30,7 +30,7 @@ def whole_layouts(bench: Workbench) -> Iterator[tuple[Device, Layout]]:
 
 
 def plain_fillings(bench: Workbench) -> Iterator[Layout]:
-    """Yield plain fillings from the back in several orders: what no choice may fall short of."""
+    """Yield fillings with whole layers in several orders. No strategy chooses a layout that places less than these."""
     ids = bench.in_layer_order(bench.devices)
     growing = sorted(ids, key=lambda device_id: bench.usable[device_id])
     orders = dict.fromkeys(map(tuple, (ids, growing, reversed(growing), reversed(ids))))
@@ -45,10 +45,10 @@ def fill(
     output: str | None = None,
     overrides: Sequence[Override] = (),
 ) -> Layout:
-    """Fill devices from the last to the first with as many whole layers as go in, `headroom_bytes` left free.
+    """Return the devices `ids` filled from the last to the first, each with as many whole layers as fit.
 
-    No device with layers is short in the result, save for what pinned layers alone take. A device that is too small
-    for a layer may still take the output layer; where none has room for both, it stays on the CPU.
+    `headroom_bytes` stay free on each device. No device is short in the result, unless its pinned layers alone are too
+    much. A device that is too small for a layer may still take the output layer.
     """
     headroom = dict.fromkeys(bench.usable, headroom_bytes)
     passes = _Pass(bench, headroom, output, tuple(overrides), front=ids[0] if len(ids) > 1 else None)
@@ -57,17 +57,16 @@ def fill(
         passes = replace(passes, front=None)
         layout = passes.fill(ids)
     if output is None and ids and layout.devices == (CPU_ID,) and not bench.pinned:
-        # The last layer comes with the output layer, and a large vocabulary may be too much for every device.
+        # The output layer comes with the last layer. With a large vocabulary both together may be too much for every
+        # device, so it is tried on the CPU.
         return fill(bench, ids, headroom_bytes=headroom_bytes, output=CPU_ID, overrides=overrides)
     return layout if bench.pinned or not ids else _as_pipeline(passes, ids, layout) or layout
 
 
 def _as_pipeline(passes: _Pass, ids: Sequence[str], layout: Layout) -> Layout | None:
-    """Return a filling without layers on the CPU where a device's buffers alone stand in its way, else None.
-
-    Without layers on the CPU the engine runs the devices as a pipeline, whose buffers are larger: the last layer to
-    come is then too much for another device than its own. That one gets less from the beginning.
-    """
+    """Return a filling without layers on the CPU if only the larger buffers of a pipeline prevent one, else None."""
+    # Without layers on the CPU llama.cpp runs the devices as a pipeline, whose buffers are larger. Moving the last
+    # layer from the CPU then makes other devices short. These get fewer layers in another pass.
     bench = passes.bench
     for _ in range(_PIPELINE_TRIES):
         places = layout.assignment()
@@ -88,11 +87,12 @@ def _as_pipeline(passes: _Pass, ids: Sequence[str], layout: Layout) -> Layout | 
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """One pass over the devices. `headroom`: bytes by device that are not to be used; `reserve`: further ones while
-    layers are on the CPU.
+    """One pass over the devices.
 
-    `front` is the device that will have the first layers: the engine copies host weights to it for large batches, so
-    while others are filled it stands for one layer. Whether it has room for that shows in the end.
+    `headroom`: bytes by device that must stay free; `reserve`: further bytes as long as layers are on the CPU.
+    `front`: the device that will have the first layers, or None. llama.cpp copies host weights to it for large batches.
+    While others are filled it holds one layer, so that their compute buffers come out right; the caller checks in the
+    end whether it has room.
     """
 
     bench: Workbench
@@ -113,7 +113,7 @@ class _Pass:
             start = max((index for index in pinned if index < end), default=-1) + 1
             above = pinned.get(end)
             if start < end and above not in (None, CPU_ID):
-                # The device of pinned layers goes on downwards first: it may not come again later.
+                # The device of pinned layers takes neighbours first: a device must not get a second run later.
                 end -= self._most(places, str(above), range(start, end), output, from_end=True)
             while start < end and waiting:
                 device_id = waiting.pop()
@@ -128,7 +128,7 @@ class _Pass:
         return bench.layout(places, output, self.overrides)
 
     def _most(self, places: list[str], device_id: str, layers: range, output: str | None, *, from_end: bool) -> int:
-        """Put as many of `layers` on the device as it takes, and return their number."""
+        """Put as many of `layers` on the device as fit, and return their number."""
 
         def tried(count: int, front: str | None = None) -> list[str]:
             span = range(layers.stop - count, layers.stop) if from_end else layers[:count]
@@ -146,7 +146,7 @@ class _Pass:
         return count
 
     def _goes(self, places: Sequence[str], output: str | None, filled: str) -> bool:
-        """Return whether no device is short; what only stands for others, or is pinned there, does not count."""
+        """Return whether no device is short, not counting `front` and devices that pinned layers overfill."""
         layout = self.bench.layout(places, output, self.overrides)
         left_free = self.headroom
         if CPU_ID in places:
@@ -155,7 +155,7 @@ class _Pass:
         return not self.bench.is_short(self.bench.usable.keys() - spared, layout, left_free)
 
     def _guess(self, device_id: str, layers: Iterable[int]) -> int:
-        """Return about how many of `layers` the device takes; only how soon the search ends depends on it."""
+        """Return an estimate of how many of `layers` fit. Only the number of search steps depends on it."""
         bench = self.bench
         room = bench.usable.get(device_id, 0) - self.headroom.get(device_id, 0) - self.reserve.get(device_id, 0)
         count = 0

@@ -31,10 +31,10 @@ class _Found:
 def longest_context(
     memory: ModelMemory, rig: Rig, context: ContextSettings, constraints: Constraints = NO_CONSTRAINTS
 ) -> AutoLayout:
-    """Return the longest context up to what the model was trained for, and the layout on the fewest devices for it.
+    """Return the longest context up to the trained length, and the layout on the fewest devices for it.
 
-    It is the context of each request: all of them together may have more than the model was trained for.
-    Of several allowed cache types the first that reaches that length is taken, else the one that gets furthest.
+    The length is that of each request; all together may have more. Of several allowed cache types the first one that
+    reaches the full length is used, else the one that allows the longest context.
     """
     limit = _limit(memory, context, constraints)
     bases = [_with_types(context, cache_type) for cache_type in constraints.kv_types] or [context]
@@ -63,10 +63,10 @@ def _explain(memory: ModelMemory, rig: Rig, constraints: Constraints, found: Aut
         if context.type_k == context.type_v
         else tr("{type_k} and {type_v}", type_k=context.type_k, type_v=context.type_v)
     )
-    why = tr("as long as is wanted") if constraints.max_ctx == limit else tr("what the model was trained for")
+    why = tr("the requested length") if constraints.max_ctx == limit else tr("the trained length")
     reach = why if context.n_ctx_each == limit else tr("the longest that fits; {limit} would not", limit=limit)
     text = tr(
-        "{n_ctx_each} tokens are {reach}, with cache type {cache}. {explanation}",
+        "Context of {n_ctx_each} tokens with cache type {cache}: {reach}. {explanation}",
         n_ctx_each=context.n_ctx_each,
         reach=reach,
         cache=cache,
@@ -81,7 +81,11 @@ def _explain(memory: ModelMemory, rig: Rig, constraints: Constraints, found: Aut
         return CPU_ID not in layout.devices and bench.report(layout).fits
 
     n_ctx = _longest(context.n_ctx_each, without_cpu)
-    return tr("{text} Up to {n_ctx} tokens the CPU would hold no layers.", text=text, n_ctx=n_ctx) if n_ctx else text
+    return (
+        tr("{text} With a context of up to {n_ctx} tokens, all layers would fit on devices.", text=text, n_ctx=n_ctx)
+        if n_ctx
+        else text
+    )
 
 
 def _fits(memory: ModelMemory, rig: Rig, base: ContextSettings, constraints: Constraints, n_ctx: int) -> bool:
@@ -90,7 +94,8 @@ def _fits(memory: ModelMemory, rig: Rig, base: ContextSettings, constraints: Con
 
 
 def _longest(limit: int, holds: Callable[[int], bool]) -> int:
-    """Return the longest context up to `limit` for which `holds`, in whole steps below it; 0 if there is none."""
+    """Return the longest context up to `limit` for which `holds`, in steps of `CONTEXT_STEP`; 0 if there is none."""
+    # If the full length fits, no search is needed. Each step of a search computes several layouts.
     if holds(limit):
         return limit
     steps = (limit - 1) // CONTEXT_STEP

@@ -1,11 +1,12 @@
-"""Strategy priority: the user's device order, one filled before the next."""
+"""Strategy priority: devices are filled one after another, in the order that the user chose."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from engine.base.language import tr
 from engine.devices.device import CPU_ID, Rig
+from engine.planning.fit.needs import largest_number
 from engine.planning.fit.strategies.choosing import (
     Candidate,
     all_on_cpu,
@@ -18,6 +19,7 @@ from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayou
 from engine.planning.fit.strategies.expert_filling import fill_with_experts
 from engine.planning.fit.strategies.filling import fill, whole_layouts
 from engine.planning.fit.strategies.workbench import Workbench
+from engine.planning.layout.layout import Layout
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.settings.context_settings import ContextSettings
 
@@ -25,13 +27,13 @@ from engine.planning.settings.context_settings import ContextSettings
 def priority(
     memory: ModelMemory, rig: Rig, context: ContextSettings, constraints: Constraints = NO_CONSTRAINTS
 ) -> AutoLayout:
-    """Return the layout that fills the preferred device first, from the output layer downwards."""
+    """Return the layout that fills the preferred device before the next; layers follow the order of the devices."""
     bench = Workbench(memory, rig, context, constraints)
     return choose(bench, priority_candidates(bench))
 
 
 def priority_candidates(bench: Workbench) -> Iterator[Candidate]:
-    """Yield the first device in order that holds everything, and the filling in order."""
+    """Yield the first device in the order that holds everything, else fillings in this order."""
     order = bench.in_preferred_order()
     in_order = name_list(order)
     if not bench.constraints.split:
@@ -47,29 +49,73 @@ def priority_candidates(bench: Workbench) -> Iterator[Candidate]:
                 ),
             )
             return
-    layout = fill(bench, order[::-1])
+    layout = _filled_in_order(bench, order)
     if layout.devices == (CPU_ID,):
         yield Candidate(layout, all_on_cpu(bench))
     else:
         yield Candidate(
             layout,
             tr(
-                "In the order {in_order} each device is filled before the next, from the output layer "
-                "downwards: {describe_runs}.{describe_rest}",
+                "In the order {in_order} each device is filled before the next: {describe_runs}.{describe_rest}",
                 in_order=in_order,
                 describe_runs=describe_runs(layout),
                 describe_rest=describe_rest(bench, layout),
             ),
         )
-    sparse = None if bench.holds_all(layout) else fill_with_experts(bench, order[::-1])
+    sparse = None if bench.holds_all(layout) else fill_with_experts(bench, order)
     if sparse is not None:
         yield Candidate(
             sparse,
             tr(
-                "In the order {in_order} each device gets dense parts and then the experts that it has "
-                "room for: {describe_runs}.{describe_rest}",
+                "In the order {in_order} each device is filled with layers, then with experts: "
+                "{describe_runs}.{describe_rest}",
                 in_order=in_order,
                 describe_runs=describe_runs(sparse),
                 describe_rest=describe_rest(bench, sparse),
             ),
         )
+
+
+def _filled_in_order(bench: Workbench, order: Sequence[str]) -> Layout:
+    """Return the devices filled one after another, their layers in the same order; the last one has the output layer.
+
+    With pinned layers, or if devices cannot be filled this way, the layers may come in another order.
+    """
+    # Filling goes from the last layer to the first. Done backwards it tells which devices are needed, how many layers
+    # each takes at most, and how many stay on the CPU, which come first.
+    backwards = fill(bench, order[::-1])
+    used = [device_id for device_id in order if device_id in backwards.devices]
+    if bench.pinned or len(used) < 2:
+        return backwards
+    counts = {device_id: backwards.assignment().count(device_id) for device_id in used}
+    n_on_cpu = bench.n_layers - sum(counts.values())
+    # Elsewhere in the order a device may take a layer less or more: the output layer and buffers are not where they
+    # were. What is left over then goes to the CPU.
+    for leading in range(n_on_cpu, min(n_on_cpu + len(used), bench.n_layers - 1) + 1):
+        layout = _from_the_front(bench, used, counts, leading)
+        if layout is not None:
+            return layout
+    return backwards
+
+
+def _from_the_front(bench: Workbench, ids: Sequence[str], counts: Mapping[str, int], leading: int) -> Layout | None:
+    """Return the layout with `leading` layers on the CPU and the next ones on `ids` in order, None if one is short.
+
+    `counts` is about how many layers each takes; only the time of the search depends on it.
+    """
+    places = [CPU_ID] * bench.n_layers
+    places[leading:] = [ids[-1]] * (bench.n_layers - leading)
+    start = leading
+    for device_id in ids[:-1]:
+
+        def filled(count: int, device_id: str = device_id, start: int = start) -> Layout:
+            return bench.layout([*places[:start], *[device_id] * count, *places[start + count :]])
+
+        def goes(count: int, device_id: str = device_id, layout: Callable[[int], Layout] = filled) -> bool:
+            return not bench.is_short({device_id}, layout(count))
+
+        count = largest_number(bench.n_layers - start, goes, counts[device_id])
+        places[start : start + count] = [device_id] * count
+        start += count
+    layout = bench.layout(places)
+    return None if bench.shortfalls(layout) else layout

@@ -1,4 +1,4 @@
-"""Strategy proportional: ranges in proportion to the free memory of each device less a headroom."""
+"""Strategy proportional: each device gets layers in proportion to its free memory without a headroom."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _LEAST_PART = 8
 def proportional(
     memory: ModelMemory, rig: Rig, context: ContextSettings, constraints: Constraints = NO_CONSTRAINTS
 ) -> AutoLayout:
-    """Return the layout whose ranges follow the shares of `memory_shares`, as far as every device holds its own."""
+    """Return the layout that follows the shares of `memory_shares`, as far as each device has room for its layers."""
     bench = Workbench(memory, rig, context, constraints)
     return choose(bench, proportional_candidates(bench))
 
 
 def memory_shares(free: Sequence[int]) -> tuple[int, ...]:
-    """Return each device's share from its free bytes: less the headroom, but at least an eighth."""
+    """Return the share of each device: its free bytes without the headroom, but at least an eighth of them."""
     return tuple(max(free_bytes - HEADROOM_BYTES, free_bytes // _LEAST_PART) for free_bytes in free)
 
 
@@ -58,6 +58,7 @@ def proportional_counts(
     counts = [0] * len(shares)
     device, taken = 0, 0
     for size in blocks:
+        # `counts[device]`: a device gets one block at least, even one that is larger than its part.
         if device < len(shares) - 1 and counts[device] and taken + size > max(0, budgets[device]):
             device, taken = device + 1, 0
         counts[device] += 1
@@ -78,7 +79,7 @@ def proportional_layout(bench: Workbench) -> Layout | None:
 
 
 def proportional_candidates(bench: Workbench) -> Iterator[Candidate]:
-    """Yield a single device if one holds everything, then the shares, then what fits in their spirit."""
+    """Yield a single device if one holds everything, else the layout by shares, then layouts over the same devices."""
     if not bench.constraints.split:
         for device, layout in whole_layouts(bench):
             yield Candidate(layout, whole_reason(bench, device))
@@ -88,7 +89,7 @@ def proportional_candidates(bench: Workbench) -> Iterator[Candidate]:
         yield Candidate(
             shared,
             tr(
-                "Layers follow the free memory of each device less a headroom: {describe_runs}.",
+                "Each device gets layers in proportion to its free memory minus 2 GiB: {describe_runs}.",
                 describe_runs=describe_runs(shared),
             ),
         )
@@ -102,8 +103,8 @@ def proportional_candidates(bench: Workbench) -> Iterator[Candidate]:
         yield Candidate(
             layout,
             tr(
-                "Shares by free memory alone would overfill a device, so layers are spread over "
-                "{name_list} in proportion to what each can take: {describe_runs}.{describe_rest}",
+                "Splitting by free memory alone would overfill a device, so {name_list} share the layers in "
+                "proportion to the number that fits on each: {describe_runs}.{describe_rest}",
                 name_list=name_list(used),
                 describe_runs=describe_runs(layout),
                 describe_rest=describe_rest(bench, layout),

@@ -1,4 +1,4 @@
-"""What all strategies work with: the usable devices, how far they can be filled, what a layout takes there."""
+"""Common part of all strategies: usable devices, their room, and the memory and report of a layout."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from engine.devices.device import CPU_ID, Device, Rig
+from engine.devices.telemetry.headroom import warning_bytes
 from engine.model.gguf.model_file import ModelFile, TensorInfo
 from engine.planning.fit.needs import Needs
 from engine.planning.fit.strategies.constraints import Constraints
@@ -18,12 +19,12 @@ from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.memory.side_files import SideFiles
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
-from engine.planning.plan.preview import PreviewTables, make_preview, make_report
-from engine.planning.plan.report import FitReport, usable_bytes
+from engine.planning.plan.preview import PreviewTables, make_preview
+from engine.planning.plan.report import FitReport
 from engine.planning.settings.context_settings import ContextSettings
 
 _UNKNOWN_RESERVE = 5
-"""One part in this many stays free where KV cache and compute buffers are unknown."""
+"""One part in this many of a device stays free if KV cache or compute buffers are not known by arithmetic."""
 _PREFERRED_BACKENDS = ("CUDA", "HIP", "ROCm")
 
 
@@ -35,19 +36,27 @@ def rank(device: Device) -> int:
 
 
 def _usable_bytes(memory: ModelMemory, rig: Rig) -> dict[str, int]:
-    """Return what each device but the host can take: free memory less margin, and less where not all is known."""
-    usable = {device_id: size for device_id, size in usable_bytes(rig).items() if device_id != CPU_ID}
+    """Return the usable bytes of each device except the host: available memory without the margin.
+
+    A device without a margin keeps what `HeadroomWatch` warns about, so that a layout of ours causes no warning.
+    If the forecast is incomplete, a part of each device stays free for what it lacks.
+    """
+    usable = {
+        device.id: max(0, device.available_bytes - max(device.margin_bytes, warning_bytes(device)))
+        for device in rig.devices
+    }
     if memory.probe_only is None:
         return usable
     return {device_id: size - size // _UNKNOWN_RESERVE for device_id, size in usable.items()}
 
 
 class Workbench:
-    """One model with one set of settings on one rig.
+    """A model with settings on a rig, for a search of layouts.
 
-    `devices` are those that may hold layers, local cards first and larger before smaller. `usable` is what each can
-    take in bytes: free memory less margin. `pinned` are the layers whose device is given, `output` that of the output
-    layer where it is given; `overpinned` are devices that are too small for that alone.
+    `devices`: devices that may hold layers; local cards first, larger before smaller.
+    `usable`: bytes that a layout may use of each device except the host.
+    `pinned`: device of each pinned layer; `output`: pinned device of the output layer, or None.
+    `overpinned`: devices that are too small for what is pinned there alone.
     """
 
     def __init__(self, memory: ModelMemory, rig: Rig, context: ContextSettings, constraints: Constraints) -> None:
@@ -69,13 +78,16 @@ class Workbench:
         accelerators = sum(device.kind == "accel" for device in rig.devices)
         found = [device for device in _distinct(rig.devices) if self._may_hold(device)]
         found.sort(key=lambda device: (rank(device), -self.usable[device.id]))
+        # llama.cpp also makes a backend for each accelerator (BLAS), and all backends count against the limit of the
+        # scheduler.
         self.devices: tuple[Device, ...] = tuple(found[: MAX_ENTRIES - accelerators])
         is_free = not self.pinned and self.output is None and not self.side_files
+        # Pinned layers keep their devices in this layout. What is short here is short in every layout.
         on_cpu = self.layout([CPU_ID] * self.n_layers, CPU_ID)
         self.overpinned = frozenset(() if is_free else self.shortfalls(on_cpu))
 
     def _may_hold(self, device: Device) -> bool:
-        # Any of them may come to have the output layer, where nobody says which.
+        # If the output layer is not pinned, any device may get it, so its type counts too.
         with_output = self.output in (None, device.id)
         if device.kind == "accel" or weight_fault(device, self.memory.model, with_output=with_output) is not None:
             return False
@@ -84,12 +96,12 @@ class Workbench:
     # ------------------------------------------------------------------ orders
 
     def in_layer_order(self, devices: Iterable[Device]) -> list[str]:
-        """Return ids as their layers follow: remote devices first, local cards last, where the output layer is."""
+        """Return ids in the order of their layers: remote devices first, local cards last, with the output layer."""
         place = {device_id: number for number, device_id in enumerate(self.rig.ids)}
         return [device.id for device in sorted(devices, key=lambda device: (-rank(device), place[device.id]))]
 
     def in_preferred_order(self) -> list[str]:
-        """Return ids in the order that was asked for, the others behind them in the rig's order."""
+        """Return ids in the order of `constraints.order`, then all others in the order of the rig."""
         known = [device.id for device in self.rig.devices if device in self.devices]
         asked = [device_id for device_id in dict.fromkeys(self.constraints.order) if device_id in known]
         return [*asked, *(device_id for device_id in known if device_id not in asked)]
@@ -97,24 +109,24 @@ class Workbench:
     # ------------------------------------------------------------------ judging
 
     def layout(self, places: Sequence[str], output: str | None = None, overrides: Sequence[Override] = ()) -> Layout:
-        """Return the layout with a device for each layer; what is pinned keeps its own."""
+        """Return the layout with these devices of the layers; pinned layers keep their own."""
         kept = [self.pinned.get(index, device) for index, device in enumerate(places)]
         return replace(make_layout(self.n_layers, kept, self.output or output), overrides=tuple(overrides))
 
     def need(self, layout: Layout) -> Mapping[str, DeviceMemory]:
-        """Return what `layout` takes on each device; fillings ask for the same layouts again and again."""
+        """Return the memory of `layout` on each device. Results are cached, since fillings repeat layouts."""
         return self._needs.of(layout)
 
     def left_bytes(self, layout: Layout, device_id: str) -> int:
-        """Return what stays free beyond the margin on a device other than the host, negative if it is short."""
+        """Return the bytes that stay usable on a device other than the host; negative if it is short."""
         return self.usable.get(device_id, 0) - self.need(layout)[device_id].need_bytes
 
     def is_short(self, device_ids: Collection[str], layout: Layout, left_free: Mapping[str, int] | None = None) -> bool:
-        """Return whether one of these devices would be left with less than its part of `left_free`."""
+        """Return whether one of these devices is short. `left_free`: further bytes by device that have to stay free."""
         return self._leaving(left_free).is_short(layout, device_ids)
 
     def shortfalls(self, layout: Layout, left_free: Mapping[str, int] | None = None) -> dict[str, int]:
-        """Return the devices that would be left with less than their part of `left_free`, and how much is missing."""
+        """Return the devices that are short and by how many bytes. `left_free`: see `is_short`."""
         return self._leaving(left_free).short(layout)
 
     def _leaving(self, left_free: Mapping[str, int] | None) -> Needs:
@@ -123,7 +135,7 @@ class Workbench:
         return self._needs.within({key: max(0, size - left_free.get(key, 0)) for key, size in self.usable.items()})
 
     def _with_room_for_projector(self, on_host: Plan, side_files: SideFiles) -> SideFiles:
-        """Return the files with the projector's device as it is while nothing else is there: it is not to give way."""
+        """Return the side files with the projector fixed to the device that it gets on an empty rig."""
         if side_files.projector is None:
             return side_files
         _, device_id = Needs(on_host, {}, as_asked=True).estimate_as_asked(on_host.edit.layout, side_files)
@@ -131,21 +143,22 @@ class Workbench:
 
     def report(self, layout: Layout) -> FitReport:
         """Return the forecast with the rules that the layout breaks."""
-        return make_report(self.memory, self.rig, layout, self.context, self.side_files)
+        return self._needs.plan(layout).report
 
     def placed_bytes(self, layout: Layout) -> int:
-        """Return weights and state that are not on the CPU, counted alike wherever they are."""
+        """Return the bytes of weights and state on devices, without padding that differs between devices."""
         placed = 0 if layout.output_device == CPU_ID else self.output_bytes
         places = layout.assignment()
         for layer, device_id in zip(self.layers, places, strict=True):
             if device_id != CPU_ID:
                 placed += layer.weights_bytes + (layer.kv_bytes if self.context.offload_kqv else 0)
         for index, tensor, device_id in moved_tensors(self.memory.model, layout):
+            # 1 if the override brings the tensor to a device, -1 if it takes it to the CPU, 0 between devices.
             placed += tensor.size_bytes * ((device_id != CPU_ID) - (places[index] != CPU_ID))
         return placed
 
     def holds_all(self, layout: Layout) -> bool:
-        """Return whether only what is pinned there is on the CPU, and nothing is overridden."""
+        """Return whether nothing is on the CPU except pinned layers, and nothing is overridden."""
         places = layout.assignment()
         on_cpu = any(place == CPU_ID and index not in self.pinned for index, place in enumerate(places))
         output_stays = layout.output_device == CPU_ID and CPU_ID not in (self.output, self.pinned.get(len(places) - 1))
@@ -153,7 +166,7 @@ class Workbench:
 
 
 def moved_tensors(model: ModelFile, layout: Layout) -> Iterator[tuple[int, TensorInfo, str]]:
-    """Yield the layer, tensor and device of everything in layers that overrides take elsewhere."""
+    """Yield layer, tensor and device of every tensor that an override moves to another device than its layer's."""
     rules = [(pattern_finder(override.pattern), override.device) for override in tensor_overrides(layout)]
     if not rules:
         return
@@ -165,7 +178,7 @@ def moved_tensors(model: ModelFile, layout: Layout) -> Iterator[tuple[int, Tenso
 
 
 def _distinct(devices: Sequence[Device]) -> list[Device]:
-    """Return each card once: one card may show under two backends, with one PCI id."""
+    """Return each card once. Two backends list a card twice, with one PCI id; CUDA and HIP are preferred."""
     found: dict[str, Device] = {}
     for device in devices:
         key = device.pci_bus_id if device.pci_bus_id and not device.is_rpc else f"id {device.id}"

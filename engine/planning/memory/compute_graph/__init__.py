@@ -1,1 +1,1 @@
-"""The engine's compute graph in miniature: tensors, splits over backends, and the buffers they are allocated in."""
+"""llama.cpp's compute graph without data: tensors, splits over backends, and the sizes of compute buffers."""

@@ -1,7 +1,7 @@
-"""The scheduler's backends of a layout's devices: what they compute, and what tensors take in their memory.
+"""The scheduler's backends for the devices of a layout: supported operations, and sizes of tensors in their memory.
 
 Mirrors `ggml_backend_dev_supports_op` and `ggml_backend_buft_get_alloc_size` of the backends. In split mode tensor all
-members are one device to the scheduler, and each has a buffer for the whole graph.
+members are one device for the scheduler (ggml-backend-meta.cpp), and each has a buffer for the whole graph.
 """
 
 from __future__ import annotations
@@ -13,50 +13,52 @@ from functools import lru_cache
 from engine.devices.device import CPU_ID
 from engine.model.gguf.tensor_table import TYPES_BY_NAME
 from engine.planning.layout.layout import Run
-from engine.planning.memory.backends import BackendTraits, Kernels, SizeRule
+from engine.planning.memory.backends import CUDA_FLASH_HEAD_SIZES, ROW_PADDING, BackendTraits, Kernels, SizeRule
 from engine.planning.memory.compute_graph.ggml.graph import Tensor, is_contiguous, row_size
 from engine.planning.memory.compute_graph.ggml.scheduler import HOST, Backend
 from engine.planning.memory.kv_cache import pad
 from engine.planning.memory.placement import Placement
 
 _VULKAN_STREAMS = 4
-"""How many residual streams Vulkan mixes at once."""
+"""Number of residual streams that Vulkan's hyper-connection kernels take."""
 
 
 def backend_devices(placement: Placement) -> tuple[str, ...]:
-    """Return the device of each backend: of the entries, and the CPU's at last."""
+    """Return the device of each backend: one for each entry, the CPU last."""
     return (*(entry for entry in placement.entries if entry == CPU_ID or entry in placement.traits), CPU_ID)
 
 
 def backends_of(entries: Sequence[tuple[str, BackendTraits]]) -> list[Backend]:
-    """Return the backends of entries, given what their memories are called."""
+    """Return the backends of entries, given as names of buffer types and traits."""
     traits = {name: found for name, found in entries if name != HOST}
     return [_backend(name, found, traits) for name, found in entries]
 
 
 def _backend(entry: str, found: BackendTraits, traits: dict[str, BackendTraits]) -> Backend:
     if entry == HOST:
-        rule, most_bytes = found.size_rule, found.most_bytes
-        return Backend(HOST, True, rule.alignment_bytes, None, frozenset(), False, _n_bytes, most_bytes=most_bytes)
+        rule, max_buffer_bytes = found.size_rule, found.max_buffer_bytes
+        return Backend(
+            HOST, True, rule.alignment_bytes, None, frozenset(), False, _n_bytes, max_buffer_bytes=max_buffer_bytes
+        )
     rule = found.size_rule
     unreadable: frozenset[str] = frozenset()
     if found.converts_kv:
-        # A CUDA device computes nothing that reads another's memory directly.
+        # CUDA's supports_buft accepts only the device's own buffer type, so tensors of another device are copied.
         unreadable = frozenset(name for name, each in traits.items() if each.converts_kv and name != entry)
-    supports: Callable[[Tensor], bool] | None = _cuda_supports if found.converts_kv else None
+    supports_op: Callable[[Tensor], bool] | None = _cuda_supports_op if found.converts_kv else None
     if rule.kernels.backend == "vulkan":
-        supports = _vulkan_supports(rule.kernels)
+        supports_op = _vulkan_supports_op(rule.kernels)
     alloc_size = _cuda_bytes if rule.pads_rows else _n_bytes
     return Backend(
         entry,
         False,
         rule.alignment_bytes,
-        supports,
+        supports_op,
         unreadable,
         found.op_offload,
         alloc_size,
         reorders=found.reorders,
-        most_bytes=found.most_bytes,
+        max_buffer_bytes=found.max_buffer_bytes,
     )
 
 
@@ -64,22 +66,25 @@ def _n_bytes(tensor: Tensor) -> int:
     return tensor.n_bytes
 
 
-def _cuda_supports(node: Tensor) -> bool:
-    """Return whether CUDA has a kernel for `node` (`ggml_backend_cuda_device_supports_op`)."""
+def _cuda_supports_op(node: Tensor) -> bool:
+    """Return whether CUDA computes `node` (`ggml_backend_cuda_device_supports_op`)."""
     if node.op == "flash_attn":
         q, k, v = node.src[:3]
         head, out, group = k.ne[0], v.ne[0], q.ne[2] // k.ne[2]
-        if head in (40, 64, 72, 80, 96, 112, 128, 256, 512):
+        # The kernels take K and V heads of one size, or one of the three pairs below.
+        if head in CUDA_FLASH_HEAD_SIZES:
             return head == out and (head != 512 or group >= 2)
         return (
             ((head, out) == (192, 128) and group % 8 == 0)
             or ((head, out) == (320, 256) and group % 32 == 0)
             or ((head, out) == (576, 512) and group >= 2)
         )
+    # CUDA's kernel assumes that the channels (`d_inner`) are a multiple of its 128 threads.
     if node.op == "ssm_conv":
         return node.src[0].ne[1] % 128 == 0
     if node.op == "ssm_scan":
         state, decay, matrix = node.src[0], node.src[3], node.src[4]
+        # Mamba 2 has one decay for each head, Mamba 1 one for each element of the state.
         if decay.ne[0] == 1:
             return state.ne[0] in (96, 128, 256) and state.ne[1] % 16 == 0
         return state.ne[0] == 16 and state.ne[1] == 1 and state.ne[2] % 128 == 0 and matrix.ne[1] == 1
@@ -87,21 +92,22 @@ def _cuda_supports(node: Tensor) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _vulkan_supports(kernels: Kernels) -> Callable[[Tensor], bool]:
-    """Return what tells whether a device with these kernels computes a node."""
+def _vulkan_supports_op(kernels: Kernels) -> Callable[[Tensor], bool]:
+    """Return the predicate for nodes that a Vulkan device with these kernels computes (`supports_op`)."""
     largest_bytes = kernels.largest_bytes
 
-    def supports(node: Tensor) -> bool:
+    def supports_op(node: Tensor) -> bool:
+        # Sources count too: `ggml_backend_vk_device_supports_op` checks each of them.
         too_large = largest_bytes is not None and any(each.n_bytes > largest_bytes for each in (node, *node.src))
         if too_large or (node.op == "hc_comb" and not kernels.mixes_streams):
             return False
         return _has_vulkan_kernel(node)
 
-    return supports
+    return supports_op
 
 
 def _has_vulkan_kernel(node: Tensor) -> bool:
-    """Return whether Vulkan has a kernel for `node` on every device (`ggml_backend_vk_device_supports_op`)."""
+    """Return whether every Vulkan device computes `node` (`ggml_backend_vk_device_supports_op`)."""
     if node.op == "flash_attn":
         k, v = node.src[1:3]
         return k.ne[0] % 8 == 0 and v.ne[0] % 8 == 0 and (k.type == "bf16") == (v.type == "bf16")
@@ -113,7 +119,7 @@ def _has_vulkan_kernel(node: Tensor) -> bool:
     if node.op == "mul_mat_id":
         return not node.is_precise
     if node.op in ("cont", "cpy") and len(node.src) == 1 and TYPES_BY_NAME[node.type].block_elements > 1:
-        # A copy of the same type: as when a quantised V cache is transposed without flash attention.
+        # A copy within a quantised type, as of a transposed V cache without flash attention, must be contiguous.
         return node.src[0].type != node.type or is_contiguous(node.src[0])
     if node.op in ("weighted_sum", "hc_pre", "hc_post"):
         return node.src[int(node.op == "hc_post")].ne[1] == _VULKAN_STREAMS
@@ -126,36 +132,41 @@ def _has_vulkan_kernel(node: Tensor) -> bool:
 
 
 def _has_whole_rows(tensor: Tensor) -> bool:
-    """Return whether rows follow each other, as quantised ones have to (`ggml_vk_dim01_contiguous`)."""
+    """Return whether rows follow each other without gaps (`ggml_vk_dim01_contiguous`)."""
     return tensor.nb[1] == row_size(tensor.type, tensor.ne[0]) and (
         tensor.ne[3] == 1 or tensor.nb[3] == tensor.nb[2] * tensor.ne[2]
     )
 
 
 def _cuda_bytes(tensor: Tensor) -> int:
-    """Return what `tensor` takes on CUDA: padded quantised rows, and F16 copies of a cache behind flash attention."""
+    """Return the bytes of `tensor` on CUDA (`ggml_backend_cuda_buffer_type_get_alloc_size`).
+
+    Rows of quantised tensors are padded. Flash attention keeps F16 copies of a KV cache of another type in its result.
+    """
     size = tensor.n_bytes + tensor.padding_bytes
     if tensor.op == "flash_attn":
         return _flash_bytes(tensor)
-    if tensor.type in TYPES_BY_NAME and TYPES_BY_NAME[tensor.type].block_elements > 1 and tensor.ne[0] % 512:
-        size += row_size(tensor.type, 512 - tensor.ne[0] % 512)
+    if tensor.type in TYPES_BY_NAME and TYPES_BY_NAME[tensor.type].block_elements > 1 and tensor.ne[0] % ROW_PADDING:
+        size += row_size(tensor.type, ROW_PADDING - tensor.ne[0] % ROW_PADDING)
     return size
 
 
 def _flash_bytes(node: Tensor) -> int:
     q, k, v = node.src[:3]
     size = node.n_bytes
+    # With one or two tokens the vector kernels read the quantised cache directly, without an F16 copy.
     if q.ne[1] <= 2 and k.type != "f32" and v.type == k.type:
         return size
-    for cache, skip in ((k, False), (v, v.root is not None and v.root is k.root)):
+    for cache, skip in ((k, False), (v, v.view_src is not None and v.view_src is k.view_src)):
         if cache.type != "f16" and not skip:
             ne = cache.ne
+            # Each copy begins at a multiple of 128 bytes, after the result.
             size = pad(size, 128) + 2 * ne[0] * ne[1] * ne[2] * ne[3]
     return size
 
 
 def as_one_device(placement: Placement) -> Placement:
-    """Return `placement` with its members as one device behind the leading layers, named after all of them."""
+    """Return `placement` with its members as one device after the leading CPU layers, named after all of them."""
     name = "+".join(placement.entries)
     return replace(
         placement,
@@ -168,7 +179,7 @@ def as_one_device(placement: Placement) -> Placement:
 
 
 def _shared_traits(members: list[BackendTraits]) -> BackendTraits:
-    """Return the traits of all members together: what one cannot do none does, and tensors take the most."""
+    """Return the traits of all members together: the weakest kernels and the largest sizes."""
     return BackendTraits(
         SizeRule(
             alignment_bytes=max(traits.size_rule.alignment_bytes for traits in members),

@@ -1,4 +1,8 @@
-"""Compute buffers of a layout: its graph, split and allocated as the engine would."""
+"""Compute buffers of a layout: llama.cpp's graph, cut by the scheduler and allocated without data.
+
+`ComputeForecast` is the entry to this package. For a placement it builds the graph of the worst-case batch (`building`,
+`models`), lets `layout_graph` put its layers on devices, and `ggml` cut and allocate it.
+"""
 
 from __future__ import annotations
 
@@ -12,26 +16,29 @@ from engine.model.gguf.tensor_table import TYPES_BY_NAME
 from engine.planning.memory.backends import CUDA_FLASH_HEAD_SIZES
 from engine.planning.memory.compute_graph.building.context import Batch
 from engine.planning.memory.compute_graph.building.graph_tables import GraphTables, SectionMaker
-from engine.planning.memory.compute_graph.building.layer import homes
+from engine.planning.memory.compute_graph.building.layer import weight_bufts
 from engine.planning.memory.compute_graph.devices import as_one_device, backend_devices
 from engine.planning.memory.compute_graph.ggml.allocator import Size
 from engine.planning.memory.compute_graph.ggml.scheduler import HOST
-from engine.planning.memory.compute_graph.ggml.sections import FarReachError
+from engine.planning.memory.compute_graph.ggml.sections import DistantReadError
 from engine.planning.memory.compute_graph.layout_graph import LayoutGraph, Scheduling
 from engine.planning.memory.kv_cache import context_shape, pad, window_cells
 from engine.planning.memory.placement import Placement
 from engine.planning.settings.context_settings import ContextSettings, FlashAttention
 
+_PINNED_BELOW = 32
+"""Tokens of a micro batch below which norms are pinned to the device of their layer also if the CPU has leading layers
+(`llama_context::graph_get_cb`). A constant there: `GGML_OP_OFFLOAD_MIN_BATCH` does not change it."""
 _MOST_REMEMBERED = 1024
 _MOST_LAYOUT_GRAPHS = 64
-"""More than all combinations of batch, pipeline and op offload; only many values of its threshold exceed it."""
+"""More than all combinations of batch, pipeline and op offload. Only many thresholds of op offload exceed it."""
 
 Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Compute buffers by device, and whether flash attention is among what is computed."""
+    """Compute buffers by device, and whether flash attention is computed as one operation."""
 
     sizes: dict[str, Size]
     flash: bool
@@ -48,6 +55,7 @@ class ComputeForecast:
         self._flash_mode = _flash_mode(context, tables.architecture)
         n_tokens = min(shape.n_cells * shape.n_streams, shape.n_ubatch)
         self._batch = Batch(
+            # `graph_reserve` rounds the tokens up to a multiple of the sequences.
             n_tokens=pad(n_tokens, shape.n_sequences),
             n_sequences=shape.n_sequences,
             n_outputs=n_tokens,
@@ -67,21 +75,22 @@ class ComputeForecast:
         self._whole = tables.is_whole
 
     def device_sizes(self, placement: Placement) -> dict[str, Size]:
-        """Return the compute buffer of each device, the CPU's under its id; each member of a split has it whole."""
+        """Return the compute buffer of each device. In a tensor split each member has the buffer of the whole graph."""
         if placement.shares:
             merged = as_one_device(placement)
+            # Split mode tensor needs flash attention, so llama.cpp does not check whether it suits.
             sizes = self._known(merged, asks_flash=False).sizes
             return {CPU_ID: sizes[CPU_ID], **dict.fromkeys(placement.entries, sizes[merged.output_device])}
         return self._known(placement, asks_flash=self._flash_mode == "auto").sizes
 
     def uses_flash_attention(self, placement: Placement) -> bool:
-        """Return whether the engine would end up with flash attention."""
+        """Return whether llama.cpp uses flash attention in the end."""
         if placement.shares or self._flash_mode != "auto":
             return self._flash_mode != "off"
         return self._known(placement, asks_flash=True).flash
 
     def _known(self, placement: Placement, *, asks_flash: bool) -> Found:
-        """Return the buffers as last found; `asks_flash`: flash attention is left out where it does not suit."""
+        """Return the buffers, cached if possible. `asks_flash`: turn flash attention off if a device lacks it."""
         if self._tables.n_unlisted and placement.leading and not placement.runs and placement.entries:
             # Layers that the file does not list go with the last, for which the CPU becomes an entry.
             placement = replace(placement, entries=(CPU_ID, *placement.entries))
@@ -103,10 +112,12 @@ class ComputeForecast:
             if op in self._ask(placement, _smallest(batch), LayoutGraph.moved):
                 batch = batch.without(op)
         batches = [batch]
+        # `[TAG_RESERVE_DIAG_DECAY]` in `sched_reserve`: a decay input of Kimi Linear and MiniMax-01 grows with the
+        # square of the tokens of a sequence, so one sequence may need more memory than several.
         if architecture.also_as_one and batch.n_sequences > 1:
             batches.append(replace(batch, n_sequences=1, n_tokens=batch.n_outputs))
         unfused = not batch.flash or "f32" in (batch.type_k, batch.type_v)
-        differs = self._tables.numbers.state.recurrent_width or unfused or self._keeps_output(placement)
+        differs = self._tables.hparams.ssm.n_embd_s or unfused or self._keeps_output(placement)
         borrows = self._borrows(placement) and differs
         if borrows or family.record.one_token or batch.n_sequences > batch.n_outputs:
             # In the smallest batch the host does itself what devices do for it in others. With states, attention in
@@ -114,18 +125,19 @@ class ComputeForecast:
             # It has an output for each sequence, of which there may be more than tokens in other batches.
             batches.append(_smallest(batch))
         sizes = [self._ask(placement, each, LayoutGraph.sizes) for each in batches]
-        found = {memory: max(each[memory] for each in sizes) for memory in sizes[0]}
+        # llama.cpp reserves the graphs one after the other, and gallocr's buffers only grow.
+        found = {buft: max(each[buft] for each in sizes) for buft in sizes[0]}
         host = found[HOST]
-        found[HOST] = host._replace(size_bytes=placement.host.compute.of(host.size_bytes, host.n_parts))
-        return Found({CPU_ID if memory == HOST else memory: size for memory, size in found.items()}, batch.flash)
+        found[HOST] = host._replace(size_bytes=placement.host.compute.of(host.size_bytes, host.n_chunks))
+        return Found({CPU_ID if buft == HOST else buft: size for buft, size in found.items()}, batch.flash)
 
     def _asked_operations(self, *, asks_flash: bool) -> tuple[str, ...]:
         """Return the operations that the engine gives up one after the other if they leave their layer's device."""
-        mixing = ("hc_pre", "hc_comb", "hc_post") if self._tables.numbers.n_streams > 1 else ()
+        mixing = ("hc_pre", "hc_comb", "hc_post") if self._tables.hparams.hc_mult > 1 else ()
         return ("flash_attn", *mixing) if asks_flash else mixing
 
     def _borrows(self, placement: Placement) -> bool:
-        """Return whether devices take over operations whose weights are on the host."""
+        """Return whether devices compute operations whose weights are in host memory."""
         on_host = placement.leading or CPU_ID in placement.entries
         on_host = on_host or any(rule.device == CPU_ID for rule in placement.overrides)
         on_host = on_host or self._leaves_out(placement)
@@ -133,24 +145,26 @@ class ComputeForecast:
         return bool(on_host and offloads and placement.op_offload)
 
     def _keeps_output(self, placement: Placement) -> bool:
-        """Return whether the output's matrix is on the host."""
+        """Return whether the output matrix is in host memory."""
         outer = self._tables.outer
         matrix = outer.get("output") or outer["token_embd"]
         device = placement.output_device
         traits = None if device == CPU_ID else placement.traits.get(device)
-        left_out = (
-            {device: self._tables.left_out[self._tables.kernel_class(traits.size_rule.kernels)]} if traits else {}
+        unsupported = (
+            {device: self._tables.unsupported_weights[self._tables.kernel_class(traits.size_rule.kernels)]}
+            if traits
+            else {}
         )
-        memory = HOST if device == CPU_ID else device
-        return homes(self._tables.moved(placement.overrides), left_out)(matrix, memory) == HOST
+        buft = HOST if device == CPU_ID else device
+        return weight_bufts(self._tables.moved(placement.overrides), unsupported)(matrix, buft) == HOST
 
     def _leaves_out(self, placement: Placement) -> bool:
-        """Return whether a device has no kernel for some weights."""
+        """Return whether some device has no kernel for some weights."""
         rules = (placement.traits[device].size_rule for device in backend_devices(placement)[:-1] if device != CPU_ID)
         return any(self._tables.kernel_class(rule.kernels) for rule in rules)
 
     def _suits_flash(self, placement: Placement) -> bool:
-        """Return whether nothing stands against flash attention, so that the graph need not be asked."""
+        """Return whether flash attention stays on for certain, so that the graph need not be checked."""
         hyper, context = self._tables.hyper, self._context
         if not context.offload_kqv or placement.overrides or any(hyper.recurrent) or hyper.latent:
             return False
@@ -160,22 +174,23 @@ class ComputeForecast:
         return len(heads) == 1 and 512 not in heads and not self._has_odd_heads()
 
     def _has_odd_heads(self) -> bool:
-        """Return whether CUDA has no flash attention for heads of these sizes."""
+        """Return whether CUDA has no flash attention for these head sizes."""
         hyper = self._tables.hyper
         return not hyper.latent and not {*hyper.head_k, *hyper.head_v} <= CUDA_FLASH_HEAD_SIZES
 
     def _ask(self, placement: Placement, batch: Batch, ask: Callable[[LayoutGraph, Placement], Answer]) -> Answer:
-        """Ask the graph of a layout: in sections, or taken apart as a whole if layers cannot stand for each other."""
+        """Ask the graph of a layout, in sections if possible, else built whole."""
         if not self._whole:
             try:
                 return ask(self._layout_graph(placement, batch), placement)
-            except FarReachError:
+            except DistantReadError:
+                # Which tensors layers read is known only when a section is built. All later layouts skip that attempt.
                 self._whole = True
         return ask(self._layout_graph(placement, batch), placement)
 
     def _layout_graph(self, placement: Placement, batch: Batch) -> LayoutGraph:
-        """Return the graph for such layouts, an earlier one if possible."""
-        pinned = placement.leading == 0 or batch.n_tokens < placement.offload_batch
+        """Return the graph for such layouts, from the cache if possible."""
+        pinned = placement.leading == 0 or batch.n_tokens < _PINNED_BELOW
         key = (batch, placement.pipeline, placement.op_offload, placement.offload_batch, pinned, self._whole)
         found = self._layout_graphs.get(key)
         if found is None:
@@ -194,6 +209,7 @@ class ComputeForecast:
 
 def _smallest(batch: Batch) -> Batch:
     """Return a batch of one token for each sequence."""
+    # `graph_reserve(n_seqs, n_seqs, n_seqs)` in `llama_context::sched_reserve`, the graph of generation.
     return replace(batch, n_tokens=batch.n_sequences, n_outputs=batch.n_sequences)
 
 

@@ -1,9 +1,9 @@
 """The graph of a layout as a list of sections, from the embeddings to the output matrix.
 
-Layers on one device are a segment of the list. Of the backends only those can matter to them that hold layers around,
-that overrides name, or that are the first of their sort: the engine takes the first that can compute something wherever
-it has no reason for another. So a segment knows these alone, and steps that were found for it hold for segments amid
-other devices of the same sorts.
+Layers on one device are a segment of the list. Only some backends matter to a segment: those of its own layers and
+their neighbours, those that overrides name, and the first of each kind of device, since the scheduler takes the first
+backend that can compute a node. A segment knows only these. So its steps are valid for segments between other devices
+of the same kinds, and a dragged boundary costs only what is new.
 """
 
 from __future__ import annotations
@@ -16,12 +16,18 @@ from engine.devices.device import CPU_ID
 from engine.planning.layout.engine_parameters import TensorOverride
 from engine.planning.memory.backends import CPU_TRAITS, BackendTraits, HostBuffer, SizeRule
 from engine.planning.memory.compute_graph.building.graph_tables import SectionMaker, Sizes
-from engine.planning.memory.compute_graph.building.layer import memory_of
+from engine.planning.memory.compute_graph.building.layer import buft_of_device
 from engine.planning.memory.compute_graph.devices import backend_devices, backends_of
 from engine.planning.memory.compute_graph.ggml.allocator import Size
 from engine.planning.memory.compute_graph.ggml.scheduler import Place, Scheduler
-from engine.planning.memory.compute_graph.ggml.sections import FarReachError, Section
-from engine.planning.memory.compute_graph.ggml.simulation import PlacedSection, SectionName, Segment, Simulation, Steps
+from engine.planning.memory.compute_graph.ggml.sections import DistantReadError, Section
+from engine.planning.memory.compute_graph.ggml.simulation import (
+    PlacedSection,
+    SectionName,
+    Segment,
+    Simulation,
+    StepCache,
+)
 from engine.planning.memory.placement import Placement
 
 _MOST_OVERRIDES = 64
@@ -29,12 +35,12 @@ _MOST_REMEMBERED = 40000
 _MOST_SEGMENTS = 4096
 
 Part = tuple[str, int, int]
-"""Device, first and last layer."""
+"""Device, first layer and last layer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scheduling:
-    """What decides how graphs are cut besides their backends: see `Scheduler`."""
+    """Settings of the scheduler besides its backends: see `Scheduler`."""
 
     pipeline: bool
     op_offload: bool
@@ -43,9 +49,14 @@ class Scheduling:
 
 @dataclass(slots=True)
 class _PlacedSections:
-    """Stops of layouts with the same overrides: of units on one device by its place, of others by unit and places, and
-    of the output by places. `outer` is the variant of what is in no layer; `named`: the memories that overrides name
-    for weights of each layer, the last for what is in none."""
+    """Placed sections of all layouts with the same overrides.
+
+    `outer`: variant of the weights in no block.
+    `named`: for each layer, buffer types to which overrides move weights; the last entry is for weights in no block.
+    `alike`: variant of each layer, by what sizes count.
+    `uniform`: sections of units on one device, by its place. `mixed`: sections of units on several devices.
+    `ends`: the section of the output.
+    """
 
     overrides: tuple[TensorOverride, ...]
     outer: int
@@ -53,25 +64,30 @@ class _PlacedSections:
     alike: dict[Sizes, tuple[int, ...]] = field(default_factory=dict)
     uniform: dict[Place, tuple[PlacedSection, ...]] = field(default_factory=dict)
     mixed: dict[tuple[int, tuple[Place, ...]], PlacedSection] = field(default_factory=dict)
-    segments: dict[tuple[_Window, int, int, tuple[Part, ...], str], Segment] = field(default_factory=dict)
+    segments: dict[tuple[_SegmentBackends, int, int, tuple[Part, ...], str], Segment] = field(default_factory=dict)
     ends: dict[tuple[Place, ...], PlacedSection] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Window:
-    """The backends of a segment: its steps, the memories in the order of the backends, and each device's place. Two
-    windows are equal only if they are one."""
+class _SegmentBackends:
+    """The backends of a segment: its step cache, the buffer types in their order, and the place of each device.
 
-    steps: Steps
-    memories: tuple[str, ...]
+    Compared by identity.
+    """
+
+    steps: StepCache
+    bufts: tuple[str, ...]
     places: Mapping[str, Place]
 
 
 class LayoutGraph:
-    """Answers for layouts of one batch. `pinned`: norms are pinned to the backend of their device."""
+    """Graphs of all layouts for one batch.
+
+    `pinned`: norms are pinned to the backend of their device. `whole`: graphs cannot be built in sections.
+    """
 
     def __init__(self, section_maker: SectionMaker, scheduling: Scheduling, *, pinned: bool, whole: bool) -> None:
-        self._section_makers = section_maker
+        self._section_maker = section_maker
         self._tables = section_maker.tables
         self._scheduling = scheduling
         self._pinned = pinned
@@ -79,73 +95,78 @@ class LayoutGraph:
         self._units = section_maker.tables.units
         self._firsts = [first for first, _ in self._units]
         self._lasts = [last for _, last in self._units]
-        self._steps: dict[tuple[tuple[str, BackendTraits], ...], Steps] = {}
+        self._steps: dict[tuple[tuple[str, BackendTraits], ...], StepCache] = {}
         self._rigs: dict[tuple[tuple[tuple[str, BackendTraits], ...], HostBuffer], int] = {}
-        self._windows: dict[tuple[int, tuple[str, ...], frozenset[str], frozenset[str]], _Window] = {}
+        self._segment_backends: dict[tuple[int, tuple[str, ...], frozenset[str], frozenset[str]], _SegmentBackends] = {}
         self._sections_of: dict[tuple[TensorOverride, ...], _PlacedSections] = {}
-        self._known: dict[tuple[SectionName | Section, tuple[Place, ...]], PlacedSection] = {}
+        self._interned_sections: dict[tuple[SectionName | Section, tuple[Place, ...]], PlacedSection] = {}
 
     def sizes(self, placement: Placement) -> dict[str, Size]:
-        """Return the compute buffer of each memory.
+        """Return the compute buffer of each buffer type.
 
         Raises:
-            FarReachError: the graph cannot be taken apart.
+        DistantReadError: the graph cannot be built in sections.
         """
         return self._simulation(placement).sizes()
 
     def moved(self, placement: Placement) -> frozenset[str]:
-        """Return which operations are not all on the device of their layer.
+        """Return the fused operations that are not all on the device of their layer.
 
         Raises:
-            FarReachError: the graph cannot be taken apart.
+        DistantReadError: the graph cannot be built in sections.
         """
         return self._simulation(placement).moved()
 
     def _simulation(self, placement: Placement) -> Simulation:
         if sum(steps.n_remembered for steps in self._steps.values()) > _MOST_REMEMBERED:
+            # The caches refer to each other by numbers, so they can only be emptied together.
             self._steps.clear()
-            self._windows.clear()
+            self._segment_backends.clear()
             self._sections_of.clear()
         if self._whole:
             return Simulation([self._whole_segment(placement)])
         if not self._units:
-            raise FarReachError
+            raise DistantReadError
         return Simulation(list(self._segments(placement)))
 
     def _parts(self, placement: Placement) -> list[Part]:
-        """Return the layers before those of multi-token prediction, by device."""
+        """Return the layers by device, except those of multi-token prediction."""
         end = self._tables.n_trunk - 1
         runs = [(CPU_ID, 0, placement.leading - 1)] if placement.leading else []
         runs += [(run.device, run.first, run.last) for run in placement.runs]
         parts = [(device, first, min(last, end)) for device, first, last in runs if first <= end]
         device, first, _ = parts[-1]
-        # Runs of all layers after the first go with the last layer.
+        # Layers that run again (looped models) are placed with the last layer.
         return [*parts[:-1], (device, first, end)]
 
     # ------------------------------------------------------------------ segments
 
     def _whole_segment(self, placement: Placement) -> Segment:
-        """Return the whole graph as one segment, of parts that hold for their place in it only."""
+        """Return the whole graph as one segment; its sections are valid at their place only."""
         devices = backend_devices(placement)
-        window = self._window(placement, self._rig(placement), devices, frozenset(devices))
+        backends = self._backends_for(placement, self._rig(placement), devices, frozenset(devices))
         layers = _devices(self._parts(placement), 0, self._tables.n_trunk - 1)
-        places = [window.places[device] for device in (*layers, placement.output_device)]
-        sections = self._section_makers.parts(placement.overrides, tuple(place.left_out for place in places))
+        places = [backends.places[device] for device in (*layers, placement.output_device)]
+        sections = self._section_maker.parts(placement.overrides, tuple(place.kernel_class for place in places))
         placed_sections = [
-            self._same(section, tuple([places[layer] for layer in section.layers])) for section in sections
+            self._interned(section, tuple([places[layer] for layer in section.layers])) for section in sections
         ]
-        return Segment(window.steps, window.memories, (None, *placed_sections, None))
+        return Segment(backends.steps, backends.bufts, (None, *placed_sections, None))
 
     def _segments(self, placement: Placement) -> Iterator[Segment]:
-        """Yield the segments of a layout: one for each device, or one for all where a device comes more than once."""
+        """Yield one segment for each device, or one for all if a device comes more than once."""
         devices = backend_devices(placement)
         parts = self._parts(placement)
         known = self._known_sections(placement)
         n_sections, rig = len(self._units) + 1, self._rig(placement)
+        # Pass 3 moves nodes between entries of one device, so with a repeated device every entry matters to every
+        # section.
         if len({*devices}) < len(devices):
-            window = self._window(placement, rig, devices, frozenset(devices))
-            yield self._segment(known, window, parts, placement.output_device, 0, n_sections)
+            backends = self._backends_for(placement, rig, devices, frozenset(devices))
+            yield self._segment(known, backends, parts, placement.output_device, 0, n_sections)
             return
+        # Backwards, so that the first device of each kind stays in the dict. The last device is the CPU and is left
+        # out.
         firsts = {placement.traits[device]: device for device in devices[-2::-1]}
         always = set(firsts.values())
         nobody: frozenset[str] = frozenset()
@@ -153,7 +174,7 @@ class LayoutGraph:
         for _, _, ends in parts:
             end = n_sections if ends == parts[-1][2] else bisect_right(self._lasts, ends)
             if end == start:
-                continue  # Its layers add their nodes behind those of the next device.
+                continue  # Its layers add no nodes of their own; the next device's section has them.
             layers = self._layers_around(start, end)
             named = known.named[-1].union(*known.named[layers.start : layers.stop]) if placement.overrides else nobody
             around = {device for device, first, last in parts if first < layers.stop and last >= layers.start}
@@ -161,37 +182,44 @@ class LayoutGraph:
                 around.add(placement.output_device)
             around |= always | named
             in_order = tuple(device for device in devices[:-1] if device in around)
-            window = self._window(placement, rig, (*in_order, CPU_ID), named)
-            yield self._segment(known, window, parts, placement.output_device, start, end)
+            backends = self._backends_for(placement, rig, (*in_order, CPU_ID), named)
+            yield self._segment(known, backends, parts, placement.output_device, start, end)
             start = end
 
     def _layers_around(self, start: int, end: int) -> range:
-        """Return the layers of sections `start` to `end`, of their neighbours, and of those made before these."""
+        """Return the layers of sections `start` to `end` and of their neighbours."""
         last = self._lasts[end] if end < len(self._units) else self._tables.n_trunk - 1
+        # Two units back: the section before the segment is named by the layers of its own predecessor.
         return range(self._firsts[max(0, start - 2)], last + 1)
 
     def _rig(self, placement: Placement) -> int:
-        """Return a number that stands for the devices of the rig, their traits and what the CPU computes with."""
+        """Return a number for the devices of the rig, their traits and the host's compute buffer."""
         return self._rigs.setdefault((tuple(placement.traits.items()), placement.host.compute), len(self._rigs))
 
-    def _window(self, placement: Placement, rig: int, devices: tuple[str, ...], named: frozenset[str]) -> _Window:
-        """Return the window of these devices, the CPU last: `named` keep their names, others go by their numbers."""
-        # A device that the rig does not have breaks a rule, and has no size: it stands where the host would.
+    def _backends_for(
+        self, placement: Placement, rig: int, devices: tuple[str, ...], named: frozenset[str]
+    ) -> _SegmentBackends:
+        """Return the backends of these devices, the CPU last. Those in `named` keep their names, others get numbers."""
+        # A layout may name a device that the rig lacks. That is a violation and has no size; compute it as the host.
         used = {run.device for run in placement.runs} | {placement.output_device}
         unknown = frozenset(used - placement.traits.keys() - {CPU_ID})
-        found = self._windows.get((rig, devices, named, unknown))
+        found = self._segment_backends.get((rig, devices, named, unknown))
         if found is None:
             pinned = placement.host.compute
-            host = replace(CPU_TRAITS, size_rule=SizeRule(pinned.alignment_bytes), most_bytes=pinned.most_bytes)
+            host = replace(
+                CPU_TRAITS, size_rule=SizeRule(pinned.alignment_bytes), max_buffer_bytes=pinned.max_buffer_bytes
+            )
             traits = [host if device == CPU_ID else placement.traits[device] for device in devices]
-            found = self._windows[rig, devices, named, unknown] = self._make_window(devices, traits, named, unknown)
+            found = self._segment_backends[rig, devices, named, unknown] = self._make_backends(
+                devices, traits, named, unknown
+            )
         return found
 
-    def _make_window(
+    def _make_backends(
         self, devices: tuple[str, ...], traits: Sequence[BackendTraits], named: Set[str], unknown: Set[str]
-    ) -> _Window:
+    ) -> _SegmentBackends:
         names = [
-            memory_of(device) if device in named or device == CPU_ID else f"#{number}"
+            buft_of_device(device) if device in named or device == CPU_ID else f"#{number}"
             for number, device in enumerate(devices)
         ]
         entries = tuple(zip(names, traits, strict=True))
@@ -204,59 +232,72 @@ class LayoutGraph:
                 op_offload=scheduling.op_offload,
                 offload_batch=scheduling.offload_batch,
             )
-            steps = self._steps[entries] = Steps(scheduler, self._section_makers.section)
+            steps = self._steps[entries] = StepCache(scheduler, self._section_maker.section)
         places = {
             device: Place(name, number if self._pinned else -1, self._tables.kernel_class(found.size_rule.kernels))
             for number, (device, (name, found)) in enumerate(zip(devices, entries, strict=True))
         }
         places |= dict.fromkeys(unknown, places[CPU_ID])
-        return _Window(steps, tuple(map(memory_of, devices)), places)
+        return _SegmentBackends(steps, tuple(map(buft_of_device, devices)), places)
 
     def _segment(
-        self, known: _PlacedSections, window: _Window, parts: Sequence[Part], output: str, start: int, end: int
+        self,
+        known: _PlacedSections,
+        backends: _SegmentBackends,
+        parts: Sequence[Part],
+        output: str,
+        start: int,
+        end: int,
     ) -> Segment:
-        """Return the segment of sections `start` to `end`, as far as it was found before: most stay in a drag."""
+        """Return the segment of sections `start` to `end`, from the cache if possible: most segments stay in a drag."""
         around = self._layers_around(start, end)
         first, last = around.start, around.stop - 1
         inside = (part for part in parts if part[1] <= last and part[2] >= first)
+        # Cut to the surroundings of the segment: a boundary that moves further away must not make another key.
         here = tuple([(device, max(first, begins), min(last, ends)) for device, begins, ends in inside])
-        key = (window, start, end, here, output if end >= len(self._units) else "")
+        key = (backends, start, end, here, output if end >= len(self._units) else "")
         found = known.segments.get(key)
         if found is None:
             if len(known.segments) >= _MOST_SEGMENTS:
                 known.segments.clear()
-            found = known.segments[key] = self._make_segment(known, window, here, output, start, end)
+            found = known.segments[key] = self._make_segment(known, backends, here, output, start, end)
         return found
 
     def _make_segment(
-        self, known: _PlacedSections, window: _Window, parts: Sequence[Part], output: str, start: int, end: int
+        self,
+        known: _PlacedSections,
+        backends: _SegmentBackends,
+        parts: Sequence[Part],
+        output: str,
+        start: int,
+        end: int,
     ) -> Segment:
-        """Return the segment of sections `start` to `end`; its ends are ends of a device."""
+        """Return the segment of sections `start` to `end`; it begins and ends with a device."""
         first, last = max(0, start - 1), min(end + 1, len(self._units) + 1)
         placed_sections: list[PlacedSection | None] = [] if start else [None]
         unit = first
         for device, begins, ends in parts:
-            if unit >= last or device not in window.places:
+            if unit >= last or device not in backends.places:
                 continue
-            # Units behind the first are made behind one of the same device, and are as they are anywhere on it.
+            # All units but the first of a device follow one of the same device, so their sections are uniform.
             amid = bisect_left(self._firsts, begins) + 1 if begins else 0
             until = min(last, bisect_right(self._lasts, ends))
             while unit < min(amid, until):
-                placed_sections.append(self._mixed_section(known, window, unit, parts))
+                placed_sections.append(self._mixed_section(known, backends, unit, parts))
                 unit += 1
             if until > unit:
-                placed_sections += self._uniform_sections(known, window.places[device])[unit:until]
+                placed_sections += self._uniform_sections(known, backends.places[device])[unit:until]
                 unit = until
         if last > len(self._units):
-            placed_sections.append(self._end(known, window, parts, output))
+            placed_sections.append(self._end(known, backends, parts, output))
         if end > len(self._units):
             placed_sections.append(None)
-        return Segment(window.steps, window.memories, tuple(placed_sections))
+        return Segment(backends.steps, backends.bufts, tuple(placed_sections))
 
     # ------------------------------------------------------------------ placed sections
 
     def _known_sections(self, placement: Placement) -> _PlacedSections:
-        """Return the placed sections for the overrides of `placement`, as far as they were found before."""
+        """Return the placed sections for the overrides of `placement`."""
         found = self._sections_of.get(placement.overrides)
         if found is None:
             if len(self._sections_of) >= _MOST_OVERRIDES:
@@ -269,23 +310,23 @@ class LayoutGraph:
         return found
 
     def _mixed_section(
-        self, known: _PlacedSections, window: _Window, unit: int, parts: Sequence[Part]
+        self, known: _PlacedSections, backends: _SegmentBackends, unit: int, parts: Sequence[Part]
     ) -> PlacedSection:
-        """Return the placed section of a unit that has more than one device, counting that of the unit before."""
+        """Return the section of a unit that is on several devices, the device of the unit before included."""
         start = self._firsts[unit - 1] if unit else 0
-        places = tuple(window.places[device] for device in _devices(parts, start, self._lasts[unit]))
+        places = tuple(backends.places[device] for device in _devices(parts, start, self._lasts[unit]))
         found = known.mixed.get((unit, places))
         if found is None:
             found = known.mixed[unit, places] = self._placed_section(
-                known, unit, self._alike(known, start, places), places
+                known, unit, self._variants_of(known, start, places), places
             )
         return found
 
     def _uniform_sections(self, known: _PlacedSections, place: Place) -> tuple[PlacedSection, ...]:
         found = known.uniform.get(place)
         if found is None:
-            kinds = self._alike_at(known, place)
-            # Most layers are like others, and so are their sections.
+            kinds = self._variants_at(known, place)
+            # Equal layers share one section; without this a model of 80 layers would intern 80 of them.
             equal: dict[tuple[tuple[int, ...], int, bool], PlacedSection] = {}
             placed_sections = []
             for unit, (first, last) in enumerate(self._units):
@@ -303,36 +344,38 @@ class LayoutGraph:
         self, known: _PlacedSections, unit: int, layers: tuple[int, ...], places: tuple[Place, ...]
     ) -> PlacedSection:
         behind = self._units[unit][0] - (self._firsts[unit - 1] if unit else 0)
-        left_out = tuple(place.left_out for place in places)
-        name = ("layers", layers[:behind], layers[behind:], left_out, self._is_last(unit), known.outer)
-        return self._same(name, places)
+        kernel_class = tuple(place.kernel_class for place in places)
+        name = ("layers", layers[:behind], layers[behind:], kernel_class, self._is_last(unit), known.outer)
+        return self._interned(name, places)
 
     def _is_last(self, unit: int) -> bool:
         return self._lasts[unit] == self._tables.n_trunk - 1
 
-    def _same(self, name: SectionName | Section, places: tuple[Place, ...]) -> PlacedSection:
-        """Return the one object for these places."""
-        return self._known.setdefault((name, places), PlacedSection(name, places))
+    def _interned(self, name: SectionName | Section, places: tuple[Place, ...]) -> PlacedSection:
+        """Return the one object for these places, so that comparing by identity works."""
+        return self._interned_sections.setdefault((name, places), PlacedSection(name, places))
 
-    def _end(self, known: _PlacedSections, window: _Window, parts: Sequence[Part], output: str) -> PlacedSection:
+    def _end(
+        self, known: _PlacedSections, backends: _SegmentBackends, parts: Sequence[Part], output: str
+    ) -> PlacedSection:
         start, last = self._units[-1]
         devices = (*_devices(parts, start, self._tables.n_trunk - 1), output)
-        places = tuple(window.places[device] for device in devices)
+        places = tuple(backends.places[device] for device in devices)
         found = known.ends.get(places)
         if found is None:
-            layers = self._alike(known, start, places[:-1])
-            left_out = tuple(place.left_out for place in places)
+            layers = self._variants_of(known, start, places[:-1])
+            kernel_class = tuple(place.kernel_class for place in places)
             behind = last - start + 1
-            name = ("end", layers[:behind], layers[behind:], left_out, True, known.outer)
-            found = known.ends[places] = self._same(name, places)
+            name = ("end", layers[:behind], layers[behind:], kernel_class, True, known.outer)
+            found = known.ends[places] = self._interned(name, places)
         return found
 
-    def _alike(self, known: _PlacedSections, start: int, places: tuple[Place, ...]) -> tuple[int, ...]:
-        return tuple(self._alike_at(known, place)[start + number] for number, place in enumerate(places))
+    def _variants_of(self, known: _PlacedSections, start: int, places: tuple[Place, ...]) -> tuple[int, ...]:
+        return tuple(self._variants_at(known, place)[start + number] for number, place in enumerate(places))
 
-    def _alike_at(self, known: _PlacedSections, place: Place) -> tuple[int, ...]:
+    def _variants_at(self, known: _PlacedSections, place: Place) -> tuple[int, ...]:
         """Return the variant of each layer at a place."""
-        sizes = self._section_makers.sizes_matter(place.memory, place.left_out)
+        sizes = self._section_maker.sizes_matter(place.buft, place.kernel_class)
         found = known.alike.get(sizes)
         if found is None:
             found = known.alike[sizes] = self._tables.alike(known.overrides, sizes)

@@ -1,1 +1,1 @@
-"""What is used where a setting is left open, and why."""
+"""Decisions on the settings that the user left open, with the reason of each."""

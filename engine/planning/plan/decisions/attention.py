@@ -27,8 +27,9 @@ _CACHE_RULES = ("flash_attention", "cache_block_size", "cache_types_differ")
 
 
 def usable_flash_attention(rig: Rig, layout: Layout, asked: ContextSettings) -> FlashAttention:
-    """Return what is asked for, but off where that is open and it is broken on a device of the layout."""
+    """Return the setting as asked for; off instead of auto if a device of the layout has a fault in flash attention."""
     needed = layout.split_mode == "tensor" or KV_BLOCK_ELEMENTS[asked.type_v] > 1
+    # If flash attention is needed, "off" would break another rule. The fault is then reported as a violation.
     if asked.flash_attn != "auto" or needed or flash_fault(layout, rig, asked) is None:
         return asked.flash_attn
     return "off"
@@ -37,7 +38,9 @@ def usable_flash_attention(rig: Rig, layout: Layout, asked: ContextSettings) -> 
 def decide_flash_attention(
     memory: ModelMemory, rig: Rig, layout: Layout, used: ContextSettings, asked: FlashAttention
 ) -> Decision:
-    """Return what the engine will do; what it is told stays "auto", so that it can look at the devices itself."""
+    """Return the decision on flash attention: the value that llama.cpp will use, as far as it can be forecast."""
+    # The setting that the child gets stays "auto": llama.cpp then checks the devices itself (`llama_context` reserves a
+    # graph and looks where flash attention would run).
     model = memory.model
     if used.flash_attn == "off" and asked == "auto":
         found = flash_fault(layout, rig, used)
@@ -49,28 +52,37 @@ def decide_flash_attention(
         return Decision(
             "flash_attn",
             "off",
-            tr("The engine does not have it for {architecture} models.", architecture=model.architecture),
+            tr(
+                "The engine does not support flash attention for {architecture} models.",
+                architecture=model.architecture,
+            ),
         )
+    # llama.cpp does not check the devices then: the scheduler gives unsupported operations to the CPU.
     if used.flash_attn == "on":
-        return Decision("flash_attn", "on", tr("Chosen: devices that cannot do it leave it to the CPU."), True)
+        return Decision(
+            "flash_attn", "on", tr("Chosen. If a device does not support flash attention, the CPU computes it."), True
+        )
     if layout.split_mode == "tensor":
-        return Decision("flash_attn", "on", tr("Split mode tensor needs it."))
+        return Decision("flash_attn", "on", tr("Split mode tensor needs flash attention."))
     if KV_BLOCK_ELEMENTS[used.type_v] > 1:
         return Decision("flash_attn", "on", tr("Needed by the {type_v} V cache.", type_v=used.type_v))
+    # There are no forecasts for mode row, nor for a layout of another model.
     can_be_told = layout.n_layers == model.n_layers and layout.split_mode != "row"
     uses = memory.uses_flash_attention(layout, used, rig) if can_be_told else None
     if uses is None:
         return Decision("flash_attn", "auto", tr("The engine asks the devices when it loads."))
     if uses:
-        return Decision("flash_attn", "on", tr("Every device of the layout can do it; it saves memory and time."))
+        return Decision(
+            "flash_attn", "on", tr("All devices of the layout support flash attention, which saves memory and time.")
+        )
     where = ", ".join(device for device in layout.devices if device != CPU_ID) or CPU_ID
     return Decision(
-        "flash_attn", "off", tr("Not all of it can be done where the layers are ({where}) for this model.", where=where)
+        "flash_attn", "off", tr("Not supported for this model on all devices of its layers ({devices}).", devices=where)
     )
 
 
 def decide_cache_types(model: ModelFile, used: ContextSettings) -> Iterator[Decision]:
-    """Yield the types of both caches, with why one cannot be where it cannot."""
+    """Yield the decisions on the K and V cache types; the reason of an impossible type is why it is refused."""
     for setting, cache_type, letter in (("type_k", used.type_k, "K"), ("type_v", used.type_v, "V")):
         refused = _refusal(model, used, letter)
         chosen = cache_type != _USUAL_TYPE
@@ -83,7 +95,7 @@ def decide_cache_types(model: ModelFile, used: ContextSettings) -> Iterator[Deci
 
 
 def refused_cache_types(model: ModelFile, used: ContextSettings) -> Mapping[str, Mapping[KvType, str]]:
-    """Return by setting (`type_k`, `type_v`) the types that the engine would refuse with the others as they are."""
+    """Return the cache types that the engine refuses, and why, by setting (`type_k`, `type_v`)."""
     found: dict[str, dict[KvType, str]] = {"type_k": {}, "type_v": {}}
     for setting, letter in (("type_k", "K"), ("type_v", "V")):
         for cache_type in KV_TYPES:
@@ -95,13 +107,13 @@ def refused_cache_types(model: ModelFile, used: ContextSettings) -> Mapping[str,
 
 
 def _refusal(model: ModelFile, context: ContextSettings, letter: str) -> str | None:
-    """Return why the engine refuses the type of the K or the V cache, None if it takes it."""
+    """Return why the engine refuses the type of the K or V cache, None if it accepts the type."""
     broken = (each for each in cache_violations(model, context) if each.rule in _CACHE_RULES)
     return next((each.message for each in broken if _is_about(each, letter)), None)
 
 
 def _is_about(violation: Violation, letter: str) -> bool:
-    """Tell whether a violation is about the K or the V cache; one about both is about each."""
+    """Return whether a violation is about the K or V cache (`letter`). One about both is about each."""
     if violation.rule == "flash_attention":
         return letter == "V"
     return violation.rule == "cache_types_differ" or violation.remedy == block_remedy(letter)
@@ -109,6 +121,7 @@ def _is_about(violation: Violation, letter: str) -> bool:
 
 def _compared(cache_type: KvType) -> str:
     kind, usual = TYPES_BY_NAME[cache_type], TYPES_BY_NAME[_USUAL_TYPE]
+    # A block of F16 is one element.
     share = kind.block_bytes / kind.block_elements / usual.block_bytes
     if share == 1:
         return tr("as much memory as {usual_type}", usual_type=_USUAL_TYPE)

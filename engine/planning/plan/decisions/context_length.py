@@ -1,4 +1,4 @@
-"""How long the context is if nobody chose a length, and how it is read in."""
+"""The context length if the user chose none, and the batch sizes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from engine.planning.settings.table import CONTEXT_STEP
 def trained_length(model: ModelFile) -> int | None:
     """Return how many tokens the model was trained with at most; None where the file does not say."""
     trained = model.hyper_parameter("context_length")
+    # Positions are int32 in llama.cpp (`llama_pos`), and bool is an int in Python.
     usable = isinstance(trained, int) and not isinstance(trained, bool) and 0 < trained < 1 << 31
     return trained if usable and isinstance(trained, int) else None
 
 
 def reads_whole_texts(model: ModelFile) -> bool:
-    """Return whether the model looks at a text as a whole, as embedding models do: all of it is one micro batch."""
+    """Return whether the model needs a whole text in one micro batch, as embedding models with full attention do."""
     architecture = find_architecture(model.architecture)
     if model.hyper_parameter("attention.causal") is False:
         return True
@@ -32,32 +33,31 @@ def reads_whole_texts(model: ModelFile) -> bool:
 
 
 def default_context(model: ModelFile, n_ctx: int | None = None) -> ContextSettings:
-    """Return our defaults for a context of `n_ctx` tokens; None: no more than the model was trained for.
-
-    A model that reads whole texts gets batches as long as its context: the engine refuses a text that needs two.
-    """
+    """Return the default settings for a context of `n_ctx` tokens; None: the default length, or the trained one if that
+    is shorter."""
     defaults = ContextSettings()
     trained = trained_length(model)
     if n_ctx is None:
+        # Answers get worse beyond the trained length, so a default never exceeds it.
         n_ctx = min(defaults.n_ctx, trained or defaults.n_ctx)
     if not reads_whole_texts(model):
         return msgspec.structs.replace(defaults, n_ctx=n_ctx)
+    # llama.cpp refuses a text of such a model that is longer than a micro batch, so both batches get the full length.
     n_batch = n_ctx or trained or defaults.n_batch
     return msgspec.structs.replace(defaults, n_ctx=n_ctx, n_batch=n_batch, n_ubatch=n_batch)
 
 
+# Just below 48 and 24 GiB, because cards report a little less than their name says.
 _SENSIBLE = ((47 * GIB, 262_144), (23 * GIB, 32_768))
-"""By the memory of all cards: how much context people there have use for."""
+"""Memory of all cards together, and the context length to aim for with at least so much."""
 _SENSIBLE_ELSEWHERE = 4096
 
 
 def context_lengths(model: ModelFile, rig: Rig, context: ContextSettings) -> tuple[int, ...]:
-    """Return the values of `n_ctx` to try, the most wanted first: the one that was chosen, or ever shorter ones.
-
-    What is halved is the context of each request: a total could leave a request with less than the engine's least.
-    """
+    """Return the values of `n_ctx` to try in order: the chosen one, or ever shorter ones."""
     if context.n_ctx != AUTO_CONTEXT:
         return (context.n_ctx,)
+    # The context of each request is halved, not the total, so that no request gets less than `CONTEXT_STEP` tokens.
     lengths = [sensible_length(model, rig)]
     while lengths[-1] // 2 >= CONTEXT_STEP:
         lengths.append(lengths[-1] // 2)
@@ -65,7 +65,7 @@ def context_lengths(model: ModelFile, rig: Rig, context: ContextSettings) -> tup
 
 
 def sensible_length(model: ModelFile, rig: Rig) -> int:
-    """Return the tokens of context to aim for on devices with this much memory, at most what was trained."""
+    """Return the context length to aim for on `rig`, in tokens; at most the trained length."""
     sensible = next((length for least, length in _SENSIBLE if _cards_bytes(rig) >= least), _SENSIBLE_ELSEWHERE)
     return min(sensible, trained_length(model) or sensible)
 
@@ -80,7 +80,7 @@ def _cards_bytes(rig: Rig) -> int:
 def decide_context(
     model: ModelFile, rig: Rig, asked: ContextSettings, used: ContextSettings, *, fits: bool
 ) -> Iterator[Decision]:
-    """Yield what became of context length, batches and sequences; `fits`: whether the forecast has room for them."""
+    """Yield the decisions on context length, batches and sequences. `fits`: the forecast has room for them."""
     yield Decision("n_ctx", used.n_ctx, _length_reason(model, rig, asked, used, fits=fits), _is_chosen(model, asked))
     yield from _batches(model, used)
     if used.n_seq_max > 1:
@@ -108,24 +108,25 @@ def _length_reason(model: ModelFile, rig: Rig, asked: ContextSettings, used: Con
         if each < aim:
             shared = tr(" for each of {n_seq_max} requests", n_seq_max=used.n_seq_max) if used.n_ctx != each else ""
             return (
-                tr("The longest that fits: {what} tokens{shared} would not.", what=2 * each, shared=shared)
+                tr("The longest that fits; {tokens} tokens{shared} would not fit.", tokens=2 * each, shared=shared)
                 if fits
                 else tr("No length fits here.")
             )
         if aim == trained:
-            return tr("All of what the model was trained with, {trained} tokens.", trained=trained)
-        return tr("What {cards} GiB on devices suggest; more can be chosen.", cards=_cards_bytes(rig) // GIB)
+            return tr("The whole trained length, {trained} tokens.", trained=trained)
+        return tr("Usual for {cards} GiB of device memory; you can choose more.", cards=_cards_bytes(rig) // GIB)
     if _is_chosen(model, asked):
         if trained is not None and each > trained:
-            return tr("Chosen, and longer than the {trained} tokens that the model was trained with.", trained=trained)
+            return tr("Chosen. It is longer than the trained length of {trained} tokens.", trained=trained)
         return tr("Chosen.")
     if trained == each:
-        return tr("What the model was trained with, {trained} tokens; more has to be chosen.", trained=trained)
-    return tr("What is used unless another length is chosen.")
+        return tr("The trained length, {trained} tokens; you can choose a longer context.", trained=trained)
+    return tr("The default length.")
 
 
 def _batches(model: ModelFile, used: ContextSettings) -> Iterator[Decision]:
     usual = default_context(model, used.n_ctx_each)
+    # llama.cpp refuses a text of such a model if it does not fit into one micro batch.
     whole = reads_whole_texts(model)
     for setting, value, default in (
         ("n_batch", used.n_batch, usual.n_batch),
@@ -133,12 +134,12 @@ def _batches(model: ModelFile, used: ContextSettings) -> Iterator[Decision]:
     ):
         if whole and value < used.n_ctx_each:
             reason = tr(
-                "This model reads a text in one piece, and takes {value} tokens of the {n_ctx_each} at once.",
+                "This model needs a text in one batch, which is limited to {value} of {n_ctx_each} tokens.",
                 value=value,
                 n_ctx_each=used.n_ctx_each,
             )
             yield Decision(setting, value, reason, value != default)
         elif whole:
-            yield Decision(setting, value, tr("As long as the context: this model reads a text in one piece."))
+            yield Decision(setting, value, tr("As long as the context: this model needs a text in one batch."))
         elif value != default:
             yield Decision(setting, value, tr("Chosen."), True)

@@ -1,4 +1,4 @@
-"""One setting as it is used, with a sentence on why: what was decided, or what somebody chose."""
+"""A decision: the value that is used for one setting, and the reason."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import msgspec
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """`setting` is a key of the layout file's `context`, or `projector` or `adapters`; `value` is what is used.
+    """A setting as it is used.
 
-    `overridden`: somebody chose it, and without that it could be another.
+    `setting`: a key of the layout file's `context`, or `projector` or `adapters`.
+    `value`: the value that is used.
+    `reason`: one sentence for people.
+    `overridden`: the user chose the value; left open, it could be another.
     """
 
     setting: str

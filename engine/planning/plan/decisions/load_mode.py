@@ -1,8 +1,8 @@
-"""Whether the model file is mapped into memory or read into memory of our own.
+"""Load mode: map the model file into memory, or read it into allocated memory.
 
-What the engine does with either: weights for a device are copied there and the mapping under them is let go; weights of
-the CPU stay pages of the file, which the system can take back, or become memory that it cannot. Pinned memory, from
-which large batches are copied faster, there is only without a mapping. A choice is always kept.
+Weights of a device are copied there in either case, and their part of the mapping is released. Weights of the CPU stay
+pages of the file, which the system can reclaim, or become allocated memory, which it cannot. Pinned memory, from which
+large batches are copied faster, exists only without a mapping. A mode that the user chose is always used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _METAL = ("Metal", "MTL")
 _CHOSEN: dict[LoadMode, str] = {
     "mmap": tr("Chosen: CPU weights stay pages of the file."),
     "none": tr("Chosen: CPU weights are read into memory."),
-    "mlock": tr("Chosen: CPU weights are read into memory that is never swapped out."),
+    "mlock": tr("Chosen: CPU weights are read into memory and locked, so they are never swapped out."),
     "mmap_mlock": tr("Chosen: CPU weights stay pages of the file that are kept in memory."),
     "direct_io": tr("Chosen: the file is read past the system's page cache."),
 }
@@ -33,7 +33,7 @@ _CHOSEN: dict[LoadMode, str] = {
 
 @dataclass(frozen=True, slots=True)
 class ModeChoice:
-    """A mode to try, and why."""
+    """A load mode to try, and the reason for it."""
 
     mode: LoadMode
     reason: str
@@ -42,21 +42,23 @@ class ModeChoice:
 def load_modes(
     model: ModelFile, rig: Rig, layout: Layout, asked: LoadMode, host: HostFacts, *, has_adapters: bool
 ) -> tuple[ModeChoice, ...]:
-    """Return the modes to try, the wanted one first; the next is for where the host has no room for the one before."""
+    """Return the modes to try in order. The second one is for a host without enough memory for the first."""
     if asked != "auto":
         return (ModeChoice(asked, _CHOSEN[asked]),)
     mapped = ModeChoice("mmap", tr("The CPU's weights stay pages of the file, which the system can take back."))
+    # The generator is in order of importance, and people are shown one reason.
     reason = next(_reasons_to_read(model, rig, layout, host, has_adapters=has_adapters), None)
     if reason is None:
         return (mapped,)
     crowded = tr("The host has no room for the CPU's weights, so they stay pages of the file and are read when needed.")
+    # A slow load from pages of the file is better than none.
     return (ModeChoice("none", reason), ModeChoice("mmap", crowded))
 
 
 def _reasons_to_read(
     model: ModelFile, rig: Rig, layout: Layout, host: HostFacts, *, has_adapters: bool
 ) -> Iterator[str]:
-    """Yield what stands against mapping, most telling first."""
+    """Yield reasons against mapping the file, the most important one first."""
     ids = used_devices(layout)
     used = [device for device in rig.devices if device.id in ids]
     first: Device | None = used[0] if used else None
@@ -64,15 +66,16 @@ def _reasons_to_read(
     if not used:
         yield tr("Everything is on the CPU: weights are read once and stay in memory.")
     if on_cpu and any(device.backend in _METAL for device in used):
-        yield tr("With Metal and the CPU sharing the layers, a mapping would hold the whole file for Metal.")
+        yield tr("With layers on both Metal and the CPU, memory-mapping would map the whole file for Metal.")
     if host.platform == "win32" and first is not None and first.backend == "CUDA":
-        yield tr("On Windows a mapped file is slower to copy to a CUDA card.")
+        yield tr("On Windows, copying from a memory-mapped file to a CUDA GPU is slower.")
     free_bytes = rig.host.available_bytes
+    # With a device, each mapped page is read once and copied there, but stays in the page cache until it is pushed out.
     if host.platform.startswith("linux") and used and model.size_bytes > free_bytes:
         yield (
             tr(
-                "The file ({size}) is larger than the free memory ({free}): mapping it would push out "
-                "what other programs use.",
+                "The file ({size}) is larger than the free memory ({free}); memory-mapping it would displace the "
+                "memory of other programs.",
                 size=format_bytes(model.size_bytes),
                 free=format_bytes(free_bytes),
             )
@@ -86,5 +89,5 @@ def _reasons_to_read(
 
 
 def decide_load_mode(asked: LoadMode, choice: ModeChoice) -> Decision:
-    """Return the mode that is used."""
+    """Return the decision on the load mode."""
     return Decision("load_mode", choice.mode, choice.reason, asked != "auto")

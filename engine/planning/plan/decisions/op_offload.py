@@ -1,7 +1,7 @@
-"""Whether devices compute large batches with weights that lie in host memory (op_offload), and from which size on.
+"""Op offload: a device computes large batches with weights that are in host memory (`op_offload`).
 
-A device copies such weights for every micro batch: worth it for prompts, never for single tokens, which stay below the
-threshold. It costs room for the largest of them in the compute buffer of the first device that can.
+The device copies these weights for every micro batch. That pays for prompts, but never for single tokens, which are
+below the threshold. The compute buffer of the first device that supports it must hold the largest of these weights.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from engine.planning.settings.context_settings import OFFLOAD_MIN_BATCH, Context
 
 
 def borrowing_device(rig: Rig, layout: Layout) -> str | None:
-    """Return the device that would compute with weights in host memory; None where none can or there are none."""
+    """Return the device that would compute with weights in host memory, None if there is none."""
     if not _weights_on_host(layout):
         return None
     ids = used_devices(layout)
@@ -27,15 +27,16 @@ def borrowing_device(rig: Rig, layout: Layout) -> str | None:
 
 
 def offload_choices(rig: Rig, layout: Layout, asked: ContextSettings) -> tuple[bool, ...]:
-    """Return what to try, the wanted one first; the next is for where a device has no room for the one before."""
+    """Return the values to try in order: off comes second, if a device has no memory for the copies."""
     if asked.op_offload != "auto":
         return (asked.op_offload,)
+    # Micro batches below the threshold are never offloaded, so turning it off would free nothing.
     matters = borrowing_device(rig, layout) is not None and asked.n_ubatch >= asked.offload_batch
     return (True, False) if matters else (True,)
 
 
 def decide_op_offload(rig: Rig, layout: Layout, asked: OpOffload, used: ContextSettings) -> Iterator[Decision]:
-    """Yield whether it is on, and its threshold."""
+    """Yield the decisions on op offload and on its threshold in tokens."""
     value = bool(used.op_offload)
     yield Decision("op_offload", value, _reason(rig, layout, asked, used), asked is False)
     chosen = used.op_offload_min_batch is not None
@@ -50,7 +51,7 @@ def decide_op_offload(rig: Rig, layout: Layout, asked: OpOffload, used: ContextS
 def _reason(rig: Rig, layout: Layout, asked: OpOffload, used: ContextSettings) -> str:
     device, tokens = borrowing_device(rig, layout), used.offload_batch
     if asked is False:
-        return tr("Chosen: the CPU computes prompts with its own layers.")
+        return tr("Chosen: the CPU computes its layers for prompts too.")
     if not used.op_offload:
         return tr(
             "{device} has no room for copies of the CPU's weights; it would speed up long prompts.", device=device
@@ -59,7 +60,7 @@ def _reason(rig: Rig, layout: Layout, asked: OpOffload, used: ContextSettings) -
         return tr("Nothing to gain: {why_nothing}.", why_nothing=_why_nothing(layout))
     if used.n_ubatch < tokens:
         return tr(
-            "Without effect: micro batches of {n_ubatch} tokens stay below the threshold of {tokens}.",
+            "No effect: the micro batch size of {n_ubatch} tokens is below the threshold of {tokens}.",
             n_ubatch=used.n_ubatch,
             tokens=tokens,
         )
@@ -74,7 +75,7 @@ def _why_nothing(layout: Layout) -> str:
     if not _weights_on_host(layout):
         behind = any(run.device == CPU_ID for run in entries(layout))
         return (
-            tr("CPU layers behind other devices are not lent")
+            tr("CPU layers placed after a GPU cannot use op offload")
             if behind
             else tr("no layer's weights are in host memory")
         )
@@ -82,10 +83,11 @@ def _why_nothing(layout: Layout) -> str:
 
 
 def _weights_on_host(layout: Layout) -> bool:
-    """Return whether weights of layers are where devices can borrow them: in the CPU run at the front, or overridden.
-
-    A CPU entry elsewhere takes even those of the front: they then belong to a backend that is not the last one.
-    """
+    """Return whether layers have weights in host memory that a device can copy: of the CPU run at the front, or of
+    overrides."""
+    # The scheduler offloads ops only on weights of its last backend, the CPU (ggml-backend.cpp,
+    # `ggml_backend_sched_backend_id_from_cur`). If the CPU is also an entry of the device list, all its weights belong
+    # to that earlier backend.
     if any(run.device == CPU_ID for run in entries(layout)):
         return False
     return leading_cpu_layers(layout) > 0 or any(override.device == CPU_ID for override in layout.overrides)

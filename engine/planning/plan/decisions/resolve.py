@@ -1,4 +1,4 @@
-"""From what was asked for to what is used: every setting decided, with the forecast that the decisions rest on."""
+"""Decides every setting that the user left open, with the forecast that the decisions are based on."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ from engine.planning.settings.context_settings import ContextSettings
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """`context` is what a load uses: nothing is left open but what the engine decides by itself (flash attention).
+    """Settings with nothing left open, and their forecast.
 
-    `estimate` is the forecast for it, side files included, `model_estimate` that of the model alone; `projector_device`
-    is the CPU without a projector.
+    `context`: the settings that a load uses; only flash attention may be "auto", which the engine decides.
+    `estimate`: memory with side files; `model_estimate`: memory of the model alone.
+    `projector_device`: the CPU if there is no projector.
     """
 
     context: ContextSettings
@@ -42,7 +43,7 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True)
 class _Tried:
-    """Settings with their forecast; `short`: the devices that would lack memory."""
+    """One choice of settings with its forecast. `short`: ids of devices without enough memory."""
 
     context: ContextSettings
     mode: ModeChoice
@@ -60,10 +61,10 @@ def resolve(
     side_files: SideFiles = NO_SIDE_FILES,
     host: HostFacts | None = None,
 ) -> Resolved:
-    """Return what is used where `asked` is asked for; `host` None is this machine.
+    """Return the settings that are used for the settings `asked`. `host`: facts of the machine; None: this one.
 
-    What was chosen is never changed. Where something is left open, the first choice that the forecast has room for is
-    taken, and the last one where it has room for none.
+    A setting that the user chose never changes. Of the settings left open the first choice that fits is taken; if none
+    fits, the last one.
     """
     facts = host or own_host()
     tried = _first_fitting(_Trials(memory, rig, layout, asked, side_files, facts))
@@ -89,8 +90,8 @@ def estimate_beside(
     side_files: SideFiles,
     alone: MemoryEstimate,
 ) -> tuple[MemoryEstimate, str]:
-    """Return the forecast with what is loaded beside the model, `alone` being that of the model, and the projector's
-    device."""
+    """Return the estimate with side files, and the projector's device. `alone`: the estimate without them."""
+    # A layout of another model has no estimate that anything could be added to.
     if not side_files or layout.n_layers != memory.model.n_layers:
         return alone, CPU_ID
     device_id = projector_device(side_files.projector, rig, device_needs(alone, rig))
@@ -109,7 +110,7 @@ def _first_fitting(trials: _Trials) -> _Tried:
 
 @dataclass(frozen=True, slots=True)
 class _Trials:
-    """The settings that may be used, from the most wanted to the last resort."""
+    """The settings to try, the preferred ones first, the last resort at the end."""
 
     memory: ModelMemory
     rig: Rig
@@ -119,7 +120,8 @@ class _Trials:
     host: HostFacts
 
     def each(self) -> Iterator[_Tried]:
-        """Yield settings with their forecasts; a choice that what is short has nothing to do with is left out."""
+        """Yield settings with their forecasts. A choice that could not help the devices that are short is left out."""
+        # The innermost choice gives way first: the load mode, then op offload, the pipeline, last the context length.
         model = self.memory.model
         modes = load_modes(
             model, self.rig, self.layout, self.asked.load_mode, self.host, has_adapters=bool(self.side_files.adapters)
@@ -139,10 +141,10 @@ class _Trials:
                 used = msgspec.structs.replace(context, op_offload=offload, load_mode=mode.mode)
                 tried = self._try(used, mode)
                 if CPU_ID not in tried.short:
-                    break  # The mode decides about the host's memory only.
+                    break  # Another load mode changes only the host's memory.
             yield tried
             if not tried.short - {CPU_ID}:
-                break  # Lending weights takes memory of devices only.
+                break  # Op offload takes memory of devices only; turning it off does not help the host.
 
     def _try(self, context: ContextSettings, mode: ModeChoice) -> _Tried:
         alone = self.memory.estimate(self.layout, context, self.rig)

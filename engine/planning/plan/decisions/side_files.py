@@ -1,4 +1,4 @@
-"""Files besides a model: where the projector for images or sound runs, adapters, and the rules that both may break."""
+"""Side files of a model: the device of the projector, adapters, and the rules that they may break."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from engine.planning.plan.decisions.decision import Decision
 
 
 def projector_device(projector: Projector | None, rig: Rig, needs: Mapping[str, DeviceMemory]) -> str:
-    """Return the id of its device: a card, else an integrated one, else the CPU; the first that has room for it.
+    """Return the device of the projector: the first card with room, else an integrated one, else the CPU.
 
-    `needs` is what the layout takes without it. Devices behind RPC are for those who choose them.
+    `needs`: memory of the layout on each device without the projector. RPC devices are used only if the user chose one.
     """
     if projector is None:
         return CPU_ID
@@ -28,17 +28,20 @@ def projector_device(projector: Projector | None, rig: Rig, needs: Mapping[str, 
 
 
 def decide_side_files(side_files: SideFiles, rig: Rig, device_id: str) -> Iterator[Decision]:
-    """Yield where the projector goes and how many adapters there are, nothing without files."""
+    """Yield the decisions on the projector's device and on adapters; nothing without side files."""
     projector = side_files.projector
     if projector is not None:
         reason = _reason(projector, rig, device_id)
         yield Decision("projector", device_id, reason, projector.device is not None)
     if side_files.adapters:
         names = ", ".join(
-            tr("{name} by {scale:g}", name=each.path.name, scale=each.scale) for each in side_files.adapters
+            tr("{name} (scale {scale:g})", name=each.path.name, scale=each.scale) for each in side_files.adapters
         )
         yield Decision(
-            "adapters", len(side_files.adapters), tr("Beside the weights that they change: {names}.", names=names), True
+            "adapters",
+            len(side_files.adapters),
+            tr("Each adapter is on the devices of the weights that it changes: {names}.", names=names),
+            True,
         )
 
 
@@ -70,26 +73,27 @@ def _size_bytes(projector: Projector, device: Device) -> int:
 
 def _room_bytes(device: Device, needs: Mapping[str, DeviceMemory]) -> int:
     need = needs.get(device.id, DeviceMemory())
+    # A device without layers would be opened for the projector alone, which has the fixed cost of a process.
     fixed_bytes = 0 if need.need_bytes else device.overhead_bytes or backend_traits(device).overhead_bytes
     return device.available_bytes - device.margin_bytes - need.need_bytes - fixed_bytes
 
 
 def side_file_violations(side_files: SideFiles, layout: Layout, rig: Rig) -> Iterator[Violation]:
-    """Yield what stands against loading `side_files`. Rules: `split_adapter`, `projector_device`."""
+    """Yield the rules that `side_files` break. Rules: `split_adapter`, `projector_device`."""
     if side_files.adapters and layout.split_mode == "tensor":
         yield Violation(
             "split_adapter",
-            tr("In split mode tensor the engine cannot cut a LoRA adapter as it cuts the weights, and ends."),
-            tr("Choose split mode layer, or leave the adapter out."),
+            tr("In split mode tensor, the engine cannot split a LoRA adapter and would crash."),
+            tr("Choose split mode layer, or remove the adapter."),
         )
     projector = side_files.projector
     if projector is not None and projector.device is not None and rig.device(projector.device) is None:
         yield Violation(
             "projector_device",
             tr(
-                "The projector is to run on {device}, which is not among the devices ({names}).",
+                "The projector is set to run on {device}, which is not available (devices: {names}).",
                 device=projector.device,
                 names=", ".join(rig.ids),
             ),
-            tr("Choose another device for it, or leave that open."),
+            tr("Choose another device for the projector, or auto."),
         )

@@ -1,4 +1,4 @@
-"""How many threads compute what is on the CPU, and what else decisions depend on of the machine that loads."""
+"""The number of CPU threads, and the facts of this machine that decisions use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.planning.settings.context_settings import ContextSettings
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """`platform` as `sys.platform` has it."""
+    """Facts of the machine that loads. `platform`: value of `sys.platform`."""
 
     platform: str
     processor: Processor
@@ -29,12 +29,13 @@ def own_host() -> HostFacts:
 
 def thread_counts(asked: ContextSettings, host: HostFacts) -> tuple[int, int]:
     """Return the threads for answers and for prompts."""
+    # One for each physical performance core that this program may use, at most the quota of its control group.
     threads = asked.threads or host.processor.threads
     return threads, asked.threads_batch or threads
 
 
 def decide_threads(asked: ContextSettings, host: HostFacts) -> Iterator[Decision]:
-    """Yield the threads for answers and for prompts."""
+    """Yield the decisions on threads for answers (`threads`) and for prompts (`threads_batch`)."""
     processor = host.processor
     threads, threads_batch = thread_counts(asked, host)
     if asked.threads is None:
@@ -44,7 +45,7 @@ def decide_threads(asked: ContextSettings, host: HostFacts) -> Iterator[Decision
     if asked.threads_batch is not None:
         yield Decision("threads_batch", threads_batch, _chosen(threads_batch, processor), True)
     elif asked.threads is not None:
-        yield Decision("threads_batch", threads_batch, tr("As many as were chosen for answers."))
+        yield Decision("threads_batch", threads_batch, tr("Same as the chosen number of threads for answers."))
     else:
         yield Decision("threads_batch", threads_batch, tr("As for answers: a second thread on a core adds nothing."))
 
@@ -52,16 +53,17 @@ def decide_threads(asked: ContextSettings, host: HostFacts) -> Iterator[Decision
 def _reason(processor: Processor) -> str:
     if processor.quota_cores is not None and processor.quota_cores < processor.performance_cores:
         return tr(
-            "The control group lets {cores} run at once, of {performance_cores}.",
+            "The CPU quota (cgroup) allows {cores} of {performance_cores}.",
             cores=_cores(processor.quota_cores),
             performance_cores=processor.performance_cores,
         )
     if processor.performance_cores < processor.cores:
         return tr(
-            "One on each of {cores} of full speed: all wait for the slowest, and {cores2} of {cores3} save power.",
+            "One thread per performance core ({cores}). {efficiency_cores} of {all_cores} cores are slower, "
+            "and all threads would have to wait for them.",
             cores=_cores(processor.performance_cores),
-            cores2=processor.cores - processor.performance_cores,
-            cores3=processor.cores,
+            efficiency_cores=processor.cores - processor.performance_cores,
+            all_cores=processor.cores,
         )
     return tr("One on each of {cores} that this program may use.", cores=_cores(processor.cores))
 
@@ -69,7 +71,8 @@ def _reason(processor: Processor) -> str:
 def _chosen(threads: int, processor: Processor) -> str:
     if threads > processor.cores:
         return tr(
-            "Chosen, and more than there are cores ({cores}): threads wait for each other then.", cores=processor.cores
+            "Chosen. There are more threads than cores ({cores}), so threads wait for each other.",
+            cores=processor.cores,
         )
     return tr("Chosen.")
 

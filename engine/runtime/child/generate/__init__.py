@@ -1,1 +1,1 @@
-"""Answers: prompts, slots, sampling, the decode loop, saved KV state."""
+"""Generation in the child: prompts, slots, decode loop, sampling, saved KV states."""

@@ -1,11 +1,11 @@
-"""The prompt of a conversation: by the model's own template, which a child renders, or in a plain form of ours."""
+"""Renders a conversation to a prompt: by a chat template in a child process, or in a plain form (ChatML)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from engine.base.errors import EngineError, WorkerStalledError
-from engine.runtime.protocol.messages import ChatMessage, Job, Message
+from engine.runtime.protocol.messages import NO_INPUT, ChatMessage, Job, Message, TemplateInput
 
 RENDER_SECONDS = 2.0
 MAX_TEMPLATE_CHARACTERS = 1 << 18
@@ -18,10 +18,11 @@ class Render(Job, frozen=True, tag="render", kw_only=True):
     messages: tuple[ChatMessage, ...]
     beginning_of_text: str
     end_of_text: str
+    template_input: TemplateInput = NO_INPUT
 
 
 class RenderedChat(Message, frozen=True, tag="rendered_chat", kw_only=True):
-    """The prompt, or the fault of the template; `for_log` as of `TemplateError`."""
+    """The rendered prompt. `fault`: why the template failed; empty if it did not. `for_log`: as of `TemplateError`."""
 
     text: str = ""
     fault: str = ""
@@ -29,9 +30,9 @@ class RenderedChat(Message, frozen=True, tag="rendered_chat", kw_only=True):
 
 
 class TemplateError(Exception):
-    """A chat template that cannot be used, with the reason.
+    """A chat template failed; the message is the reason.
 
-    `for_log`: the reason without what the template itself says, which may quote the conversation.
+    `for_log`: the reason without text from the template, which may quote the conversation.
     """
 
     def __init__(self, reason: str, for_log: str = "") -> None:
@@ -40,10 +41,10 @@ class TemplateError(Exception):
 
 
 class TemplateProcess:
-    """The child that renders templates. It is killed if one takes too long or too much. For one thread."""
+    """The child that renders chat templates. It is killed if one takes too much time or memory. For one thread."""
 
     def __init__(self) -> None:
-        # A load and raw text have no use for what supervises a child.
+        # Imported here: a load, and requests with raw text, need no supervision of a child.
         from engine.runtime.process.questions import KeptChild
 
         self._child = KeptChild("renderer", RenderedChat)
@@ -54,12 +55,18 @@ class TemplateProcess:
         return self._child.pid
 
     def render(
-        self, template: str, messages: Sequence[ChatMessage], *, beginning_of_text: str, end_of_text: str
+        self,
+        template: str,
+        messages: Sequence[ChatMessage],
+        template_input: TemplateInput = NO_INPUT,
+        *,
+        beginning_of_text: str,
+        end_of_text: str,
     ) -> str:
-        """Return the prompt that asks the assistant to go on, by the model's own template.
+        """Return the prompt, with the generation prompt of the assistant at its end.
 
         Raises:
-            TemplateError: the template is broken, refuses the conversation or takes too much time or space.
+            TemplateError: the template is invalid, refuses the conversation, or takes too much time or memory.
         """
         if len(template) > MAX_TEMPLATE_CHARACTERS:
             raise TemplateError("it is too long")
@@ -68,6 +75,7 @@ class TemplateProcess:
             messages=tuple(messages),
             beginning_of_text=beginning_of_text,
             end_of_text=end_of_text,
+            template_input=template_input,
             seconds=RENDER_SECONDS,
         )
         try:
@@ -86,6 +94,6 @@ class TemplateProcess:
 
 
 def render_plain_chat(messages: Sequence[ChatMessage]) -> str:
-    """Return a prompt in the form that many models know, for those without a usable template."""
+    """Return a prompt in ChatML, which many models know, for models without a usable template."""
     turns = [f"<|im_start|>{message.role}\n{message.content}<|im_end|>\n" for message in messages]
     return "".join(turns) + "<|im_start|>assistant\n"

@@ -1,10 +1,10 @@
-"""Checkpoints: what of a sequence's memory cannot be cut back, as it was after some of its tokens.
+"""Checkpoints: copies of the state of a sequence that cannot be cut to fewer tokens.
 
-A recurrent state knows where it is and nothing before, and a cache with a sliding window has lost what left the window.
-So copies are kept in the computer's memory, at token positions (`checkpoint_positions`) where another prompt is likely
-to part from this one: before its last question, after it, and at its end. With them an answer is given anew, or a
-question changed, without reading everything again. llama.cpp's server does the same; the limits here are also in bytes,
-for a state may take hundreds of MiB.
+A recurrent state only has its latest value, and a sliding-window cache has lost the tokens outside the window. So a
+sequence that continues differently after some token would have to be computed from its start. Copies in host memory
+avoid that. They are taken at token positions (`checkpoint_positions`) at which another prompt is likely to differ:
+before the last question, after it, and at the end. llama.cpp's server does the same (`n_ctx_checkpoints`); the limits
+here also count bytes, because a state may take hundreds of MiB.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from engine.runtime.child.load.loaded_context import LoadedContext
 from engine.runtime.protocol.messages import ChatMessage
 
 MOST = 16
-"""Of one sequence."""
+"""Most checkpoints of one sequence."""
 MOST_BYTES = 2 << 30
-"""Of all sequences; on a small computer less."""
+"""Most bytes of all checkpoints; less on a computer with little memory (`HOST_SHARE`)."""
 HOST_SHARE = 16
-"""All together take at most this part of the computer's memory, and as much of it stays free."""
+"""All checkpoints take at most 1/16 of the computer's memory, and another 1/16 stays free."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Checkpoint:
-    """`state`: the engine's bytes after the first `tokens` of a sequence."""
+    """A checkpoint. `tokens`: number of tokens that it was taken after. `state`: llama.cpp's bytes."""
 
     tokens: int
     state: memoryview
@@ -39,9 +39,11 @@ class Checkpoint:
 
 
 class CheckpointTaker:
-    """Copies states out of the memory of a context and back. Nothing is done where that memory can be cut back.
+    """Takes checkpoints of a context's sequences, and restores them.
 
-    `spacing`: after how many tokens there is a checkpoint in any case. Batches end there, and are not to be cut short.
+    `is_needed`: False if the KV cache can always be cut; then no checkpoint is taken.
+    `spacing`: most tokens between two checkpoints. A batch ends at each, so that it is not less than a batch.
+    `most_bytes`: limit for all checkpoints.
     """
 
     def __init__(self, loaded: LoadedContext) -> None:
@@ -53,24 +55,29 @@ class CheckpointTaker:
         self.most_bytes = min(MOST_BYTES, self._part_bytes)
 
     def size_bytes(self, sequence: int) -> int:
-        """Return what a checkpoint would take now; more than `most_bytes` where the computer's memory is short."""
+        """Return the size of a checkpoint taken now, or more than `most_bytes` if host memory is short."""
+        # With LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY llama.cpp copies only state that cannot be cut: recurrent, and
+        # windows.
         size_bytes = int(
             self._loaded.engine.low.llama_state_seq_get_size_ext(self._loaded.context, sequence, self._flags)
         )
+        # Read anew each time: other programs use host memory too.
         has_room = read_host_memory().free_bytes >= size_bytes + self._part_bytes
         return size_bytes if has_room else self.most_bytes + 1
 
     def take(self, sequence: int, tokens: int, size_bytes: int) -> Checkpoint | None:
-        """Return a checkpoint of a sequence that holds so many tokens, None where the engine gives none."""
+        """Return a checkpoint of a sequence with `tokens` tokens; None if llama.cpp does not give its state."""
         low, context = self._loaded.engine.low, self._loaded.context
         state = (ctypes.c_uint8 * size_bytes)()
         taken = int(low.llama_state_seq_get_data_ext(context, state, size_bytes, sequence, self._flags))
         return Checkpoint(tokens, memoryview(state).cast("B")) if 0 < taken == size_bytes else None
 
     def restore(self, sequence: int, checkpoint: Checkpoint) -> bool:
-        """Bring a sequence back to a checkpoint of its own; where that fails, what it holds is of no use."""
+        """Set a sequence back to a checkpoint of its own. If it returns False, the sequence is unusable."""
         low, context, size_bytes = self._loaded.engine.low, self._loaded.context, checkpoint.size_bytes
         state = (ctypes.c_uint8 * size_bytes).from_buffer(checkpoint.state)
+        # The partial state replaces recurrent state and windows. The KV cache of full attention layers still has all
+        # later tokens, which llama_memory_seq_rm cuts off.
         taken = int(low.llama_state_seq_set_data_ext(context, state, size_bytes, sequence, self._flags))
         memory = self._loaded.memory
         return (
@@ -80,25 +87,25 @@ class CheckpointTaker:
         )
 
 
-def next_checkpoint(held: int, positions: Sequence[int], checked_at: int, spacing: int) -> int:
+def next_checkpoint(held: int, positions: Sequence[int], last_checkpoint: int, spacing: int) -> int:
     """Return the token position at which the next checkpoint is due after `held` tokens: one of `positions`, or a
-    multiple of `spacing` after `checked_at`."""
-    spaced = held + spacing - (held - checked_at) % spacing
+    multiple of `spacing` after `last_checkpoint`."""
+    spaced = held + spacing - (held - last_checkpoint) % spacing
     return min((each for each in positions if held < each < spaced), default=spaced)
 
 
 def least_missed(checkpoints: Sequence[Checkpoint]) -> int:
-    """Return the index of the checkpoint whose neighbours are nearest to each other; the last one goes last."""
+    """Return the index of the checkpoint to drop: its neighbours are nearest to each other, and it is not the last."""
     ends = [0, *(checkpoint.tokens for checkpoint in checkpoints)]
     return min(range(len(checkpoints) - 1), key=lambda place: ends[place + 2] - ends[place], default=0)
 
 
 END_TOKENS = 4
-"""The last tokens of a text may become others when it goes on."""
+"""Tokens at the end of a text that may become other tokens when the text continues."""
 SEAM_TOKENS = 1
-"""The same at the border between the markup of a template and what people wrote."""
+"""The same at the border between a template's markup and a message."""
 LEAST_QUESTION = 16
-"""In tokens. After a shorter question no further checkpoint is worth its memory."""
+"""Tokens. After a shorter question no checkpoint is taken: the one before it saves nearly as much."""
 
 
 def checkpoint_positions(
@@ -107,11 +114,12 @@ def checkpoint_positions(
     """Return the positions in a prompt of `count` tokens that are worth a checkpoint, ascending; none if the memory can
     be cut back.
 
-    They are estimates: a checkpoint may be anywhere, and only saves less.
+    They are estimates, because parts of the prompt are tokenised alone. A checkpoint at a wrong place only saves less.
     """
     if not loaded.needs_checkpoints:
         return ()
     question = next((each.content.strip() for each in reversed(messages) if each.role == "user"), "")
+    # The last occurrence: a question may be asked twice.
     begin = text.rfind(question) if question else -1
     if begin < 0:
         return _within(count, [count - END_TOKENS])

@@ -1,7 +1,8 @@
-"""One loop for all requests on a loaded model: running answers get a token in each batch, prompts what room is left.
+"""The decode loop: computes all requests to a loaded model in common batches.
 
-Requests beyond the slots wait in the order of their arrival. A sequence that the memory lost is read once more. `Pace`
-says how much of prompts goes into one batch: what can be computed before somebody waits too long.
+Each batch has one token of every running answer, and as many tokens of prompts as `PromptBudget` allows. Requests
+beyond the free slots wait in the order of their arrival. If a failed batch damaged a sequence, its tokens are computed
+again.
 """
 
 from __future__ import annotations
@@ -13,45 +14,52 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from engine.runtime.child.generate.slots import Slot, Slots
-from engine.runtime.child.generate.tasks import SequenceTask, Task, TurnTask
-from engine.runtime.child.kinds import begin
+from engine.runtime.child.generate.tasks import SequenceTask, StandaloneTask, Task
+from engine.runtime.child.handlers import begin
 from engine.runtime.child.load.loaded_context import ABORTED, DECODED, NO_SLOT, Batch, LoadedContext
-from engine.runtime.child.native.failures import EndOfRequest, failure
+from engine.runtime.child.native.failures import RequestError, failure
 from engine.runtime.child.native.log import FreeMemory
-from engine.runtime.child.native.stop import StopRequest
+from engine.runtime.child.native.stop import StopFlag
 from engine.runtime.protocol.messages import Message, ModelRequest
 
 FIRST_TOKENS = 32
-"""Before the speed is known: few, since a layout on the CPU may do one a second."""
-ALONE_SECONDS = 2.0
-"""Then what can be computed in this time: several micro batches at once keep several devices busy, and a batch cut
-small reads the weights more often. A stop ends it earlier, and signs of life are given meanwhile."""
-BESIDE_SECONDS = 0.15
-"""The same where answers wait for their next token meanwhile."""
+"""Tokens of prompts in the first batch, before the speed is known. A layout on the CPU may compute one a second."""
+SECONDS_ALONE = 2.0
+"""Time that a batch of prompts may take if no answer is running.
+
+A batch of several micro batches keeps several devices busy, and each micro batch reads all weights once. A stop aborts
+the batch earlier, and `WorkHeartbeat` sends signs of life meanwhile.
+"""
+SECONDS_WITH_ANSWERS = 0.15
+"""The same while answers are running, which wait for their next token meanwhile."""
 
 
-class Pace:
-    """Follows how fast prompts are read; `most` is what a batch holds."""
+class PromptBudget:
+    """Limits the tokens of prompts in a batch, by the measured speed. `most`: size of a batch in tokens."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._tokens_per_second: float | None = None
 
-    def tokens(self, *, beside_answers: bool) -> int:
-        """Return how many tokens of prompts to take."""
+    def tokens(self, *, with_answers: bool) -> int:
+        """Return how many tokens of prompts the next batch may have. `with_answers`: answers are running."""
         if self._tokens_per_second is None:
             return min(FIRST_TOKENS, self._most)
-        seconds = BESIDE_SECONDS if beside_answers else ALONE_SECONDS
+        seconds = SECONDS_WITH_ANSWERS if with_answers else SECONDS_ALONE
         return min(self._most, max(FIRST_TOKENS, int(self._tokens_per_second * seconds)))
 
     def note(self, tokens: int, seconds: float) -> None:
-        """Learn from a batch; one with few tokens of prompts tells nothing."""
+        """Take the speed from a batch that was computed. One with few tokens of prompts is ignored."""
         if tokens >= min(FIRST_TOKENS, self._most):
             self._tokens_per_second = tokens / max(seconds, 1e-9)
 
 
 class _Share(NamedTuple):
-    """Tokens `begin` to `end` of a task in a batch, the place of the last one there, and the cells that they take."""
+    """The part of a batch that belongs to one task.
+
+    `begin`, `end`: indices into the task's tokens. `place`: index of the last token in the batch, for its logits.
+    `cells`: KV cells that the tokens take.
+    """
 
     task: SequenceTask
     slot: Slot
@@ -62,9 +70,12 @@ class _Share(NamedTuple):
 
 
 class DecodeLoop:
-    """The requests on one loaded context. `send` is given messages in the order in which they are to go out."""
+    """Runs all requests to one loaded context. For the main thread, except `tell_reading`.
 
-    def __init__(self, loaded: LoadedContext, stop: StopRequest, send: Callable[[Iterable[Message]], None]) -> None:
+    `stop`: flag that the reading thread sets. `send`: sends messages in their order.
+    """
+
+    def __init__(self, loaded: LoadedContext, stop: StopFlag, send: Callable[[Iterable[Message]], None]) -> None:
         self._loaded = loaded
         self._stop = stop
         self._send = send
@@ -72,25 +83,25 @@ class DecodeLoop:
         self._slots = Slots(loaded)
         self._free = FreeMemory(loaded.devices)
         self._batch = Batch(loaded.engine, loaded.batch_tokens)
-        self._pace = Pace(self._batch.size)
+        self._prompt_budget = PromptBudget(self._batch.size)
         self._waiting: deque[Task] = deque()
         self._running: list[SequenceTask] = []
-        self._turns: deque[TurnTask] = deque()
+        self._standalone: deque[StandaloneTask] = deque()
         self._first_reader = 0
         self._crowded = False
 
     @property
     def busy(self) -> bool:
-        return bool(self._running or self._turns or self._waiting)
+        return bool(self._running or self._standalone or self._waiting)
 
     def take(self, request: ModelRequest) -> None:
-        """Begin a request: it is answered, or runs from now on, or waits for a slot."""
+        """Begin a request. A quick one is answered at once; a task waits for a slot in `_waiting`."""
         try:
             if any(task.id == request.id for task in self._tasks()):
                 raise failure("internal", f"A request with the number {request.id} is under way already.")
             begun = begin(self._loaded, self._slots, request)
-        except EndOfRequest as end:
-            self._tell(end.word_of(request.id))
+        except RequestError as end:
+            self._tell(end.message_for(request.id))
             return
         if isinstance(begun, Task):
             self._waiting.append(begun)
@@ -98,40 +109,43 @@ class DecodeLoop:
             self._tell(begun)
 
     def stop(self, request: int | None) -> None:
-        """End one request or, without a number, all."""
+        """Stop the request with this number; None stops all."""
+        # A list of its own, because `_end` changes the lists of tasks.
         for task in [task for task in self._tasks() if request in (None, task.id)]:
             self._end(task, task.stopped())
 
     def tell_reading(self) -> None:
-        """Give a sign of life; for any thread."""
+        """Send a sign of life about a running request. For any thread."""
         with self._telling:
-            for task in (*self._running, *self._turns)[:1]:
+            for task in (*self._running, *self._standalone)[:1]:
                 self._send((task.reading,))
 
     def lose_memory(self) -> None:
-        """Note that somebody else used the memory."""
+        """Empty all slots, because other code is going to use the context."""
         self._slots.empty_all()
 
     def step(self) -> None:
-        """Begin what may begin, then compute one batch and one turn."""
+        """Give slots to waiting requests, then compute one batch, one image or sound, and one standalone part."""
         self._admit()
         if any(task.readable for task in self._running):
             self._compute()
         self._read_media()
-        if self._turns:
-            self._take_turn()
+        if self._standalone:
+            self._run_standalone()
 
     def _tell(self, *messages: Message) -> None:
-        """Send messages; a request that has left is not spoken of after its last word."""
+        """Send messages. The lock keeps signs of life about a request from coming after its final message."""
         with self._telling:
             self._send(messages)
 
     def _tasks(self) -> list[Task]:
-        return [*self._running, *self._turns, *self._waiting]
+        return [*self._running, *self._standalone, *self._waiting]
 
     # ------------------------------------------------------------------ beginning and ending
 
     def _admit(self) -> None:
+        # Strictly in the order of arrival: a later request with a cached prefix does not overtake an earlier one.
+        # `_crowded`: no KV cells were left, so that nothing new begins until a request has ended.
         while self._waiting and not self._crowded:
             task = self._waiting[0]
             if isinstance(task, SequenceTask):
@@ -141,32 +155,33 @@ class DecodeLoop:
                 task.slot = slot
                 task.begin()
                 self._running.append(task)
-                # the engine computes neighbours together
+                # With several streams llama.cpp puts only sequences with consecutive ids into a micro batch
+                # (llama_batch_allocr::split_equal).
                 self._running.sort(key=_slot_number)
-            elif isinstance(task, TurnTask):
-                task.slots = self._slots.take_free(task.id, task.wants)
-                if task.wants and not task.slots:
+            elif isinstance(task, StandaloneTask):
+                task.slots = self._slots.take_free(task.id, task.n_slots)
+                if task.n_slots and not task.slots:
                     return
-                self._turns.append(task)
+                self._standalone.append(task)
             self._waiting.popleft()
 
-    def _end(self, task: Task, last_word: Message) -> None:
+    def _end(self, task: Task, final_message: Message) -> None:
         self._leave(task)
         task.free()
-        self._tell(last_word)
+        self._tell(final_message)
 
     def _leave(self, task: Task) -> None:
-        """Take a task out of everything; its slot keeps what is cached."""
+        """Remove a task from the loop and release its slots, which keep their cached tokens."""
         if isinstance(task, SequenceTask):
             if task in self._running:
                 self._running.remove(task)
             if task.slot is not None:
-                self._slots.give_back(task.slot)
-        elif isinstance(task, TurnTask):
-            if task in self._turns:
-                self._turns.remove(task)
+                self._slots.release(task.slot)
+        elif isinstance(task, StandaloneTask):
+            if task in self._standalone:
+                self._standalone.remove(task)
             for slot in task.slots:
-                self._slots.give_back(slot)
+                self._slots.release(slot)
         if task in self._waiting:
             self._waiting.remove(task)
         self._crowded = False
@@ -183,9 +198,10 @@ class DecodeLoop:
         finally:
             self._stop.end_computing()
         if status == DECODED:
+            # A batch of nothing but single tokens says nothing about the speed of prompts.
             if self._batch.count > len(shares):
                 prompt_tokens = sum(share.end - share.begin for share in shares if share.end - share.begin > 1)
-                self._pace.note(prompt_tokens, time.perf_counter() - started)
+                self._prompt_budget.note(prompt_tokens, time.perf_counter() - started)
             self._go_on(shares)
         elif status == NO_SLOT:
             self._make_room(shares)
@@ -193,7 +209,7 @@ class DecodeLoop:
             self._recover(shares, status)
 
     def _fill(self) -> list[_Share]:
-        """Put one token of each answer and parts of the prompts into the batch, by slots."""
+        """Fill the batch with a token of each answer and parts of the prompts; return the parts."""
         batch = self._batch
         batch.clear()
         counts = self._counts()
@@ -204,6 +220,7 @@ class DecodeLoop:
                 continue
             tokens, held = task.tokens, len(slot.tokens)
             end = held + count
+            # The usual case, one token of an answer, without slices.
             if count == 1 and end == len(tokens):
                 place = batch.add(tokens[held], held, slot.number)
             else:
@@ -212,28 +229,31 @@ class DecodeLoop:
         return shares
 
     def _counts(self) -> list[int]:
-        """Return how many tokens of each running request go into the next batch."""
+        """Return how many tokens of each running request go into the next batch.
+
+        Every answer gets its token. Prompts share the rest evenly, and a different one is served first each time.
+        """
         missing = [self._until_checkpoint(task) for task in self._running]
         if max(missing) <= 1:
             return missing
         readers = [index for index, count in enumerate(missing) if count > 1]
         answers = len(missing) - len(readers)
-        room = min(self._batch.size - answers, self._pace.tokens(beside_answers=answers > 0))
+        room = min(self._batch.size - answers, self._prompt_budget.tokens(with_answers=answers > 0))
         first = self._first_reader = (self._first_reader + 1) % len(readers)
         in_turn = readers[first:] + readers[:first]
-        counts = shared(room, [missing[index] for index in in_turn])
+        counts = share_evenly(room, [missing[index] for index in in_turn])
         for index, count in zip(in_turn, counts, strict=True):
             missing[index] = count
         return missing
 
     def _until_checkpoint(self, task: SequenceTask) -> int:
-        """Return how many tokens are read before a checkpoint is taken, or an image or a sound comes."""
+        """Return how many tokens may be computed before a checkpoint is due, or an image or a sound follows."""
         if task.slot is None:
             return task.missing
         return min(task.readable, self._slots.until_checkpoint(task.slot, task.missing, task.checkpoint_positions))
 
     def _go_on(self, shares: Sequence[_Share]) -> None:
-        """Let the tasks go on by what was computed, and tell what came of it at once."""
+        """After a batch: add its tokens to the slots, sample, and send all resulting messages together."""
         answers: list[Message] = []
         ended: list[SequenceTask] = []
         for task, slot, begun, end, place, cells in shares:
@@ -241,7 +261,8 @@ class DecodeLoop:
                 slot.tokens.append(task.tokens[begun])
             else:
                 slot.tokens += task.tokens[begun:end]
-            slot.copied = False
+            # llama.cpp has made pending copies between streams with this batch.
+            slot.copy_pending = False
             self._slots.checkpoint_if_due(slot, task.tokens, task.checkpoint_positions)
             told = task.read(cells)
             if told is not None:
@@ -251,47 +272,55 @@ class DecodeLoop:
         for task in ended:
             self._leave(task)
             task.free()
+        # One write to the pipe for all messages of the batch.
         if answers:
             self._tell(*answers)
 
     def _make_room(self, shares: Sequence[_Share]) -> None:
-        """No cells are left: forget what nobody uses, else let the youngest request wait for the end of another."""
+        """After llama_decode found no KV slot (status 1): empty unused slots.
+
+        If there are none, the request that got its slot last waits until another one has ended. Then it starts anew.
+        """
         if self._slots.empty_free():
             return
         if len(self._running) == 1:
             task = shares[0].task
             refused = failure("argument", "The context is full. Clear the conversation or load with a longer context.")
-            self._end(task, refused.word_of(task.id))
+            self._end(task, refused.message_for(task.id))
             return
         youngest = max(self._running, key=lambda task: task.slot.used if task.slot is not None else 0)
         self._running.remove(youngest)
         if youngest.slot is not None:
             self._slots.empty(youngest.slot)
-            self._slots.give_back(youngest.slot)
+            self._slots.release(youngest.slot)
             youngest.slot = None
+        # In front: it came before the requests that wait.
         self._waiting.appendleft(youngest)
         self._crowded = True
 
     def _recover(self, shares: Sequence[_Share], status: int) -> None:
-        """Go on after a batch that was ended or failed, with as little loss as the engine allows."""
-        last_word = None if status == ABORTED else EndOfRequest(self._loaded.failed_computation(status, self._free))
+        """Go on after an aborted or failed batch, with as little loss as possible."""
+        # After an abort or an error llama.cpp has removed the failed micro batch from the KV cache, and kept the
+        # earlier ones (llama_context::decode). A recurrent state was overwritten in place: only a checkpoint is sound.
+        final_message = None if status == ABORTED else RequestError(self._loaded.failed_computation(status, self._free))
         if self._loaded.has_recurrent_state:
-            self._slots.go_back()
+            self._slots.restore_checkpoints()
         else:
             for share in shares:
-                self._slots.settle(share.slot, share.task.tokens)
-        if last_word is None:
-            return  # the stops behind it have been read and end the tasks
-        # a long prompt may be too much where answers alone are not
+                self._slots.reconcile(share.slot, share.task.tokens)
+        if final_message is None:
+            return  # The stop requests that caused the abort are handled next, and end the tasks.
+        # Memory may suffice for the answers without the long prompt. So only tasks that read a prompt are ended, if
+        # any.
         readers = [share for share in shares if share.end - share.begin > 1]
         for share in readers or shares:
             self._slots.empty(share.slot)
-            self._end(share.task, last_word.word_of(share.task.id))
+            self._end(share.task, final_message.message_for(share.task.id))
 
     # ------------------------------------------------------------------ images and sounds
 
     def _read_media(self) -> None:
-        """Read the next part of an image or a sound, if a prompt has come to one."""
+        """Compute the next part of an image or sound, if a prompt has reached one."""
         task = next((task for task in self._running if task.next_part is not None), None)
         if task is None or task.slot is None or task.next_part is None:
             return
@@ -302,38 +331,41 @@ class DecodeLoop:
         try:
             with self._stop.computing([task.id]):
                 status = task.media.read(part, begin, slot.number, self._stop)
-        except EndOfRequest as end:
-            self._end(task, end.word_of(task.id))
+        except RequestError as end:
+            self._end(task, end.message_for(task.id))
             return
         if status == DECODED:
             self._go_on((share,))
         elif status == NO_SLOT:
-            # what fitted of the part is read once more
-            self._slots.forget_end(slot)
+            # The part of the image that fitted is removed, and computed again later.
+            self._slots.drop_end(slot)
             self._make_room((share,))
         else:
             self._recover((share,), status)
 
-    # ------------------------------------------------------------------ turns
+    # ------------------------------------------------------------------ standalone tasks
 
-    def _take_turn(self) -> None:
-        task = self._turns[0]
-        self._turns.rotate(-1)
-        last_word: Message | None
+    def _run_standalone(self) -> None:
+        # One part of one task between two batches, in turn, so that answers are not held up.
+        task = self._standalone[0]
+        self._standalone.rotate(-1)
+        final_message: Message | None
         try:
             with self._stop.computing([task.id]):
-                last_word = task.turn(self._slots)
-        except EndOfRequest as end:
-            last_word = end.word_of(task.id)
-        if last_word is not None:
-            self._end(task, last_word)
+                final_message = task.run_part(self._slots)
+        except RequestError as end:
+            final_message = end.message_for(task.id)
+        if final_message is not None:
+            self._end(task, final_message)
         else:
             self._tell(task.reading)
 
 
-def shared(room: int, wants: Sequence[int]) -> list[int]:
-    """Share `room` evenly among those who want some; what one does not need goes to the next. Each gets one at least,
-    while there is room."""
+def share_evenly(room: int, wants: Sequence[int]) -> list[int]:
+    """Share `room` evenly; return a share for each entry of `wants`.
+
+    No share is larger than its entry, and the surplus goes to the others. While there is room, each gets at least 1.
+    """
     counts = [0] * len(wants)
     left = room
     hungry = [index for index, want in enumerate(wants) if want > 0]

@@ -1,9 +1,11 @@
-"""Answers that obey a grammar, or a JSON schema, which is made a grammar first.
+"""Sampling with a grammar (GBNF), or with a JSON schema, which is converted to a grammar first.
 
-As llama.cpp's own sampling does: a token is chosen without the grammar, and only if that does not obey it are all
-tokens put to the grammar, which takes long. A token that the grammar refuses must not reach it: that aborts the engine.
-The engine's reader of grammars recurses for each bracket and writes out each repetition: `fault_of` refuses what would
-break it. What takes long all the same is ended by `StepLimit`.
+As in llama.cpp's `common_sampler_sample`, a token is sampled without the grammar, and checked. Only if the grammar
+refuses it, all tokens are put through the grammar, which is slow. `llama_sampler_accept` aborts on a refused token, so
+that every token is checked before.
+
+llama.cpp's grammar parser recurses for each bracket and expands each repetition. `grammar_fault` refuses grammars that
+would overflow its stack or memory, and `StepLimit` ends what is slow nevertheless.
 """
 
 from __future__ import annotations
@@ -18,9 +20,9 @@ from engine.runtime.child.load.loaded_context import LoadedContext
 from engine.runtime.child.native.failures import StepLimit, failure
 
 MAX_DEPTH = 3000
-"""Brackets within brackets: the reader's stack has room for some 20,000."""
+"""Deepest nesting of brackets. The parser's stack has room for some 20,000."""
 MAX_ELEMENTS = 200_000
-"""Characters, classes and names with all repetitions written out, as the reader does it."""
+"""Most characters, classes and names with all repetitions expanded, as the parser does it."""
 _TOKENS = re.compile(
     r"""(?P<skipped>\#[^\n]*|\s+)
     |(?P<literal>"(?:\\.|[^"\\])*"?|\[(?:\\.|[^\]\\])*\]?)
@@ -32,8 +34,8 @@ _TOKENS = re.compile(
 _MAX_DIGITS = 6
 
 
-def fault_of(grammar: str) -> str:
-    """Return why the engine cannot be given this grammar, empty where nothing speaks against it."""
+def grammar_fault(grammar: str) -> str:
+    """Return why llama.cpp's parser must not get this grammar; empty if it may. It is no check of the syntax."""
     sums, last = [0], 0
     for token in _TOKENS.finditer(grammar):
         match token.lastgroup, token[0]:
@@ -68,7 +70,7 @@ MAX_GRAMMAR_CHARACTERS = 1 << 16
 MAX_SCHEMA_CHARACTERS = 1 << 15
 MAX_CONVERTED_CHARACTERS = 1 << 18
 MAX_COUNT = 2000
-"""Of characters or entries in a schema: each of them becomes a bracket of the grammar."""
+"""Largest minItems, maxLength and so on in a schema: each unit becomes a bracket of the grammar."""
 _COUNT = re.compile(r'(?:"(?:min|max)(?:Items|Length)"\s*:\s*(\d+)|\{\s*(?:\d+\s*,\s*)?(\d{5,}))')
 _REFUSED = float("-inf")
 _ENTRY_NUMBERS = 3
@@ -76,21 +78,23 @@ _ENTRY_NUMBERS = 3
 
 
 def grammar_text(settings: SamplingSettings, say: Callable[[str], None]) -> str:
-    """Return the grammar that an answer is to obey, empty for none; `say` as of `StepLimit`.
+    """Return the grammar for an answer; empty for none. `say`: as of `StepLimit`.
 
     Raises:
-        EndOfRequest: with a `Failure`: both are given, one is too long, or the schema cannot be used.
+        RequestError: a grammar and a schema are given, one is too long, or one cannot be used.
     """
     if settings.grammar and settings.json_schema:
-        raise failure("argument", "A grammar and a JSON schema are set; an answer obeys one of them. Empty the other.")
+        raise failure(
+            "argument", "A grammar and a JSON schema are set, but only one of them can be used. Empty the other."
+        )
     if len(settings.grammar) > MAX_GRAMMAR_CHARACTERS or len(settings.json_schema) > MAX_SCHEMA_CHARACTERS:
         raise failure("argument", "The grammar or JSON schema is too long to be one; shorten it.")
     if not settings.json_schema.strip():
-        if fault := fault_of(settings.grammar):
+        if fault := grammar_fault(settings.grammar):
             raise failure("argument", f"The grammar cannot be used ({fault}); correct it or empty it.")
         return settings.grammar if settings.grammar.strip() else ""
     text = _converted(settings.json_schema, say)
-    if fault := "it grows too long" if len(text) > MAX_CONVERTED_CHARACTERS else fault_of(text):
+    if fault := "it grows too long" if len(text) > MAX_CONVERTED_CHARACTERS else grammar_fault(text):
         raise failure("argument", f"The JSON schema cannot be used: as a grammar {fault}. Make it simpler or empty it.")
     return text
 
@@ -100,7 +104,7 @@ def _converted(schema: str, say: Callable[[str], None]) -> str:
         raise failure(
             "argument", f"The JSON schema counts to more than {MAX_COUNT}, which no answer does; lower it or empty it."
         )
-    # imported with the first schema
+    # Imported with the first schema: most children never need it.
     from llama_cpp.llama_grammar import json_schema_to_gbnf
 
     step = StepLimit(say, "the JSON schema")
@@ -110,7 +114,7 @@ def _converted(schema: str, say: Callable[[str], None]) -> str:
     except RecursionError:
         raise failure("argument", "The JSON schema is nested too deeply; make it simpler.") from None
     except Exception as error:
-        # whatever a foreign schema has wrong is that schema's error
+        # The converter raises all kinds of errors on invalid schemas.
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise failure("argument", f"The JSON schema cannot be used: {reason}. Correct it or empty it.") from None
     finally:
@@ -118,13 +122,13 @@ def _converted(schema: str, say: Callable[[str], None]) -> str:
 
 
 class Grammar:
-    """The grammar of one request. To be freed."""
+    """The grammar sampler of one request. Call `free` at its end."""
 
     def __init__(self, loaded: LoadedContext, text: str) -> None:
         self._low = loaded.engine.low
         self._loaded = loaded
         loaded.log.begin_computation(lambda _failed: None)
-        self._step = StepLimit(loaded.engine.say_last_word, "the grammar or JSON schema")
+        self._step = StepLimit(loaded.engine.send_abort_text, "the grammar or JSON schema")
         with self._step:
             self._sampler = self._low.llama_sampler_init_grammar(
                 loaded.vocabulary, text.encode("utf-8", "replace"), b"root"
@@ -137,6 +141,8 @@ class Grammar:
                 f"The grammar cannot be used{f' ({reason})' if reason else ''}. It has to be GBNF with a rule root;"
                 " correct it or empty it.",
             )
+        # The array of candidates is filled through memoryviews: a Python loop over 150,000 tokens would take longer
+        # than the computation of a token.
         size = loaded.vocabulary_size
         self._entries = (self._low.llama_token_data * size)()
         numbers = memoryview(self._entries).cast("B").cast("i")
@@ -148,7 +154,7 @@ class Grammar:
         self._low.llama_sampler_free(self._sampler)
 
     def sample(self, chain: Any, place: int) -> int:
-        """Choose a token by a chain, as the grammar allows; chain and grammar take note of it."""
+        """Sample a token that the grammar allows, and advance chain and grammar. `place`: index of the logits."""
         with self._step:
             return self._sampled(chain, place)
 
@@ -159,16 +165,16 @@ class Grammar:
             candidates = self._candidates(place)
             self._low.llama_sampler_apply(self._sampler, ctypes.byref(candidates))
             if max(memoryview(self._entries).cast("B").cast("f")[1::_ENTRY_NUMBERS]) == _REFUSED:
-                raise failure("argument", "Nothing that this model can write goes on as the grammar wants it.")
+                raise failure("argument", "No token of this model continues the answer as the grammar requires.")
             token = self._chosen(chain, candidates)
             if not self._allows(token):
-                raise failure("argument", "The samplers leave no token that the grammar allows; loosen either.")
+                raise failure("argument", "The samplers leave no token that the grammar allows; relax either of them.")
         self._low.llama_sampler_accept(self._sampler, token)
         self._low.llama_sampler_accept(chain, token)
         return token
 
     def _candidates(self, place: int) -> Any:
-        """Return all tokens with their logits."""
+        """Return a `llama_token_data_array` of all tokens with their logits."""
         size = self._loaded.vocabulary_size
         logits = self._low.llama_get_logits_ith(self._loaded.context, place)
         given = (ctypes.c_float * size).from_address(ctypes.addressof(logits.contents))
@@ -182,6 +188,7 @@ class Grammar:
         return int(candidates.data[max(0, candidates.selected)].id)
 
     def _allows(self, token: int) -> bool:
+        # As common_sampler_sample does: the grammar sampler sets the logit of a refused token to minus infinity.
         entry = (self._low.llama_token_data * 1)((token, 1.0, 0.0))
         single = self._low.llama_token_data_array(ctypes.cast(entry, self._low.llama_token_data_p), 1, -1, False)
         self._low.llama_sampler_apply(self._sampler, ctypes.byref(single))

@@ -1,4 +1,4 @@
-"""Reading the images and sounds of one prompt into the memory, part by part, as its turn comes."""
+"""Computes the images and sounds of a prompt into the KV cache, part by part, when the decode loop comes to them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.base.errors import ChatError
 from engine.runtime.child.load.loaded_context import ABORTED, DECODED, LoadedContext
 from engine.runtime.child.load.media import NO_MEDIA, Embeddings, Media, MediaPart, MediaPrompt, identity_of
 from engine.runtime.child.native.failures import failure
-from engine.runtime.child.native.stop import StopRequest
+from engine.runtime.child.native.stop import StopFlag
 from engine.runtime.media.images.pictures import pixels_of
 from engine.runtime.media.sounds.recordings import samples_of
 from engine.runtime.protocol.messages import SoundFile
@@ -19,7 +19,7 @@ _FLOAT_BYTES = ctypes.sizeof(ctypes.c_float)
 
 
 class MediaReader:
-    """One prompt's. A file is decoded by a process of its own, and only where the memory does not hold it."""
+    """Reads the images and sounds of one prompt. A file is decoded only if the KV cache does not hold it already."""
 
     def __init__(self, loaded: LoadedContext, prompt: MediaPrompt = NO_MEDIA) -> None:
         self._loaded = loaded
@@ -29,12 +29,14 @@ class MediaReader:
         self._chunks: Any = None
         self._last_chunk = max((part.chunk for part in prompt.parts.values()), default=0)
 
-    def read(self, part: MediaPart, position: int, sequence: int, stop: StopRequest) -> int:
-        """Append a part to a sequence; return llama.cpp's status, which is `ABORTED` where a stop came while it was
-        decoded, be it another request's: the loop sees to that one, and comes back to this part.
+    def read(self, part: MediaPart, position: int, sequence: int, stop: StopFlag) -> int:
+        """Compute a part at the end of a sequence, and return the status of llama_decode.
+
+        It is `ABORTED` if a stop came meanwhile, also one of another request. The decode loop handles that stop, and
+        then calls this again.
 
         Raises:
-            EndOfRequest: with a `Failure`: the image or sound cannot be read.
+            RequestError: the image or sound cannot be read.
         """
         media = self._loaded.media
         assert media is not None
@@ -48,6 +50,7 @@ class MediaReader:
             reason = self._loaded.log.facts.reason() or "no reason was given"
             raise failure("internal", f"The projector could not read an image or a sound: {reason}.")
         low = self._loaded.engine.low
+        # Some projectors (Gemma 3) need non-causal attention within an image, as in mtmd_helper_decode_image_chunk.
         if part.at_once:
             low.llama_set_causal_attn(self._loaded.context, False)
         try:
@@ -64,13 +67,15 @@ class MediaReader:
             if status != DECODED:
                 return status
         if part.chunk == self._last_chunk:
-            # the answer may be long, and samples of minutes are many
+            # The decoded files are not needed any more, and a sound of minutes takes much memory.
             self.free()
         return DECODED
 
-    def _chunks_with(self, media: Media, part: MediaPart, stop: StopRequest) -> Any:
-        """Return the prompt's parts with what a part's file holds; those of one file come one after another. None: a
-        stop came first."""
+    def _chunks_with(self, media: Media, part: MediaPart, stop: StopFlag) -> Any:
+        """Return the prompt's mtmd chunks with the decoded file of `part`; None if a stop came meanwhile.
+
+        Parts of one file follow each other, so that a file is decoded once.
+        """
         if identity_of(part.file) != self._lent_for:
             self.free()
             decoded = _decoded(media, part, stop)
@@ -81,12 +86,12 @@ class MediaReader:
         return self._chunks
 
     def free(self) -> None:
-        """Forget what was decoded."""
+        """Free the decoded file and the chunks."""
         self._lent.close()
         self._lent_for = ()
 
 
-def _decoded(media: Media, part: MediaPart, stop: StopRequest) -> bytes | None:
+def _decoded(media: Media, part: MediaPart, stop: StopFlag) -> bytes | None:
     file = part.file
     if not file.data:
         raise failure(
@@ -101,12 +106,12 @@ def _decoded(media: Media, part: MediaPart, stop: StopRequest) -> bytes | None:
             return None
         raise failure("argument", error.summary()) from None
     if (picture.width_px, picture.height_px) != (file.width_px, file.height_px):
-        raise failure("argument", "An image has another size than was said; attach it again.")
+        raise failure("argument", "An image has another size than expected; attach it again.")
     return picture.pixels
 
 
 def _batch(low: Any, made: Embeddings, begin: int, end: int, sequence: int) -> Any:
-    """Return a `llama_batch` of these rows. What it points to lives as long as it does."""
+    """Return a `llama_batch` of embedding rows `begin` to `end`. ctypes keeps the arrays alive with the batch."""
     count = end - begin
     positions = (ctypes.c_int32 * (count * len(made.positions)))(
         *(place for section in made.positions for place in section[begin:end])
@@ -122,5 +127,6 @@ def _batch(low: Any, made: Embeddings, begin: int, end: int, sequence: int) -> A
         pos=positions,
         n_seq_id=(ctypes.c_int32 * count)(*([1] * count)),
         seq_id=(ctypes.POINTER(ctypes.c_int32) * count)(*([first] * count)),
+        # No logits: text always follows an image (see `read_prompt`).
         logits=(ctypes.c_int8 * count)(),
     )

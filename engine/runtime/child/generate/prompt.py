@@ -1,4 +1,4 @@
-"""From a request to the tokens of its prompt, and where its answer begins."""
+"""Makes the tokens of a prompt from a request: chat template, images and sounds, start of the answer."""
 
 from __future__ import annotations
 
@@ -6,22 +6,34 @@ from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
+import msgspec
+
 from engine.runtime.child.generate.chat_template import TemplateError, TemplateProcess, render_plain_chat
 from engine.runtime.child.generate.checkpoints import checkpoint_positions
 from engine.runtime.child.generate.text import piece_text, token_text, tokenize
 from engine.runtime.child.load.loaded_context import LoadedContext
 from engine.runtime.child.load.media import Media, MediaPrompt
 from engine.runtime.child.native.failures import failure
-from engine.runtime.protocol.messages import ChatMessage, Generate, ImageFile, MediaFile, SoundFile
+from engine.runtime.protocol.messages import (
+    NO_INPUT,
+    ChatMessage,
+    Generate,
+    ImageFile,
+    MediaFile,
+    SoundFile,
+    TemplateInput,
+)
 
 _REMEDY = (
-    "Choose the model's projector (its mmproj file) beside the model in the settings, and load again; where one is"
-    " loaded, choose another."
+    "Choose the model's projector (mmproj file) in the settings, and load again. If one is loaded, choose another one."
 )
 
 
 class Replaced(NamedTuple):
-    """Why a plain form took the place of a chat template; empty where none did. `for_log` quotes no conversation."""
+    """Why a chat template failed and a plain form was used, as a sentence; empty if it did not fail.
+
+    `for_log`: the same without quotations from the conversation.
+    """
 
     sentence: str = ""
     for_log: str = ""
@@ -31,19 +43,25 @@ NOT_REPLACED = Replaced()
 
 
 def read_prompt(
-    loaded: LoadedContext, messages: Sequence[ChatMessage], prompt: str, template: str = ""
+    loaded: LoadedContext,
+    messages: Sequence[ChatMessage],
+    prompt: str,
+    template: str = "",
+    template_input: TemplateInput = NO_INPUT,
 ) -> tuple[MediaPrompt, Replaced, tuple[int, ...]]:
-    """Return the prompt of a conversation, or of raw text where there is none, what `chat_text` has to say, and the
-    `checkpoint_positions`.
+    """Return the prompt, why its chat template was replaced, and the token positions worth a checkpoint.
+
+    `messages`: the conversation. `prompt`: raw text, used if there are no messages. `template`: empty for the model's.
 
     Raises:
-        EndOfRequest: with a `Failure`: it is empty, or too long for the context of one request.
+        RequestError: the prompt is empty, or too long for the context of one request.
     """
-    text, replaced = chat_text(loaded, messages, template) if messages else (prompt, NOT_REPLACED)
+    text, replaced = chat_text(loaded, messages, template, template_input) if messages else (prompt, NOT_REPLACED)
     found = prompt_of(loaded, text, media_of(messages))
     count, room = found.cells(found.tokens), loaded.context_tokens
     if not count:
         raise failure("argument", "The prompt is empty; write something.")
+    # One cell must be left for the first token of the answer.
     if count >= room:
         raise failure(
             "argument",
@@ -57,42 +75,46 @@ def read_prompt(
 
 
 def prompt_of(loaded: LoadedContext, text: str, files: Sequence[MediaFile] = ()) -> MediaPrompt:
-    """Return a whole prompt: a template that writes the first token itself does not get a second.
+    """Return the tokens of a prompt, with BOS unless the template has written it.
 
     Raises:
-        EndOfRequest: with a `Failure`, where nothing that is loaded reads its images or sounds.
+        RequestError: no projector for its images or sounds is loaded.
     """
     begin = token_text(loaded, loaded.engine.low.llama_vocab_bos(loaded.vocabulary))
     add_special = not (begin and text.startswith(begin))
     if files:
-        return senses_of(loaded, files).prompt(text, files, add_special=add_special)
+        return media_for(loaded, files).prompt(text, files, add_special=add_special)
     return MediaPrompt(tokens=tuple(tokenize(loaded, text, add_special=add_special)))
 
 
 def media_of(messages: Sequence[ChatMessage]) -> tuple[MediaFile, ...]:
-    """Return the images and sounds of a conversation, in their order."""
+    """Return the images and sounds of a conversation in their order."""
     return tuple(file for message in messages for file in message.media)
 
 
-def senses_of(loaded: LoadedContext, files: Sequence[MediaFile]) -> Media:
-    """Return what reads these.
+def media_for(loaded: LoadedContext, files: Sequence[MediaFile]) -> Media:
+    """Return the loaded projector, if it reads all of these files.
 
     Raises:
-        EndOfRequest: with a `Failure`, where nothing does.
+        RequestError: it does not, or none is loaded.
     """
     media = loaded.media
     has_images = any(isinstance(file, ImageFile) for file in files)
     has_sounds = any(isinstance(file, SoundFile) for file in files)
-    if has_images and not (media is not None and media.sees):
-        raise failure("argument", f"This conversation has images, and nothing is loaded that reads them. {_REMEDY}")
-    if has_sounds and not (media is not None and media.hears):
-        raise failure("argument", f"This conversation has sound, and nothing is loaded that hears it. {_REMEDY}")
+    if has_images and not (media is not None and media.reads_images):
+        raise failure(
+            "argument", f"This conversation has images, but no projector that reads images is loaded. {_REMEDY}"
+        )
+    if has_sounds and not (media is not None and media.reads_sound):
+        raise failure(
+            "argument", f"This conversation has sound, but no projector that reads sound is loaded. {_REMEDY}"
+        )
     assert media is not None
     return media
 
 
 def _check_batches(loaded: LoadedContext, prompt: MediaPrompt) -> None:
-    """End the request where an image or a sound that cannot be cut is larger than a batch: the engine would abort."""
+    """Raise `RequestError` if an image or sound must be computed at once and exceeds a batch: llama.cpp would abort."""
     most = min(loaded.batch_tokens, int(loaded.engine.low.llama_n_ubatch(loaded.context)))
     whole = max((part.n_cells for part in prompt.parts.values() if part.at_once), default=0)
     if whole > most:
@@ -106,13 +128,21 @@ def _check_batches(loaded: LoadedContext, prompt: MediaPrompt) -> None:
 def _with_markers(loaded: LoadedContext, message: ChatMessage) -> ChatMessage:
     if not message.media:
         return message
-    marks = senses_of(loaded, message.media).marker * len(message.media)
-    return ChatMessage(message.role, f"{marks}{message.content}")
+    marks = media_for(loaded, message.media).marker * len(message.media)
+    return msgspec.structs.replace(message, content=f"{marks}{message.content}", media=())
 
 
-def chat_text(loaded: LoadedContext, messages: Sequence[ChatMessage], template: str = "") -> tuple[str, Replaced]:
-    """Return a conversation by `template`, or the model's own, and why a plain form took its place, if it did for a
-    fault."""
+def chat_text(
+    loaded: LoadedContext,
+    messages: Sequence[ChatMessage],
+    template: str = "",
+    template_input: TemplateInput = NO_INPUT,
+) -> tuple[str, Replaced]:
+    """Return the text of a conversation's prompt, and why its chat template was replaced, if it failed.
+
+    `template`: chat template; empty for the model's own. A model without one gets a plain form.
+    `template_input`: further variables of the template.
+    """
     messages = [_with_markers(loaded, message) for message in messages]
     low = loaded.engine.low
     owner = "chat" if template else "model"
@@ -124,12 +154,13 @@ def chat_text(loaded: LoadedContext, messages: Sequence[ChatMessage], template: 
             text = _templates().render(
                 template,
                 messages,
+                template_input,
                 beginning_of_text=token_text(loaded, low.llama_vocab_bos(loaded.vocabulary)),
                 end_of_text=token_text(loaded, low.llama_vocab_eos(loaded.vocabulary)),
             )
         except TemplateError as error:
             whose = "The model's chat template" if owner == "model" else "The template that was set for this chat"
-            instead = f"{whose} is not used, but a plain form that many models know"
+            instead = f"{whose} is not used; a plain format that many models know replaces it"
             replaced = Replaced(f"{instead}: {error}.", f"{instead}: {error.for_log}.")
         else:
             return text, NOT_REPLACED
@@ -142,14 +173,16 @@ def _templates() -> TemplateProcess:
 
 
 _END_TOKENS = 16
-"""How much of a prompt's end is looked at for a mark."""
+"""Tokens at the end of a prompt that are searched for an opening reasoning tag."""
 
 
-def with_begun(loaded: LoadedContext, request: Generate, read: MediaPrompt) -> tuple[list[int], str]:
-    """Return the prompt with what the answer begins with already, and what is to be told first: an open mark.
+def with_answer_start(loaded: LoadedContext, request: Generate, read: MediaPrompt) -> tuple[list[int], str]:
+    """Return the prompt's tokens with the start of the answer (`Generate.begun`), and the text of the first piece.
+
+    That text is the opening reasoning tag if the template has written one at the end of the prompt, else empty.
 
     Raises:
-        EndOfRequest: with a `Failure`, where that is too long for the context.
+        RequestError: they are too long for the context.
     """
     prompt = read.tokens
     end = "".join(piece_text(loaded, token) for token in prompt[-_END_TOKENS:] if token >= 0).rstrip()
@@ -158,14 +191,14 @@ def with_begun(loaded: LoadedContext, request: Generate, read: MediaPrompt) -> t
         return [*prompt], "" if marks is None else marks[0]
     begun = request.begun
     if marks is not None:
-        # the template has begun a thought, which is to be the one that is there, or none
+        # The template has opened the reasoning. The start of the answer continues it, or closes it at once.
         begun = begun[len(marks[0]) :] if begun.startswith(marks[0]) else f"{marks[1]}\n\n{begun}"
     tokens = [*prompt, *tokenize(loaded, begun, add_special=False)]
     count = read.cells(tokens)
     if count >= loaded.context_tokens:
         raise failure(
             "argument",
-            f"With what was said of it the answer takes {count} tokens and the context holds"
+            f"With its beginning the answer takes {count} tokens and the context holds"
             f" {loaded.context_tokens}. Load with a longer context to go on.",
         )
     return tokens, ""

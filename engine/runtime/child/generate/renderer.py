@@ -1,10 +1,9 @@
 """`python -m engine.runtime.child.generate.renderer`: the child that renders chat templates.
 
-Templates of models are untrusted programs.
-
-What would take a huge step is refused with a reason. A template may also stay in one C call for a minute, where no
-limit inside the interpreter reaches it: so this process has an alarm that the kernel rings, a limited address space,
-and nothing to lose. It never loads the engine.
+A chat template comes with the model's file and is an untrusted program (Jinja). The sandbox refuses operations that
+make a huge value in one step. A template may still stay in one C call for a minute, which no limit inside the
+interpreter can interrupt. So this process has the kernel's alarm, a limited address space, and no access to files. It
+never loads llama.cpp.
 """
 
 from __future__ import annotations
@@ -24,19 +23,20 @@ import jinja2.sandbox
 
 from engine.runtime.child.generate.chat_template import MAX_TEMPLATE_CHARACTERS, Render, RenderedChat, TemplateError
 from engine.runtime.process.decoders import run_decoder
-from engine.runtime.protocol.messages import ChatMessage
+from engine.runtime.protocol.messages import NO_INPUT, ChatMessage, TemplateInput
 
 MEMORY_BYTES = 256 << 20
 MAX_GROWTH_CHARACTERS = 1 << 20
-"""How much longer than the conversation a prompt may be."""
+"""Most characters by which a prompt may be longer than the conversation."""
 MAX_REPEAT = 1 << 16
 MAX_FACTOR = 1 << 64
+# Methods and filters that make a text of any length from a number, in one step.
 PADDING_METHODS = frozenset({"center", "expandtabs", "format", "format_map", "ljust", "rjust", "zfill"})
 PADDING_FILTERS = ("center", "format", "pprint", "urlize", "wordwrap", "xmlattr")
 
 
 class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """A sandbox that also refuses what makes a huge value in one step, where no time limit could interrupt it."""
+    """A Jinja sandbox that also refuses operations that make a huge value in one step."""
 
     intercepted_binops = frozenset({"*", "**", "%"})
 
@@ -57,7 +57,7 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}` marks the assistant's part for training and means nothing here."""
+    """The tag `{% generation %}`, which marks the assistant's part for training. It has no effect on a prompt."""
 
     tags = {"generation"}  # noqa: RUF012 - declared by the base class
 
@@ -66,23 +66,97 @@ class _GenerationTag(jinja2.ext.Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def render_chat(template: str, messages: Sequence[ChatMessage], *, beginning_of_text: str, end_of_text: str) -> str:
-    """Return the prompt that asks the assistant to go on, by the model's own template. It may take any time.
+def render_chat(
+    template: str,
+    messages: Sequence[ChatMessage],
+    template_input: TemplateInput = NO_INPUT,
+    *,
+    beginning_of_text: str,
+    end_of_text: str,
+) -> str:
+    """Return the prompt with the generation prompt at its end. It may take any time, which the caller limits.
 
-    Templates of models for images may want contents as lists of parts, and write nothing of a text: then they get such.
+    Templates of some vision models expect contents as lists of parts, and drop plain text. They get such lists if the
+    last question is missing in the first result.
 
     Raises:
-        TemplateError: the template is broken, refuses the conversation or takes too much space.
+        TemplateError: the template is invalid, refuses the conversation, or makes too long a prompt.
     """
-    text = _render(template, messages, [each.content for each in messages], beginning_of_text, end_of_text)
+    values = _values(template_input, beginning_of_text, end_of_text)
+    limit = MAX_GROWTH_CHARACTERS + len(template_input.tools) + sum(map(_length, messages))
+    plain = [each.content for each in messages]
+    try:
+        text = _render(template, _documents(messages, plain), values, limit)
+    except TemplateError:
+        if not any(each.calls for each in messages):
+            raise
+        # DeepSeek's templates join the arguments of a call with text; all others take an object.
+        text = _render(template, _documents(messages, plain, arguments_as_text=True), values, limit)
     if _has_question(text, messages):
         return text
     parts = [[{"type": "text", "text": each.content}] for each in messages]
     with suppress(TemplateError):
-        of_parts = _render(template, messages, parts, beginning_of_text, end_of_text)
+        of_parts = _render(template, _documents(messages, parts), values, limit)
         if _has_question(of_parts, messages):
             return of_parts
     return text
+
+
+def _length(message: ChatMessage) -> int:
+    return len(message.content) + len(message.reasoning) + sum(len(call.arguments) for call in message.calls)
+
+
+def _values(template_input: TemplateInput, beginning_of_text: str, end_of_text: str) -> dict[str, Any]:
+    """Return the variables of a template but for the messages. Those of the caller never replace ours."""
+    further = json.loads(template_input.values) if template_input.values else {}
+    return {
+        **further,
+        "add_generation_prompt": True,
+        "bos_token": beginning_of_text,
+        "eos_token": end_of_text,
+        "tools": json.loads(template_input.tools) if template_input.tools else None,
+        "documents": None,
+        "raise_exception": _refuse,
+        "strftime_now": lambda pattern: datetime.now().strftime(pattern),
+    }
+
+
+def _documents(
+    messages: Sequence[ChatMessage], contents: Sequence[object], *, arguments_as_text: bool = False
+) -> list[dict[str, Any]]:
+    """Return messages as OpenAI writes them, which is what templates read; keys without a value are left out."""
+    return [_document(each, content, arguments_as_text) for each, content in zip(messages, contents, strict=True)]
+
+
+def _document(message: ChatMessage, content: object, arguments_as_text: bool) -> dict[str, Any]:
+    document: dict[str, Any] = {"role": message.role, "content": content}
+    if message.reasoning:
+        document["reasoning_content"] = message.reasoning
+    if message.calls:
+        document["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {
+                    "name": call.name,
+                    "arguments": call.arguments if arguments_as_text else _parsed(call.arguments),
+                },
+            }
+            for call in message.calls
+        ]
+    if message.call_id:
+        document["tool_call_id"] = message.call_id
+    if message.name:
+        document["name"] = message.name
+    return document
+
+
+def _parsed(arguments: str) -> object:
+    """Return the object in a text; the text if it is no JSON, as a model may have written it."""
+    try:
+        return json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
 
 
 def _has_question(text: str, messages: Sequence[ChatMessage]) -> bool:
@@ -90,30 +164,12 @@ def _has_question(text: str, messages: Sequence[ChatMessage]) -> bool:
     return question in text
 
 
-def _render(
-    template: str,
-    messages: Sequence[ChatMessage],
-    contents: Sequence[object],
-    beginning_of_text: str,
-    end_of_text: str,
-) -> str:
+def _render(template: str, documents: Sequence[dict[str, Any]], values: dict[str, Any], limit: int) -> str:
     if len(template) > MAX_TEMPLATE_CHARACTERS:
         raise TemplateError("it is too long")
-    limit = MAX_GROWTH_CHARACTERS + sum(len(message.content) for message in messages)
-    values = {
-        "messages": [
-            {"role": message.role, "content": content} for message, content in zip(messages, contents, strict=True)
-        ],
-        "add_generation_prompt": True,
-        "bos_token": beginning_of_text,
-        "eos_token": end_of_text,
-        "tools": None,
-        "documents": None,
-        "raise_exception": _refuse,
-        "strftime_now": lambda pattern: datetime.now().strftime(pattern),
-    }
     try:
-        text = _joined(_compiled(template).generate(values), limit)
+        text = _joined(_compiled(template).generate({**values, "messages": list(documents)}), limit)
+        # A template can make lone surrogates, which cannot be sent; this raises.
         text.encode()
         return text
     except TemplateError:
@@ -121,13 +177,13 @@ def _render(
     except (MemoryError, RecursionError):
         raise TemplateError("it takes too much memory") from None
     except Exception as error:
-        # whatever a foreign template does wrong is that template's error
+        # A template can raise any exception of Jinja and of the functions that it calls.
         raise TemplateError(_described(error), type(error).__name__) from None
 
 
 @lru_cache(maxsize=1)
 def _compiled(template: str) -> jinja2.Template:
-    """Compile once per model."""
+    """Compile a template; the last one is cached, because a model uses the same for each request."""
     return _environment().from_string(template)
 
 
@@ -143,7 +199,7 @@ def _described(error: Exception) -> str:
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:
-        # describing it may fail as well, of what a template made
+        # The message may quote a value of the template, whose conversion to text fails.
         return type(error).__name__
 
 
@@ -175,7 +231,7 @@ def _joined(pieces: Iterator[str], limit: int) -> str:
 
 
 def main() -> None:
-    """Render templates until the parent ends."""
+    """Run as the child that renders templates until the parent ends it."""
     run_decoder(Render, _answer, MEMORY_BYTES)
 
 
@@ -184,6 +240,7 @@ def _answer(request: Render) -> RenderedChat:
         text = render_chat(
             request.template,
             request.messages,
+            request.template_input,
             beginning_of_text=request.beginning_of_text,
             end_of_text=request.end_of_text,
         )

@@ -1,7 +1,7 @@
-"""Choosing tokens: llama.cpp's own samplers in its default order with a grammar, and how likely the tokens were.
+"""Sampling with llama.cpp's samplers in its default order, token probabilities, and a digest of logits.
 
-`ChoiceReader` reads probabilities by the model's own numbers, before all samplers. `logit_digest` is a diagnosis: two
-layouts of one model are compared by it.
+`SamplerChain` samples for a request. `ChoiceReader` reads the probabilities of tokens before all samplers.
+`logit_digest` is for comparing the results of two layouts of one model.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from engine.planning.settings.sampling_settings import SamplingSettings
 from engine.runtime.child.generate.grammar import Grammar, grammar_text
 from engine.runtime.child.generate.text import piece_text
 from engine.runtime.child.load.loaded_context import DECODED, LoadedContext
-from engine.runtime.child.native.failures import EndOfRequest, failure
+from engine.runtime.child.native.failures import RequestError, failure
 from engine.runtime.child.native.log import decode_failure
 from engine.runtime.protocol.messages import Generate, LogitDigest, Logits, TokenChoice
 
 MIN_KEEP = 1
 MIROSTAT_TOKENS = 100
-"""What llama.cpp itself estimates mirostat's surprise from."""
+"""Mirostat's parameter m, the number of tokens from which it estimates: llama.cpp's value."""
 
 
 def settings_of(request: Generate) -> SamplingSettings:
-    """Return how a request is sampled: as `sampling` says, else by the few numbers of a plain request."""
+    """Return the sampling settings of a request: `sampling`, or settings from its single numbers if that is None."""
     return request.sampling or SamplingSettings(
         temperature=request.temperature,
         top_k=request.top_k,
@@ -40,17 +40,17 @@ def settings_of(request: Generate) -> SamplingSettings:
 
 
 class SamplerChain:
-    """Samplers for one request: greedy at temperature 0. To be freed.
+    """The samplers of one request; greedy at temperature 0. Call `free` at its end.
 
-    Penalties look at `tokens` of the prompt too.
+    `tokens`: tokens of the prompt, which penalties count too.
     """
 
     def __init__(self, loaded: LoadedContext, settings: SamplingSettings, tokens: Sequence[int]) -> None:
         self._low = loaded.engine.low
         self._context = loaded.context
         self._sample = self._low.llama_sampler_sample
-        text = grammar_text(settings, loaded.engine.say_last_word)
-        # a bad grammar ends the request before anything is to be freed
+        text = grammar_text(settings, loaded.engine.send_abort_text)
+        # The grammar first: an invalid one raises before any native object was made.
         self._grammar = Grammar(loaded, text) if text else None
         self._chain = self._low.llama_sampler_chain_init(self._low.llama_sampler_chain_default_params())
         for sampler in self._samplers(loaded, settings):
@@ -63,26 +63,30 @@ class SamplerChain:
             self._grammar.free()
 
     def sample(self, place: int) -> int:
-        """Choose the next token from the logits at a place of the batch that was decoded last.
+        """Sample the next token. `place`: index of the logits in the last batch.
 
         Raises:
-            EndOfRequest: with a `Failure`, where nothing that can be written obeys the grammar.
+            RequestError: no token obeys the grammar.
         """
         if self._grammar is not None:
             return self._grammar.sample(self._chain, place)
         return int(self._sample(self._chain, self._context, place))
 
     def _look_at(self, tokens: Sequence[int], loaded: LoadedContext, settings: SamplingSettings) -> None:
-        """Have penalties know the end of the prompt."""
+        """Let penalties and DRY count the end of the prompt, as far back as their windows reach."""
         windows = [settings.penalty_last_n] if _penalises(settings) else []
         windows += [settings.dry_penalty_last_n] if settings.dry_multiplier else []
         window = max((_window(tokens, loaded) for tokens in windows), default=0)
+        # Only the chain: a grammar begins with the answer.
         for token in tokens[-window:] if window else ():
             self._low.llama_sampler_accept(self._chain, token)
 
     def _samplers(self, loaded: LoadedContext, settings: SamplingSettings) -> list[Any]:
         low = self._low
+        # llama.cpp's seeds have 32 bits.
         seed = int.from_bytes(os.urandom(4), "little") if settings.seed is None else settings.seed & 0xFFFFFFFF
+        # The order is that of llama.cpp's common_sampler_init: with mirostat only temperature, otherwise the default
+        # chain penalties, DRY, top-n-sigma, top-k, typical, top-p, min-p, XTC, temperature.
         if settings.mirostat != "off" and settings.temperature > 0:
             return [low.llama_sampler_init_temp(settings.temperature), self._mirostat(loaded, settings, seed)]
         first = [
@@ -142,10 +146,13 @@ DIGITS = 5
 
 
 class ChoiceReader:
-    """Reads the `most` likeliest tokens beside each chosen one. It costs a look at all logits for each token."""
+    """Reads the probability of each sampled token, and the `most` most probable tokens.
+
+    It reads all logits for each token, which takes time.
+    """
 
     def __init__(self, loaded: LoadedContext, most: int) -> None:
-        # imported where it is asked for: it takes longer than all that a child imports for an answer
+        # Imported on request: numpy takes longer to import than everything else that an answer needs.
         import numpy
 
         self._numpy = numpy
@@ -154,7 +161,7 @@ class ChoiceReader:
         self._texts: dict[int, str] = {}
 
     def read(self, place: int, token: int) -> TokenChoice:
-        """Return the choice of `token` by the logits at a place of the batch that was decoded last."""
+        """Return the probabilities for a sampled token. `place`: index of its logits in the last batch."""
         numpy, loaded = self._numpy, self._loaded
         pointer = loaded.engine.low.llama_get_logits_ith(loaded.context, place)
         logits = numpy.ctypeslib.as_array(pointer, (loaded.vocabulary_size,))
@@ -180,10 +187,10 @@ SAMPLED = 256
 
 
 def logit_digest(loaded: LoadedContext, request: Logits) -> LogitDigest:
-    """Decode the tokens from an empty cache and digest the logits of the last one.
+    """Decode tokens from an empty KV cache, and return the digest of the last token's logits.
 
     Raises:
-        EndOfRequest: with the `Failure`.
+        RequestError: the model generates no text, the tokens are invalid, or the computation failed.
     """
     if not loaded.makes_text:
         raise failure("argument", "This model does not continue text and has no logits to compare.")
@@ -196,11 +203,11 @@ def logit_digest(loaded: LoadedContext, request: Logits) -> LogitDigest:
     loaded.clear()
     status = loaded.decode(request.tokens)
     if status != DECODED:
-        raise EndOfRequest(decode_failure(status, loaded.log.facts))
+        raise RequestError(decode_failure(status, loaded.log.facts))
     logits = loaded.engine.low.llama_get_logits_ith(loaded.context, -1)
     values = ctypes.cast(logits, ctypes.POINTER(ctypes.c_float * size)).contents
     sha256 = hashlib.sha256(bytes(values)).hexdigest()
-    # A message has no word for what is not finite.
+    # JSON has no infinity and no NaN.
     shown = tuple(values[:]) if all(map(math.isfinite, values)) else ()
     loaded.clear()
     return LogitDigest(sha256=sha256, first=shown[:SHOWN], sample=shown[:: max(1, -(-size // SAMPLED))])

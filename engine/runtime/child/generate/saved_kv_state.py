@@ -1,8 +1,8 @@
-"""Saved KV states: the file of one, and what it must have in common with the loaded model and its memory.
+"""The file of a saved KV state, and the check whether it fits the loaded context.
 
-The file has a magic and a version, the length of a JSON header, the header, the tokens as 32-bit numbers, the engine's
-bytes, and from version 2 on those of checkpoints. It may come from anywhere: every size is checked before memory is
-taken, and the engine checks what it reads again.
+The file has a magic, a version, the length of a JSON header, the header, the tokens as 32-bit numbers, llama.cpp's
+bytes of the sequence, and from version 2 on those of checkpoints. It is untrusted: every size is checked before memory
+is allocated, and llama.cpp checks the bytes when it reads them.
 """
 
 from __future__ import annotations
@@ -31,11 +31,17 @@ _PREFIX = struct.Struct("<4sII")
 
 
 class SequenceFileError(Exception):
-    """A file that cannot be used or written, with a sentence."""
+    """A saved KV state that cannot be read or written. The message is a sentence for people."""
+
+
+class DamagedSequenceError(SequenceFileError):
+    """A file that no model can ever restore: damaged, of another version, or not a saved KV state at all."""
 
 
 class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which model: what the engine calls it and a digest of its metadata; not where its layers are."""
+    """Identity of a model: its figures from llama.cpp, and a digest of its metadata. It does not depend on the
+    layout.
+    """
 
     description: str
     architecture: str
@@ -48,17 +54,21 @@ class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class KeptCheckpoint(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """After how many of the tokens it was taken, and its size."""
+    """A checkpoint in the file. `tokens`: number of tokens that it was taken after."""
 
     tokens: int
     size_bytes: int
 
 
 class SequenceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a sequence fits. `streams`: how many sequences the memory kept in buffers of their own.
+    """Header of the file: everything that the loaded context must have in common with it.
 
-    `digest` is of all that follows. Without flash attention values are stored another way than with it. `checkpoints`
-    ascend. `images`: what the tokens -1, -2... stand for.
+    `streams`: number of sequences with KV buffers of their own.
+    `flash_attention`: without it llama.cpp stores V transposed, so that the states differ.
+    `tokens`: number of tokens. `state_bytes`: size of the sequence's state.
+    `digest`: SHA-256 of everything after the header.
+    `checkpoints`: ascending by tokens.
+    `images`: names of the images and sounds that the tokens -1, -2... stand for.
     """
 
     model: ModelIdentity
@@ -75,13 +85,13 @@ class SequenceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def content_bytes(self) -> int:
-        """What follows the header."""
+        """Size of everything after the header."""
         kept_bytes = sum(each.size_bytes for each in self.checkpoints)
         return self.tokens * TOKEN_BYTES + self.state_bytes + kept_bytes
 
     @property
     def is_possible(self) -> bool:
-        """Tell whether the numbers can be those of a sequence."""
+        """Whether the numbers of the header are consistent."""
         ends = [0, *(each.tokens for each in self.checkpoints), self.tokens + 1]
         sizes = [self.state_bytes, *(each.size_bytes for each in self.checkpoints)]
         return self.tokens > 0 and all(size > 0 for size in sizes) and all(one < next_ for one, next_ in pairwise(ends))
@@ -90,16 +100,19 @@ class SequenceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 def write_sequence(
     path: Path, tokens: list[int], states: Sequence[memoryview], header: Callable[[str], SequenceHeader]
 ) -> int:
-    """Write a file whole or not at all; returns its size. `states`: the sequence's, then those of its checkpoints;
-    `header` makes the header for a digest.
+    """Write the file, whole or not at all, and return its size.
+
+    `states`: state of the sequence, then those of its checkpoints. `header`: makes the header for a digest.
 
     Raises:
-        SequenceFileError: it cannot be written there.
+        SequenceFileError: the file cannot be written.
     """
     token_bytes = _token_bytes(tokens)
     text = msgspec.json.encode(header(_digest(token_bytes, states)))
+    # Version 1 if there are no checkpoints, so that older programs can read it.
     version = VERSIONS[0] if len(states) == 1 else VERSIONS[1]
     try:
+        # A file of its own, renamed at the end: a killed child leaves no half of a state behind.
         with replacing(path) as unfinished, unfinished.open("xb") as file:
             file.write(_PREFIX.pack(MAGIC, version, len(text)))
             file.write(text)
@@ -113,7 +126,7 @@ def write_sequence(
 
 
 class SequenceReader:
-    """Reads a file in two steps: the header, which says whether the rest is of use, then that."""
+    """Reads the file in two steps: the header, which tells whether the state fits, then the content."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -122,7 +135,7 @@ class SequenceReader:
         """Read the header.
 
         Raises:
-            SequenceFileError: it is no such file, is damaged, or is not all there.
+            SequenceFileError: the file cannot be read, is damaged, or is not a saved KV state.
         """
         with self._open() as file:
             header, begin = self._read_header(file)
@@ -131,16 +144,17 @@ class SequenceReader:
         return header
 
     def content(self) -> tuple[list[int], bytes, list[tuple[int, bytearray]]]:
-        """Read tokens, state, and checkpoints with their numbers of tokens, where the header was found to be of use.
+        """Return the tokens, the state, and number of tokens and state of each checkpoint. Call `header` first.
 
         Raises:
-            SequenceFileError: it is damaged or cannot be read.
+            SequenceFileError: the file cannot be read, or is damaged.
         """
         with self._open() as file:
             header, _ = self._read_header(file)
             token_bytes = file.read(header.tokens * TOKEN_BYTES)
             state = file.read(header.state_bytes)
             checkpoints = [bytearray(file.read(each.size_bytes)) for each in header.checkpoints]
+        # The header was read again: the file may have been replaced since `header`.
         if len(token_bytes) + len(state) + sum(map(len, checkpoints)) != header.content_bytes:
             raise self._damaged("it ends too early")
         if _digest(token_bytes, [state, *checkpoints]) != header.digest:
@@ -150,7 +164,7 @@ class SequenceReader:
 
     def _open(self) -> BinaryIO:
         try:
-            # before it is opened: that alone waits for ever for a pipe
+            # Before opening: to open a named pipe waits until somebody writes to it.
             if self._path.exists() and not self._path.is_file():
                 raise SequenceFileError(f"{self._path.name} is not a regular file.")
             return self._path.open("rb")
@@ -160,10 +174,10 @@ class SequenceReader:
     def _read_header(self, file: BinaryIO) -> tuple[SequenceHeader, int]:
         prefix = file.read(_PREFIX.size)
         if len(prefix) < _PREFIX.size or not prefix.startswith(MAGIC):
-            raise SequenceFileError(f"{self._path.name} is not a saved sequence.")
+            raise DamagedSequenceError(f"{self._path.name} is not a saved sequence.")
         _, version, length = _PREFIX.unpack(prefix)
         if version not in VERSIONS:
-            raise SequenceFileError(
+            raise DamagedSequenceError(
                 f"{self._path.name} is of version {version} and this program reads up to version {VERSIONS[-1]}."
             )
         if length > MAX_HEADER_BYTES:
@@ -176,8 +190,8 @@ class SequenceReader:
             raise self._damaged("its numbers cannot be")
         return header, file.tell()
 
-    def _damaged(self, reason: str) -> SequenceFileError:
-        return SequenceFileError(f"{self._path.name} is damaged: {reason}.")
+    def _damaged(self, reason: str) -> DamagedSequenceError:
+        return DamagedSequenceError(f"{self._path.name} is damaged: {reason}.")
 
 
 def _digest(token_bytes: bytes, states: Sequence[bytes | bytearray | memoryview]) -> str:
@@ -197,18 +211,19 @@ def _tokens(token_bytes: bytes) -> list[int]:
 
 _TEXT_BYTES = 4096
 _CELL_BYTES = 64
-"""More than the engine writes about one token beside its keys and values, for each of the memory's parts."""
+"""Upper bound of the bytes that llama.cpp writes for a token besides keys and values."""
 _SLACK_BYTES = 1 << 20
 
 
 def model_identity(loaded: LoadedContext) -> ModelIdentity:
-    """Return which model is loaded."""
+    """Return the identity of the loaded model."""
     low, model = loaded.engine.low, loaded.model
     buffer = ctypes.create_string_buffer(_TEXT_BYTES)
     low.llama_model_desc(model, buffer, _TEXT_BYTES)
     description = buffer.value.decode("utf-8", "replace")
     low.llama_model_meta_val_str(model, b"general.architecture", buffer, _TEXT_BYTES)
     architecture = buffer.value.decode("utf-8", "replace")
+    # Fine-tunes of one model agree in all figures; names in the metadata tell them apart.
     digest = hashlib.sha256()
     for index in range(int(low.llama_model_meta_count(model))):
         for read in (low.llama_model_meta_key_by_index, low.llama_model_meta_val_str_by_index):
@@ -229,7 +244,7 @@ def model_identity(loaded: LoadedContext) -> ModelIdentity:
 def header_of(
     loaded: LoadedContext, tokens: int, state_bytes: int, digest: str, checkpoints: tuple[KeptCheckpoint, ...] = ()
 ) -> SequenceHeader:
-    """Return the header for a sequence of this context."""
+    """Return the header for a sequence of the loaded context."""
     settings = loaded.settings
     return SequenceHeader(
         model=model_identity(loaded),
@@ -246,7 +261,7 @@ def header_of(
 
 
 def refusal(loaded: LoadedContext, header: SequenceHeader) -> str | None:
-    """Return why a saved sequence does not suit this context, None if it does."""
+    """Return why a saved KV state does not fit the loaded context, as sentences; None if it fits."""
     ours = header_of(loaded, header.tokens, header.state_bytes, header.digest)
     if header.model != ours.model:
         return f"It is of another model: {_one_line(header.model.description)}; loaded is {ours.model.description}."
@@ -264,11 +279,11 @@ def refusal(loaded: LoadedContext, header: SequenceHeader) -> str | None:
         )
     if header.flash_attention != ours.flash_attention:
         return "It was saved with another setting of flash attention. Load with the same one."
-    if header.images and (loaded.media is None or not all(map(loaded.media.is_ours, header.images))):
+    if header.images and (loaded.media is None or not all(map(loaded.media.was_made_here, header.images))):
         return "It holds images or sounds that another projector read. Load with the same projector."
     if header.tokens >= loaded.context_tokens:
         return f"It holds {header.tokens} tokens and the context {loaded.context_tokens}. Load with a longer context."
-    # an image may take more cells than positions
+    # With M-RoPE an image takes more KV cells than positions, so that the tokens give no bound for its state.
     cells = loaded.context_tokens if header.images else header.tokens
     largest_bytes = max([header.state_bytes, *(each.size_bytes for each in header.checkpoints)])
     if len(header.checkpoints) > MOST or largest_bytes > _most_bytes(loaded, cells):
@@ -282,5 +297,5 @@ def _most_bytes(loaded: LoadedContext, tokens: int) -> int:
 
 
 def _one_line(text: str) -> str:
-    """Quote what a file says about itself."""
+    """Return a text from the file for a message: one line, printable, at most 80 characters."""
     return " ".join("".join(character if character.isprintable() else " " for character in text).split())[:80]

@@ -1,4 +1,4 @@
-"""Slots: the sequences that the engine's memory keeps apart, and what of a new request one of them holds already."""
+"""Slots: the sequences of a context, the tokens in their KV cache, and the choice of a slot for a new request."""
 
 from __future__ import annotations
 
@@ -10,40 +10,45 @@ from engine.runtime.child.generate.checkpoints import MOST, Checkpoint, Checkpoi
 from engine.runtime.child.load.loaded_context import LoadedContext
 
 MIN_COPIED_TOKENS = 16
-"""A shorter prefix is read again rather than copied: one bound is not worth a cache's length of memory traffic."""
+"""A shorter common prefix is computed again instead of copied: a copy between streams moves a whole KV cache."""
 
 
 @dataclass(eq=False, slots=True)
 class Slot:
-    """A sequence. `tokens` are those whose state the memory holds, `of` is the request that they came with.
+    """A sequence of the context.
 
-    `copied`: a copy that the engine makes with the next batch; until then its bytes are not there. `checkpoints` are
-    of its tokens, from the first on; `checked_at`: after how many of them one was taken last, or could not be.
+    `number`: sequence id in llama.cpp.
+    `tokens`: tokens whose KV state is in the cache.
+    `of`: id of the request that used the slot last. `taken`: whether that request still runs.
+    `copy_pending`: the state was copied from another stream; llama.cpp makes the copy with the next batch.
+    `used`: number that grows with each use, to find the slot unused for longest.
+    `checkpoints`: copies of its state, ascending by tokens.
+    `last_checkpoint`: number of tokens at which a checkpoint was taken last, or could not be.
     """
 
     number: int
     tokens: list[int] = field(default_factory=list)
     of: int | None = None
     taken: bool = False
-    copied: bool = False
+    copy_pending: bool = False
     used: int = 0
     checkpoints: list[Checkpoint] = field(default_factory=list)
-    checked_at: int = 0
+    last_checkpoint: int = 0
 
     def hold(self, tokens: Sequence[int]) -> None:
-        """Note which tokens the memory holds now: the same as before, or fewer, or others."""
+        """Set the tokens that are in the cache now, and drop checkpoints that do not belong to them."""
         kept = common_prefix(self.tokens, tokens)
         self.tokens[:] = tokens
         self.checkpoints[:] = [checkpoint for checkpoint in self.checkpoints if checkpoint.tokens <= kept]
-        self.checked_at = self.checkpoints[-1].tokens if self.checkpoints else 0
+        self.last_checkpoint = self.checkpoints[-1].tokens if self.checkpoints else 0
 
 
 class Slots:
-    """All slots of a context; `taken` ones belong to a request."""
+    """All slots of a context."""
 
     def __init__(self, loaded: LoadedContext) -> None:
         self._loaded = loaded
-        self._turns = count(1)
+        self._use_numbers = count(1)
         self._whole_only = loaded.has_recurrent_state
         self._window = int(loaded.engine.low.llama_model_n_swa(loaded.model))
         self._taker = CheckpointTaker(loaded)
@@ -55,126 +60,137 @@ class Slots:
         return [slot for slot in self.all if not slot.taken]
 
     def holding(self, request: int) -> Slot | None:
-        """Return the slot with the tokens of a request."""
+        """Return the slot that still has the tokens of a request; None if another request has used it since."""
         return next((slot for slot in self.all if slot.of == request and slot.tokens), None)
 
     def take(self, request: int, wanted: Sequence[int]) -> Slot | None:
-        """Take the slot that suits a request for `wanted` tokens best, None if all are taken.
+        """Take the best slot for a request; return None if all are taken.
 
-        Its `tokens` are then the part of them that need not be read; at least the last one must be, for its logits.
+        The slot's `tokens` are then the cached prefix of `wanted`, which is not computed again. At least the last token
+        of `wanted` is left to compute, because its logits are needed.
+
+        This is what decides whether a restored KV state is used: `_usable` counts the tokens that its slot has in
+        common with the prompt. A prompt that leaves out old messages, or has another system prompt, shares only its
+        beginning.
         """
         free = self.free
         if not free:
             return None
         usable = {slot.number: self._usable(slot, wanted) for slot in self.all}
-        lent = {slot.number: usable[slot.number] if self._lends(slot, wanted) else 0 for slot in self.all}
+        copyable = {slot.number: usable[slot.number] if self._can_copy_from(slot, wanted) else 0 for slot in self.all}
         nearest = max(free, key=lambda slot: usable[slot.number])
-        # the same conversation goes on there; else the caches of others are kept as long as can be
+        # If at least half of a slot's tokens are a prefix of the prompt, it is the same conversation and goes on there.
+        # Otherwise the slot unused for longest is taken, so that cached conversations live as long as possible.
         goes_on = 2 * usable[nearest.number] >= len(nearest.tokens) > 0
         slot = nearest if goes_on else self._least_used(free)
-        donor = max(self.all, key=lambda other: lent[other.number])
-        if lent[donor.number] >= usable[slot.number] + MIN_COPIED_TOKENS and slot is not donor:
-            self._copy(donor, slot, lent[donor.number])
+        donor = max(self.all, key=lambda other: copyable[other.number])
+        if copyable[donor.number] >= usable[slot.number] + MIN_COPIED_TOKENS and slot is not donor:
+            self._copy(donor, slot, copyable[donor.number])
         else:
             self._cut(slot, usable[slot.number])
         self._mark(slot, request)
         return slot
 
     def take_free(self, request: int, number: int) -> list[Slot]:
-        """Take and empty up to `number` slots, the least used ones."""
+        """Take up to `number` free slots, those unused for longest, and empty them."""
+        # The least used ones, in the order of their numbers, which llama.cpp needs in a batch.
         slots = sorted(sorted(self.free, key=_age)[:number], key=lambda slot: slot.number)
         for slot in slots:
             self.empty(slot)
             self._mark(slot, request)
         return slots
 
-    def give_back(self, slot: Slot) -> None:
-        """End a request's hold; what is cached stays for later ones."""
+    def release(self, slot: Slot) -> None:
+        """Mark a slot as free. Its cached tokens stay for later requests."""
         slot.taken = False
-        if slot.copied:
+        # A copy that was never made (no batch came) has no state to keep.
+        if slot.copy_pending:
             self.empty(slot)
 
     def empty(self, slot: Slot) -> None:
-        """Forget what a slot holds."""
+        """Remove all tokens of a slot from the KV cache."""
         if self._loaded.memory:
             self._loaded.engine.low.llama_memory_seq_rm(self._loaded.memory, slot.number, -1, -1)
         slot.hold(())
-        slot.copied = False
+        slot.copy_pending = False
 
     def empty_free(self) -> bool:
-        """Forget what slots without a request hold; returns whether that made room."""
+        """Empty all free slots; return whether any of them had tokens."""
         held = [slot for slot in self.free if slot.tokens]
         for slot in held:
             self.empty(slot)
         return bool(held)
 
     def empty_all(self) -> None:
-        """Forget everything, that of running requests too: they read their tokens again."""
+        """Empty all slots, also of running requests, which compute their tokens again."""
         self._loaded.clear()
         for slot in self.all:
             slot.hold(())
-            slot.copied = False
+            slot.copy_pending = False
 
-    def forget_end(self, slot: Slot) -> None:
-        """Take out of the memory what came after the tokens of a slot; all of it where that cannot be."""
+    def drop_end(self, slot: Slot) -> None:
+        """Remove cells after the tokens of a slot from the KV cache; empty the slot if that is not possible."""
         low, memory = self._loaded.engine.low, self._loaded.memory
         if not low.llama_memory_seq_rm(memory, slot.number, len(slot.tokens), -1):
             self.empty(slot)
 
-    def go_back(self) -> None:
-        """Bring everything back to where it is known to be sound, after a batch that may have harmed every sequence."""
+    def restore_checkpoints(self) -> None:
+        """After a failed batch with recurrent state, set every slot back to its last checkpoint, or empty it."""
         for slot in self.all:
-            checkpoint = slot.checkpoints[-1] if slot.checkpoints and not slot.copied else None
+            checkpoint = slot.checkpoints[-1] if slot.checkpoints and not slot.copy_pending else None
             if checkpoint is not None and self._taker.restore(slot.number, checkpoint):
                 slot.hold(slot.tokens[: checkpoint.tokens])
             else:
                 self.empty(slot)
 
-    def settle(self, slot: Slot, wanted: Sequence[int]) -> None:
-        """Find out how many of the `wanted` tokens a slot holds after a batch that failed or was ended."""
+    def reconcile(self, slot: Slot, wanted: Sequence[int]) -> None:
+        """After a failed or aborted batch, set the slot's tokens to the part of `wanted` that llama.cpp still has."""
         memory = self._loaded.memory
         held = int(self._loaded.engine.low.llama_memory_seq_pos_max(memory, slot.number)) + 1
         slot.hold(wanted[:held])
-        slot.copied = False
+        slot.copy_pending = False
 
     # ------------------------------------------------------------------ checkpoints
 
     @property
     def checkpoint_bytes(self) -> int:
-        """What all checkpoints take of the computer's memory."""
+        """Host memory taken by all checkpoints. One that two slots share after a copy counts once."""
         return sum(each.size_bytes for each in {each for slot in self.all for each in slot.checkpoints})
 
     def until_checkpoint(self, slot: Slot, missing: int, positions: Sequence[int]) -> int:
-        """Return how many of the `missing` tokens may be read before a checkpoint is due."""
+        """Return how many of the `missing` tokens may be computed before a checkpoint is due."""
         if missing <= 1 or not self._taker.is_needed:
             return missing
         held = len(slot.tokens)
-        return min(missing, next_checkpoint(held, positions, slot.checked_at, self._taker.spacing) - held)
+        return min(missing, next_checkpoint(held, positions, slot.last_checkpoint, self._taker.spacing) - held)
 
     def checkpoint_if_due(self, slot: Slot, wanted: Sequence[int], positions: Sequence[int]) -> None:
-        """Take a checkpoint if one is due on the way to `wanted`, but not inside an image, which is read whole."""
+        """Take a checkpoint if one is due at this length. `positions`: as of `SequenceTask.checkpoint_positions`."""
         held = len(slot.tokens)
         if not self._taker.is_needed or _within_image(wanted, held):
             return
-        if held not in positions and held < slot.checked_at + self._taker.spacing:
+        if held not in positions and held < slot.last_checkpoint + self._taker.spacing:
             return
-        slot.checked_at = held
+        slot.last_checkpoint = held
         if any(checkpoint.tokens == held for checkpoint in slot.checkpoints):
             return
+        # Set above even if no checkpoint follows: otherwise each later batch would end here again.
         size_bytes = self._taker.size_bytes(slot.number)
         if self._make_room(slot, size_bytes) and (taken := self._taker.take(slot.number, held, size_bytes)):
             slot.checkpoints.append(taken)
 
-    def take_over(self, slot: Slot, tokens: Sequence[int], checkpoints: Sequence[Checkpoint]) -> None:
-        """Note what a slot was given from elsewhere, with as many of its checkpoints as there is room for."""
+    def adopt(self, slot: Slot, tokens: Sequence[int], checkpoints: Sequence[Checkpoint]) -> None:
+        """Set the tokens of a slot that was restored from a file, with as many of its checkpoints as there is room
+        for.
+        """
         slot.hold(tokens)
         for checkpoint in checkpoints:
             if self._taker.is_needed and self._make_room(slot, checkpoint.size_bytes):
                 slot.checkpoints.append(checkpoint)
-                slot.checked_at = checkpoint.tokens
+                slot.last_checkpoint = checkpoint.tokens
 
     def _make_room(self, slot: Slot, size_bytes: int) -> bool:
-        """Forget checkpoints until another one of `slot` has room: those of sequences unused for long go first."""
+        """Drop checkpoints until one of `slot` has room, first those of the slot unused for longest."""
         if size_bytes > self._taker.most_bytes:
             return False
         if len(slot.checkpoints) >= MOST:
@@ -188,31 +204,36 @@ class Slots:
     # ------------------------------------------------------------------ beginnings in common
 
     def _mark(self, slot: Slot, request: int) -> None:
-        slot.taken, slot.of, slot.used = True, request, next(self._turns)
+        slot.taken, slot.of, slot.used = True, request, next(self._use_numbers)
 
     @staticmethod
     def _least_used(slots: Sequence[Slot]) -> Slot:
         return min(slots, key=_age)
 
     def _usable(self, slot: Slot, wanted: Sequence[int]) -> int:
+        # Without the last token, which is computed in any case. If the slot cannot be cut there, its last checkpoint
+        # before that place is what it can offer.
         common = common_prefix(slot.tokens, wanted[:-1])
         if self._can_cut(slot, common):
             return common
         return max((checkpoint.tokens for checkpoint in slot.checkpoints if checkpoint.tokens <= common), default=0)
 
     def _can_cut(self, slot: Slot, kept: int) -> bool:
-        """Tell whether a slot can go on after its first `kept` tokens without a checkpoint."""
+        """Return whether a slot can be cut to its first `kept` tokens without a checkpoint."""
         return kept == len(slot.tokens) or (not self._whole_only and self._holds_window(slot, kept))
 
-    def _lends(self, slot: Slot, wanted: Sequence[int]) -> bool:
-        """Tell whether the usable beginning of a slot can be copied: a copy between caches of their own is made with
-        the next batch, and would be over the windows of a checkpoint."""
+    def _can_copy_from(self, slot: Slot, wanted: Sequence[int]) -> bool:
+        """Return whether the usable prefix of a slot can be copied to another slot.
+
+        Between streams llama.cpp copies with the next batch. That would overwrite sliding windows that were restored
+        from a checkpoint in between, so that such a prefix cannot be copied.
+        """
         if not (self._streams and self._window > 0):
             return True
         return self._can_cut(slot, common_prefix(slot.tokens, wanted[:-1]))
 
     def _holds_window(self, slot: Slot, kept: int) -> bool:
-        """Tell whether a sliding-window cache still has all positions that the token after `kept` looks at."""
+        """Return whether a sliding-window cache still has all positions that the token after `kept` attends to."""
         if self._window <= 0 or not kept:
             return True
         low, memory = self._loaded.engine.low, self._loaded.memory
@@ -220,17 +241,18 @@ class Slots:
         return 0 <= oldest <= max(0, kept - self._window)
 
     def _copy(self, donor: Slot, slot: Slot, kept: int) -> None:
-        """Have a slot begin with what another one holds. Streams of their own can only be copied whole."""
+        """Copy the first `kept` tokens of another slot."""
+        # Between streams llama_memory_seq_cp asserts that the whole sequence is copied; it is cut afterwards.
         self.empty(slot)
         low, memory = self._loaded.engine.low, self._loaded.memory
         low.llama_memory_seq_cp(memory, donor.number, slot.number, -1, -1)
         slot.hold(donor.tokens)
         slot.checkpoints[:] = donor.checkpoints
-        slot.copied = True
+        slot.copy_pending = True
         self._cut(slot, kept)
 
     def _cut(self, slot: Slot, kept: int) -> None:
-        """Leave the first `kept` tokens of a slot; none where the memory cannot do that."""
+        """Cut a slot to its first `kept` tokens, directly or by a checkpoint; empty it if neither is possible."""
         if kept == len(slot.tokens):
             return
         low, memory = self._loaded.engine.low, self._loaded.memory
@@ -248,7 +270,7 @@ class Slots:
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return how many tokens two texts begin with in common; an image, which is negative numbers, counts whole."""
+    """Return the length of the common prefix of two token lists. It never ends within an image or a sound."""
     length = 0
     for left, right in zip(one, other, strict=False):
         if left != right:

@@ -1,4 +1,8 @@
-"""What the decode loop works on: requests that take more than a moment."""
+"""Tasks of the decode loop: requests that take longer than a single call.
+
+A `SequenceTask` (generation) has tokens computed in the common batch. A `StandaloneTask` (embeddings, saved KV states)
+does its own work in parts, between two batches.
+"""
 
 from __future__ import annotations
 
@@ -9,34 +13,34 @@ from engine.runtime.child.generate.media_reader import MediaReader
 from engine.runtime.child.generate.slots import Slot, Slots
 from engine.runtime.child.load.media import MediaPart
 from engine.runtime.child.native.failures import failure
-from engine.runtime.protocol.messages import Answer, LastWord, Message, Reading
+from engine.runtime.protocol.messages import Answer, FinalMessage, Message, Reading
 
 
 class Task:
-    """A request under way. `id` is the request's."""
+    """A request that is being carried out. `id`: id of the request."""
 
     def __init__(self, request: int) -> None:
         self.id = request
 
     def stopped(self) -> Message:
-        """Return the last word of a request that is ended from outside."""
-        return failure("cancelled", "The request was stopped.").word_of(self.id)
+        """Return the final message of a request that is stopped."""
+        return failure("cancelled", "The request was stopped.").message_for(self.id)
 
     def free(self) -> None:
-        """Give back what the engine holds for it."""
+        """Free the native objects of this task."""
 
     @property
     def reading(self) -> Reading:
-        """How far its texts have been read."""
+        """Progress of the prompt or of the texts."""
         return Reading(request=self.id, read_tokens=0, prompt_tokens=0)
 
 
 class SequenceTask(Task, ABC):
-    """A request that has a sequence read and goes on by the logits of its end, in a batch with others.
+    """A request whose tokens are computed in the common batch, and which goes on with the logits of the last token.
 
-    `tokens` is all that its slot is to hold; what the slot does not hold yet is read, images and sounds among it by
-    `media`.
-    `checkpoint_positions`: after how many of them a checkpoint is of use, if the memory needs any.
+    `tokens`: all tokens that its slot shall hold. Those that the slot does not hold yet are computed.
+    `media`: computes the images and sounds among the tokens.
+    `checkpoint_positions`: numbers of tokens after which a checkpoint is worth its memory; empty if none is needed.
     """
 
     def __init__(
@@ -50,12 +54,12 @@ class SequenceTask(Task, ABC):
 
     @property
     def missing(self) -> int:
-        """How many tokens are still to be read."""
+        """Number of tokens that are still to be computed."""
         return len(self.tokens) - (0 if self.slot is None else len(self.slot.tokens))
 
     @property
     def readable(self) -> int:
-        """How many tokens are to be read until the next image or sound."""
+        """Number of tokens that are to be computed before the next image or sound."""
         if self.slot is None or not self.media.prompt.parts:
             return self.missing
         held = len(self.slot.tokens)
@@ -63,7 +67,7 @@ class SequenceTask(Task, ABC):
 
     @property
     def next_part(self) -> MediaPart | None:
-        """The part of an image or a sound that is to be read next; None where tokens are."""
+        """The part of an image or sound that is to be computed next; None if text tokens come next."""
         if self.slot is None or not self.missing or self.readable:
             return None
         return self.media.prompt.parts[self.tokens[len(self.slot.tokens)]]
@@ -72,34 +76,36 @@ class SequenceTask(Task, ABC):
         self.media.free()
 
     def begin(self) -> None:
-        """Note that `slot` is there; what it holds is not read again."""
+        """Called when the task has got its `slot`. Tokens that the slot holds are not computed again."""
 
     @abstractmethod
     def read(self, count: int) -> Answer | None:
-        """Note that some tokens have been read, not yet all; return what is to be told of it."""
+        """Called after a batch. `count`: computed KV cells. Return a message about the progress, or None."""
 
     @abstractmethod
     def take_logits(self, place: int, answers: list[Message]) -> bool:
-        """Go on by the logits at a place of the batch: `tokens` grow, or the last word is added to the `answers`.
+        """Called when the last token was computed. Append a token to `tokens`, or the final message to `answers`.
 
-        Returns whether it goes on.
+        Return whether the task goes on. `place`: index of the logits in the batch.
         """
 
 
-class TurnTask(Task, ABC):
-    """A request that computes by itself, a turn at a time between batches. `wants`: the slots that it has use for; with
-    none it waits for none."""
+class StandaloneTask(Task, ABC):
+    """A request that does its own work in parts, between two batches.
 
-    wants = 0
+    `n_slots`: number of empty slots that it can use; it gets at least one. 0: it needs none and waits for none.
+    """
+
+    n_slots = 0
 
     def __init__(self, request: int) -> None:
         super().__init__(request)
         self.slots: Sequence[Slot] = ()
 
     @abstractmethod
-    def turn(self, slots: Slots) -> LastWord | None:
-        """Do a part of the work; return the last word with the last part.
+    def run_part(self, slots: Slots) -> FinalMessage | None:
+        """Do a part of the work. Return the final message after the last part, else None.
 
         Raises:
-            EndOfRequest: with the `Failure`.
+            RequestError: the request failed.
         """

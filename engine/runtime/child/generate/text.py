@@ -1,4 +1,4 @@
-"""Text to tokens and back, as the model's vocabulary has it, and texts that end an answer."""
+"""Tokenising and detokenising with the model's vocabulary, and stop texts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ PIECE_BYTES = 256
 
 
 def tokenize(loaded: LoadedContext, text: str, *, add_special: bool) -> list[int]:
-    """Return the tokens of `text`, in which names of special tokens count as these.
+    """Return the tokens of `text`. Names of special tokens in it become these tokens.
 
-    `add_special` adds what texts of this vocabulary begin with.
+    `add_special`: add BOS and EOS as the vocabulary asks for.
     """
     low, vocabulary = loaded.engine.low, loaded.vocabulary
     encoded = text.encode("utf-8", "replace")
+    # A token has at least one byte of text; a few more for BOS and EOS. If it is not enough, llama_tokenize returns the
+    # needed number, negative.
     room = len(encoded) + 8
     while True:
         tokens = (ctypes.c_int32 * room)()
@@ -29,19 +31,25 @@ def tokenize(loaded: LoadedContext, text: str, *, add_special: bool) -> list[int
 
 
 def token_text(loaded: LoadedContext, token: int) -> str:
-    """Return how the vocabulary writes a token, empty for none and for one that a damaged header made up."""
+    """Return a token as the vocabulary writes it; empty for an invalid id, such as BOS in a model without one."""
     if not 0 <= token < loaded.vocabulary_size:
         return ""
     return str(loaded.engine.low.llama_vocab_get_text(loaded.vocabulary, token).decode("utf-8", "replace"))
 
 
 def piece_text(loaded: LoadedContext, token: int) -> str:
-    """Return what a token adds to a text, special ones by their names; half a character becomes a mark."""
+    """Return the text of a token. Special tokens give their name, an incomplete character gives U+FFFD."""
     return _piece(loaded, token, special=True).decode("utf-8", "replace")
+
+
+def joined_text(loaded: LoadedContext, tokens: Sequence[int]) -> str:
+    """Return the text of tokens; a character that is cut between two of them is whole."""
+    return b"".join(_piece(loaded, token, special=True) for token in tokens).decode("utf-8", "replace")
 
 
 def _piece(loaded: LoadedContext, token: int, *, special: bool) -> bytes:
     size = PIECE_BYTES
+    # A piece is nearly always shorter than the buffer; otherwise llama.cpp returns its length, negative.
     while True:
         buffer = ctypes.create_string_buffer(size)
         low = loaded.engine.low
@@ -52,8 +60,10 @@ def _piece(loaded: LoadedContext, token: int, *, special: bool) -> bytes:
 
 
 class PieceDecoder:
-    """Turns tokens into text as they come. A character cut between tokens waits for its rest; special ones are mute,
-    but for those whose names are in `told`."""
+    """Decodes tokens to text one by one. A character that is split over tokens waits for its rest.
+
+    `told`: names of special tokens that give their name as text. Others give none.
+    """
 
     def __init__(self, loaded: LoadedContext, told: Collection[str] = ()) -> None:
         self._loaded = loaded
@@ -70,7 +80,7 @@ class PieceDecoder:
         return self._decoder.decode(piece)
 
     def rest(self) -> str:
-        """Return what is left of an unfinished character."""
+        """Return U+FFFD if the last character is incomplete, else an empty text."""
         return self._decoder.decode(b"", final=True)
 
     def _bytes(self, token: int) -> bytes:
@@ -83,7 +93,7 @@ class PieceDecoder:
 
 
 class StopTexts:
-    """Passes text on up to the first of some texts. `found`: one has come, and what follows is dropped."""
+    """Passes text on up to the first stop text. `found`: a stop text has come; later text is dropped."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self._texts = tuple(texts)
@@ -91,7 +101,7 @@ class StopTexts:
         self.found = False
 
     def add(self, text: str) -> str:
-        """Take more of the answer; return what of it can be told."""
+        """Take more text of the answer; return the part that cannot belong to a stop text."""
         if not self._texts:
             return text
         if self.found:
@@ -101,18 +111,19 @@ class StopTexts:
         if places:
             self.found, self._held = True, ""
             return text[: min(places)]
+        # The end of the text may be the start of a stop text that comes with the next tokens.
         held = max(_overlap(text, stop) for stop in self._texts)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]
 
     def rest(self) -> str:
-        """Return what was held back, at the end of the answer."""
+        """At the end of the answer, return the text that was held back."""
         held, self._held = self._held, ""
         return held
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of `text` that `stop` begins with, less than all of `stop`."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of `stop`."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):
             return length

@@ -1,1 +1,1 @@
-"""Loading a model and its context: parameters, side files, probes, the warm-up."""
+"""Loads a model and its context in the child: parameters, side files, probes, warm-up."""

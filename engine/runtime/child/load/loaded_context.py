@@ -1,4 +1,8 @@
-"""A loaded model with its context, which loading, the requests on it and measuring share, and batches to decode."""
+"""The loaded model with its context, and the batch that is decoded in it.
+
+`llama_decode` returns 0 for success, 1 if no KV slot was found, 2 if it was aborted, and a negative number for an
+error.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ POOLING_NONE, POOLING_RANK = 0, 4
 
 @dataclass(slots=True)
 class LoadedContext:
-    """Native model and context."""
+    """A loaded model and its context: native pointers, settings, and what loading found out. For the main thread."""
 
     engine: Bindings
     log: EngineLog
@@ -35,9 +39,11 @@ class LoadedContext:
     context: int
     side_files: LoadedSideFiles | None = None
     embedded_tokens: int = 0
-    """How many tokens the engine has kept embeddings of at a time: it does not say what its output buffer grows to."""
+    """Most tokens that were embedded in one batch. llama.cpp does not report the output buffer, which grows with
+    them.
+    """
     media: Media | None = None
-    """What reads images and sounds; None without a projector."""
+    """The projector's input of images and sounds; None if no projector is loaded."""
 
     @property
     def vocabulary(self) -> Any:
@@ -49,12 +55,12 @@ class LoadedContext:
 
     @property
     def context_tokens(self) -> int:
-        """How many tokens one sequence may hold."""
+        """Tokens of context for one sequence (`n_ctx_seq`)."""
         return int(self.engine.low.llama_n_ctx_seq(self.context))
 
     @property
     def n_sequences(self) -> int:
-        """How many sequences are kept apart."""
+        """Number of sequences (`n_seq_max`)."""
         return max(1, self.settings.n_seq_max)
 
     @property
@@ -63,13 +69,13 @@ class LoadedContext:
 
     @property
     def makes_text(self) -> bool:
-        """Tell whether decoding tokens makes sense: not for encoders, embedding models and those without vocabulary."""
+        """Whether the model generates text: it has a KV cache or recurrent state, a vocabulary, and no encoder."""
         low = self.engine.low
         return bool(self.memory) and self.has_vocabulary and not low.llama_model_has_encoder(self.model)
 
     @property
     def embeds_texts(self) -> bool:
-        """Tell whether the model says how to pool what it makes of a text into one vector, and reads text."""
+        """Whether the model embeds texts: it has a pooling type, other than ranking, and a vocabulary."""
         pooling = int(self.engine.low.llama_pooling_type(self.context))
         return pooling not in (POOLING_NONE, POOLING_RANK) and self.has_vocabulary
 
@@ -79,65 +85,70 @@ class LoadedContext:
 
     @property
     def batch_tokens(self) -> int:
-        """How many tokens a batch may hold: the engine takes no more than were asked for as context, whatever that is
-        rounded up to."""
+        """Most tokens of a batch (`n_batch`), which llama.cpp limits to the requested context before rounding that
+        up.
+        """
         return int(self.engine.low.llama_n_batch(self.context))
 
     @property
     def longest_text(self) -> int:
-        """How many tokens an embedding may be of: positions beyond those trained may not exist, and one batch it is."""
+        """Most tokens of a text to embed: one micro batch, the context, and the trained context.
+
+        Models with absolute positions have none beyond the trained context.
+        """
         low = self.engine.low
         trained = int(low.llama_model_n_ctx_train(self.model))
         return min(int(low.llama_n_ubatch(self.context)), self.context_tokens, trained or self.context_tokens)
 
     @property
     def embeddable_tokens(self) -> int:
-        """How many tokens of texts are embedded at a time at most; 0 where none are."""
+        """Most tokens that are embedded in one batch; 0 if the model makes no embeddings."""
         if not self.embeds_texts:
             return 0
         return min(int(self.engine.low.llama_n_ubatch(self.context)), self.n_sequences * self.longest_text)
 
     @property
     def has_recurrent_state(self) -> bool:
-        """Tell whether the memory of a sequence can only be kept whole."""
+        """Whether the model has recurrent state, which cannot be cut to fewer tokens."""
         low = self.engine.low
         return bool(low.llama_model_is_recurrent(self.model) or low.llama_model_is_hybrid(self.model))
 
     @property
     def has_window_cache(self) -> bool:
-        """Tell whether layers that look back a window only have a cache of that length."""
+        """Whether sliding-window layers have a KV cache of the window's length (`swa_full` is off)."""
         return not self.settings.swa_full and int(self.engine.low.llama_model_n_swa(self.model)) > 0
 
     @property
     def needs_checkpoints(self) -> bool:
-        """Tell whether the memory of a sequence cannot always be cut back to fewer tokens."""
+        """Whether a sequence cannot always be cut to fewer tokens, so that checkpoints are needed."""
         return bool(self.memory) and (self.has_recurrent_state or self.has_window_cache)
 
     def decode(self, tokens: Sequence[int]) -> int:
-        """Append tokens to the first sequence and wait for the result; returns llama.cpp's status."""
+        """Decode tokens at the end of the first sequence, and return the status of llama_decode."""
         array = (ctypes.c_int32 * len(tokens))(*tokens)
         return self.compute(self.engine.low.llama_batch_get_one(array, len(tokens)))
 
     def compute(self, batch: Any) -> int:
-        """Decode a `llama_batch` and wait for the result; returns llama.cpp's status."""
+        """Decode a `llama_batch`, wait for the result, and return the status of llama_decode."""
         status = int(self.engine.low.llama_decode(self.context, batch))
         if status == DECODED:
-            # remote devices compute on after the call; without waiting neither times nor stops would mean anything
+            # llama_decode returns while devices still compute. Times would be wrong, and a stop would come too early.
             self.engine.low.llama_synchronize(self.context)
         return status
 
     def clear(self) -> None:
-        """Empty the memory of all sequences."""
+        """Remove all sequences from the KV cache."""
         if self.memory:
+            # False: only the cells' metadata. The buffers need not be zeroed.
             self.engine.low.llama_memory_clear(self.memory, False)
 
     def failed_computation(self, status: int, free: FreeMemory) -> AllocationFailure | Failure:
-        """Return what a status other than `DECODED` means, by what the log told since the computation began."""
+        """Return the failure for a status other than `DECODED`, from the log since `begin_computation`."""
         refused = allocation_failure(self.devices, self.log.facts, free, "context", self.parts())
         return refused or decode_failure(status, self.log.facts)
 
     def parts(self, sizes: dict[int, BufferBytes] | None = None) -> tuple[Part, ...]:
-        """Return what model and context take now. `sizes` replaces the engine's breakdown."""
+        """Return the bytes of model and context in each buffer type. `sizes`: used instead of llama.cpp's breakdown."""
         facts = self.log.facts
         output_bytes = output_buffer_bytes(self.vocabulary_size, self.settings)
         if self.embedded_tokens:
@@ -150,11 +161,12 @@ class LoadedContext:
         return (*measured_parts(self.devices, sizes, facts, output_bytes), *side_files)
 
     def embeddings_bytes(self, tokens: int) -> int:
-        """Return what the engine keeps while it embeds so many tokens: the logits and an embedding of each."""
+        """Return the output buffer's size while `tokens` tokens are embedded: logits and an embedding of each."""
         width = int(self.engine.low.llama_model_n_embd_out(self.model))
         return FLOAT_BYTES * tokens * (self.vocabulary_size + width)
 
     def free(self) -> None:
+        """Free everything. The projector and the context use the model, which is freed last."""
         if self.side_files is not None:
             self.side_files.free()
         self.engine.low.llama_free(self.context)
@@ -162,7 +174,7 @@ class LoadedContext:
 
 
 def output_buffer_bytes(vocabulary_size: int, settings: ContextSettings) -> int:
-    """Return what llama.cpp reserves for logits: one row for each sequence."""
+    """Return the bytes that llama.cpp reserves for logits: a row of float32 for each sequence."""
     return FLOAT_BYTES * vocabulary_size * max(1, settings.n_seq_max)
 
 
@@ -170,7 +182,7 @@ _INT_BYTES = ctypes.sizeof(ctypes.c_int32)
 
 
 class Batch:
-    """Tokens of several sequences with their positions; of some of them the logits are wanted."""
+    """A `llama_batch` of tokens of several sequences. It is filled and decoded again and again. `size`: in tokens."""
 
     def __init__(self, engine: Bindings, size: int) -> None:
         self.size = size
@@ -179,7 +191,8 @@ class Batch:
         self._sequences = (ctypes.c_int32 * size)()
         self._outputs = (ctypes.c_int8 * size)()
         first = ctypes.addressof(self._sequences)
-        # each token is of one sequence, whose number stands in `_sequences`
+        # Each token belongs to one sequence. The pointer of each token goes to its place in `_sequences`, so that
+        # filling that array is enough.
         self._counts = (ctypes.c_int32 * size)(*([1] * size))
         self._sequence_lists = (ctypes.POINTER(ctypes.c_int32) * size)(
             *(ctypes.cast(first + number * _INT_BYTES, ctypes.POINTER(ctypes.c_int32)) for number in range(size))
@@ -199,7 +212,7 @@ class Batch:
         self.count = self.struct.n_tokens = 0
 
     def add(self, token: int, position: int, sequence: int) -> int:
-        """Append a token whose logits are wanted; return its place in the batch."""
+        """Append a token whose logits are needed; return its index in the batch."""
         place = self.count
         self._tokens[place] = token
         self._positions[place] = position
@@ -209,9 +222,9 @@ class Batch:
         return place
 
     def extend(self, tokens: Sequence[int], position: int, sequence: int, *, outputs: int) -> int:
-        """Append tokens of a sequence from `position` on; return the place of the last.
+        """Append tokens of a sequence from `position` on; return the index of the last one in the batch.
 
-        `outputs`: of how many at the end something is wanted: logits, or all for an embedding.
+        `outputs`: number of tokens at the end whose logits are needed; all of them for an embedding.
         """
         begin, count = self.count, len(tokens)
         end = begin + count

@@ -1,9 +1,8 @@
-"""Images and sounds in prompts, through llama.cpp's mtmd: what a projector makes of them takes the place of tokens.
+"""Images and sounds in prompts, through llama.cpp's mtmd: the projector's embeddings take the place of tokens.
 
-Among a sequence's tokens an image is a run of one negative number, as long as the positions that it takes: with M-RoPE
-they are fewer than its cells in the memory. A sound is one such run, or one for each half a minute. The number stands
-for exactly what was read (projector, file, place, size), so that a cached prefix with images is told from another one
-as any other is.
+In a slot's token list an image is a run of one negative number, as long as the positions that it takes. With M-RoPE
+these are fewer than its KV cells. A sound is one such run, or one for each 30 s. The number stands for exactly what was
+computed (projector, file, place in the prompt, size). So cached prefixes with images are compared like any others.
 """
 
 from __future__ import annotations
@@ -24,17 +23,18 @@ from engine.runtime.protocol.messages import ImageFile, MediaFile, SoundFile
 
 TEXT_CHUNK = 0
 POSITION_SECTIONS = 4
-"""Of M-RoPE: time, row, column and one that is not used."""
+"""Position numbers of a token with M-RoPE: time, row, column, and one that is not used."""
 _FINGERPRINT_BYTES = 1 << 16
 _FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class MediaPart:
-    """A run of embeddings in a prompt: an image, a tile of one, or a stretch of sound. `chunk`: which part of the
-    prompt it is.
+    """A run of embeddings in a prompt: an image, a tile of one, or a stretch of sound.
 
-    `n_positions` of the sequence and `n_cells` of the memory; `at_once`: it cannot be cut into batches.
+    `chunk`: index of its mtmd chunk in the prompt.
+    `n_positions`: positions that it takes in the sequence. `n_cells`: KV cells.
+    `at_once`: it has non-causal attention, so that it must be computed in one batch.
     """
 
     file: MediaFile
@@ -46,7 +46,12 @@ class MediaPart:
 
 @dataclass(frozen=True, slots=True)
 class MediaPrompt:
-    """A prompt with images and sounds: `parts` by the number that stands for each among the `tokens`."""
+    """A prompt, perhaps with images and sounds.
+
+    `text`: the text with a marker for each file. `add_special`: whether BOS and EOS were added.
+    `tokens`: its tokens, with a run of a negative number for each part.
+    `parts`: the part that each negative number stands for.
+    """
 
     text: bytes = b""
     files: tuple[MediaFile, ...] = ()
@@ -55,7 +60,7 @@ class MediaPrompt:
     parts: Mapping[int, MediaPart] = field(default_factory=dict)
 
     def cells(self, tokens: Sequence[int]) -> int:
-        """Return how many cells of the memory a sequence takes that begins like this prompt."""
+        """Return the number of KV cells that `tokens`, a prefix or continuation of this prompt, take."""
         if not self.parts:
             return len(tokens)
         held = set(tokens)
@@ -69,7 +74,7 @@ NO_MEDIA = MediaPrompt()
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
-    """What a projector made of a part: rows of so many numbers, and the positions of all rows, section by section."""
+    """The embeddings of a part. `rows`: float32, `width` numbers each. `positions`: of all rows, section by section."""
 
     rows: Any
     width: int
@@ -77,7 +82,10 @@ class Embeddings:
 
 
 class Media:
-    """What a loaded projector reads. `width`: numbers of an embedding."""
+    """The loaded projector's input: turns files into parts of a prompt and into embeddings. For the main thread.
+
+    `width`: numbers of an embedding.
+    """
 
     def __init__(self, projector: Projector, width: int) -> None:
         self._projector = projector
@@ -90,44 +98,46 @@ class Media:
 
     @property
     def marker(self) -> str:
-        """What stands in a text where an image or a sound goes; nobody can guess it."""
+        """Text that marks the place of an image or sound in a prompt. It is random, so that no message can contain
+        it.
+        """
         return self._projector.marker
 
     @property
-    def sees(self) -> bool:
-        """Whether it reads images, and not only sound."""
+    def reads_images(self) -> bool:
+        """Whether the projector reads images."""
         return bool(self._library.mtmd_support_vision(self._projector.handle))
 
     @property
-    def hears(self) -> bool:
-        """Whether it reads sound."""
+    def reads_sound(self) -> bool:
+        """Whether the projector reads sound."""
         return bool(self._library.mtmd_support_audio(self._projector.handle))
 
     @property
     def sample_rate(self) -> int:
-        """How many samples of a second it reads; less than 1 where it hears nothing."""
+        """Samples per second that it reads; less than 1 if it reads no sound."""
         return int(self._library.mtmd_get_audio_sample_rate(self._projector.handle))
 
     def name_of(self, number: int) -> str:
-        """Return what a negative number among tokens stands for."""
+        """Return the name of the part that a negative token stands for."""
         return self._names[-number - 1]
 
     def number_of(self, name: str) -> int:
-        """Return the number that stands for this."""
+        """Return the negative token of a part by its name."""
         if name not in self._numbers:
             self._names.append(name)
             self._numbers[name] = -len(self._names)
         return self._numbers[name]
 
-    def is_ours(self, name: str) -> bool:
-        """Return whether a name is of what this projector read."""
+    def was_made_here(self, name: str) -> bool:
+        """Return whether the part with this name was computed by this projector."""
         return name.startswith(f"{self._identity}:")
 
     def prompt(self, text: str, files: Sequence[MediaFile], *, add_special: bool) -> MediaPrompt:
-        """Return the prompt of a text with as many markers as there are files. None is decoded for that.
+        """Return the prompt of a text that has a marker for each file. No file is decoded for that.
 
         Raises:
-            EndOfRequest: with a `Failure`, where the projector refuses one.
+            RequestError: the projector refuses a file.
         """
         empty = MediaPrompt(text.encode("utf-8", "replace"), tuple(files), add_special)
         tokens: list[int] = []
@@ -135,6 +145,7 @@ class Media:
         with self.chunks(empty) as chunks:
             for place in range(self._library.mtmd_input_chunks_size(chunks)):
                 chunk = self._library.mtmd_input_chunks_get(chunks, place)
+                # mtmd_tokenize gives chunks of text, and one for each image, tile or stretch of sound.
                 if self._library.mtmd_input_chunk_get_type(chunk) == TEXT_CHUNK:
                     count = ctypes.c_size_t()
                     found = self._library.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(count))
@@ -147,9 +158,9 @@ class Media:
         return MediaPrompt(empty.text, empty.files, add_special, tuple(tokens), parts)
 
     def count(self, file: MediaFile) -> int:
-        """Return how many tokens an image or a sound takes, with the marks around it; raises as `prompt` does.
+        """Return the KV cells of an image or sound with the tokens around it. Raises as `prompt` does.
 
-        It is kept: a sound's spectrum is computed for that, and a window asks at each pause of who types.
+        The result is cached, because mtmd computes a sound's spectrum for it, and the window asks while a user types.
         """
         key = identity_of(file)
         if key not in self._counts:
@@ -158,9 +169,9 @@ class Media:
         return self._counts[key]
 
     def embeddings(self, chunks: Any, part: MediaPart, position: int) -> Embeddings | None:
-        """Have the projector make embeddings of a part of `chunks`, in which its file is decoded; None where it failed.
+        """Compute the embeddings of a part; return None if the projector failed.
 
-        `position`: that of the part's beginning in its sequence.
+        `chunks`: chunks of the prompt, with the part's file decoded. `position`: first position in the sequence.
         """
         handle = self._projector.handle
         chunk = self._library.mtmd_input_chunks_get(chunks, part.chunk)
@@ -172,10 +183,12 @@ class Media:
 
     @contextmanager
     def chunks(self, prompt: MediaPrompt, file: MediaFile | None = None, decoded: bytes = b"") -> Iterator[Any]:
-        """Lend the parts of a prompt; only this file has what it holds: pixels, or samples at the projector's rate.
+        """Yield the mtmd chunks of a prompt, which are freed afterwards.
+
+        `file`: the only file with content. `decoded`: its pixels, or its samples at the projector's rate.
 
         Raises:
-            EndOfRequest: with a `Failure`, where the projector refuses one, or a file is not what is said of it.
+            RequestError: the projector refuses a file, or its size is not that of the message.
         """
         key = None if file is None else identity_of(file)
         with ExitStack() as stack:
@@ -191,7 +204,7 @@ class Media:
                 self._projector.handle, chunks, ctypes.byref(text), pointers, len(bitmaps)
             )
             if status != 0:
-                raise failure("argument", "The projector does not take one of the images or sounds; leave it out.")
+                raise failure("argument", "The projector cannot use one of the images or sounds; leave it out.")
             yield chunks
 
     def _part(self, chunk: Any, file: MediaFile, place: int) -> MediaPart:
@@ -206,6 +219,7 @@ class Media:
     def _positions(self, chunk: Any, part: MediaPart, position: int) -> tuple[tuple[int, ...], ...]:
         count = part.n_cells
         in_turn = tuple(range(position, position + count))
+        # As mtmd_helper_decode_image_chunk sets them: one number for each row, or with M-RoPE four sections.
         if not self._library.mtmd_decode_use_mrope(self._projector.handle):
             return (in_turn,)
         if isinstance(part.file, SoundFile):
@@ -223,32 +237,32 @@ class Media:
 
     def _image(self, file: ImageFile, pixels: bytes) -> Any:
         if not (0 < file.width_px <= MAX_SIDE_PX and 0 < file.height_px <= MAX_SIDE_PX):
-            raise failure("argument", "An image has a size that none can have; attach it again.")
-        # the engine copies as much as the size says
+            raise failure("argument", "An image has an invalid size; attach it again.")
+        # mtmd_bitmap_init copies as many bytes as the size says, whatever it is given.
         if pixels and len(pixels) != CHANNELS * file.width_px * file.height_px:
-            raise failure("argument", "An image has another size than was said; attach it again.")
+            raise failure("argument", "An image has another size than expected; attach it again.")
         copied = (ctypes.c_uint8 * len(pixels)).from_buffer_copy(pixels) if pixels else None
         return self._library.mtmd_bitmap_init(file.width_px, file.height_px, copied)
 
     def _sound(self, file: SoundFile, samples: bytes) -> Any:
         if not 0 < file.length_ms <= MAX_LENGTH_MS:
-            raise failure("argument", "A sound has a length that none can have; attach it again.")
+            raise failure("argument", "A sound has an invalid length; attach it again.")
         count = sample_count(file.length_ms, self.sample_rate)
         if samples and len(samples) != _FLOAT_BYTES * count:
-            raise failure("argument", "A sound has another length than was said; attach it again.")
+            raise failure("argument", "A sound has another length than expected; attach it again.")
         copied = (ctypes.c_float * count).from_buffer_copy(samples) if samples else None
         return self._library.mtmd_bitmap_init_from_audio(count, copied)
 
 
 def identity_of(file: MediaFile) -> tuple[str | int, ...]:
-    """Return what is said of a file, by which it is the same as another: its SHA-256, and its length or its sides."""
+    """Return a key that is equal for equal files: SHA-256, and length or size."""
     if isinstance(file, SoundFile):
         return file.sha256, file.length_ms
     return file.sha256, file.width_px, file.height_px
 
 
 def without_numbers(media: Media | None, tokens: Sequence[int]) -> tuple[list[int], tuple[str, ...]]:
-    """Return tokens in which images are numbered anew, and what -1, -2... stand for then: for a file."""
+    """Return tokens for a file: parts are renumbered to -1, -2..., whose names are returned too."""
     names: list[str] = []
     numbers: dict[int, int] = {}
     for token in tokens:
@@ -259,7 +273,7 @@ def without_numbers(media: Media | None, tokens: Sequence[int]) -> tuple[list[in
 
 
 def with_numbers(media: Media | None, tokens: Sequence[int], names: Sequence[str]) -> list[int]:
-    """Return tokens as `without_numbers` took them."""
+    """Undo `without_numbers` in this process, in which the parts may have other numbers."""
     if media is None or not names:
         return list(tokens)
     numbers = [media.number_of(name) for name in names]
@@ -271,7 +285,8 @@ def _library_text(library: Any, prompt: MediaPrompt) -> Any:
 
 
 def _fingerprint(path: Path) -> str:
-    """Return what tells a projector's file from others: a digest of its size and both ends."""
+    """Return a digest that identifies a projector's file, from its size and both ends."""
+    # The whole file may have gigabytes; its header, with all metadata, is at the beginning.
     with path.open("rb") as file:
         digest = hashlib.sha256(file.read(_FINGERPRINT_BYTES))
         size_bytes = path.stat().st_size

@@ -1,6 +1,8 @@
-"""Loading a model onto devices: allocate, read, make the context, warm up; and saying exactly how that ended.
+"""Loads a model: allocate and read the weights, load side files, make the context, warm up.
 
-Our settings become llama.cpp's structs with every field written: the engine's and the binding's defaults are not ours.
+`ModelLoader` carries out a `Load` and reports exactly how it ended. `ModelParameters` and `context_struct` translate
+our settings to llama.cpp's structs. Every field is written, because the defaults of llama.cpp and of the binding differ
+from ours. Probes use the same two.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from engine.runtime.child.native import breakdown
 from engine.runtime.child.native.bindings import Bindings, TensorOverrideEntry
 from engine.runtime.child.native.breakdown import logged_parts
 from engine.runtime.child.native.devices import CPU_ID, ResolvedDevices, resolve_devices
-from engine.runtime.child.native.failures import EndOfRequest, failure
+from engine.runtime.child.native.failures import RequestError, failure
 from engine.runtime.child.native.log import (
     EngineLog,
     FreeMemory,
@@ -31,7 +33,7 @@ from engine.runtime.child.native.log import (
     model_failure,
 )
 from engine.runtime.child.native.members import MemberBuffers
-from engine.runtime.child.native.stop import StopRequest
+from engine.runtime.child.native.stop import StopFlag
 from engine.runtime.protocol.messages import AllocationFailure, Load, LoadedModel, Part, Probe, Stopped
 
 GGML_TYPES = {
@@ -45,7 +47,10 @@ UNSPECIFIED = -1
 
 
 class ModelParameters:
-    """`llama_model_params` with the arrays that it points to, which live as long as this object."""
+    """`llama_model_params` with the arrays that it points to; keep this object until the model is loaded.
+
+    `dry`: a load without memory (`no_alloc`).
+    """
 
     def __init__(
         self,
@@ -56,6 +61,7 @@ class ModelParameters:
         *,
         dry: bool,
     ) -> None:
+        # The list of devices is ours, so that a device may be there twice; it ends with a null pointer.
         entries = [devices.by_id[device_id] for device_id in parameters.devices]
         self._devices = (ctypes.c_void_p * (len(entries) + 1))(*entries, None)
         split_length = engine.low.llama_max_devices()
@@ -68,10 +74,10 @@ class ModelParameters:
         struct.tensor_buft_overrides = ctypes.addressof(self._overrides) if overrides else None
         struct.n_gpu_layers = parameters.n_gpu_layers
         struct.split_mode = _choice(SPLIT_MODES, parameters.split_mode, "split mode")
-        # a dry run with a mapped file is an assertion in llama.cpp
+        # llama.cpp asserts that a load with no_alloc does not map the file.
         struct.load_mode = LOAD_MODES["none"] if dry else _choice(LOAD_MODES, context.load_mode, "load mode")
         struct.lazy_mode = LAZY_AUTO
-        # an index into an empty list is refused; -1 stands for "no device"
+        # llama.cpp refuses an index into an empty device list; -1 means that there is no device.
         struct.main_gpu = parameters.main_gpu if entries else -1
         struct.tensor_split = self._split
         struct.progress_callback = self._callback
@@ -86,13 +92,16 @@ class ModelParameters:
         self.struct: Any = struct
 
     def report_progress_to(self, callback: Any) -> None:
-        """Have the C callback `callback(fraction, data) -> bool` told what was read; False ends the load."""
+        """Set the C callback `callback(fraction, data) -> bool` for progress. If it returns False, the load ends."""
         self._callback = callback
         self.struct.progress_callback = callback
 
 
-def context_struct(engine: Bindings, context: ContextSettings, stop: StopRequest | None) -> Any:
-    """Return `llama_context_params` for these settings; `stop` ends a computation on the CPU between graph nodes."""
+def context_struct(engine: Bindings, context: ContextSettings, stop: StopFlag | None) -> Any:
+    """Return `llama_context_params` for these settings.
+
+    `stop`: flag that aborts a computation on the CPU between two graph nodes; None for a probe.
+    """
     low = engine.low
     struct = low.llama_context_default_params()
     struct.n_ctx = context.n_ctx
@@ -105,6 +114,7 @@ def context_struct(engine: Bindings, context: ContextSettings, stop: StopRequest
     struct.n_threads = context.threads or default_threads()
     struct.n_threads_batch = context.threads_batch or context.threads or default_threads()
     struct.ctx_type = 0
+    # "Unspecified", 0 and -1 here mean: as the model's file says.
     struct.rope_scaling_type = UNSPECIFIED
     struct.pooling_type = UNSPECIFIED
     struct.attention_type = UNSPECIFIED
@@ -122,6 +132,7 @@ def context_struct(engine: Bindings, context: ContextSettings, stop: StopRequest
     struct.abort_callback_data = None if stop is None else stop.address
     struct.embeddings = False
     struct.offload_kqv = context.offload_kqv
+    # llama.cpp's own timings are not used: the decode loop measures.
     struct.no_perf = True
     struct.op_offload = bool(context.op_offload)
     struct.swa_full = context.swa_full
@@ -133,8 +144,11 @@ def context_struct(engine: Bindings, context: ContextSettings, stop: StopRequest
 
 
 def _stop_of_pipeline(parameters: EngineParameters, context: ContextSettings) -> tuple[TensorOverride, ...]:
-    """Return what keeps several devices from running as a pipeline: the engine has no switch for it, but does not
-    begin one where there is any override, if of no tensor."""
+    """Return an override that matches no tensor, if pipeline parallelism is off and several devices would use it.
+
+    llama.cpp has no parameter for that, but does not use a pipeline if there is any tensor override
+    (llama_context: `pipeline_parallel`).
+    """
     several = parameters.split_mode == "layer" and len(parameters.devices) > 1
     return (TensorOverride(MATCHES_NO_TENSOR, CPU_ID),) if several and context.pipeline != "on" else ()
 
@@ -158,15 +172,13 @@ def _choice(choices: dict[str, int], name: str, what: str) -> int:
 
 MAPPING_MODES = ("auto", "mmap", "mmap_mlock")
 PLAIN_HOST_BUFFER = "CPU"
-"""The buffer type whose weights are not read but mapped, in a mapping load mode."""
+"""Name of the buffer type whose weights are mapped instead of read, in a load mode with mmap."""
 
 
 class ModelLoader:
-    """One load, from request to loaded context."""
+    """Carries out one `Load`, from the request to the loaded context. For the main thread."""
 
-    def __init__(
-        self, engine: Bindings, log: EngineLog, stop: StopRequest, reporter: StageReporter, load: Load
-    ) -> None:
+    def __init__(self, engine: Bindings, log: EngineLog, stop: StopFlag, reporter: StageReporter, load: Load) -> None:
         self._engine = engine
         self._log = log
         self._stop = stop
@@ -182,10 +194,10 @@ class ModelLoader:
         self._side_file_loader = SideFileLoader(engine, self._devices, log, self._free, stop)
 
     def run(self) -> tuple[LoadedContext, LoadedModel]:
-        """Load, and return the loaded context with what is to be told of it.
+        """Load the model; return the loaded context and the message about it.
 
         Raises:
-            EndOfRequest: with `AllocationFailure`, `Failure` or `Stopped`; nothing stays allocated.
+            RequestError: with `AllocationFailure`, `Failure` or `Stopped`. Nothing stays allocated.
         """
         with self._members:
             return self._run()
@@ -198,7 +210,7 @@ class ModelLoader:
         try:
             side_files = self._load_side_files(model)
             context = self._make_context(model, side_files)
-        except EndOfRequest:
+        except RequestError:
             if side_files is not None:
                 side_files.free()
             self._engine.low.llama_model_free(model)
@@ -209,25 +221,28 @@ class ModelLoader:
             loaded.media = Media(side_files.projector, int(self._engine.low.llama_model_n_embd_inp(model)))
         try:
             WarmUp(loaded, self._free, self._stop, self._reporter).run(self._load.context)
-        except EndOfRequest:
+        except RequestError:
             loaded.free()
             raise
         return loaded, self._describe(loaded)
 
     def _read_model(self) -> int:
         parameters = ModelParameters(self._engine, self._load.parameters, self._devices, self._load.context, dry=False)
+        # The callback is the only way to end a load: llama.cpp frees everything if it returns False.
         parameters.report_progress_to(self._engine.low.llama_progress_callback(self._on_read))
+        # A stop that came before the native call is not seen until its first callback, which may take long.
         self._check_stop()
         model = self._engine.low.llama_model_load_from_file(self._load.path.encode(), parameters.struct)
         if model:
             self._members.weights_done()
             return int(model)
         if self._stop.requested:
-            raise EndOfRequest(Stopped(stage=self._reporter.stage))
+            raise RequestError(Stopped(stage=self._reporter.stage))
         self._raise_allocation_failure(self._placed_before_weights())
-        raise EndOfRequest(model_failure(self._load.path, self._log.facts))
+        raise RequestError(model_failure(self._load.path, self._log.facts))
 
     def _on_read(self, fraction: float, _data: object) -> bool:
+        # llama.cpp allocates all buffers before it reads: the first call ends the stage "allocate".
         if self._reporter.stage == "allocate":
             self._reporter.enter("read", 0.0)
         self._reporter.advance(min(1.0, max(0.0, fraction)))
@@ -248,16 +263,19 @@ class ModelLoader:
             return int(context)
         self._check_stop()
         self._raise_allocation_failure((*self._placed_before_context(model), *side_files.parts))
-        raise EndOfRequest(context_failure(self._load.context.n_ctx, self._log.facts))
+        raise RequestError(context_failure(self._load.context.n_ctx, self._log.facts))
 
     def _on_buffer(self, buffer: LoggedBuffer) -> None:
         self._members.note(buffer)
         self._reporter.name_device(self._devices.id_of_buffer_name(buffer.buffer_type))
 
     def _end_refused(self, device: str, requested_bytes: int) -> None:
-        """Say that a member of a split refused memory, and end the process, as the engine would with an assertion."""
+        """Report that a device of a tensor split refused memory, and exit.
+
+        llama.cpp would abort with an assertion as soon as this returns.
+        """
         buffer_type = self._engine.buffer_type_name(self._engine.device_buffer_type(self._devices.by_id[device]))
-        self._reporter.say_last(
+        self._reporter.send_final(
             AllocationFailure(
                 stage=self._reporter.stage,
                 device=device,
@@ -268,6 +286,7 @@ class ModelLoader:
                 text=f"failed to allocate {buffer_type} buffer of size {requested_bytes}",
             )
         )
+        # From a native callback there is no way to end the load with an exception.
         os._exit(1)
 
     def _describe(self, loaded: LoadedContext) -> LoadedModel:
@@ -290,19 +309,20 @@ class ModelLoader:
 
     def _check_stop(self) -> None:
         if self._stop.requested:
-            raise EndOfRequest(Stopped(stage=self._reporter.stage))
+            raise RequestError(Stopped(stage=self._reporter.stage))
 
     def _raise_allocation_failure(self, parts: tuple[Part, ...]) -> None:
         failed = allocation_failure(self._devices, self._log.facts, self._free, self._reporter.stage, parts)
         if failed is not None:
-            raise EndOfRequest(failed)
+            raise RequestError(failed)
 
     def _placed_before_weights(self) -> tuple[Part, ...]:
-        """Return the weight buffers that were allocated before the one that was refused.
+        """Return the weight buffers that were allocated before the refused one.
 
-        The engine logs their sizes only after all of them are there. It goes by the names of the buffer types, so a
-        dry load gives the sizes and the order tells which came first.
+        llama.cpp logs their sizes only after the last of them. It allocates in the order of the buffer types' names: a
+        dry load gives the sizes, and the order tells which were allocated before.
         """
+        # llama_model_loader::ctx_map is a std::map ordered by ggml_backend_buft_comparator, which compares names.
         failed = self._log.facts.failed
         if not failed:
             return ()
@@ -328,7 +348,7 @@ class ModelLoader:
 
 
 def dry_weights(engine: Bindings, devices: ResolvedDevices, load: Load) -> dict[int, breakdown.BufferBytes]:
-    """Return the weights by buffer type that a load without allocating would place; empty if it cannot be told."""
+    """Return the weights in each buffer type from a dry load (`no_alloc`); empty if that fails."""
     parameters = ModelParameters(engine, load.parameters, devices, load.context, dry=True)
     model = engine.low.llama_model_load_from_file(load.path.encode(), parameters.struct)
     if not model:
@@ -340,15 +360,15 @@ def dry_weights(engine: Bindings, devices: ResolvedDevices, load: Load) -> dict[
 
 
 def wanted_devices(request: Load | Probe) -> tuple[str, ...]:
-    """Return the ids that a request places anything on."""
+    """Return the ids of all devices that a request uses."""
     projector = () if request.projector is None else (request.projector.device,)
     return (*request.parameters.devices, *(override.device for override in request.parameters.overrides), *projector)
 
 
 def check_file(path: str) -> None:
-    """End the request where there is no file to read."""
+    """Raise `RequestError` if the model's file is missing, cannot be read, or is not a regular file."""
     try:
-        # before it is opened: that alone waits for ever where it has become a pipe
+        # Before opening: to open a named pipe waits until somebody writes to it.
         if not Path(path).is_file() and Path(path).exists():
             raise failure("model_file", f"{Path(path).name} is not a regular file; choose the .gguf file itself.")
         with Path(path).open("rb"):

@@ -1,4 +1,4 @@
-"""What a layout would take, from a load that allocates nothing."""
+"""Carries out a `Probe`: a load without memory (`no_alloc`) that gives llama.cpp's own sizes."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from engine.runtime.child.native import breakdown
 from engine.runtime.child.native.bindings import ACCELERATOR_TYPE, Bindings
 from engine.runtime.child.native.breakdown import BufferBytes
 from engine.runtime.child.native.devices import ResolvedDevices, resolve_devices
-from engine.runtime.child.native.failures import EndOfRequest, failure
+from engine.runtime.child.native.failures import RequestError, failure
 from engine.runtime.child.native.log import EngineLog, FreeMemory, allocation_failure, context_failure, model_failure
 from engine.runtime.protocol.messages import Part, Probe, Probed
 
 
 def probe(engine: Bindings, log: EngineLog, request: Probe) -> Probed:
-    """Plan the layout with llama.cpp's own graph planner and free everything again.
+    """Load the model without memory, read the planned sizes, and free everything.
 
     Raises:
-        EndOfRequest: with the `Failure`.
+        RequestError: llama.cpp cannot load the model or make the context.
     """
     log.begin()
     check_file(request.path)
@@ -29,20 +29,23 @@ def probe(engine: Bindings, log: EngineLog, request: Probe) -> Probed:
     parameters = ModelParameters(engine, request.parameters, devices, request.context, dry=True)
     model = engine.low.llama_model_load_from_file(request.path.encode(), parameters.struct)
     if not model:
-        raise EndOfRequest(model_failure(request.path, log.facts))
+        raise RequestError(model_failure(request.path, log.facts))
+    # With a dry model llama_init_from_model plans all buffers (graph_reserve), and allocates none of the large ones.
     context = engine.low.llama_init_from_model(model, context_struct(engine, request.context, None))
     if not context:
         engine.low.llama_model_free(model)
         refused = allocation_failure(devices, log.facts, FreeMemory(devices), "context", ())
         if refused is not None:
             raise failure("does_not_fit", f"{refused.device} refused what even a dry run needs: {refused.text}.")
-        raise EndOfRequest(context_failure(request.context.n_ctx, log.facts))
+        raise RequestError(context_failure(request.context.n_ctx, log.facts))
     loaded = LoadedContext(engine, log, devices, request.context, model, context)
+    # A load computes such a batch in its warm-up, for which the output buffer grows.
     loaded.embedded_tokens = loaded.embeddable_tokens
     try:
         sizes = breakdown.context_bytes(engine, context)
         if sizes is not None:
             buffer_types = backend_buffer_types(engine, devices, request.parameters.devices)
+            # Two differences between the plans of dry and real loads.
             sizes = counted_once(sizes, buffer_types)
             if log.facts.input_copies > 1:
                 sizes = without_surplus(sizes, buffer_types, engine.cpu_buffer_type(), _copies_bytes(loaded))
@@ -57,9 +60,9 @@ def probe(engine: Bindings, log: EngineLog, request: Probe) -> Probed:
 
 
 def dry_projector(engine: Bindings, devices: ResolvedDevices, request: Probe) -> tuple[Part, ...]:
-    """Return what a projector computes in; nothing where it cannot be told, or its device has no room for it.
+    """Return the compute buffers of a projector; empty if they are unknown or its device has no room for the weights.
 
-    Its weights are told by its header: here they are allocated for a moment and not read.
+    mtmd allocates the weights for a moment to find this out, and aborts if it cannot. So they are allocated here first.
     """
     file = request.projector
     if file is None:
@@ -79,13 +82,13 @@ def backend_buffer_types(engine: Bindings, devices: ResolvedDevices, entries: It
     listed = [devices.by_id[device_id] for device_id in entries]
     accelerators = [device for device in engine.devices() if engine.device_props(device).type == ACCELERATOR_TYPE]
     buffer_types = [engine.device_buffer_type(device) for device in (*listed, *accelerators)]
-    # the CPU computes in the pinned memory of the first device that is listed, where it has such
+    # As in llama_context: the CPU backend uses the pinned host buffer of the first device, if that has one.
     pinned = engine.device_host_buffer_type(listed[0]) if listed else None
     return [*buffer_types, pinned or engine.cpu_buffer_type()]
 
 
 def counted_once(sizes: dict[int, BufferBytes], buffer_types: list[int]) -> dict[int, BufferBytes]:
-    """Undo that a dry run counts the one compute buffer of several backends with the same type once for each."""
+    """Correct a dry run's compute buffers: if several backends share a buffer type, it counts the buffer for each."""
     return {
         key: replace(size, compute_bytes=size.compute_bytes // max(1, buffer_types.count(key)))
         for key, size in sizes.items()
@@ -95,10 +98,13 @@ def counted_once(sizes: dict[int, BufferBytes], buffer_types: list[int]) -> dict
 def without_surplus(
     sizes: dict[int, BufferBytes], buffer_types: list[int], host: int, copies_bytes: int
 ) -> dict[int, BufferBytes]:
-    """Undo how a dry run errs under pipeline parallelism, where it forgets which backend computes the norms.
+    """Correct a dry run's compute buffers under pipeline parallelism.
 
-    It then plans the copies of what crosses a boundary elsewhere than a load does: on a device that is one entry there
-    is a set too much; without CPU entries the first entry's device has one less. The last type is the final CPU's.
+    A dry run assigns the norms to other backends than a load does, and so plans the copies of the hidden state at other
+    boundaries. A device with a single entry gets one set of copies too many. Without CPU entries, the device of the
+    first entry gets one set too few.
+
+    `buffer_types`: as of `backend_buffer_types`. `host`: the CPU's buffer type. `copies_bytes`: size of one set.
     """
     listed = buffer_types[:-1]
     corrected = dict(sizes)
@@ -112,7 +118,7 @@ def without_surplus(
 
 
 def _copies_bytes(loaded: LoadedContext) -> int:
-    """Return the size of a set of copies of a micro batch's hidden state."""
+    """Return the size of one set of copies of a micro batch's hidden state, for pipeline parallelism."""
     low = loaded.engine.low
     width, tokens = low.llama_model_n_embd(loaded.model), low.llama_n_ubatch(loaded.context)
     return int(loaded.log.facts.input_copies * FLOAT_BYTES * width * tokens)

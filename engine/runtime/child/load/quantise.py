@@ -1,4 +1,4 @@
-"""The engine's own quantiser: a model in another type of weights."""
+"""Carries out a `Quantise`: llama.cpp's quantiser (`llama_model_quantize`)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ FILE_TYPES = {
     "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K_S": 11, "Q3_K_M": 12,
     "Q4_K_S": 14, "Q4_K_M": 15, "Q5_K_S": 16, "Q5_K_M": 17, "Q6_K": 18, "IQ4_NL": 25, "IQ4_XS": 30, "BF16": 32,
 }  # fmt: skip
-"""`llama_ftype`: those that need no matrix of importances."""
+"""Values of `llama_ftype` that need no importance matrix."""
 
 
 def quantise(engine: Bindings, request: Quantise) -> Quantised:
-    """Write the file; what it had as another quantised type is quantised again.
+    """Write the quantised file. Weights that are quantised already are converted too.
 
     Raises:
-        EndOfRequest: with the `Failure`.
+        RequestError: the type is unknown, or llama.cpp failed.
     """
     if request.file_type not in FILE_TYPES:
         raise failure("argument", f'"{request.file_type}" is not a type of weights; use {", ".join(FILE_TYPES)}.')

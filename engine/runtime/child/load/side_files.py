@@ -1,8 +1,8 @@
-"""What is loaded with a model: LoRA adapters, and the projector that turns images or sound into its input.
+"""Loads the side files of a model: LoRA adapters, and the projector for images or sound.
 
-What a projector takes on each device is the engine's own account, to the byte. Its functions are C++ and not part of
-the C interface (`clip_get_mem_usage`, `mtmd_get_memory_usage`); if they are not exported, or give no map of the form
-that `breakdown` reads, the log says it.
+The bytes of a projector on each device come from two C++ functions that are not part of the C interface
+(`clip_get_mem_usage`, `mtmd_get_memory_usage`). If they are not exported, or return another map than `read_map` knows,
+the sizes come from the log.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from engine.base.processor import default_threads
 from engine.runtime.child.native.bindings import Bindings
 from engine.runtime.child.native.breakdown import read_map
 from engine.runtime.child.native.devices import CPU_ID, ResolvedDevices
-from engine.runtime.child.native.failures import EndOfRequest, failure
+from engine.runtime.child.native.failures import RequestError, failure
 from engine.runtime.child.native.log import EngineLog, FreeMemory, allocation_failure
-from engine.runtime.child.native.stop import StopRequest
+from engine.runtime.child.native.stop import StopFlag
 from engine.runtime.protocol.messages import AdapterFile, AllocationFailure, Load, Part, ProjectorFile
 
 PROJECTOR = "projector"
 _OF_ENCODER = "_Z18clip_get_mem_usagePK8clip_ctx"
 _DRY = "_Z21mtmd_get_memory_usagePKc19mtmd_context_params"
 _ENCODERS = 2
-"""A loaded projector begins with the addresses of its encoders, for images and for sound; 0 where it has none."""
+"""`mtmd_context` begins with the addresses of its encoders (`clip_ctx`) for images and for sound; null for none."""
 
 
 def loaded_bytes(library: Any, handle: int) -> dict[int, int] | None:
-    """Return bytes by device of a loaded projector, weights without their padding; None where they cannot be read."""
+    """Return the bytes of a loaded projector by device address, weights without padding; None if unknown."""
     function = _function(library, _OF_ENCODER, ctypes.c_void_p)
     if function is None:
         return None
@@ -47,7 +47,7 @@ def loaded_bytes(library: Any, handle: int) -> dict[int, int] | None:
 
 
 def dry_bytes(library: Any, file: ProjectorFile, parameters: Any) -> dict[int, int] | None:
-    """Return what `loaded_bytes` would of a projector that is not loaded; its buffers are made for a moment."""
+    """Return the same bytes as `loaded_bytes` before loading. mtmd allocates the buffers for a moment."""
     function = _function(library, _DRY, ctypes.c_char_p, library.mtmd_context_params)
     if function is None:
         return None
@@ -56,7 +56,7 @@ def dry_bytes(library: Any, file: ProjectorFile, parameters: Any) -> dict[int, i
 
 
 def exact_parts(devices: ResolvedDevices, file: ProjectorFile, sizes: dict[int, int] | None) -> tuple[Part, ...] | None:
-    """Return weights and compute buffers; None where the engine's account does not go with the file's header."""
+    """Return weights and compute buffers of a projector; None if `sizes` do not agree with the file's header."""
     home = devices.by_id[file.device]
     if sizes is None or not file.plain_bytes or sizes.get(home, 0) < file.plain_bytes:
         return None
@@ -75,7 +75,7 @@ def exact_parts(devices: ResolvedDevices, file: ProjectorFile, sizes: dict[int, 
 
 
 def _function(library: Any, name: str, *arguments: Any) -> Any:
-    """Return a function that writes a map to an address; None where the engine does not export it."""
+    """Return a C++ function of mtmd that writes a map to its first argument; None if it is not exported."""
     try:
         function = library._libmtmd[name]
     except (AttributeError, ValueError):
@@ -86,19 +86,19 @@ def _function(library: Any, name: str, *arguments: Any) -> Any:
 
 AUTO_FLASH_ATTENTION = -1
 NODES_AT_ONCE = 32
-"""About a layer of a projector: a stop need not wait for more."""
+"""Graph nodes between two checks of the stop flag: about a layer of a projector."""
 
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """Adapters of a model; they are freed with it."""
+    """The loaded LoRA adapters. llama.cpp frees them with the model."""
 
     engine: Bindings
     handles: tuple[Any, ...] = ()
     scales: tuple[float, ...] = ()
 
     def apply(self, context: int) -> None:
-        """Have `context` compute with them from now on; the next batch makes its buffers anew."""
+        """Apply the adapters to a context. The next batch allocates its compute buffers anew, with larger graphs."""
         if self.handles:
             count = len(self.handles)
             handles = (self.engine.low.llama_adapter_lora_p_ctypes * count)(*self.handles)
@@ -108,9 +108,9 @@ class Adapters:
 
 @dataclass(frozen=True, slots=True)
 class Projector:
-    """A loaded projector, with the binding that it is freed through. `marker`: what stands for an image in a text.
+    """A loaded projector.
 
-    `kept` is what the engine calls back.
+    `library`: the binding of mtmd. `marker`: as of `Media`. `kept`: ctypes callback, which must live as long as this.
     """
 
     library: Any
@@ -125,31 +125,31 @@ class Projector:
 
 @dataclass(frozen=True, slots=True)
 class LoadedSideFiles:
-    """Adapters and projector of a model; `parts` is what they take, as the engine logs it (in steps of 0.01 MiB)."""
+    """Adapters and projector of a model. `parts`: their bytes; from the log they are rounded to 0.01 MiB."""
 
     adapters: Adapters
     projector: Projector | None = None
     parts: tuple[Part, ...] = ()
 
     def free(self) -> None:
-        """Give back what is not freed with the model."""
+        """Free the projector. The adapters are freed with the model."""
         if self.projector is not None:
             self.projector.free()
 
 
 class SideFileLoader:
-    """Loads adapters and projector of a model whose weights are loaded."""
+    """Loads adapters and projector after the model's weights."""
 
     def __init__(
-        self, engine: Bindings, devices: ResolvedDevices, log: EngineLog, free: FreeMemory, stop: StopRequest
+        self, engine: Bindings, devices: ResolvedDevices, log: EngineLog, free: FreeMemory, stop: StopFlag
     ) -> None:
         self._engine, self._devices, self._log, self._free, self._stop = engine, devices, log, free, stop
 
     def load(self, load: Load, model: int, placed: tuple[Part, ...]) -> LoadedSideFiles:
-        """Load what the request names; `placed` is what was allocated before.
+        """Load the side files of a request. `placed`: what was allocated before, for the report of a failure.
 
         Raises:
-            EndOfRequest: with `AllocationFailure` or with the `Failure` of a file; then nothing is left to free.
+            RequestError: a device refused memory, or a file cannot be used. Nothing is left to free.
         """
         handles = tuple(self._adapter(model, file, placed) for file in load.adapters)
         adapters = Adapters(self._engine, handles, tuple(file.scale for file in load.adapters))
@@ -173,13 +173,14 @@ class SideFileLoader:
         library = projector_library()
         library.mtmd_log_set(self._engine.projector_log_callback, ctypes.c_void_p(0))
         parameters = projector_parameters(library, self._devices, file, n_threads)
-        # text of a conversation cannot hold it by chance or on purpose
+        # Random, so that no message of a conversation can contain it, by chance or on purpose.
         marker = f"<__media_{secrets.token_hex(16)}__>"
         parameters.media_marker = marker.encode()
         parameters.cb_eval = watch = self._watch()
         buffers = self._log.facts.buffers
         logged_before = len(buffers)
         handle = library.mtmd_init_from_file(file.path.encode(), model, parameters)
+        # mtmd logs compute buffers with the same words as the model's context; they must not be counted for that.
         logged = buffers[logged_before:]
         del buffers[logged_before:]
         if not handle:
@@ -200,9 +201,11 @@ class SideFileLoader:
         return projector, (weights, *computing)
 
     def _watch(self) -> Any:
-        """Return what the engine asks between the nodes of a projector's graph: a stop ends an image in its middle."""
+        """Return the callback that ggml calls before and after graph nodes of a projector; a stop ends the graph."""
         nodes = 0
 
+        # ggml_backend_sched_eval_callback: asked before a node, True means "call again after it", which also splits the
+        # graph there. After a node, False ends the computation.
         def on_node(_tensor: object, asks: bool, _data: object) -> bool:
             nonlocal nodes
             if not asks:
@@ -220,18 +223,18 @@ class SideFileLoader:
         if len(self._log.facts.failed) > failed_before:
             refused = allocation_failure(self._devices, self._log.facts, self._free, "read", placed)
             if refused is not None:
-                raise EndOfRequest(refused)
+                raise RequestError(refused)
         raise self._refusal(file.path, "llama.cpp cannot use it as an adapter of this model")
 
     def _make_sure_of_room(self, file: ProjectorFile, placed: tuple[Part, ...]) -> None:
-        """Allocate and free what the weights will take: where the engine itself does not get it, it aborts."""
+        """Allocate the size of the weights and free it again: if mtmd's own allocation fails, it aborts the process."""
         buffer_type = self._engine.device_buffer_type(self._devices.by_id[file.device])
         buffer = self._engine.allocate_buffer(buffer_type, file.weights_bytes)
         if buffer:
             self._engine.free_buffer(buffer)
             return
         name = self._engine.buffer_type_name(buffer_type)
-        raise EndOfRequest(
+        raise RequestError(
             AllocationFailure(
                 stage="read",
                 device=file.device,
@@ -243,14 +246,14 @@ class SideFileLoader:
             )
         )
 
-    def _refusal(self, path: str, what: str) -> EndOfRequest:
-        # The first line says what was wrong, those behind it what that led to.
+    def _refusal(self, path: str, what: str) -> RequestError:
+        # The first error line names the cause, later ones its consequences.
         reason = next(iter(self._log.facts.reasons()), "it gave no reason").removeprefix("error: ").rstrip(".")
         return failure("model_file", f"{Path(path).name}: {what}: {reason}.")
 
 
 def projector_parameters(library: Any, devices: ResolvedDevices, file: ProjectorFile, n_threads: int) -> Any:
-    """Return how a projector is loaded: on its device, with what an image of its usual size takes."""
+    """Return `mtmd_context_params` for a projector. The warm-up allocates what an image of the usual size needs."""
     parameters = library.mtmd_context_params_default()
     parameters.use_gpu = file.device != CPU_ID
     parameters.device = devices.by_id[file.device] if file.device != CPU_ID else None
@@ -262,7 +265,11 @@ def projector_parameters(library: Any, devices: ResolvedDevices, file: Projector
 
 
 def projector_library() -> Any:
-    """Return the binding of libmtmd, which builds may leave out."""
+    """Return the binding of libmtmd.
+
+    Raises:
+        RequestError: this build of llama-cpp-python has none.
+    """
     try:
         from llama_cpp import mtmd_cpp
     except (ImportError, OSError, RuntimeError) as error:

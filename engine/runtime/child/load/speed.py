@@ -1,10 +1,10 @@
-"""How fast a device reads weights and how far away it is: the engine's own kernels on a matrix of zeros.
+"""Measures the speed of a device with ggml's own kernels on a matrix of zeros.
 
-A token multiplies every weight with one column, so a product of a large matrix and one column says how fast weights
-are read: of each type of weights by itself, since on processors the arithmetic of unpacking them decides. A product
-with many columns says how fast prompts are multiplied. A graph of many sums of one column says what a computation costs
-that reads nothing. Reading a few bytes back is a round trip; it ends the computation too, which remote devices do not
-wait for.
+- A token multiplies every weight with one column. So the product of a large matrix with one column gives the rate at
+  which weights are read. It is measured for each type, because on CPUs the unpacking of the type decides.
+- A product with many columns gives the arithmetic speed, which decides for prompts.
+- A graph of many sums of one column gives the cost of a graph node that reads almost nothing.
+- Reading a few bytes back gives the round trip. It also waits for the computation, which RPC devices otherwise do not.
 """
 
 from __future__ import annotations
@@ -25,17 +25,19 @@ _F16, _F32 = 1, 0
 _COLUMNS = 4096
 _MIN_ROWS = 64
 _SENT_BYTES = 4 << 20
-"""Below what remote workers look for in their cache first."""
+"""Size of a copy to the device. Below 10 MiB, from which on RPC clients first ask the server's cache for a tensor."""
 _ROUND_TRIPS = 20
 _MEASURED_S = 0.4
 _MEASURED_TYPE_S = 0.25
 _MAX_PASSES = 50
 _PART_S = 0.008
-"""A pass through the matrix that takes longer is measured in parts: on a busy machine a short one is left in peace."""
+"""A pass through the matrix that takes longer is measured in parts: on a busy machine a short part is less
+disturbed.
+"""
 _MAX_PARTS = 32
 _SUMS = 256
 _TOKENS = 128
-"""As many columns make arithmetic decide."""
+"""Number of columns of the product for prompts: enough that arithmetic decides, not memory."""
 _MANY_ROWS = 4096
 _MEASURED_PRODUCT_S = 0.1
 _SHORT_S = 0.002
@@ -43,12 +45,12 @@ _GRAPH_NODES = 512
 
 
 def measure_speed(engine: Bindings, request: MeasureSpeed) -> DeviceSpeed:
-    """Measure one device. Takes some seconds, and `size_bytes` of its memory for that time.
+    """Measure one device. It takes some seconds, and `size_bytes` of the device's memory meanwhile.
 
-    A device may take as long for each type as others for all: those left when `enough_s` are over are left out.
+    A slow device may need as long for one type as others for all of them, so that no type is begun after `enough_s`.
 
     Raises:
-        EndOfRequest: where the device is gone or has no room.
+        RequestError: the device is gone, or has no room for the matrix.
     """
     end = time.perf_counter() + request.enough_s
     device = resolve_devices(engine, [request.device], [request.device.id]).by_id[request.device.id]
@@ -70,7 +72,7 @@ def measure_speed(engine: Bindings, request: MeasureSpeed) -> DeviceSpeed:
 
 
 def _products_per_second(engine: Bindings, device: int, request: MeasureSpeed, type_number: int) -> float:
-    """Return weights times tokens per second: of a small matrix, and where that is done at once of a large one."""
+    """Return weights times tokens per second, from a small matrix; on a fast device from a larger one."""
     for rows in (_MIN_ROWS, _MANY_ROWS):
         with _Graph(engine, device, request, type_number=type_number, rows=rows, tokens=_TOKENS) as graph:
             seconds = graph.work_s(_MEASURED_PRODUCT_S)
@@ -80,9 +82,10 @@ def _products_per_second(engine: Bindings, device: int, request: MeasureSpeed, t
 
 
 class _Graph:
-    """A matrix and a column on a device, and the graph that multiplies them, or adds the column up `sums` times.
+    """A matrix and a column on a device, and the graph that multiplies them. A context manager that frees everything.
 
-    `rows` of the matrix, 0: as many as there is memory for; `tokens`: how many columns.
+    `type_number`: ggml type of the matrix. `sums`: if not 0, the graph adds the column up this often instead.
+    `rows`: rows of the matrix; 0 for as many as fit into `size_bytes`. `tokens`: number of columns.
     """
 
     def __init__(
@@ -138,11 +141,13 @@ class _Graph:
                 product = bind("ggml_mul_mat", pointer, pointer, pointer, pointer)(self._tensors, part, column)
                 self._parts.append(self._graph_of(engine, product))
             self._part_bytes = rows_each * row_bytes
+        # All tensors in one buffer on the device, as weights are.
         self._buffer = bind("ggml_backend_alloc_ctx_tensors", pointer, pointer, pointer)(self._tensors, self._backend)
         if not self._buffer:
             self._free()
             raise failure("busy", f"{request.device.id} has no room for a test of its speed. Unload models first.")
-        # Memory that was never written is one page of zeros, which no reading of says anything.
+        # Linux maps memory that was never written to one shared page of zeros: reading it would measure the CPU's
+        # cache.
         bind("ggml_backend_buffer_clear", None, pointer, ctypes.c_uint8)(self._buffer, 0)
 
     def _graph_of(self, engine: Bindings, result: int) -> int:
@@ -154,6 +159,7 @@ class _Graph:
         return graph
 
     def _use_threads(self, engine: Bindings, device: int, n_threads: int) -> None:
+        # Not in ggml's C interface: each CPU backend has a function of its own, which the registry knows by name.
         address = engine.registry_function(engine.device_registry(device), b"ggml_backend_set_n_threads")
         if address:
             ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)(address)(self._backend, n_threads)
@@ -164,16 +170,17 @@ class _Graph:
     def __exit__(self, *_: object) -> None:
         self._free()
 
-    # What disturbs makes slower, never faster: the best of several passes counts.
+    # Other programs make a pass slower, never faster. So the best of several passes counts.
 
     def measure(self) -> DeviceSpeed:
-        """Return how fast F16 weights are read, and how far away the device is."""
+        """Return the rate of reading F16 weights, the round trip, and the rate of copies to the device."""
         block = ctypes.create_string_buffer(min(_SENT_BYTES, self._matrix_bytes))
 
         def send() -> None:
             self._set(self._matrix, block, 0, len(block))
             self._ask()
 
+        # The first pass is not measured: it may compile kernels and wake the device.
         self._work()
         sent_s = max(_best(send, _MEASURED_S) - self._round_trip_s(), 1e-9)
         return DeviceSpeed(
@@ -183,7 +190,7 @@ class _Graph:
         )
 
     def read_bytes_per_second(self, measured_s: float) -> float:
-        """Return how fast the matrix is read."""
+        """Return the rate at which the matrix is read, in bytes per second."""
         self._work()
         whole_s, trip_s = _best(self._work, measured_s), self._round_trip_s()
         found = float(self._matrix_bytes) / max(whole_s - trip_s, 1e-9)
@@ -197,11 +204,11 @@ class _Graph:
         return found
 
     def op_s(self, measured_s: float) -> float:
-        """Return the seconds of one of many sums."""
+        """Return the seconds of a single sum."""
         return self.work_s(measured_s) / self._sums
 
     def work_s(self, measured_s: float) -> float:
-        """Return the seconds of the whole graph."""
+        """Return the seconds of the whole graph, without the round trip."""
         self._work()
         return max(_best(self._work, measured_s) - self._round_trip_s(), 1e-9)
 
@@ -217,7 +224,7 @@ class _Graph:
         self._ask()
 
     def _free(self) -> None:
-        """Give everything back."""
+        """Free buffer, tensors and backend, in this order: each uses the next."""
         if self._buffer:
             self._free_buffer(self._buffer)
         self._free_tensors(self._tensors)
@@ -225,7 +232,7 @@ class _Graph:
 
 
 def _best(work: Callable[[], Any], measured_s: float) -> float:
-    """Return the least seconds of as many passes as fit into the time for them."""
+    """Return the seconds of the fastest pass, of as many as fit into `measured_s`."""
     end = time.perf_counter() + measured_s
     best = _seconds(work)
     for _ in range(_MAX_PASSES):

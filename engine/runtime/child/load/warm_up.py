@@ -1,6 +1,7 @@
-"""The stages of a load, told also while the engine says nothing for a long time, and the last of them: warming up.
+"""Progress messages of a load, and its last stage, the warm-up.
 
-The first batches are computed before anybody waits for an answer: they may make backends allocate more.
+The warm-up computes the first batches before the first answer. Backends may allocate more memory for them, which would
+otherwise fail in the middle of an answer.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ import msgspec
 
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.child.load.loaded_context import ABORTED, DECODED, Batch, LoadedContext
-from engine.runtime.child.native.failures import EndOfRequest
+from engine.runtime.child.native.failures import RequestError
 from engine.runtime.child.native.log import FailedAllocation, FreeMemory
-from engine.runtime.child.native.stop import StopRequest
-from engine.runtime.protocol.effort import TICK_SECONDS, WorkTicks
+from engine.runtime.child.native.stop import StopFlag
+from engine.runtime.protocol.heartbeat import TICK_SECONDS, WorkHeartbeat
 from engine.runtime.protocol.messages import AllocationFailure, LoadStage, Message, StageProgress, Stopped
 
 MIN_STEP = 0.01
@@ -26,9 +27,9 @@ MIN_STEP_SECONDS = 0.05
 
 
 class StageReporter:
-    """The stage a load is in, sent when it changes and repeated every second while the process visibly works.
+    """Sends the stage of a load when it changes, and again every second while the process visibly works.
 
-    Use as a context manager: the ticking ends with it.
+    A context manager: the repetition ends with it. Native callbacks and a thread use it, under a lock.
     """
 
     def __init__(self, send: Callable[[Message], None], *, tick_seconds: float = TICK_SECONDS) -> None:
@@ -37,7 +38,7 @@ class StageReporter:
         self._lock = threading.Lock()
         self._latest = StageProgress(stage="allocate")
         self._sent_at = 0.0
-        self._ticks = WorkTicks(self._repeat, tick_seconds=tick_seconds)
+        self._ticks = WorkHeartbeat(self._repeat, tick_seconds=tick_seconds)
 
     @property
     def stage(self) -> LoadStage:
@@ -57,19 +58,19 @@ class StageReporter:
         self._send(StageProgress(stage=stage, fraction=fraction))
 
     def advance(self, fraction: float) -> None:
-        """Tell how much of the stage is done, 0..1; small steps in quick succession are left out."""
+        """Send the done part of the stage, 0 to 1. Small steps in quick succession are left out."""
         before = self._latest.fraction or 0.0
         soon = time.monotonic() - self._sent_at < MIN_STEP_SECONDS
         if fraction >= 1.0 or (fraction - before >= MIN_STEP and not soon):
             self._send(StageProgress(stage=self._latest.stage, fraction=fraction, device=self._latest.device))
 
     def name_device(self, device: str) -> None:
-        """Tell that the stage is at work on a device (our id)."""
+        """Send the id of the device that is being filled."""
         if device != self._latest.device:
             self._send(StageProgress(stage=self._latest.stage, fraction=self._latest.fraction, device=device))
 
-    def say_last(self, message: Message) -> None:
-        """Send the message that ends the load, from within a native call that will not return."""
+    def send_final(self, message: Message) -> None:
+        """Send the final message of the load, from a callback of a native call that will not return."""
         with self._lock:
             self._say(message)
 
@@ -90,12 +91,12 @@ WARM_UP_GROWTH = 8
 
 
 class WarmUp:
-    """Computes batches that grow up to a full micro batch, of all sequences that requests may have at a time.
+    """Computes growing batches, up to a full micro batch over all sequences.
 
-    Ends early where the next step would take longer than a user should wait for it.
+    It ends early if the next batch would make the warm-up longer than `WARM_UP_SECONDS`.
     """
 
-    def __init__(self, loaded: LoadedContext, free: FreeMemory, stop: StopRequest, reporter: StageReporter) -> None:
+    def __init__(self, loaded: LoadedContext, free: FreeMemory, stop: StopFlag, reporter: StageReporter) -> None:
         self._loaded, self._free, self._stop, self._reporter = loaded, free, stop, reporter
         self._before = loaded.parts()
 
@@ -103,10 +104,11 @@ class WarmUp:
         """Warm up a context with these settings.
 
         Raises:
-            EndOfRequest: with `AllocationFailure`, `Failure` or `Stopped`.
+            RequestError: with `AllocationFailure`, `Failure` or `Stopped`.
         """
         self._reporter.enter("warm_up", 0.0)
         loaded = self._loaded
+        # A unified KV cache is shared by all sequences; otherwise each has `n_ctx_seq` cells of its own.
         room = loaded.context_tokens * (1 if settings.kv_unified else loaded.n_sequences)
         largest = min(settings.n_ubatch, loaded.batch_tokens, room)
         if loaded.side_files is not None and loaded.side_files.adapters.handles:
@@ -119,7 +121,7 @@ class WarmUp:
         self._check_stop()
 
     def _reserve_embeddings(self, tokens: int) -> None:
-        """Have the engine allocate all that embedding takes: only a batch of texts makes it do so."""
+        """Let llama.cpp allocate the output buffer for embeddings, by a batch of texts that is aborted at once."""
         loaded, low = self._loaded, self._loaded.engine.low
         batch, longest = Batch(loaded.engine, tokens), loaded.longest_text
         for sequence, begin in enumerate(range(0, tokens, longest)):
@@ -127,9 +129,10 @@ class WarmUp:
             batch.extend([self._token()] * length, 0, sequence, outputs=length)
         self._check_stop()
         low.llama_set_embeddings(loaded.context, True)
+        # The abort is intended, and its log lines would look like a failure.
         loaded.log.is_mute = True
         try:
-            with self._stop.breaking_off():
+            with self._stop.aborting():
                 status = loaded.compute(batch.struct)
         finally:
             loaded.log.is_mute = False
@@ -142,7 +145,7 @@ class WarmUp:
         self._check_stop()
 
     def _compute(self, largest: int) -> None:
-        """Compute batches of growing size."""
+        """Compute batches of 1, 8, 64... tokens, up to `largest`."""
         loaded = self._loaded
         batch = Batch(loaded.engine, largest)
         size, spent_seconds = 1, 0.0
@@ -157,12 +160,13 @@ class WarmUp:
             took_seconds = time.monotonic() - started
             spent_seconds += took_seconds
             self._reporter.advance(size / largest)
+            # A batch of 8 times the size is taken to need 8 times as long.
             if size == largest or spent_seconds + took_seconds * WARM_UP_GROWTH > WARM_UP_SECONDS:
                 break
             size = min(size * WARM_UP_GROWTH, largest)
 
     def _fill(self, batch: Batch, size: int) -> None:
-        """Put `size` tokens into the batch, as many of each sequence as can be: an answer to each ends in one."""
+        """Fill the batch with `size` tokens, evenly over all sequences, with logits for the last token of each."""
         count = min(size, self._loaded.n_sequences)
         token = self._token()
         batch.clear()
@@ -176,7 +180,7 @@ class WarmUp:
 
     def _check_stop(self) -> None:
         if self._stop.requested:
-            raise EndOfRequest(Stopped(stage=self._reporter.stage))
+            raise RequestError(Stopped(stage=self._reporter.stage))
 
     def _raise_failure(self, status: int) -> None:
         loaded = self._loaded
@@ -185,20 +189,21 @@ class WarmUp:
         failed = loaded.failed_computation(status, self._free)
         if isinstance(failed, AllocationFailure):
             failed = msgspec.structs.replace(failed, stage=self._reporter.stage)
-        raise EndOfRequest(failed)
+        raise RequestError(failed)
 
     def _end_unmade(self, failed: FailedAllocation) -> None:
-        """Say which buffer was refused, and end the process.
+        """Report the buffer that was refused, and exit.
 
-        With adapters the first batch makes the compute buffers anew, and the engine answers a refusal with a C++
-        exception that nobody can catch. It first does without copies for a pipeline.
+        With adapters the first batch allocates the compute buffers anew. If that fails, llama.cpp throws a C++
+        exception through llama_decode, which cannot be caught here.
         """
         self._free.note(failed)
+        # llama.cpp first tries again without copies for pipeline parallelism; only the second failure is final.
         log, devices = self._loaded.log, self._loaded.devices
         if log.facts.input_copies > 1:
             log.facts.input_copies = 1
             return
-        self._reporter.say_last(
+        self._reporter.send_final(
             AllocationFailure(
                 stage=self._reporter.stage,
                 device=devices.id_of_buffer_name(failed.buffer_type),

@@ -1,1 +1,1 @@
-"""llama.cpp as the child sees it: C functions, devices, the log, memory breakdowns, failures."""
+"""Access to llama.cpp and ggml in the child: C functions, devices, log, memory breakdown, failures."""

@@ -1,8 +1,8 @@
-"""The engine's backends: those it was built with, and those of packs.
+"""Loads ggml's backends: those of the build, and those of engine packs.
 
-There are two builds of the engine, and `is_portable` is where they are told apart. `make.py setup` builds one for the
-machine it runs on, with its backends linked in. The bundle's is built with GGML_BACKEND_DL: its CPU and RPC backends
-are libraries beside it, of the CPU's one for each kind of processor. Both load packs.
+There are two builds of llama.cpp, which `is_portable` distinguishes. `make.py setup` builds one for the machine that it
+runs on, with its backends linked in. The bundle's build has GGML_BACKEND_DL: its RPC backend and a CPU backend for each
+kind of processor are libraries in the same folder. Both builds load packs.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ _CPU_VARIANTS = "*ggml-cpu-*"
 
 
 def is_portable(folder: Path) -> bool:
-    """Return whether the engine in `folder` has a CPU backend for each kind of processor, to be loaded when it runs."""
+    """Return whether the build in `folder` has CPU backends as libraries (GGML_BACKEND_DL)."""
     return next(folder.glob(_CPU_VARIANTS), None) is not None
 
 
 def load_own_backends(engine: Bindings) -> None:
-    """Load the CPU backend for this processor and RPC, where the engine has them as libraries. No device is touched."""
+    """Load the RPC backend and the best CPU backend for this processor, if they are libraries. Touches no device."""
     if is_portable(engine.folder):
         engine.load_backends_in(os.fsencode(engine.folder))
 
 
 def load_packs(engine: Bindings) -> tuple[PackLoad, ...]:
-    """Load the packs that were checked and are switched on, and return what came of each."""
-    # The build is a digest of many lines, and looked at only where there are packs.
+    """Load the engine packs that passed the self-test and are switched on; return the result of each."""
+    # `engine_build` is passed as a function: it is a digest of many lines, and needed only if there are packs.
     libraries = libraries_to_load(os.environ, engine_build)
     return tuple(_load(engine, library) for library in libraries)
 
@@ -41,15 +41,16 @@ def load_packs(engine: Bindings) -> tuple[PackLoad, ...]:
 def _load(engine: Bindings, library: PackLibrary) -> PackLoad:
     before = {engine.device_name(device) for device in engine.devices()}
     try:
-        # ggml would say no more than that it could not; what is open already it opens again for nothing.
+        # ggml_backend_load does not say why it failed; dlopen does. Its own dlopen of the same file then costs nothing.
         ctypes.CDLL(str(library.path))
     except OSError as error:
-        # The application's ctypes has words of its own for it; the system's are the cause of them.
+        # In the bundle ctypes raises an error of its own, with the system's as its cause.
         return PackLoad(name=library.pack, reason=f"Its library cannot be loaded: {error.__cause__ or error}.")
     registry = engine.load_backend(os.fsencode(library.path))
     if not registry:
-        return PackLoad(name=library.pack, reason="Its library is no backend that this engine can use.")
+        return PackLoad(name=library.pack, reason="Its library is not a backend for this engine.")
     devices = tuple(_names(engine, registry))
+    # A second backend for the same devices would list each of them twice.
     if doubled := sorted(before.intersection(devices)):
         engine.unload_backend(registry)
         return PackLoad(name=library.pack, reason=f"The engine has {', '.join(doubled)} already.")

@@ -1,7 +1,7 @@
-"""llama.cpp and ggml as C functions, all through the library handle that `llama_cpp` has opened.
+"""C functions of llama.cpp and ggml, all from the library handle that `llama_cpp` has opened.
 
-The wheel ships copies instead of links, so opening `libggml-base` by path would give a second instance with its own
-device registry. Addresses of native objects are plain ints here.
+The wheel ships copies of the libraries instead of links. So opening `libggml-base` by its path would load it a second
+time, with a device registry of its own. Addresses of native objects are plain ints here.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ _TEXT = ctypes.c_char_p
 ABORT_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 
 DEVICE_KINDS = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel"}
-"""ggml_backend_dev_type, less META, which only llama.cpp itself creates."""
+"""Names of ggml_backend_dev_type, without META, which only llama.cpp itself creates."""
 CPU_TYPE = 0
 _DEBUG = 1
 ACCELERATOR_TYPE = 3
 
+# Mangled names of C++ functions, which are exported although they are not part of llama.h.
 _BREAKDOWN = "_Z26llama_get_memory_breakdownPK13llama_context"
 _MODEL_BREAKDOWN = "_ZNK11llama_model16memory_breakdownEv"
 
@@ -57,18 +58,19 @@ class InitParams(ctypes.Structure):
 
 
 def prepare_environment() -> None:
-    """Set what ggml reads when it starts; to be called before `Bindings()`."""
+    """Set environment variables that ggml reads at its start; call it before `Bindings()`."""
+    # Without GGML_NO_BACKTRACE an abort starts gdb if there is one. CUDA's default order is fastest first.
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 
 
 class Bindings:
-    """The loaded engine: `low` is the module `llama_cpp.llama_cpp`, other attributes are functions it leaves out."""
+    """The loaded libraries. `low`: the module `llama_cpp.llama_cpp`. Other attributes: functions that it lacks."""
 
     def __init__(self) -> None:
         self.low: Any = _low_level()
-        self.say_last_word: Callable[[str], None] = lambda _text: None
-        """Tells why this process is about to end; what `on_abort` was given."""
+        self.send_abort_text: Callable[[str], None] = lambda _text: None
+        """Sends the reason why this process is about to end; set by `on_abort`."""
         self._libraries = _libraries(self.low)
         bind = self.bind
         self.device_count = bind("ggml_backend_dev_count", ctypes.c_size_t)
@@ -102,19 +104,21 @@ class Bindings:
         self.free_buffer = bind("ggml_backend_buffer_free", None, _POINTER)
         self.context_breakdown = self._bind_optional(_BREAKDOWN)
         self.model_breakdown = self._bind_optional(_MODEL_BREAKDOWN)
+        # ctypes callbacks that native code holds: a callback that Python collects would be a dangling pointer.
         self._kept: list[Any] = []
         self.projector_log_callback: Any = None
-        """What a projector logs, without what is for its authors: that has the words of conversations in it."""
+        """Log callback for mtmd, without debug lines: those quote the text of conversations."""
 
     def on_abort(self, say: Callable[[str], None]) -> None:
-        """Have `say` called with the reason of a failed assertion; the process ends after it returns."""
-        self.say_last_word = say
+        """Set the function that is called with the text of a failed assertion. The process aborts after it returns."""
+        self.send_abort_text = say
         callback = ABORT_CALLBACK(lambda text: say((text or b"").decode("utf-8", "replace").strip()))
         self._kept.append(callback)
+        # ggml calls it in the thread that aborts, and then abort(): Python code runs a last time.
         self._set_abort_callback(callback)
 
     def on_log(self, write: Callable[[int, str], None]) -> None:
-        """Send every log line of llama.cpp and ggml to `write(level, text)`, in place of the binding's own printing."""
+        """Send all log text of llama.cpp and ggml to `write(level, text)`, instead of the binding's own printing."""
         callback = self.low.llama_log_callback(lambda level, text, _data: write(level, text.decode("utf-8", "replace")))
         spared = self.low.llama_log_callback(
             lambda level, text, _data: write(level, text.decode("utf-8", "replace")) if level > _DEBUG else None
@@ -139,14 +143,14 @@ class Bindings:
         return props
 
     def device_memory(self, device: int) -> tuple[int, int]:
-        """Return (free, total) bytes as the device reports them now."""
+        """Return free and total bytes as the device reports them now."""
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         self._device_memory(device, ctypes.byref(free), ctypes.byref(total))
         return free.value, total.value
 
     @property
     def folder(self) -> Path:
-        """The folder of the engine's libraries."""
+        """The folder of llama.cpp's libraries."""
         return Path(self.low._lib._name).absolute().parent
 
     @cached_property
@@ -161,7 +165,10 @@ class Bindings:
         return kind(self._rpc_function(b"ggml_backend_rpc_start_server"))
 
     def _rpc_function(self, name: bytes) -> int:
-        """Return the address of a function of the RPC backend, which may be a library that ggml opened for itself."""
+        """Return the address of a function of the RPC backend.
+
+        It is asked of the backend's registry, because the backend may be a library that ggml has loaded itself.
+        """
         registry = self._registry_by_name(b"RPC")
         address = self.registry_function(registry, name) if registry else None
         if not address:
@@ -175,14 +182,15 @@ class Bindings:
         return _decoded(self._buffer_type_name(buffer_type))
 
     def bind(self, name: str, result: Any, *arguments: Any) -> Any:
-        """Return one of the engine's C functions.
+        """Return a C function of llama.cpp or ggml, with its types set.
 
         Raises:
-            ImportError: where the engine was built without it.
+            ImportError: the libraries were built without it.
         """
         for library in self._libraries:
             try:
-                # by item, not by attribute: a function object of our own, whose types nobody else changes
+                # Indexing makes a new function object each time. The one from attribute access is shared with the
+                # binding, which sets other types on it.
                 function = library[name]
             except AttributeError:
                 continue
@@ -191,7 +199,10 @@ class Bindings:
         raise ImportError(f"llama_cpp was built without {name}; build it with GGML_RPC=ON")
 
     def _bind_optional(self, name: str) -> Any:
-        """Bind a C++ function that returns an object through a hidden pointer; None where it is not exported."""
+        """Return a C++ function that returns an object, as C function with a pointer to the result as first argument.
+
+        None if it is not exported.
+        """
         try:
             return self.bind(name, None, _POINTER, _POINTER)
         except ImportError:
@@ -199,10 +210,11 @@ class Bindings:
 
 
 def _low_level() -> Any:
-    """Return the binding's module of C functions.
+    """Return the binding's module of C functions, without running the `__init__` of its package.
 
-    Its package would first import numpy, a template engine and more, which nobody here uses: half of a probe's time.
+    That would import numpy, a template engine and more, which is not needed here and took half of a probe's time.
     """
+    # An empty module of the package's spec stands for the package, so that its submodule can be imported.
     name = "llama_cpp"
     if name not in sys.modules and (spec := util.find_spec(name)) is not None:
         sys.modules[name] = util.module_from_spec(spec)
@@ -210,7 +222,7 @@ def _low_level() -> Any:
 
 
 def _libraries(low: Any) -> list[ctypes.CDLL]:
-    """Return the handles to look symbols up in: one finds all on POSIX; Windows has one per DLL."""
+    """Return the handles in which symbols are looked up: on POSIX one finds all, Windows has one for each DLL."""
     if sys.platform != "win32":
         return [low._lib]
     folder = Path(low.__file__).parent / "lib"

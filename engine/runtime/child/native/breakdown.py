@@ -1,7 +1,8 @@
-"""Bytes per buffer type, from the `std::map` that llama.cpp returns or from its log, as `Part`s booked on our devices.
+"""Bytes in each buffer type, from `llama_get_memory_breakdown` or from the log, as `Part`s of our devices.
 
-The functions are C++ and return the map by value. Its memory layout is libstdc++'s; anything that does not look like
-such a map gives None, and the caller falls back to the log. The few bytes of map nodes are left to the process's end.
+The C++ function returns a `std::map` by value. It is read here with libstdc++'s memory layout (`_Rb_tree`). If the
+bytes do not look like such a map, the result is None and the sizes come from the log. The nodes of the map, a few
+bytes, are not freed.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class BufferBytes:
 
 
 class _Node(ctypes.Structure):
-    """The head of a `_Rb_tree_node`, then the key; the value follows."""
+    """`_Rb_tree_node_base` and the key of a node; the value follows it."""
 
     _fields_ = [
         ("color", ctypes.c_size_t),
@@ -41,7 +42,7 @@ class _Node(ctypes.Structure):
 
 
 class _Map(ctypes.Structure):
-    """A `std::map` object, with room to spare for other standard libraries' idea of it."""
+    """A `std::map` of libstdc++. `spare`: zeroed room behind it, in case another standard library has a larger one."""
 
     _fields_ = [
         ("compare", ctypes.c_size_t),
@@ -55,12 +56,12 @@ class _Map(ctypes.Structure):
 
 
 def context_bytes(engine: Bindings, context: int) -> dict[int, BufferBytes] | None:
-    """Return bytes by buffer type address for a context and its model, None where they cannot be read."""
+    """Return the bytes of a context and its model by buffer type address; None if they cannot be read."""
     return _read(engine, engine.context_breakdown, context, 3)
 
 
 def model_bytes(engine: Bindings, model: int) -> dict[int, BufferBytes] | None:
-    """Return the bytes of the weights by buffer type address, None where they cannot be read."""
+    """Return the bytes of the weights by buffer type address; None if they cannot be read."""
     return _read(engine, engine.model_breakdown, model, 1)
 
 
@@ -74,9 +75,13 @@ def _read(engine: Bindings, function: object, subject: int, values: int) -> dict
 
 
 def read_map(fill: Callable[[int], object], values: int) -> dict[int, tuple[int, ...]] | None:
-    """Return the map that a function writes to an address, with so many sizes under each key; None where it is none."""
+    """Return a map that a C++ function writes to an address, with `values` sizes for each key.
+
+    `fill`: calls the function with the address. None if the result is not a map of libstdc++.
+    """
     if not sys.platform.startswith("linux"):
         return None
+    # The Itanium C++ ABI returns such an object through a hidden pointer, which is the first argument here.
     space = _Map()
     fill(ctypes.addressof(space))
     if not _plausible(space):
@@ -84,6 +89,7 @@ def read_map(fill: Callable[[int], object], values: int) -> dict[int, tuple[int,
     found: dict[int, tuple[int, ...]] = {}
     for node in _walk(space.root, space.count):
         key = _Node.from_address(node).key
+        # A null key is no buffer type: the layout is not what we expect.
         if key is None:
             return None
         found[key] = tuple((ctypes.c_size_t * values).from_address(node + ctypes.sizeof(_Node)))
@@ -91,7 +97,7 @@ def read_map(fill: Callable[[int], object], values: int) -> dict[int, tuple[int,
 
 
 def _plausible(space: _Map) -> bool:
-    """Tell whether this is the header of a red-black tree: the root's parent must be the header itself."""
+    """Return whether this is the header of a red-black tree: the root's parent must be the header itself."""
     if space.count == 0:
         return space.root is None
     if space.count > MAX_BUFFER_TYPES or not space.root or any(space.spare):
@@ -102,6 +108,7 @@ def _plausible(space: _Map) -> bool:
 
 def _walk(node: int | None, limit: int) -> Iterator[int]:
     """Yield at most `limit` node addresses in key order."""
+    # In-order walk without recursion. The limit bounds it if the nodes are no tree.
     pending: list[int] = []
     seen = 0
     while (node or pending) and seen < limit:
@@ -121,9 +128,12 @@ MAPPED_SUFFIX = "_Mapped"
 def measured_parts(
     devices: ResolvedDevices, breakdown: dict[int, BufferBytes], facts: LogFacts, output_bytes: int
 ) -> tuple[Part, ...]:
-    """Return the parts of a model and its context; exact where the log's rounding is not needed.
+    """Return the parts of a model and its context from the breakdown.
 
-    `output_bytes` is what the output buffer should take; it counts where the engine's log agrees.
+    llama.cpp's breakdown does not separate KV cache and recurrent state, and lacks the output buffer; the log has both,
+    rounded to 0.01 MiB.
+
+    `output_bytes`: computed size of the output buffer, which is used if the log agrees with it.
     """
     recurrent = facts.logged_bytes("rs")
     attention = facts.logged_bytes("kv")
@@ -146,7 +156,7 @@ def measured_parts(
 def logged_parts(
     devices: ResolvedDevices, facts: LogFacts, weights: dict[int, BufferBytes] | None, output_bytes: int
 ) -> tuple[Part, ...]:
-    """Return the parts that the log told of so far, with exact weights where `weights` has them."""
+    """Return the parts from the log so far, rounded to 0.01 MiB. `weights`: exact sizes of weights, if known."""
     names = {use: facts.logged_bytes(use) for use in ("model", "kv", "rs", "compute")}
     if weights is not None:
         names["model"] = {devices.engine.buffer_type_name(key): size.model_bytes for key, size in weights.items()}
@@ -166,7 +176,7 @@ def logged_parts(
 
 
 def _split_context(total_bytes: int, has_attention: bool, logged_recurrent: int | None) -> tuple[int, int]:
-    """Return (KV, recurrent) bytes; only a buffer type that holds both needs the log's rounded number."""
+    """Return the bytes of KV cache and recurrent state. Only a buffer type with both needs the log's rounded size."""
     if logged_recurrent is None:
         return total_bytes, 0
     if not has_attention:
@@ -193,7 +203,7 @@ def _with_output(parts: dict[str, Part], facts: LogFacts, output_bytes: int) -> 
 
 
 def _filled(parts: dict[str, Part]) -> tuple[Part, ...]:
-    """Leave out buffer types that hold nothing."""
+    """Return the parts without empty ones."""
     return tuple(
         part
         for part in parts.values()

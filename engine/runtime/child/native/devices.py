@@ -1,7 +1,7 @@
-"""ggml's devices: listing them, and finding the ones that our ids mean.
+"""Lists ggml's devices, and finds the ggml device of each of our device ids.
 
-No device tells the largest tensor that it computes with, or whether it has a kernel for residual streams; each can be
-asked whether it supports an operation.
+ggml has no property for the largest tensor of a device, or for single kernels. Both are found with
+`ggml_backend_dev_supports_op`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _ROOM_BYTES = 1 << 16
 
 
 def largest_tensor_bytes(engine: Bindings, device: int) -> int:
-    """Return the size in bytes beyond which tensors are left to other devices; 0 if there is none.
+    """Return the size in bytes of the largest tensor that a device supports; 0 for no limit.
 
-    A tensor without data and without an operation asks for nothing but room, so that halving finds the size.
+    A tensor without data and operation is supported unless it is too large, so that bisection finds the limit.
     """
     pointer = ctypes.c_void_p
     new_tensor = engine.bind("ggml_new_tensor_1d", pointer, pointer, ctypes.c_int, ctypes.c_int64)
@@ -34,6 +34,7 @@ def largest_tensor_bytes(engine: Bindings, device: int) -> int:
     tensors = engine.bind("ggml_init", pointer, InitParams)(InitParams(_ROOM_BYTES, None, True))
     try:
         taken, refused = _LEAST_BYTES, _MOST_BYTES
+        # No limit below 64 TiB, or none that this finds (the device refuses even 1 MiB).
         if supports(device, new_tensor(tensors, _I8, refused)) or not supports(device, new_tensor(tensors, _I8, taken)):
             return 0
         while refused - taken > 1:
@@ -50,14 +51,14 @@ def largest_tensor_bytes(engine: Bindings, device: int) -> int:
 _F32 = 0
 """`GGML_TYPE_F32`."""
 _MIXES = 24
-"""Numbers for a token with four streams: what each gives and takes, and what goes from each to each."""
+"""Numbers of the mix for a token with four residual streams: 4 in, 4 out, and 4 x 4 between them."""
 _SCALES = 3
 _LEAST = 1e-6
 _STEPS = 1
 
 
 def mixes_streams(engine: Bindings, device: int) -> bool:
-    """Return whether a device has a kernel for `ggml_dsv4_hc_comb`."""
+    """Return whether a device has a kernel for `ggml_dsv4_hc_comb`, which mixes residual streams."""
     pointer = ctypes.c_void_p
     new_tensor = engine.bind("ggml_new_tensor_1d", pointer, pointer, ctypes.c_int, ctypes.c_int64)
     supports = engine.bind("ggml_backend_dev_supports_op", ctypes.c_bool, pointer, pointer)
@@ -72,25 +73,27 @@ def mixes_streams(engine: Bindings, device: int) -> bool:
 
 CPU_ID = "CPU"
 _LARGEST_BYTES = 1 << 62
-"""Backends that set no limit to a buffer name the largest number that there is."""
+"""A larger limit means none: backends without a limit return SIZE_MAX."""
 BACKEND_NAMES = {"ROCm": "HIP", "MTL": "Metal"}
-"""Where ggml's name of a backend is not the one people use."""
+"""Usual names of backends for which ggml has another one."""
 
 DIES_IN_TENSOR_SPLIT = frozenset({"Vulkan"})
-"""Backends that load a tensor split over several devices, and end with SIGSEGV at the first token (llama-cpp-python
-0.3.36 on llvmpipe)."""
+"""Backends that crash at the first token of a tensor split.
+
+Seen with llama-cpp-python 0.3.36: Vulkan on llvmpipe loads a split over several devices and ends with SIGSEGV.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedDevices:
-    """ggml devices by our id; `CPU` is always among them."""
+    """ggml devices by our id. `by_id`: device addresses; "CPU" is always among them. `remote`: ids of RPC devices."""
 
     engine: Bindings
     by_id: Mapping[str, int]
     remote: frozenset[str]
 
     def id_of_device(self, device: int | None) -> str:
-        """Return our id of a ggml device; host and accelerator devices are the CPU's, a foreign one keeps its name."""
+        """Return our id of a ggml device: "CPU" for CPU and accelerator devices, ggml's name for an unknown one."""
         for device_id, address in self.by_id.items():
             if address == device:
                 return device_id
@@ -99,20 +102,20 @@ class ResolvedDevices:
         return CPU_ID
 
     def id_of_buffer_type(self, buffer_type: int) -> str:
-        """Return our id of the device whose memory a buffer type takes; pinned and repacked memory is the host's."""
+        """Return our id of the device whose memory a buffer type uses. Pinned and repacked buffers are host memory."""
         if self.engine.buffer_type_is_host(buffer_type):
             return CPU_ID
         return self.id_of_device(self.engine.buffer_type_device(buffer_type))
 
     def id_of_name(self, name: str) -> str:
-        """Return our id for ggml's device name as the engine logs it; a name that is none of ours stays."""
+        """Return our id for ggml's device name in a log line; an unknown name is returned unchanged."""
         for device_id, address in self.by_id.items():
             if self.engine.device_name(address) == name:
                 return device_id
         return name
 
     def id_of_buffer_name(self, name: str) -> str:
-        """Return our id for the name of a buffer type, such as `RPC0[127.0.0.1:50052]` or `CUDA_Host`."""
+        """Return our id for the name of a buffer type, such as `RPC0[127.0.0.1:50052]`; "CPU" if it is none of ours."""
         for device_id, address in self.by_id.items():
             buffer_type = self.engine.device_buffer_type(address)
             if buffer_type and self.engine.buffer_type_name(buffer_type) == name:
@@ -120,7 +123,7 @@ class ResolvedDevices:
         return CPU_ID
 
     def free_bytes(self, device_id: str) -> int | None:
-        """Return the free memory that a GPU reports; None for the CPU and RPC, which report the host's total."""
+        """Return the free memory that a GPU reports; None for the CPU and RPC devices, which report a host's memory."""
         device = self.by_id.get(device_id)
         if device is None or device_id == CPU_ID or device_id in self.remote:
             return None
@@ -128,7 +131,7 @@ class ResolvedDevices:
         return free if total else None
 
     def memory(self) -> tuple[DeviceMemoryReading, ...]:
-        """Read the memory of all devices but the CPU."""
+        """Return the current memory of all devices except the CPU."""
         readings = []
         for device_id, device in self.by_id.items():
             if device_id != CPU_ID:
@@ -140,9 +143,9 @@ class ResolvedDevices:
 def list_devices(
     engine: Bindings, endpoints: Iterable[str], routes: Mapping[str, str], packs: tuple[PackLoad, ...] = ()
 ) -> DeviceList:
-    """Describe the local devices and those of each endpoint; an endpoint that does not answer aborts the process.
+    """Return the local devices and those of each endpoint. An endpoint that does not answer aborts the process.
 
-    `routes`: where to dial for endpoints that are behind a tunnel. `packs`: what came of loading them.
+    `routes`: as of `ListDevices`. `packs`: results of loading engine packs, for the answer.
     """
     found = [_describe(engine, device) for device in engine.devices()]
     for endpoint in endpoints:
@@ -152,10 +155,10 @@ def list_devices(
 
 
 def resolve_devices(engine: Bindings, refs: Iterable[DeviceRef], wanted: Iterable[str]) -> ResolvedDevices:
-    """Find the ggml device of every wanted id.
+    """Return the ggml device of every wanted id.
 
     Raises:
-        EndOfRequest: `unreachable`, naming the device that is gone or was not described.
+        RequestError: a device is gone, or is not in `refs`.
     """
     described = {ref.id: ref for ref in refs}
     by_id: dict[str, int] = {}
@@ -169,6 +172,7 @@ def resolve_devices(engine: Bindings, refs: Iterable[DeviceRef], wanted: Iterabl
         by_id[device_id] = _find(engine, ref)
         if ref.endpoint is not None:
             remote.add(device_id)
+    # The CPU is always there, because host buffers of any layout are booked on it.
     by_id[CPU_ID] = engine.cpu_device()
     return ResolvedDevices(engine, by_id, frozenset(remote))
 
@@ -186,10 +190,11 @@ def _find(engine: Bindings, ref: DeviceRef) -> int:
                 f"{ref.endpoint_device}. List the devices again.",
             )
         return devices[ref.endpoint_device]
+    # By PCI id, not by name: ggml numbers the cards that a process sees, so that CUDA0 may be another card here.
     local = engine.devices()
     if ref.pci_bus_id is not None and (place := parse_pci_name(ref.pci_bus_id)):
         matches = [device for device in local if parse_pci_name(_device_pci(engine, device) or "") == place]
-        # one card may be listed by two backends
+        # One card may be listed by two backends, such as CUDA and Vulkan: the right backend first.
         matches.sort(key=lambda device: _backend(engine, device).lower() != ref.backend.lower())
         if matches:
             return matches[0]
@@ -205,9 +210,11 @@ def _find(engine: Bindings, ref: DeviceRef) -> int:
 
 
 def _endpoint_devices(engine: Bindings, endpoint: str) -> list[int]:
-    # The engine makes a device of each that the server tells of, which may be others than it has told us.
+    # ggml makes a device for each one that the server reports, and a broken or malicious server may report billions.
     limit = StepLimit(
-        engine.say_last_word, f"the RPC server {endpoint}", "It tells nonsense of its devices; look what runs there."
+        engine.send_abort_text,
+        f"the RPC server {endpoint}",
+        "It reports an impossible number of devices; check what runs there.",
     )
     try:
         with limit:

@@ -1,7 +1,7 @@
-"""How work ends early: a request by an exception that carries its last message, the process by a limit on one step.
+"""Failures in the child: `RequestError` ends a request, `StepLimit` ends the process.
 
-A grammar can keep the engine busy without end with every token, an RPC server with the devices that it says it has, and
-nothing interrupts it in native code. The parent then hears why from the last word.
+A grammar can keep llama.cpp busy without end for each token, and an RPC server with the number of its devices. Nothing
+interrupts native code, so that the process ends. It sends the reason as `Aborting` before.
 """
 
 from __future__ import annotations
@@ -14,40 +14,44 @@ from types import TracebackType
 
 import msgspec
 
-from engine.runtime.protocol.effort import resident_bytes
+from engine.runtime.protocol.heartbeat import resident_bytes
 from engine.runtime.protocol.messages import GAVE_UP_EXIT_CODE, AllocationFailure, Message
 from engine.runtime.protocol.messages import Failure as FailureMessage
 
 
-class EndOfRequest(Exception):
-    """Ends the request that is running; `message` is what the parent is told."""
+class RequestError(Exception):
+    """Ends the current request. `message`: its final message to the parent."""
 
     def __init__(self, message: Message) -> None:
         super().__init__(str(message))
         self.message = message
 
-    def word_of(self, request: int) -> Message:
-        """Return the message as the last word of the request with this id."""
+    def message_for(self, request: int) -> Message:
+        """Return the message with the id of a request to the loaded model."""
         if isinstance(self.message, FailureMessage | AllocationFailure):
             return msgspec.structs.replace(self.message, request=request)
         return self.message
 
 
-def failure(kind: str, sentence: str) -> EndOfRequest:
-    """Return the end with a `Failure`. `kind` is one of the contract's words."""
-    return EndOfRequest(FailureMessage(kind=kind, message=sentence))
+def failure(kind: str, sentence: str) -> RequestError:
+    """Return the error with a `Failure`. `kind`: a kind of error from docs/contract.md."""
+    return RequestError(FailureMessage(kind=kind, message=sentence))
 
 
 STEP_SECONDS = 10.0
-"""Of this process's own processor time: a busy machine gives it as long as it needs."""
+"""Limit in processor time of this process, so that a busy machine does not matter."""
 STEP_BYTES = 1 << 30
 SIMPLER = "Make it simpler or empty it, then load the model again."
 _LOOK_SECONDS = 0.2
 
 
 class StepLimit:
-    """A context manager for each step; `close` ends the thread that looks. `say` gets the last word, which names `what`
-    was given up and ends with `remedy`."""
+    """Ends the process if a native call takes too much processor time or memory. A context manager around each call.
+
+    A thread of its own checks the limits; `close` ends it.
+
+    `say`: sends the reason before the process ends. `what`: the input that is to blame. `remedy`: what to do about it.
+    """
 
     def __init__(self, say: Callable[[str], None], what: str, remedy: str = SIMPLER) -> None:
         self._say, self._what, self._remedy = say, what, remedy
@@ -65,7 +69,7 @@ class StepLimit:
         self._begun = None
 
     def close(self) -> None:
-        """Look no more; returns when nobody does."""
+        """End the thread, and wait for it."""
         self._ended.set()
         self._thread.join()
 
@@ -80,5 +84,6 @@ class StepLimit:
                 self._give_up(f"more than {STEP_BYTES >> 30} GiB of memory")
 
     def _give_up(self, how_much: str) -> None:
-        self._say(f"The engine process was given up because {self._what} took {how_much} for one step. {self._remedy}")
+        # os._exit, because the main thread is in native code and would never see an exception.
+        self._say(f"The engine process ended itself because {self._what} took {how_much} for one step. {self._remedy}")
         os._exit(GAVE_UP_EXIT_CODE)

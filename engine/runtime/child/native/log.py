@@ -1,6 +1,7 @@
-"""What llama.cpp's log tells and nothing else does: the layer map, buffer sizes, which allocation failed, and why.
+"""Reads facts from llama.cpp's log that no function returns: devices of layers, buffer sizes, failed allocations.
 
-The patterns follow the printf formats of the pinned version; sizes in MiB have a resolution of 0.01 MiB.
+The patterns follow the printf formats of the pinned version. Sizes in MiB have a resolution of 0.01 MiB. This module
+also makes the failure of a load or a batch from these facts.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ ERROR_LINES = 40
 
 BufferUse = Literal["model", "kv", "rs", "compute", "output", "lora"]
 
+# Where llama.cpp logs what these match: load_tensors in llama-model.cpp (layers and weights), llama-kv-cache.cpp and
+# llama-memory-recurrent.cpp (state), llama-context.cpp (output and compute buffers, splits, copies), llama-adapter.cpp
+# (LoRA), ggml-alloc.c (failed buffers), clip.cpp (projector). Layers are logged at level DEBUG.
 _LAYER = re.compile(r"layer\s+(\d+) assigned to device (\S.*), is_swa")
 _CACHE_LAYER = re.compile(r"[:,] layer\s+(\d+): dev = (\S+)")
 _BUFFER = re.compile(r"\b\w+:\s+(\S.*?)\s+(model|KV|RS|compute|output|LoRA) buffer size =\s*([\d.]+) MiB")
@@ -38,7 +42,7 @@ _FUNCTION = re.compile(r"^(?=\S*_)[\w~:<>]+: ")
 
 @dataclass(frozen=True, slots=True)
 class LoggedBuffer:
-    """A buffer that the engine reported; `size_bytes` is rounded to 0.01 MiB."""
+    """A buffer in the log. `size_bytes`: rounded to 0.01 MiB."""
 
     use: BufferUse
     buffer_type: str
@@ -47,7 +51,7 @@ class LoggedBuffer:
 
 @dataclass(frozen=True, slots=True)
 class FailedAllocation:
-    """An allocation that the engine did not get."""
+    """An allocation that failed. `text`: the log line."""
 
     buffer_type: str
     requested_bytes: int
@@ -56,7 +60,15 @@ class FailedAllocation:
 
 @dataclass(slots=True)
 class LogFacts:
-    """What the log of one load told. Device names are ggml's."""
+    """Facts from the log of one load. Device names are ggml's.
+
+    `layer_devices`: device of each layer. `cache_devices`: device of each layer with a KV cache.
+    `buffers`, `failed`: in the order of the log.
+    `flash_attention`, `graph_splits`: None if not logged.
+    `input_copies`: copies for pipeline parallelism; 1 without it.
+    `projector_bytes`: weights of the projector.
+    `errors`: last lines of level ERROR.
+    """
 
     layer_devices: dict[int, str] = field(default_factory=dict)
     cache_devices: dict[int, str] = field(default_factory=dict)
@@ -69,7 +81,7 @@ class LogFacts:
     errors: deque[str] = field(default_factory=lambda: deque(maxlen=ERROR_LINES))
 
     def logged_bytes(self, use: BufferUse) -> dict[str, int]:
-        """Return the bytes by buffer type that were reported for one use."""
+        """Return the bytes of buffers with one use, by buffer type."""
         sizes: dict[str, int] = {}
         for buffer in self.buffers:
             if buffer.use == use:
@@ -77,24 +89,25 @@ class LogFacts:
         return sizes
 
     def grow_output(self, size_bytes: int) -> None:
-        """Note that the output buffer, of which the engine tells when it is made, is of this size now."""
+        """Set the size of the output buffer, which llama.cpp logs only when it first allocates it."""
         self.buffers = [replace(each, size_bytes=size_bytes) if each.use == "output" else each for each in self.buffers]
 
     def reasons(self) -> list[str]:
-        """Return the engine's own words for what went wrong, oldest first, without names of C functions."""
+        """Return the error lines without names of C functions, the oldest first."""
         return [_plain(line) for line in self.errors]
 
     def reason(self) -> str:
-        """Return the engine's own words for the last failure without names of C functions; empty if it said none."""
+        """Return the last error line that names a cause, without names of C functions; empty if there is none."""
         texts = self.reasons()
         telling = [text for text in texts if not text.startswith(("failed to load model", "llama_model_load_from"))]
         return (telling or texts or [""])[-1]
 
 
 class EngineLog:
-    """Receives the engine's log: people get INFO and above on stderr, the program gets facts.
+    """Receives llama.cpp's log: writes INFO and above to standard error, and collects facts.
 
-    `on_buffer` and `on_failed` are called on the logging thread, while the native call is under way.
+    llama.cpp may log from several threads. `on_buffer` and `on_failed` are called in the logging thread, during the
+    native call that logs.
     """
 
     def __init__(self) -> None:
@@ -102,25 +115,26 @@ class EngineLog:
         self.on_buffer: Callable[[LoggedBuffer], None] | None = None
         self.on_failed: Callable[[FailedAllocation], None] | None = None
         self.is_mute = False
-        """People are not told: what fails now is meant to."""
+        """Whether nothing is written to standard error, because a failure is intended."""
         self._lock = threading.Lock()
         self._pending = ""
         self._level = INFO
 
     def begin(self) -> None:
-        """Forget what earlier work told."""
+        """Forget all facts, before a load or a probe."""
         self.facts = LogFacts()
         self.on_buffer = self.on_failed = None
 
     def begin_computation(self, on_failed: Callable[[FailedAllocation], None]) -> None:
-        """Forget the failures of earlier batches; a new one is told to `on_failed`."""
+        """Forget failures of earlier batches. `on_failed`: called for a failed allocation of the next one."""
         self.facts.failed.clear()
         self.facts.errors.clear()
         self.on_failed = on_failed
 
     def write(self, level: int, text: str) -> None:
-        """Take a piece of log text, which may be less or more than a line."""
+        """Take a piece of log text, which may be a part of a line or several lines."""
         with self._lock:
+            # A continuation has no level of its own; it belongs to the line that was begun.
             if level != CONT:
                 self._level = level
             *lines, self._pending = (self._pending + text).split("\n")
@@ -133,6 +147,7 @@ class EngineLog:
             os.write(2, f"{line}\n".encode(errors="replace"))
         if level >= WARN and line.strip():
             self._take_trouble(level, line)
+        # A load logs thousands of lines: the patterns are tried only on lines with these words.
         if " layer " in line or "buffer size" in line:
             self._take_placement(line)
         elif match := _FLASH_RESOLVED.search(line) or _FLASH_GIVEN.search(line):
@@ -140,7 +155,7 @@ class EngineLog:
         elif "splits" in line and (match := _SPLITS.search(line)):
             self.facts.graph_splits = match[1].strip()
         elif "model size:" in line and (match := _PROJECTOR.search(line)):
-            # Said once for images and once for sound, of the whole file both times.
+            # clip.cpp logs this for images and again for sound, both times for the whole file: not to be summed.
             self.facts.projector_bytes = _from_mib(match[1])
         elif "copies" in line and (match := _COPIES.search(line)):
             self.facts.input_copies = int(match[1])
@@ -152,6 +167,7 @@ class EngineLog:
         if match := _FAILED_BYTES.search(line):
             failed = FailedAllocation(match[1], int(match[2]), line.strip())
         elif match := _FAILED_OUTPUT.search(line):
+            # llama-context.cpp does not name the buffer type of the output buffer, which is host memory.
             failed = FailedAllocation("CPU", _from_mib(match[1]), line.strip())
         if failed is not None:
             self.facts.failed.append(failed)
@@ -176,7 +192,7 @@ def _from_mib(text: str) -> int:
 
 
 def _plain(line: str) -> str:
-    """Drop the names of C functions that a line begins with."""
+    """Return a log line without the names of C functions at its start."""
     while match := _FUNCTION.match(line):
         line = line[match.end() :]
     return line
@@ -193,15 +209,18 @@ LAYOUT_WORDS = (
     "regex",
     "too many",
 )
-"""In the engine's reason: the layout or a context option cannot be, the file is fine."""
+"""Parts of error lines that mean: the layout or a context setting is not possible, the file is sound."""
 DEVICE_WORDS = ("failed to initialize", "backend")
 HOST_OUT_OF_MEMORY = "std::bad_alloc"
 DEVICE_OUT_OF_MEMORY = "ErrorOutOfDeviceMemory"
-"""What Vulkan says where it takes memory for itself; a refused buffer is told with its size."""
+"""Vulkan's error when it allocates memory for itself. A refused buffer is logged with its size instead."""
 
 
 class FreeMemory:
-    """Free bytes of a device, read while a failed allocation is being reported: a moment later all is freed again."""
+    """Free memory of a device at the moment of a failed allocation.
+
+    It is read in the log callback, because llama.cpp frees everything before the failed call returns.
+    """
 
     def __init__(self, devices: ResolvedDevices) -> None:
         self._devices = devices
@@ -217,9 +236,10 @@ class FreeMemory:
 def allocation_failure(
     devices: ResolvedDevices, facts: LogFacts, free: FreeMemory, stage: LoadStage, parts: tuple[Part, ...]
 ) -> AllocationFailure | None:
-    """Return the failed allocation that the log tells of, None if it tells of none."""
+    """Return the message about the last failed allocation in the log; None if there is none."""
     if not facts.failed:
         return None
+    # llama.cpp retries some allocations, such as without pipeline parallelism: only the last failure is final.
     failed = facts.failed[-1]
     device = devices.id_of_buffer_name(failed.buffer_type)
     return AllocationFailure(
@@ -234,7 +254,7 @@ def allocation_failure(
 
 
 def model_failure(path: str, facts: LogFacts) -> Failure:
-    """Return why a model was not loaded, where it was not for memory."""
+    """Return why llama.cpp did not load a model, if no allocation failed."""
     reason, name = facts.reason().removeprefix("error loading model: "), Path(path).name
     failure = _device_failure(reason, f"reading {name}")
     if failure is not None:
@@ -247,7 +267,7 @@ def model_failure(path: str, facts: LogFacts) -> Failure:
 
 
 def context_failure(tokens: int, facts: LogFacts) -> Failure:
-    """Return why a context of `tokens` tokens was not made, where no device refused memory."""
+    """Return why llama.cpp did not make a context of `tokens` tokens, if no allocation failed."""
     reason = facts.reason().removeprefix("failed to initialize the context: ")
     failure = _device_failure(reason, f"making a context of {tokens} tokens")
     if failure is not None:
@@ -260,7 +280,7 @@ def context_failure(tokens: int, facts: LogFacts) -> Failure:
 
 
 def decode_failure(status: int, facts: LogFacts) -> Failure:
-    """Return what a failed computation means."""
+    """Return why a batch failed. `status`: status of llama_decode."""
     failure = _device_failure(facts.reason(), "computing") if facts.errors else None
     if failure is not None:
         return failure
@@ -269,7 +289,7 @@ def decode_failure(status: int, facts: LogFacts) -> Failure:
 
 
 def host_memory_failure(doing: str) -> Failure:
-    """Return the failure for host memory that C++ did not get: it tells neither the size nor the buffer."""
+    """Return the failure for std::bad_alloc, which names neither a size nor a buffer. `doing`: for the sentence."""
     return Failure(
         kind="does_not_fit",
         message=f"The host's memory ran out while {doing}. Use a shorter context or close other programs.",
@@ -277,7 +297,7 @@ def host_memory_failure(doing: str) -> Failure:
 
 
 def _device_failure(reason: str, doing: str) -> Failure | None:
-    """Return what a reason says of the host's or a device's memory, or of a device that is gone; None for nothing."""
+    """Return a failure if the reason names a lack of memory or a lost device; else None."""
     if HOST_OUT_OF_MEMORY in reason:
         return host_memory_failure(doing)
     if DEVICE_OUT_OF_MEMORY in reason:

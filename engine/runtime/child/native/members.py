@@ -1,8 +1,9 @@
-"""What each member of a tensor split gets: the engine itself only tells the largest one's bytes.
+"""Counts the bytes that each device of a tensor split gets, which llama.cpp does not report.
 
-In split mode tensor one Meta device stands for its members, and so do its buffers. The members' own buffer types are
-asked for memory nevertheless, through a pointer in their interface, which for the time of a load leads through here.
-A member that gives none makes the engine abort at once, so that this is also the last chance to say which one it was.
+In split mode tensor llama.cpp has one Meta device for all members, and reports only the largest slice. It allocates
+from the members' own buffer types nevertheless, by the function pointer `alloc_buffer` in their interface. During a
+load that pointer leads here. If a member refuses memory, llama.cpp aborts at once, so that this is the last chance to
+report which member it was.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 class _BufferType(ctypes.Structure):
-    """`ggml_backend_buffer_type`."""
+    """`ggml_backend_buffer_type`, with the fields of its interface `ggml_backend_buffer_type_i`
+    (ggml-backend-impl.h).
+    """
 
     _fields_ = [
         ("get_name", ctypes.c_void_p),
@@ -37,7 +40,10 @@ class _BufferType(ctypes.Structure):
 
 
 class MemberBuffers:
-    """Counts the bytes of members while it is entered. `on_refused(device id, bytes)` is told of a refusal."""
+    """Counts the bytes of members; a context manager around a load.
+
+    `members`: device addresses by our id. `on_refused`: called with device id and bytes when a member refuses memory.
+    """
 
     def __init__(self, engine: Bindings, members: Mapping[str, int], on_refused: Callable[[str, int], None]) -> None:
         self._engine = engine
@@ -53,7 +59,8 @@ class MemberBuffers:
     def __enter__(self) -> MemberBuffers:
         for device, address in self._buffer_types.items():
             buffer_type = _BufferType.from_address(address)
-            # anything else than what we know it to be is left alone
+            # A check that the structure is the expected one: its `device` field must agree with ggml's function.
+            # Otherwise nothing is replaced.
             if buffer_type.device and buffer_type.device == self._engine.buffer_type_device(address):
                 self._watch(device, buffer_type)
         return self
@@ -71,23 +78,29 @@ class MemberBuffers:
 
         def count(address: int, size_bytes: int) -> int | None:
             buffer: int | None = allocate(address, size_bytes)
+            # Whether it is weights or state is known only later: weights until the model is loaded, then what the log
+            # says.
             if not buffer:
                 self._on_refused(device, size_bytes)
             else:
                 self._pending[device] = self._pending.get(device, 0) + size_bytes
             return buffer
 
+        # `_watched` keeps the callback alive as long as the interface points to it.
         replacement = ALLOCATE(count)
         buffer_type.alloc_buffer = ctypes.cast(replacement, ctypes.c_void_p).value
         self._watched.append((buffer_type, original, replacement))
 
     def weights_done(self) -> None:
-        """Book what was allocated so far as weights."""
+        """Count everything that was allocated so far as weights."""
         self._book(self._weights)
         self._in_context = True
 
     def note(self, buffer: LoggedBuffer) -> None:
-        """Take a line of the log on a buffer: it comes right after the allocation."""
+        """Count the allocations since the last call as KV cache or recurrent state.
+
+        `buffer`: buffer in the log, which llama.cpp logs right after allocating it.
+        """
         if not buffer.buffer_type.startswith(META_PREFIX):
             return
         if buffer.use == "kv":
@@ -96,7 +109,7 @@ class MemberBuffers:
             self._book(self._recurrent)
 
     def placed(self) -> tuple[Part, ...]:
-        """Return what the members have been given so far, the buffers that are being made included."""
+        """Return the bytes of each member so far, for the report of a refusal."""
         return tuple(
             Part(
                 device=device,
@@ -109,9 +122,10 @@ class MemberBuffers:
         )
 
     def split(self, parts: tuple[Part, ...]) -> tuple[Part, ...]:
-        """Return `parts` with the Meta device's replaced by its members'; as they are where the counts do not agree.
+        """Return `parts` with the Meta device's part replaced by those of its members.
 
-        The compute buffer has its full size on every member.
+        If the counts do not agree with llama.cpp's figures, return them unchanged. Each member has the whole compute
+        buffer.
         """
         meta = [part for part in parts if part.buffer_type.startswith(META_PREFIX)]
         if len(meta) != 1 or not self._agrees(meta[0]):
@@ -131,7 +145,7 @@ class MemberBuffers:
         return (*members, *(part for part in parts if part is not whole))
 
     def _agrees(self, whole: Part) -> bool:
-        """Tell whether the engine's sum of largest slices lies between the largest member and all of them."""
+        """Return whether llama.cpp's figure, a sum of largest slices, lies between the largest member and their sum."""
         state = {device: self._kv[device] + self._recurrent[device] for device in self._kv}
         pairs = ((self._weights, whole.weights_bytes), (state, whole.kv_cache_bytes + whole.recurrent_bytes))
         return all(max(counted.values()) <= told <= sum(counted.values()) for counted, told in pairs)

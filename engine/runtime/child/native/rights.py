@@ -1,4 +1,4 @@
-"""What a child gives up before it opens what strangers wrote, by its first request, and the cap on its memory."""
+"""Rights that a child gives up before it opens untrusted files, by its first request, and the cap on its memory."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 
 from engine.base.confinement import code_folders, confine, device_folders, make_driver_caches, system_folders
 from engine.runtime.child.native.bindings import Bindings
-from engine.runtime.protocol.messages import AnyRequest, ListDevices, Load, Probe, Reach, Serve
+from engine.runtime.protocol.messages import AnyRequest, FileAccess, ListDevices, Load, Probe, Serve
 
 
 def data_bytes() -> int:
-    """Return VmData, what RLIMIT_DATA counts; 0 where the system does not tell."""
+    """Return VmData, which RLIMIT_DATA limits; 0 if the system does not report it."""
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -24,7 +24,7 @@ def data_bytes() -> int:
 
 
 def limit_data(limit_bytes: int) -> bool:
-    """Have the system refuse private memory beyond `limit_bytes`, for good; False where it cannot."""
+    """Limit private memory with RLIMIT_DATA for the rest of the process; return False if the system cannot."""
     if not sys.platform.startswith("linux"):
         return False
     import resource
@@ -34,13 +34,14 @@ def limit_data(limit_bytes: int) -> bool:
 
 
 DISCOVERY_BYTES = 4 << 30
-"""For what drivers of many cards take of the host; a list of devices itself has some kilobytes."""
+"""Memory limit of device discovery, for the drivers of many cards. The list itself takes some kilobytes."""
 PROBE_BYTES = 16 << 30
-"""For what a dry run really allocates: the vocabulary, recurrent state, the output buffer, and contexts of drivers."""
+"""Memory limit of a probe. It allocates the vocabulary, recurrent state, the output buffer, and contexts of drivers."""
 
 
 def give_up_rights(engine: Bindings, request: AnyRequest) -> None:
-    """Limit this process to what `request` needs, the first time that one needs little. Nothing takes it back."""
+    """Limit this process to what `request` needs. This cannot be undone."""
+    # Drivers first: they need files and programs that a confined process cannot use.
     if isinstance(request, (ListDevices, Probe, Load, Serve)):
         _open_drivers(engine)
     match request:
@@ -49,32 +50,32 @@ def give_up_rights(engine: Bindings, request: AnyRequest) -> None:
             _confine((), ())
         case Probe():
             _limit_memory(PROBE_BYTES)
-            _reach(request.reach)
+            _limit_files(request.access)
         case Load():
-            _reach(request.reach)
+            _limit_files(request.access)
         case Serve():
             _confine((), () if request.kept_weights is None else (request.kept_weights,))
 
 
 @cache
 def _open_drivers(engine: Bindings) -> None:
-    """Open the drivers, and make what they keep.
+    """Open the drivers of all devices, and make their cache folders.
 
-    NVIDIA's may have to make its device files first, by a program with other rights (`nvidia-modprobe`, on a machine
-    that has just been started): a confined process cannot start it.
+    After the start of the machine NVIDIA's driver makes its device files with a set-uid program (`nvidia-modprobe`),
+    which a confined process cannot start.
     """
     backends = {engine.registry_name(engine.device_registry(device)) for device in engine.devices()}
     make_driver_caches(backends)
 
 
-def _reach(reach: Reach | None) -> None:
-    if reach is not None:
-        _confine(reach.readable, reach.writable)
+def _limit_files(access: FileAccess | None) -> None:
+    if access is not None:
+        _confine(access.readable, access.writable)
 
 
 @cache
 def _confine(readable: Sequence[str], writable: Sequence[str]) -> None:
-    """Give up what is outside of these; what was given up for an earlier request stays so."""
+    """Give up access to all other files. Further calls can only give up more."""
     confine(
         readable=(*code_folders(), *system_folders(), *map(Path, readable)),
         writable=(*device_folders(), *map(Path, writable)),
@@ -83,7 +84,7 @@ def _confine(readable: Sequence[str], writable: Sequence[str]) -> None:
 
 @cache
 def _limit_memory(further_bytes: int) -> None:
-    """Refuse private memory beyond `further_bytes`, or half of what the machine has where that is less."""
+    """Limit private memory to the present use plus `further_bytes`, or plus half of the machine's memory if less."""
     if hasattr(os, "sysconf") and (baseline_bytes := data_bytes()):
         physical_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         limit_data(baseline_bytes + min(further_bytes, physical_bytes // 2))

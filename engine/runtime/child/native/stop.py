@@ -1,4 +1,8 @@
-"""The wishes of the parent to end what is running, visible to Python and, without Python, to native code."""
+"""The stop flag of the child: readable by Python and by llama.cpp's abort callback.
+
+The reading thread sets it when a `Stop` or `Quit` arrives; the main thread computes meanwhile. `DecodeLoop`
+acknowledges each stop after it has ended the request.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,13 @@ from contextlib import contextmanager
 from typing import Any
 
 
-class StopRequest:
-    """A flag in native memory that ends the load or the batch that is being computed, and the stops behind it.
+class StopFlag:
+    """Flag in native memory that aborts the running load or batch, and the stops that are not handled yet.
 
-    llama.cpp asks its abort callback once per graph node. A Python function there would take the interpreter lock
-    hundreds of times per token, so the callback is the C library's `strlen` and the flag a string that is empty or not.
-    A batch of several requests goes on until all of them are to end: the engine would take all of it back.
+    llama.cpp calls its abort callback for each graph node. A Python function there would take the interpreter lock
+    hundreds of times for each token. So the callback is C's `strlen`, and the flag a string that is empty or not.
+
+    A batch is aborted only if all of its requests are being stopped, because llama.cpp discards a whole micro batch.
     """
 
     def __init__(self) -> None:
@@ -26,58 +31,58 @@ class StopRequest:
         self._load_stopped = False
         self._quitting = False
         self.requested = False
-        """Whether what runs now, the load or a batch, is to end."""
+        """Whether the running load or batch has to end."""
 
     @property
     def pending(self) -> bool:
-        """Whether a stop of whatever request waits to be seen to."""
+        """Whether a stop of any request is not handled yet."""
         return self._quitting or bool(self._unread)
 
     @property
     def address(self) -> int:
-        """What to hand to llama.cpp as the callback's data."""
+        """Address of the flag, for the data argument of llama.cpp's abort callback."""
         return ctypes.addressof(self._text)
 
-    def ask(self, request: int | None) -> None:
-        """Note a stop that was read; it reaches whoever answers requests in the order of what was read."""
+    def request(self, request: int | None) -> None:
+        """Note a stop when it is read. The `Stop` itself waits in the queue of requests. None: stop everything."""
         with self._lock:
             self._unread.append(request)
             self._load_stopped = self._load_stopped or request is None
-            self._judge()
+            self._update()
 
-    def taken(self, request: int | None) -> None:
-        """Forget a stop that has been seen to."""
+    def acknowledge(self, request: int | None) -> None:
+        """Forget a stop that the main thread has handled."""
         with self._lock:
             self._unread.remove(request)
-            self._judge()
+            self._update()
 
     def begin_load(self) -> None:
-        """Note that a load was read: stops before it did not mean it."""
+        """Note that a `Load` was read. Earlier stops do not apply to it."""
         with self._lock:
             self._load_stopped = False
-            self._judge()
+            self._update()
 
     def quit(self) -> None:
-        """End what runs and what may still begin."""
+        """Abort what runs, and everything that begins later."""
         with self._lock:
             self._quitting = True
-            self._judge()
+            self._update()
 
     def begin_computing(self, requests: Collection[int]) -> None:
-        """Until `end_computing` the flag is about a batch of these requests."""
+        """From now until `end_computing` the flag refers to a batch of these requests."""
         with self._lock:
             self._computing = requests
-            self._judge()
+            self._update()
 
     def end_computing(self) -> None:
-        """The batch is over."""
+        """The batch has been computed; the flag refers to the load again."""
         with self._lock:
             self._computing = None
-            self._judge()
+            self._update()
 
     @contextmanager
     def computing(self, requests: Collection[int]) -> Iterator[None]:
-        """While a batch of these requests is computed, the flag is about it."""
+        """`begin_computing` and `end_computing` as a context manager."""
         self.begin_computing(requests)
         try:
             yield
@@ -85,8 +90,8 @@ class StopRequest:
             self.end_computing()
 
     @contextmanager
-    def breaking_off(self) -> Iterator[None]:
-        """A batch inside ends before anything of it is computed, but all that it takes has been allocated by then."""
+    def aborting(self) -> Iterator[None]:
+        """Set the flag for a batch inside, so that llama.cpp allocates everything for it and computes nothing."""
         with self._lock:
             self._text[0] = b"\x01"
         try:
@@ -98,10 +103,12 @@ class StopRequest:
     @staticmethod
     def native_callback(prototype: Any) -> Any:
         """Return `strlen` as a function of type `prototype` (`bool (*)(void *)`)."""
+        # strlen("") is 0: go on. strlen("\x01") is 1: end the computation.
         library = ctypes.CDLL("msvcrt" if sys.platform == "win32" else None)
         return ctypes.cast(library.strlen, prototype)
 
-    def _judge(self) -> None:
+    def _update(self) -> None:
+        # Called with the lock held, in either thread. It sets the byte last, which native code reads without a lock.
         computing, unread = self._computing, self._unread
         if computing is None:
             ends = self._load_stopped

@@ -1,1 +1,1 @@
-"""Images of strangers: decoded by a process of their own, into plain pixels."""
+"""Untrusted images and formulas: decoded and drawn by processes of their own."""

@@ -1,8 +1,8 @@
-"""`python -m engine.runtime.media.images.formula`: the child that draws formulas, LaTeX to SVG.
+"""`python -m engine.runtime.media.images.formula`: the child that draws LaTeX formulas as SVG.
 
-The library that does it is Python from beginning to end: in a thread of the window it would hold up every frame. And a
-formula is a program of a stranger: it measures what is inside a root or a fraction again at each level, so that the
-work doubles with each of them. The child has little time for each, and is killed for one that takes more.
+The library (ziamath) is pure Python: in a thread of the window it would delay every frame. Besides, a formula comes
+from the model, and the work doubles with each nested root or fraction, because the library measures the inner part
+again at each level. So a child draws them, with a time limit for each formula.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from engine.runtime.process.questions import KeptChild
 
 SECONDS = 4.0
-"""For one formula. Large honest ones take one second."""
+"""Time limit for one formula. Large real ones take one second."""
 MEMORY_BYTES = 512 << 20
 MAX_DEPTH = 20
-"""Braces within braces."""
+"""Deepest nesting of braces that is tried."""
 SIZE_PX = 16.0
 MAX_SIDE_PX = 20_000.0
 MAX_SVG_BYTES = 8 << 20
 
 
 class DrawFormula(Job, frozen=True, tag="draw_formula", kw_only=True):
-    """Draw a formula; `colour` is `#rrggbb`."""
+    """Draw a formula. `source`: LaTeX. `is_display`: on a line of its own. `colour`: `#rrggbb`."""
 
     source: str
     is_display: bool
@@ -35,7 +35,7 @@ class DrawFormula(Job, frozen=True, tag="draw_formula", kw_only=True):
 
 
 class DrawnFormula(Message, frozen=True, tag="drawn_formula", kw_only=True):
-    """A picture of a formula, sizes in pixels; `depth_px` hangs below the line of the text. No `svg`: it is none."""
+    """A drawn formula. `svg`: empty if the source is invalid. `depth_px`: height of the part below the baseline."""
 
     svg: str = ""
     width_px: float = 0.0
@@ -44,14 +44,14 @@ class DrawnFormula(Message, frozen=True, tag="drawn_formula", kw_only=True):
 
 
 class FormulaProcess:
-    """Draws formulas by a child, which is started by the first. For one thread, but for `close`."""
+    """Draws formulas in a child, which the first formula starts. For one thread, except `close`."""
 
     def __init__(self) -> None:
         self._child: KeptChild | None = None
         self._is_closed = False
 
     def draw(self, source: str, *, is_display: bool, colour: str) -> DrawnFormula | None:
-        """Return the picture of a formula; None if its source is none, or asks for too much."""
+        """Return the drawn formula; None if its source is invalid or takes too long to draw."""
         if self._is_closed or _depth(source) > MAX_DEPTH:
             return None
         if self._child is None:
@@ -64,22 +64,22 @@ class FormulaProcess:
             drawn = self._child.ask(request, DrawnFormula)
         except EngineError:
             return None
-        # what broke the child may speak for it
+        # A formula that has taken over the child could send anything.
         sizes = (drawn.width_px, drawn.height_px, drawn.depth_px)
         is_sound = all(0 <= size <= MAX_SIDE_PX + 2 for size in sizes) and len(drawn.svg) <= MAX_SVG_BYTES
-        # The window divides by the width.
+        # The window divides by width and height.
         return drawn if drawn.svg and is_sound and min(drawn.width_px, drawn.height_px) > 0 else None
 
     def close(self) -> None:
-        """End the child; nothing is drawn any more."""
+        """End the child. Later calls of `draw` return None."""
         self._is_closed = True
         if self._child is not None:
             self._child.close()
 
 
 def main() -> None:
-    """Draw formulas until the parent ends."""
-    # Before the file system is gone, and a third of a second: the fonts are files of the library.
+    """Run as the child that draws formulas until the parent ends it."""
+    # The library reads its fonts on first use (a third of a second). After confinement it could not read them.
     from ziamath.zmath import Latex
 
     Latex("x")
@@ -87,21 +87,21 @@ def main() -> None:
 
 
 def draw_formula(request: DrawFormula) -> DrawnFormula:
-    """Return the picture of a formula; it may take any time."""
+    """Return the drawn formula. In the child: it may take any time, which the caller limits."""
     from ziamath.config import config
     from ziamath.zmath import Latex
 
-    # Qt draws plain paths only, not symbols that are used again.
+    # Qt's SVG renderer draws paths, but not the reused <symbol> elements of SVG 2.
     config.svg2 = False
     try:
         drawn = Latex(request.source, size=SIZE_PX, color=request.colour, inline=not request.is_display)
         width, height = drawn.getsize()
-        # A formula names lengths as it likes, and a message that is taller than Qt can count is not laid out.
+        # A formula may name any length, and Qt cannot lay out a message that is taller than its coordinates.
         if not max(abs(width), abs(height), abs(drawn.getyofst())) <= MAX_SIDE_PX:
             return DrawnFormula()
         depth = max(-drawn.getyofst(), 0.0) + 1
         return DrawnFormula(svg=drawn.svg(), width_px=width + 2, height_px=height + 2, depth_px=depth)
-    except Exception:  # Whatever a parser of strangers' words comes upon: it is shown as text then.
+    except Exception:  # The library raises all kinds on invalid input; the formula is then shown as text.
         return DrawnFormula()
 
 

@@ -1,4 +1,4 @@
-"""Images of a conversation: what they are, small pictures of them to be shown, and their pixels for a model.
+"""Images of a conversation: type and size, thumbnails for the window, pixels for a model.
 
 All decoding is done by a child, `python -m engine.runtime.media.images.pictures`, which returns sizes and plain pixels.
 """
@@ -25,7 +25,7 @@ _RIFF, _WEBP = b"RIFF", b"WEBP"
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Pixels, row by row from the top, a byte for each of red, green and blue."""
+    """Pixels, row by row from the top, three bytes each: red, green, blue."""
 
     width_px: int
     height_px: int
@@ -33,8 +33,8 @@ class Picture:
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
-    """What an image is: its type, its size as a model sees it, and a small picture of it."""
+class ImageFacts:
+    """Facts of an image file. `width_px`, `height_px`: size after scaling down to `MAX_SIDE_PX`."""
 
     mime: str
     width_px: int
@@ -43,23 +43,28 @@ class Looked:
 
 
 def is_image(data: bytes) -> bool:
-    """Return whether a file begins as images do that can be read here."""
+    """Return whether a file begins like an image of a supported format."""
     return data.startswith(_MAGIC) or (data[:4] == _RIFF and data[8:12] == _WEBP)
 
 
-def look_at(data: bytes, name: str) -> Looked:
-    """Return what an image is; takes a moment, and some seconds at most.
+def inspect_image(data: bytes, name: str) -> ImageFacts:
+    """Return type, size and thumbnail of an image. Blocks, for some seconds at most. `name`: for the error.
 
     Raises:
-        ChatError: one sentence that names it, with what is wrong.
+        ChatError: the file cannot be read.
     """
     found = _decoded(data, name, small=True)
-    return Looked(found.mime, found.width_px, found.height_px, _picture(found))
+    return ImageFacts(found.mime, found.width_px, found.height_px, _picture(found))
 
 
 def pixels_of(data: bytes, name: str, cancelled: Callable[[], bool] | None = None) -> Picture:
-    """Return the pixels of an image, made smaller where it is larger than models look at; raises as `look_at` does, and
-    once it is `cancelled`."""
+    """Return the pixels of an image, scaled down to `MAX_SIDE_PX`. Blocks.
+
+    `cancelled`: called regularly; True cancels.
+
+    Raises:
+        ChatError: the file cannot be read, or it was cancelled.
+    """
     return _picture(_decoded(data, name, small=False, cancelled=cancelled))
 
 
@@ -68,15 +73,15 @@ def _decoded(data: bytes, name: str, *, small: bool, cancelled: Callable[[], boo
     try:
         found = ask_decoder("image", request, DecodedImage, cancelled=cancelled)
     except EngineError:
-        found = DecodedImage(fault=f"it broke its decoder, or took longer than {SECONDS:g} s")
+        found = DecodedImage(fault=f"its decoder crashed, or took longer than {SECONDS:g} s")
     if found.fault:
         raise ChatError(f"{name} cannot be read: {found.fault}.")
     sides = (found.width_px, found.height_px, found.sent_width_px, found.sent_height_px)
-    # what broke the decoder may speak for it
+    # A file that has taken over the decoder could send any sizes and pixels.
     is_sound = all(0 < side <= MAX_SIDE_PX for side in sides)
     is_sound = is_sound and max(sides[2:]) <= (THUMBNAIL_PX if small else MAX_SIDE_PX)
     if not is_sound or len(found.pixels) != CHANNELS * found.sent_width_px * found.sent_height_px:
-        raise ChatError(f"{name} cannot be read: its decoder gave nonsense.")
+        raise ChatError(f"{name} cannot be read: its decoder returned invalid data.")
     return found
 
 
@@ -94,7 +99,7 @@ FORMATS = {
 }
 MAX_PIXELS = 64_000_000
 MAX_SIDE_PX = 2048
-"""Larger ones are made smaller before a model sees them: more than projectors look at, and 12 MiB at most."""
+"""Images are scaled down to this side before a model gets them. Projectors use less, and it bounds pixels to 12 MiB."""
 THUMBNAIL_PX = 224
 SECONDS = 20.0
 MEMORY_BYTES = 1 << 30
@@ -102,15 +107,19 @@ _WHITE = (255, 255, 255)
 
 
 class DecodeImage(Job, frozen=True, tag="decode_image", kw_only=True):
-    """Decode an image file; `small`: to a thumbnail."""
+    """Decode an image file. `small`: return a thumbnail instead of all pixels."""
 
     data: bytes
     small: bool
 
 
 class DecodedImage(Message, frozen=True, tag="decoded_image", kw_only=True):
-    """`width_px` and `height_px`: size as a model sees it. `pixels`: of a picture of the size that was sent, row by row
-    from the top, three bytes each. `fault`: why there is none."""
+    """A decoded image, or a fault.
+
+    `width_px`, `height_px`: size as a model gets it.
+    `sent_width_px`, `sent_height_px`: size of the picture in `pixels`, which may be a thumbnail.
+    `pixels`: as of `Picture`. `fault`: why the image cannot be read; empty if it can.
+    """
 
     mime: str = ""
     width_px: int = 0
@@ -122,32 +131,33 @@ class DecodedImage(Message, frozen=True, tag="decoded_image", kw_only=True):
 
 
 def main() -> None:
-    """Decode images until the parent has what it wants."""
+    """Run as the decoder child until the parent ends it."""
     run_decoder(DecodeImage, lambda request: read_image(request.data, small=request.small), MEMORY_BYTES)
 
 
 def read_image(data: bytes, *, small: bool) -> DecodedImage:
-    """Return an image with its pixels, or those of a thumbnail; it may take any time and memory."""
+    """Decode an image in this process. It may take any time and memory, which the caller limits."""
     try:
         return _read(data, small=small)
     except (MemoryError, RecursionError):
         return DecodedImage(fault="it takes too much memory")
     except Exception:
-        # whatever a foreign file has wrong is that file's error
+        # Pillow's plugins raise all kinds of errors on damaged files.
         return DecodedImage(fault="it is damaged, or no JPEG, PNG, BMP, GIF or WebP image")
 
 
 def _read(data: bytes, *, small: bool) -> DecodedImage:
     from PIL import Image
 
-    Image.MAX_IMAGE_PIXELS = None  # the limit below is ours
+    # Pillow would only warn at its own limit. Ours is checked below, before any pixel is decoded.
+    Image.MAX_IMAGE_PIXELS = None
     with Image.open(io.BytesIO(data), formats=tuple(name for name in FORMATS if name != "MPO")) as image:
         width, height = image.size
         if width < 1 or height < 1 or width * height > MAX_PIXELS:
             most = MAX_PIXELS // 1_000_000
             return DecodedImage(fault=f"it has {width} x {height} pixels, and {most} million are the most")
         mime = FORMATS[image.format or ""]
-        # JPEG is decoded to a fraction of its size where that is enough
+        # libjpeg can decode to a half, a quarter or an eighth of the size, in much less time and memory.
         image.draft("RGB", (MAX_SIDE_PX, MAX_SIDE_PX))
         whole = _plain(image)
     whole.thumbnail((MAX_SIDE_PX, MAX_SIDE_PX), Image.Resampling.LANCZOS)
@@ -166,16 +176,16 @@ def _read(data: bytes, *, small: bool) -> DecodedImage:
 
 
 def _plain(image: Image) -> Image:
-    """Return the first frame as people see it: turned as the camera says, on white, in red, green and blue."""
+    """Return the first frame in RGB, rotated as its EXIF data says, transparent parts on white."""
     from PIL import Image as images
     from PIL import ImageOps
 
-    turned = ImageOps.exif_transpose(image)
-    if turned.has_transparency_data:
-        on_white = images.new("RGBA", turned.size, (*_WHITE, 255))
-        on_white.alpha_composite(turned.convert("RGBA"))
-        turned = on_white
-    return turned.convert("RGB")
+    upright = ImageOps.exif_transpose(image)
+    if upright.has_transparency_data:
+        on_white = images.new("RGBA", upright.size, (*_WHITE, 255))
+        on_white.alpha_composite(upright.convert("RGBA"))
+        upright = on_white
+    return upright.convert("RGB")
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Sounds of strangers: decoded by a process of their own, into plain samples."""
+"""Untrusted sound files: decoded by a process of their own."""

@@ -1,8 +1,8 @@
-"""Sounds of a conversation: what they are, and their samples for a model.
+"""Sounds of a conversation: type and length, and samples for a model.
 
 All decoding is done by a child, `python -m engine.runtime.media.sounds.recordings`, which returns a length and plain
 samples.
-The decoder is the one that llama.cpp uses; a sound goes from one rate to the other as it does there.
+The decoder is miniaudio, as in llama.cpp's mtmd, with the same resampling.
 """
 
 from __future__ import annotations
@@ -22,40 +22,41 @@ _LOUDEST = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """What a sound is: its type and its length."""
+class SoundFacts:
+    """Type and length of a sound file."""
 
     mime: str
     length_ms: int
 
 
 def is_sound(data: bytes) -> bool:
-    """Return whether a file begins as sounds do that can be read here."""
+    """Return whether a file begins like a sound of a supported format."""
     return bool(kind_of_sound(data))
 
 
-def listen_to(data: bytes, name: str) -> Heard:
-    """Return what a sound is; takes a moment, and less than a minute at most.
+def inspect_sound(data: bytes, name: str) -> SoundFacts:
+    """Return type and length of a sound. Blocks, for less than a minute. `name`: for the error.
 
     Raises:
-        ChatError: one sentence that names it, with what is wrong.
+        ChatError: the file cannot be read.
     """
     found = _read(DecodeSound(data=data, seconds=SECONDS), name)
-    return Heard(found.mime, found.length_ms)
+    return SoundFacts(found.mime, found.length_ms)
 
 
 def samples_of(data: bytes, name: str, length_ms: int, rate: int, cancelled: Callable[[], bool] | None = None) -> bytes:
-    """Return the samples of a sound at a rate: floats of four bytes from -1 to 1, as many as `sample_count` says.
+    """Return samples of a sound at `rate` per second, as float32 from -1 to 1; their number is `sample_count`. Blocks.
 
     Raises:
-        ChatError: as of `listen_to`, where it has another length than `length_ms`, and once it is `cancelled`.
+        ChatError: the file cannot be read, its length is not `length_ms`, or it was cancelled.
     """
+    # The prompt was counted with this length: the number of samples must agree with it exactly.
     count = sample_count(length_ms, rate)
     found = _read(DecodeSound(data=data, rate=rate, count=count, seconds=SECONDS), name, cancelled)
     if abs(found.length_ms - length_ms) > SLACK_MS:
-        raise ChatError(f"{name} has another length than was said; attach it again.")
+        raise ChatError(f"{name} has another length than expected; attach it again.")
     if len(found.samples) != SAMPLE_BYTES * count:
-        raise ChatError(f"{name} cannot be read: its decoder gave nonsense.")
+        raise ChatError(f"{name} cannot be read: its decoder returned invalid data.")
     return array("f", map((1 / _LOUDEST).__mul__, memoryview(found.samples).cast("h"))).tobytes()
 
 
@@ -63,32 +64,34 @@ def _read(request: DecodeSound, name: str, cancelled: Callable[[], bool] | None 
     try:
         found = ask_decoder("sound", request, DecodedSound, cancelled=cancelled)
     except EngineError:
-        found = DecodedSound(fault=f"it broke its decoder, or took longer than {SECONDS:g} s")
+        found = DecodedSound(fault=f"its decoder crashed, or took longer than {SECONDS:g} s")
     if found.fault:
         raise ChatError(f"{name} cannot be read: {found.fault}.")
-    # what broke the decoder may speak for it
+    # A file that has taken over the decoder could send any length and samples.
     if found.mime not in MIMES.values() or not 0 < found.length_ms <= MAX_LENGTH_MS:
-        raise ChatError(f"{name} cannot be read: its decoder gave nonsense.")
+        raise ChatError(f"{name} cannot be read: its decoder returned invalid data.")
     return found
 
 
 MIMES = {"wav": "audio/wav", "flac": "audio/flac", "mp3": "audio/mpeg"}
 MAX_LENGTH_MS = 15 * 60 * 1000
 LOOK_RATE = 16_000
-"""What nearly all projectors take."""
+"""Sample rate of nearly all projectors, used to find the length of a sound."""
 SECONDS = 30.0
-"""With the start of the decoder less than the silence after which a worker that waits for it is taken for dead."""
+"""Time limit. With the decoder's start it is less than the stall timeout of the model child that waits for it (60
+s).
+"""
 MEMORY_BYTES = 1 << 30
 SAMPLE_BYTES = 2
 SLACK_MS = 100
-"""A length in another rate is not the same to the sample."""
+"""Tolerance: resampling rounds the length, so that it differs a little from rate to rate."""
 _AT_ONCE = 1 << 14
 _ID3_VERSIONS = (b"\2", b"\3", b"\4")
 _SYNC, _LAYER_MASK, _LAYER_III = 0xFF, 0xE6, 0xE2
 
 
 class DecodeSound(Job, frozen=True, tag="decode_sound", kw_only=True):
-    """Decode a sound file to `count` samples at `rate` per second; a count of 0 asks for its length alone."""
+    """Decode a sound file to `count` samples at `rate` per second. If `count` is 0, only find its length."""
 
     data: bytes
     rate: int = LOOK_RATE
@@ -96,7 +99,11 @@ class DecodeSound(Job, frozen=True, tag="decode_sound", kw_only=True):
 
 
 class DecodedSound(Message, frozen=True, tag="decoded_sound", kw_only=True):
-    """`samples`: one channel, two bytes each in the order of this machine. `fault`: why there is none."""
+    """A decoded sound, or a fault.
+
+    `samples`: one channel of int16 in the byte order of this machine; empty if only the length was requested.
+    `fault`: why the sound cannot be read; empty if it can.
+    """
 
     mime: str = ""
     length_ms: int = 0
@@ -105,7 +112,7 @@ class DecodedSound(Message, frozen=True, tag="decoded_sound", kw_only=True):
 
 
 def kind_of_sound(data: bytes) -> str:
-    """Return which of `MIMES` a file begins as; empty: none."""
+    """Return the key of `MIMES` for a file by its first bytes; empty if it is none of them."""
     if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
         return "wav"
     if data.startswith(b"fLaC"):
@@ -118,12 +125,12 @@ def kind_of_sound(data: bytes) -> str:
 
 
 def sample_count(length_ms: int, rate: int) -> int:
-    """Return how many samples a sound of this length has: the same wherever it is asked."""
+    """Return the number of samples of a sound. Parent and child count alike, so that buffers agree."""
     return max(1, length_ms * rate // 1000)
 
 
 def main() -> None:
-    """Decode sounds until the parent has what it wants."""
+    """Run as the decoder child until the parent ends it."""
     run_decoder(DecodeSound, _answer, MEMORY_BYTES)
 
 
@@ -135,14 +142,14 @@ def _answer(request: DecodeSound) -> DecodedSound:
 
 
 def read_sound(data: bytes, rate: int) -> DecodedSound:
-    """Return a sound with its samples at this rate; it may take any time and memory."""
+    """Decode a sound in this process. It may take any time and memory, which the caller limits."""
     kind = kind_of_sound(data)
     try:
         samples = _samples(data, rate) if kind else b""
     except (MemoryError, RecursionError):
         return DecodedSound(fault="it takes too much memory")
     except Exception:
-        # whatever a foreign file has wrong is that file's error
+        # miniaudio's binding raises several kinds of errors on damaged files.
         samples = b""
     length_ms = len(samples) // SAMPLE_BYTES * 1000 // rate
     if length_ms > MAX_LENGTH_MS:
@@ -153,7 +160,7 @@ def read_sound(data: bytes, rate: int) -> DecodedSound:
 
 
 def _samples(data: bytes, rate: int) -> bytes:
-    """Return the samples, and a few more than there may be where there are more."""
+    """Return the samples. Reading stops a little after the longest allowed sound, so that a longer one is seen."""
     most_bytes = SAMPLE_BYTES * (sample_count(MAX_LENGTH_MS + 1, rate) + rate)
     found = bytearray()
     for piece in _pieces(data, rate):

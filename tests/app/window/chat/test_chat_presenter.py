@@ -5,29 +5,42 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from pytestqt.qtbot import QtBot
 
+from app.models.conversation import Restored
 from app.wiring import WindowParts
 from engine.base.units import GIB
+from engine.chat.conversation import Conversation as Chat
+from engine.chat.message import Message, Role
+from engine.chat.tree import tree_of
 from engine.devices.device import Rig, make_host
 from engine.model.gguf.model_file import identify
 from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import single_device
 from engine.planning.plan.edit import Edit
 from engine.planning.settings.context_settings import ContextSettings
+from engine.runtime.protocol.messages import Rendered, RenderTemplate
+from engine.runtime.session.events import Answered
 from engine.runtime.session.status import ModelStatus, Phase
 from tests.support.models import write_tiny_llama
 from tests.support.windows import WindowOpener
+from widgets.chat.chat_pane import ChatPane
+from widgets.chat.shown import MessageAction
 
 CONTEXT = ContextSettings(n_ctx=4096, n_batch=32, n_ubatch=32, threads=1, threads_batch=1)
 QUESTION = "abc " * 700
 
 
 @pytest.fixture
-def reading(open_window: WindowOpener, qtbot: QtBot, tmp_path: Path) -> WindowParts:
-    """A window with a loaded model that reads a question in small batches."""
+def reading(open_window: WindowOpener, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WindowParts:
+    """A window with a loaded model that reads a question in small batches, and with a database: text is shown once it
+    is stored."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     opened = open_window()
+    with qtbot.waitSignal(opened.desk.archive.is_open_now):
+        opened.desk.archive.start()
     opened.desk.prober.close()
     path = write_tiny_llama(tmp_path / "tiny.gguf", n_embd=256, n_head=4, n_ff=768, n_ctx_train=4096)
     model = read_model(path)
@@ -40,7 +53,7 @@ def reading(open_window: WindowOpener, qtbot: QtBot, tmp_path: Path) -> WindowPa
 
 
 def shown(window: WindowParts) -> Callable[[], bool]:
-    return lambda: window.main.status_line.text().startswith("Reading the question: ")
+    return lambda: window.main.status_line.text().startswith("Reading the prompt: ")
 
 
 def test_how_much_is_read_is_told_until_the_first_word(
@@ -60,7 +73,7 @@ def test_how_much_is_read_is_told_until_the_first_word(
     model.conversation.send(QUESTION)
     qtbot.waitUntil(lambda: bool(seen))
     qtbot.waitUntil(lambda: not shown(reading)())
-    assert any(text.startswith("Reading the question: ") and " of " in text for text in seen)
+    assert any(text.startswith("Reading the prompt: ") and " of " in text for text in seen)
     for texts in (seen, in_chat):
         assert any(" s left" in text for text in texts)
     model.loading.stop_answer()
@@ -76,7 +89,91 @@ def test_a_question_that_is_stopped_is_told_of_no_more(reading: WindowParts, qtb
     assert not shown(reading)()
 
 
-def test_without_a_model_the_button_opens_one_and_a_remark_goes_with_its_conversation(
+def test_the_context_meter_follows_the_question_and_the_answer(reading: WindowParts, qtbot: QtBot) -> None:
+    model = reading.desk.models.current
+    chat = reading.views.current.chat
+    conversation = model.conversation
+    shown: list[int] = []
+
+    def note() -> None:
+        if conversation.is_answering:
+            shown.append(used(chat))
+
+    conversation.change_chat(msgspec.structs.replace(conversation.chat, settings={"seed": 1}))
+    model.loading.bridge.reading.connect(note)
+    conversation.piece_kept.connect(lambda _piece: note())
+    conversation.send(QUESTION)
+    qtbot.waitUntil(lambda: shown[-1:] > [len(QUESTION) + 100] or not conversation.is_answering)
+    model.loading.stop_answer()
+    qtbot.waitUntil(lambda: not conversation.is_answering)
+    answer = conversation.tree.path[-1]
+    assert answer.timings is not None
+    prompt_tokens = answer.timings.prompt_tokens
+    assert shown == sorted(shown)
+    assert len({tokens for tokens in shown if tokens < prompt_tokens}) > 1, "it follows the question"
+    assert shown[-1] > prompt_tokens, "it follows the answer"
+    counts: list[int] = []
+
+    def counted() -> bool:
+        """The raw prompt has as many tokens as the meter shows."""
+        counts[:] = [used(chat)]
+        return chat.context_meter._reserve > 0
+
+    qtbot.waitUntil(counted)
+    rendered: list[int] = []
+    request = model.loading.ask(RenderTemplate(messages=conversation.prompt_messages(), tokenise=True))
+
+    def take(event: Answered) -> None:
+        if event.request == request and isinstance(event.answer, Rendered):
+            rendered.append(event.answer.n_tokens)
+
+    model.loading.bridge.answered.connect(take)
+    qtbot.waitUntil(lambda: bool(rendered))
+    assert counts == rendered
+
+
+def test_messages_that_a_full_context_drops_are_marked_at_once(reading: WindowParts, qtbot: QtBot) -> None:
+    model = reading.desk.models.current
+    chat = reading.views.current.chat
+    conversation = model.conversation
+    path: list[Message] = []
+    for place in range(16):
+        parent = path[-1].id if path else None
+        role: Role = "assistant" if place % 2 else "user"
+        path.append(Message(id=str(place), role=role, content="abc " * 300, parent=parent))
+    conversation.open(Chat(id="c", title="Long", settings={"max_tokens": 1, "seed": 1}), tree_of(path, path[-1].id))
+    assert not any(message.is_left_out for message in chat.message_list.messages)
+    marked: list[bool] = []
+    model.loading.bridge.token.connect(
+        lambda _token: marked.append(any(message.is_left_out for message in chat.message_list.messages))
+    )
+    conversation.send("abc")
+    qtbot.waitUntil(lambda: not conversation.is_answering)
+    assert all(marked), "while the answer is written"
+    dropped = [message.id for message in chat.message_list.messages if message.is_left_out]
+    assert dropped
+    assert dropped == [message.id for message in conversation.tree.path if message.id in conversation.left_out]
+
+
+def used(chat: ChatPane) -> int:
+    """Return the number that the context meter shows."""
+    digits = "".join(letter for letter in chat.context_text.partition("/")[0] if letter.isdigit())
+    return int(digits or 0)
+
+
+def test_a_remark_on_a_restored_state_goes_with_the_next_question(reading: WindowParts, qtbot: QtBot) -> None:
+    model = reading.desk.models.current
+    chat = reading.views.current.chat
+    model.conversation.tell_restored(model.conversation.chat.id, Restored(512))
+    assert chat.status_text == "Saved KV state restored: 512 tokens."
+    chat.prompt_edit.setPlainText("abc")
+    chat.send_button.click()
+    assert chat.status_text == "", "which may have to be read as a whole"
+    model.loading.stop_answer()
+    qtbot.waitUntil(lambda: model.loading.phase is Phase.READY)
+
+
+def test_without_a_model_the_banner_opens_one_and_a_remark_goes_with_its_conversation(
     open_window: WindowOpener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"):
@@ -86,9 +183,21 @@ def test_without_a_model_the_button_opens_one_and_a_remark_goes_with_its_convers
     window = open_window()
     pane = window.views.current.chat
     assert pane.empty.title_label.text() == "No model is open"
-    pane.empty.button.click()
+    pane.start_banner.button.click()
     assert asked
-    pane.show_remark("927 tokens restored: they are not read again.")
+    pane.show_remark("Saved KV state restored: 927 tokens.")
     window.views.left.conversation.begin()
     pane.set_status(ModelStatus("Demo", Phase.READY))
     assert pane.status_text == ""
+
+
+def test_retry_without_a_loaded_model_says_what_is_missing(open_window: WindowOpener) -> None:
+    window = open_window()
+    pane = window.views.current.chat
+    question = Message(id="q", role="user", content="Why?")
+    failed = Message(id="a", role="assistant", content="", parent="q", state="failed", note="It is gone.")
+    window.desk.models.current.conversation.open(Chat(id="c", title="Why?"), tree_of((question, failed), "a"))
+    pane.acted.emit(MessageAction("regenerate", "a"))
+    assert window.main.status_line.text() == "Load the model first."
+    pane.acted.emit(MessageAction("edit", "q", "Why, then?"))
+    assert pane.prompt_edit.toPlainText() == "Why, then?", "it is not lost"

@@ -17,7 +17,7 @@ from app.background import Background
 from app.notices import Notices
 from app.rig.device_search import DeviceSearch
 from app.rig.examiner import Examiner
-from app.rig.limit_book import LimitBook
+from app.rig.limit_store import LimitStore
 from app.rig.live_rig import LiveRig
 from app.window.devices.doctor_dialog import DoctorDialog, DoctorPresenter
 from engine.machines.doctor.machine import Machine
@@ -60,8 +60,8 @@ def window(qtbot: QtBot) -> QWidget:
 @pytest.fixture
 def examiner(window: QWidget, monkeypatch: pytest.MonkeyPatch) -> Iterator[Examiner]:
     background, notices, live = Background(window), Notices(window), LiveRig(window)
-    search = DeviceSearch(live, LimitBook(), background, notices, parent=window)
-    monkeypatch.setattr(search, "refresh", lambda: None)
+    search = DeviceSearch(live, LimitStore(), background, notices, parent=window)
+    monkeypatch.setattr(search, "judge_again", lambda: None)
     examiner = Examiner(live, search, lambda: (), background, notices, window)
     yield examiner
     background.close()

@@ -15,7 +15,7 @@ from pytestqt.qtbot import QtBot
 
 from app.background import Background
 from app.notices import Notices
-from app.rig.limit_book import LimitBook
+from app.rig.limit_store import LimitStore
 from app.rig.live_rig import LiveRig
 from app.rig.peers import INTERFACES_VARIABLE, Found, Peers, list_machines
 from app.window.devices.nearby_dialog import NearbyDialog, NearbyPresenter
@@ -45,7 +45,7 @@ def live(window: QWidget) -> LiveRig:
 def peers(window: QWidget, live: LiveRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Peers]:
     monkeypatch.setenv(INTERFACES_VARIABLE, "127.0.0.1")
     background = Background(window)
-    peers = Peers(live, LimitBook(), background, Notices(window), folder=tmp_path / "window", parent=window)
+    peers = Peers(live, LimitStore(), background, Notices(window), folder=tmp_path / "window", parent=window)
     yield peers
     background.close()
     peers.close()
@@ -123,10 +123,10 @@ def test_a_machine_is_found_paired_added_and_forgotten(
         fingerprint,
     )
     assert device.via not in (None, served.endpoint)
-    assert dialog.text == "attic is among the devices now."
+    assert dialog.text == "attic was added to the devices."
     click(dialog, "add")
     assert "is already among the devices" in dialog.text
-    qtbot.waitUntil(lambda: rows(dialog, served)[0][4] == "paired, not announced now")
+    qtbot.waitUntil(lambda: rows(dialog, served)[0][4] == "paired, not found now")
     click(dialog, "forget")
     qtbot.waitUntil(lambda: not rows(dialog, served))
     assert "is forgotten on this computer" in dialog.text

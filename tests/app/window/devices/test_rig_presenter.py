@@ -36,6 +36,6 @@ def test_weights_are_counted_and_removed_when_asked(qtbot: QtBot) -> None:
     with qtbot.waitSignal(notices.given) as told:
         remove.click()
     assert told.args is not None
-    assert "3.0 MiB of kept weights were removed" in told.args[0].text
+    assert "3.0 MiB of cached weights removed" in told.args[0].text
     assert not file.exists()
     assert [button.text() for button in open_box(presenter, window, qtbot).buttons()] == ["Close"]

@@ -16,11 +16,12 @@ from app.settings import Settings
 from app.theme import Theme
 from app.wiring import WindowParts, make_window
 from engine.model.gguf.reader import read_model
-from engine.planning.layout.layout import Layout, make_layout, single_device
+from engine.planning.layout.layout import Layout, SplitMode, make_layout, single_device
 from engine.planning.plan.edit import Edit
 from engine.planning.settings.context_settings import ContextSettings
 from tests.support.models import write_tiny_llama
 from tests.support.previews import make_gpu, make_rig
+from widgets.controls.values import SplitModeChoice
 
 LEFT, NONE = Qt.MouseButton.LeftButton, Qt.KeyboardModifier.NoModifier
 N_LAYERS = 8
@@ -107,6 +108,22 @@ def test_an_edit_from_elsewhere_ends_a_drag(window: WindowParts) -> None:
     drag_to(window, 5, point.y())
     QTest.mouseRelease(editor.view.viewport(), LEFT, NONE, point)
     assert layout_of(window) == single_device(N_LAYERS, "CUDA1")
+
+
+def test_back_in_mode_layer_the_layout_is_the_one_that_was_left(window: WindowParts) -> None:
+    document, bar = window.desk.document, window.main.settings_bar
+
+    def choose(mode: SplitMode) -> Layout:
+        bar.split_mode_changed.emit(SplitModeChoice(mode))
+        return layout_of(window)
+
+    assert choose("none").devices in {("CUDA0",), ("CUDA1",)}
+    assert choose("tensor").split_mode == "tensor"
+    assert choose("layer") == START
+    choose("none")
+    document.set_layout(layout_of(window).replace_device("CUDA0", "CUDA1"), "by hand")
+    document.set_layout(layout_of(window).move_range(0, 0, "CUDA0"), "by hand")
+    assert choose("layer") == layout_of(window) != START
 
 
 def test_a_share_is_moved_through_the_document(window: WindowParts) -> None:

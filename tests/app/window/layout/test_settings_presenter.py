@@ -75,9 +75,9 @@ def names(window: WindowParts) -> list[str]:
 def test_what_was_decided_is_in_the_dialog_and_the_tool_tips(window: WindowParts) -> None:
     dialog = dialog_of(window)
     assert dialog.rows.line("load_mode").startswith("mmap: ")
-    assert "trained with, 4096 tokens" in dialog.rows.line("n_ctx")
+    assert "trained length, 4096 tokens" in dialog.rows.line("n_ctx")
     # Cards have no kernel for heads of 16.
-    assert "off: Not all of it can be done" in window.main.settings_bar.context_editor.flash_box.toolTip()
+    assert "off: Not supported for this model" in window.main.settings_bar.context_editor.flash_box.toolTip()
     box = dialog.controls["load_mode"].widgets[0]
     assert isinstance(box, QComboBox)
     box.setCurrentText("none")

@@ -14,9 +14,9 @@ import pytest
 
 from engine.devices.device import CPU_ID
 from engine.devices.packs.store import NO_PACKS, PACKS_VARIABLE, PackStore
-from engine.machines.rigs import pack_keeper
+from engine.machines.rigs import pack_installer
 from engine.machines.rigs.discovery import discover
-from engine.machines.rigs.pack_keeper import PackKeeper
+from engine.machines.rigs.pack_installer import PackInstaller
 from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import Layout, Run
 from engine.planning.memory.model_memory import ModelMemory
@@ -46,16 +46,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ModelMemory:
 
 
 @pytest.fixture(scope="module")
-def keeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PackKeeper]:
+def keeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PackInstaller]:
     """The pack, installed and checked; children load it."""
     archive = next(iter(sorted(DIST.glob("layerdeck-pack-vulkan-*.tar.gz"))), None)
     if archive is None:
         pytest.skip("there is no Vulkan pack in dist/; `make.py pack vulkan` builds one")
     folder = tmp_path_factory.mktemp("packs")
-    kept = PackKeeper(PackStore(folder / "packs"), folder / "packs.json")
+    kept = PackInstaller(PackStore(folder / "packs"), folder / "packs.json")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GGML_VK_VISIBLE_DEVICES", "0")
-        patch.setattr(pack_keeper, "TIMEOUT_S", _LONGEST_S)
+        patch.setattr(pack_installer, "TIMEOUT_S", _LONGEST_S)
         patch.setattr("engine.machines.rigs.engine_checks.TIMEOUT_S", _LONGEST_S)
         patch.setenv(PACKS_VARIABLE, str(kept.book))
         verdict = kept.install(archive)
@@ -79,7 +79,9 @@ def on(device: str) -> Layout:
     return Layout(_N_LAYERS, (Run(device, 0, _N_LAYERS - 1),), device)
 
 
-def test_a_model_on_the_packs_device_says_what_it_says_on_the_processor(keeper: PackKeeper, model: ModelMemory) -> None:
+def test_a_model_on_the_packs_device_says_what_it_says_on_the_processor(
+    keeper: PackInstaller, model: ModelMemory
+) -> None:
     rig = discover(timeout_s=_LONGEST_S)
     assert [(device.id, device.backend) for device in rig.devices] == [("Vulkan0", "Vulkan")]
     split = Layout(_N_LAYERS, (Run("Vulkan0", 0, 1), Run(CPU_ID, 2, 3)), CPU_ID)
@@ -88,7 +90,7 @@ def test_a_model_on_the_packs_device_says_what_it_says_on_the_processor(keeper: 
     assert answer(model, on("Vulkan0")) == answer(model, split) == said
 
 
-def test_without_packs_there_is_the_processor(keeper: PackKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_packs_there_is_the_processor(keeper: PackInstaller, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PACKS_VARIABLE, NO_PACKS)
     assert discover().devices == ()
     monkeypatch.setenv(PACKS_VARIABLE, str(keeper.book))

@@ -124,7 +124,7 @@ def test_a_worker_that_ended_is_a_gap(child: Child) -> None:
     (sample,) = readings.read()
 
     assert sample.used_bytes is None
-    assert sample.note == "worker is gone"
+    assert sample.note == "worker stopped"
 
 
 def test_a_local_worker_is_found_by_its_port(child: Child) -> None:

@@ -14,7 +14,7 @@ from engine.devices.device import Device, Rig, make_host
 from engine.library.hub.addresses import HubAddress
 from engine.library.hub.client import list_repo
 from engine.library.hub.fit import FitVerdict, HeaderGrade, RepoFit
-from engine.library.hub.forecast import FitWish, fit_repo, scaled_model
+from engine.library.hub.forecast import FitOptions, fit_repo, scaled_model
 from engine.library.hub.remote_header import HeaderCache, read_remote_model
 from engine.library.hub.settings import HubSettings, hub_settings
 from engine.model.gguf.reader import read_model
@@ -60,7 +60,7 @@ def _rig(card_bytes: int, host_bytes: int = 64 * GIB) -> Rig:
 
 
 def _fit(hub: HubSettings, rig: Rig, cache: HeaderCache | None = None) -> RepoFit:
-    return fit_repo(HubAddress(REPO), hub, None, cache, lambda _: FitWish(rig))
+    return fit_repo(HubAddress(REPO), hub, None, cache, lambda _: FitOptions(rig))
 
 
 def test_the_header_is_that_of_the_file(

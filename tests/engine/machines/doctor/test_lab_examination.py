@@ -12,7 +12,7 @@ from engine.base.units import MIB
 from engine.devices.device import Rig
 from engine.machines.doctor.machine import Files, Machine
 from engine.machines.doctor.report import Progress, examine
-from engine.machines.rigs.check_book import read_check_book
+from engine.machines.rigs.check_results import read_check_results
 from engine.machines.rigs.discovery import host_device
 from engine.machines.rigs.lab import LabRig
 from engine.planning.fit.speed_book import read_speed_book
@@ -69,4 +69,4 @@ def test_a_cancel_ends_the_check_of_the_engine_and_leaves_nothing(files: Files) 
         report = examine(machine.engine_steps(), stop, cancel)
     assert not report.is_whole
     assert report.checks == ()
-    assert read_check_book(files.checks).devices == {}
+    assert read_check_results(files.checks).devices == {}

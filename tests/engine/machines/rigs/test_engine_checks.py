@@ -17,7 +17,7 @@ import pytest
 
 from engine.base.units import GIB, MIB
 from engine.devices.device import CPU_ID, Capabilities, Device, Fault, Rig, make_host
-from engine.machines.rigs.check_book import CheckBook, book_key, read_check_book, write_check_book
+from engine.machines.rigs.check_results import CheckResults, book_key, read_check_results, write_check_results
 from engine.machines.rigs.discovery import host_device
 from engine.machines.rigs.engine_checks import (
     CONTEXT,
@@ -102,7 +102,7 @@ def test_workers_compute_as_the_cpu_does_alone_and_as_a_split(models: Models) ->
         (wrong,) = Checker(lab.rig).run([replace(split, tried=replace(split.tried, context=nonsense))])
     assert not wrong.ok
     assert wrong.is_known
-    assert wrong.reason == "It computes something else than it should with split mode tensor."
+    assert wrong.reason == "It computes wrong values with split mode tensor."
     assert (wrong.difference or 0) > 1
 
 
@@ -115,7 +115,7 @@ def test_a_child_that_dies_is_told_with_its_signal(models: Models) -> None:
     with killing_the_next_child(signal.SIGSEGV):
         (dead,) = checker.run([copies])
     assert (dead.ok, dead.is_known) == (False, True)
-    assert dead.reason == "It dies (SIGSEGV) with F16 weights in the CPU's own order."
+    assert dead.reason == "It dies (SIGSEGV) with F16 weights repacked for the CPU."
 
 
 def test_a_child_that_says_nothing_for_long_says_nothing_of_the_engine(
@@ -129,8 +129,8 @@ def test_a_child_that_says_nothing_for_long_says_nothing_of_the_engine(
     copies = Case("extra_buffers", "F16", (CPU_ID,), replace(plain, extra_buffers=True), plain)
     (slow,) = checker.run([copies])
     assert (slow.ok, slow.is_known, slow.is_stalled) == (False, False, True)
-    assert slow.reason == "It does not go on with F16 weights in the CPU's own order."
-    assert CheckBook().with_results(checker.rig, {}, [slow]).devices == {}
+    assert slow.reason == "It hangs with F16 weights repacked for the CPU."
+    assert CheckResults().with_results(checker.rig, {}, [slow]).devices == {}
 
 
 def test_a_lost_worker_says_nothing_of_the_engine(models: Models) -> None:
@@ -162,8 +162,8 @@ def test_the_book_keeps_what_was_found_and_lays_it_over_a_rig(tmp_path: Path) ->
         checked("repeated", ok=False, devices=("Vulkan1",)),
         checked("flash_attention", of="q4_0", ok=False, devices=("Vulkan1",), known=False),
     ]
-    write_check_book(path, CheckBook().with_results(RIG, {}, results))
-    judged = read_check_book(path).apply(RIG, {})
+    write_check_results(path, CheckResults().with_results(RIG, {}, results))
+    judged = read_check_results(path).apply(RIG, {})
     assert judged.host.findings.faults == (Fault("extra_buffers", "It dies with extra_buffers."),)
     first, second = judged.devices
     assert first.fault("weights", "Q8_0") is not None
@@ -173,14 +173,14 @@ def test_the_book_keeps_what_was_found_and_lays_it_over_a_rig(tmp_path: Path) ->
     assert (first.capabilities.repeatable, second.capabilities.repeatable) == (True, False)
     assert all(device.findings.is_checked for device in judged.all_devices)
 
-    later = read_check_book(path).with_results(RIG, {}, [checked("extra_buffers", of="Q4_1", ok=True)])
+    later = read_check_results(path).with_results(RIG, {}, [checked("extra_buffers", of="Q4_1", ok=True)])
     assert later.apply(RIG, {}).host.findings.faults == ()
     assert later.apply(RIG, {}).devices == judged.devices
 
 
 def test_what_was_found_of_a_split_is_taken_back_by_a_later_check() -> None:
-    def book(*, ok: bool) -> CheckBook:
-        return CheckBook().with_results(RIG, {}, [checked("tensor_split", ok=ok, devices=("Vulkan0", "Vulkan1"))])
+    def book(*, ok: bool) -> CheckResults:
+        return CheckResults().with_results(RIG, {}, [checked("tensor_split", ok=ok, devices=("Vulkan0", "Vulkan1"))])
 
     judged = book(ok=False).apply(RIG, {})
     (again,) = shared_cases(judged, {"F16": Path("model")})
@@ -195,12 +195,14 @@ def test_what_was_found_of_a_split_is_taken_back_by_a_later_check() -> None:
 def test_what_was_found_holds_for_its_driver_its_device_and_its_build(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    book = CheckBook().with_results(RIG, {"Vulkan0": "1.0"}, [checked("tensor_split", ok=False, devices=("Vulkan0",))])
+    book = CheckResults().with_results(
+        RIG, {"Vulkan0": "1.0"}, [checked("tensor_split", ok=False, devices=("Vulkan0",))]
+    )
     assert not book.apply(RIG, {"Vulkan0": "1.0"}).devices[0].capabilities.tensor_split
     assert book.apply(RIG, {"Vulkan0": "2.0"}) == RIG
     other = Rig((replace(CARDS[0], name="another card"),), RIG.host)
     assert book.apply(other, {"Vulkan0": "1.0"}) == other
-    monkeypatch.setattr("engine.machines.rigs.check_book.engine_build", lambda: "built anew")
+    monkeypatch.setattr("engine.machines.rigs.check_results.engine_build", lambda: "built anew")
     assert book.apply(RIG, {"Vulkan0": "1.0"}) == RIG
     fresh = book.with_results(RIG, {}, [checked("weights", ok=True)])
     assert list(fresh.devices) == [book_key(RIG.host, {})]
@@ -210,4 +212,4 @@ def test_what_was_found_holds_for_its_driver_its_device_and_its_build(
 def test_a_damaged_book_holds_nothing(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "engine_checks.json"
     path.write_bytes(content)
-    assert read_check_book(path) == CheckBook()
+    assert read_check_results(path) == CheckResults()

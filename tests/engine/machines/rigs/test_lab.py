@@ -35,7 +35,7 @@ def endpoint_of(lab: LabRig, index: int) -> str:
 def test_workers_serve_under_their_caps_and_are_gone_afterwards() -> None:
     with LabRig([64 * MIB, 32 * MIB]) as lab:
         first, second = lab.rig.devices
-        assert (first.id, second.id, first.name) == ("RPC0", "RPC1", "lab worker 0")
+        assert (first.id, second.id, first.name) == ("RPC0", "RPC1", "simulated device 0")
         assert (first.total_bytes, first.free_bytes, first.available_bytes) == (64 * MIB, 64 * MIB, 64 * MIB)
         assert second.total_bytes == 32 * MIB
         assert first.endpoint != second.endpoint

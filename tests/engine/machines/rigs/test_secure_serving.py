@@ -173,7 +173,7 @@ def test_a_machine_that_goes_in_the_middle_of_an_answer_is_named(tmp_path: Path,
         lost = log.wait_for_endings(2)[1]
         assert isinstance(lost, Failed), lost
         assert lost.kind == "unreachable"
-        assert lost.message.startswith(f"RPC0 ({served.endpoint}) was lost while the model was in use.")
+        assert lost.message.startswith(f"RPC0 ({served.endpoint}) was lost during the answer.")
         assert str(rig.devices[0].via) not in lost.message
         log.session.load(order_of(model, rig, LAYOUT, CONTEXT))
         refused = log.wait_for_endings(3)[2]

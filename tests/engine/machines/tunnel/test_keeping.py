@@ -13,7 +13,7 @@ import pytest
 
 from engine.machines.tunnel.identity import IdentityError, read_identity, shown_fingerprint
 from engine.machines.tunnel.pairing import ALPHABET, LIFETIME_S, MAX_GUESSES, OpenCode, _proof, make_code, read_code
-from engine.machines.tunnel.pairings import MAX_NAME, Pairing, PairingBook, PairingError, make_pairing
+from engine.machines.tunnel.pairings import MAX_NAME, Pairing, PairingError, PairingStore, make_pairing
 
 CODE = "K7QM-3XHD-9RWP-T2FV"
 
@@ -44,7 +44,7 @@ def test_a_damaged_key_is_told_and_left_as_it_is(tmp_path: Path) -> None:
 
 
 def test_pairings_are_found_by_name_endpoint_and_fingerprint(tmp_path: Path) -> None:
-    book = PairingBook(tmp_path / "deep" / "pairings.json")
+    book = PairingStore(tmp_path / "deep" / "pairings.json")
     assert book.all() == ()
     attic, cellar = paired(tmp_path, "attic"), paired(tmp_path, "cellar")
     for each in (attic, cellar):
@@ -64,7 +64,7 @@ def test_pairings_are_found_by_name_endpoint_and_fingerprint(tmp_path: Path) -> 
 
 
 def test_pairing_again_takes_the_place_of_the_earlier_pairing(tmp_path: Path) -> None:
-    book = PairingBook(tmp_path / "pairings.json")
+    book = PairingStore(tmp_path / "pairings.json")
     attic = paired(tmp_path, "attic")
     book.add(attic)
     moved = make_pairing("server", "attic", attic.der, "192.0.2.9:5000")
@@ -79,17 +79,17 @@ def test_nobody_loses_what_another_keeps_at_the_same_time(tmp_path: Path) -> Non
     names = [f"machine-{number}" for number in range(8)]
     pairings = [paired(tmp_path, name) for name in names]
     threads = [
-        threading.Thread(target=PairingBook(tmp_path / "pairings.json").add, args=(pairing,)) for pairing in pairings
+        threading.Thread(target=PairingStore(tmp_path / "pairings.json").add, args=(pairing,)) for pairing in pairings
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(each.name for each in PairingBook(tmp_path / "pairings.json").all()) == names
+    assert sorted(each.name for each in PairingStore(tmp_path / "pairings.json").all()) == names
 
 
 def test_two_machines_of_one_name_are_told_apart(tmp_path: Path) -> None:
-    book = PairingBook(tmp_path / "pairings.json")
+    book = PairingStore(tmp_path / "pairings.json")
     for number in range(2):
         certificate = read_identity(tmp_path / f"{number}.pem").certificate
         book.add(make_pairing("server", "attic", certificate))
@@ -102,13 +102,13 @@ def test_two_machines_of_one_name_are_told_apart(tmp_path: Path) -> None:
 def test_a_list_that_cannot_be_read_pairs_nobody(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "pairings.json"
     path.write_bytes(data)
-    assert PairingBook(path).all() == ()
+    assert PairingStore(path).all() == ()
 
 
 def test_a_pairing_without_a_certificate_is_none(tmp_path: Path) -> None:
     path = tmp_path / "pairings.json"
     path.write_text('{"pairings":[{"role":"client","name":"a","certificate":"no base64"}]}', encoding="utf-8")
-    assert PairingBook(path).all() == ()
+    assert PairingStore(path).all() == ()
 
 
 def test_the_name_that_the_other_side_chose_steers_nothing() -> None:

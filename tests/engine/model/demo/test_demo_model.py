@@ -84,9 +84,9 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="is a folder; name the file"):
         write_demo_model(tmp_path)
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(ArgumentError, match="what should be a folder is a file"):
+    with pytest.raises(ArgumentError, match="part of the path is a file"):
         write_demo_model(tmp_path / "file" / "demo.gguf")
-    with pytest.raises(ArgumentError, match="not a possible file name"):
+    with pytest.raises(ArgumentError, match="not a valid file name"):
         write_demo_model(tmp_path / "nul\0.gguf")
     with pytest.raises(ArgumentError, match="name too long"):
         write_demo_model(tmp_path / ("x" * 300 + ".gguf"))

@@ -91,10 +91,10 @@ def _set_tensor(tensor: Tensor) -> Change:
         (lambda file: file.pairs.pop("llama.block_count"), "has no llama.block_count"),
         (_set_pair("llama.block_count", text_value("2")), "has no llama.block_count"),
         (_set_pair("llama.block_count", number_value(0)), "has 0 layers"),
-        (_set_pair("llama.block_count", number_value(0xFFFFFFFF)), "llama.cpp takes 1 to 512"),
+        (_set_pair("llama.block_count", number_value(0xFFFFFFFF)), "llama.cpp accepts 1 to 512"),
         (_set_pair("llama.block_count", number_value(1)), "has 1 layers by llama.block_count, but tensors for 2"),
         (_set_pair("llama.block_count", number_array([2, 2])), "has no llama.block_count"),
-        (lambda file: setattr(file, "tensors", []), "holds a vocabulary only"),
+        (lambda file: setattr(file, "tensors", []), "contains only a vocabulary"),
     ],
 )  # fmt: skip
 def test_damaged_header(tmp_path: Path, change: Change, sentence: str) -> None:
@@ -156,7 +156,7 @@ def test_paths_without_a_file(tmp_path: Path) -> None:
     assert "there is no such file" in _error(tmp_path / "missing.gguf").reason
     assert "there is no such file" in _error(tmp_path / "missing" / "model.gguf").reason
     assert "is a folder" in _error(tmp_path).reason
-    assert "not a possible file name" in _error(tmp_path / "nul\0.gguf").reason
+    assert "not a valid file name" in _error(tmp_path / "nul\0.gguf").reason
     assert "cannot be read" in _error(tmp_path / ("x" * 5000)).reason
 
 

@@ -72,7 +72,8 @@ def test_missing_parts_are_named(tmp_path: Path) -> None:
     paths[2].unlink()
     with pytest.raises(ModelFileError) as caught:
         read_model(paths[1])
-    assert "part 2 of 3; missing beside it: wide-00001-of-00003.gguf, wide-00003-of-00003.gguf" in caught.value.reason
+    missing = "wide-00001-of-00003.gguf, wide-00003-of-00003.gguf"
+    assert f"part 2 of 3; missing in its folder: {missing}" in caught.value.reason
 
 
 def test_many_missing_parts_are_counted(tmp_path: Path) -> None:
@@ -106,7 +107,7 @@ def test_a_whole_model_named_like_a_part(tmp_path: Path) -> None:
 def test_exchanged_parts(tmp_path: Path) -> None:
     paths = _write_parts(tmp_path)
     paths[1].write_bytes(paths[2].read_bytes())
-    with pytest.raises(ModelFileError, match="is not part 2 of 3 by its header") as caught:
+    with pytest.raises(ModelFileError, match="is not part 2 of 3 according to its header") as caught:
         read_model(paths[0])
     assert caught.value.path == paths[1]
 
@@ -127,9 +128,9 @@ def test_parts_of_different_models(tmp_path: Path) -> None:
     other = _part(1, 3)
     other.tensors = [Tensor("blk.0.attn_k.weight"), Tensor("blk.0.attn_v.weight")]
     other.write(paths[1])
-    with pytest.raises(ModelFileError, match="hold 3 tensors, they hold 4"):
+    with pytest.raises(ModelFileError, match="have 3 tensors, but they have 4"):
         read_model(paths[0])
     other.tensors = [Tensor("token_embd.weight")]
     other.write(paths[1])
-    with pytest.raises(ModelFileError, match=r'"token_embd\.weight", which an earlier part has'):
+    with pytest.raises(ModelFileError, match=r'"token_embd\.weight", which is also in an earlier part'):
         read_model(paths[0])

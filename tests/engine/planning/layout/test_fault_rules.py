@@ -153,7 +153,8 @@ def test_faults_travel_with_a_rig_file() -> None:
 def test_a_crash_names_what_is_known(model: ModelFile) -> None:
     unchecked = known_words(plan_on(model, rig_with()))
     assert unchecked == "The engine has not been checked on CUDA0 yet."
-    assert "Known of it: CUDA0: It dies." in known_words(plan_on(model, rig_with(Fault("weights", "It dies.", "Q5_0"))))
+    faulty = rig_with(Fault("weights", "It dies.", "Q5_0"))
+    assert "Known faults: CUDA0: It dies." in known_words(plan_on(model, faulty))
     rig = rig_with()
     checked = Rig((replace(rig.devices[0], findings=Findings(is_checked=True)), SOUND), rig.host)
-    assert "found nothing wrong with the engine on CUDA0" in known_words(plan_on(model, checked))
+    assert "engine check on CUDA0 found no fault" in known_words(plan_on(model, checked))

@@ -78,14 +78,14 @@ def test_fifteen_entries_are_the_most_and_accelerators_take_from_them() -> None:
     accelerated = Rig((*RIG.devices, ACCELERATOR), RIG.host)
     (violation,) = broken(fifteen, rig=accelerated)
     assert violation.rule == "too_many_entries"
-    assert "needs 15 device entries and the engine takes 14" in violation.message
+    assert "needs 15 device entries; the engine takes at most 14" in violation.message
 
 
 def test_only_the_host_and_remote_devices_may_come_twice() -> None:
     assert broken(alternating("RPC0", "CPU", "CUDA0", runs=5)) == []
     (violation,) = broken(alternating("CUDA0", "CUDA1", runs=3))
     assert violation.rule == "repeated_device"
-    assert violation.message.startswith("CUDA0 appears more than once")
+    assert violation.message.startswith("CUDA0 is used by more than one run")
     assert rules(broken(make_layout(2, ["CUDA0", "CUDA1"], "CUDA0"))) == ["repeated_device"]
 
 
@@ -160,7 +160,7 @@ def test_more_members_than_the_engine_takes() -> None:
     layout = Layout(4, single_device(4, "CUDA0").runs, "CUDA0", "tensor", shares)
     (violation,) = broken(layout, rig=Rig(devices, RIG.host))
     assert violation.rule == "split_member"
-    assert "17 devices have a share and the engine takes 16" in violation.message
+    assert "17 devices have a share; the engine takes at most 16" in violation.message
 
 
 def test_row_split_needs_split_buffers_and_all_devices_of_the_backend() -> None:

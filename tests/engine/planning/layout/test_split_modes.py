@@ -23,7 +23,7 @@ RIG = Rig((BIG, SMALL), HOST)
 
 def test_every_mode_that_cannot_be_says_why() -> None:
     assert set(split_mode_obstacles(RIG)) == {"row"}
-    assert "CUDA0 and RPC0 have not" in split_mode_obstacles(RIG)["row"]
+    assert "CUDA0 and RPC0 do not support" in split_mode_obstacles(RIG)["row"]
     assert set(split_mode_obstacles(Rig((), HOST))) == {"row", "tensor"}
     unable = replace(BIG, capabilities=Capabilities(tensor_split=False))
     assert "None of the devices" in split_mode_obstacles(Rig((unable,), HOST))["tensor"]
@@ -45,6 +45,11 @@ def test_choosing_tensor_takes_every_able_device_by_free_memory() -> None:
     assert layout_in_mode(tensor, "layer", RIG).tensor_split == ()
     full = Rig((replace(BIG, free_bytes=0), replace(SMALL, free_bytes=0)), HOST)
     assert layout_in_mode(single_device(8, "RPC0"), "tensor", full).tensor_split == (("CUDA0", 50.0), ("RPC0", 50.0))
+
+
+def test_a_layer_stays_to_be_split_if_all_are_moved_to_the_cpu() -> None:
+    tensor = layout_in_mode(single_device(8, "RPC0"), "tensor", RIG).move_range(0, 7, "CPU")
+    assert with_shares(tensor, (("CUDA0", 1.0),)).runs == (Run("CPU", 0, 6), Run("CUDA0", 7, 7))
 
 
 @given(

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.planning.layout.layout import Layout, Override, Run
-from engine.planning.memory.compute_graph.ggml.allocator import Buffer
+from engine.planning.memory.compute_graph.ggml.allocator import DynTallocr
 from engine.planning.memory.compute_graph.ggml.graph import Graph
 from engine.planning.memory.compute_graph.ggml.scheduler import HOST, Backend, Scheduler
-from engine.planning.memory.compute_graph.ggml.sections import take_apart
-from engine.planning.memory.compute_graph.ggml.simulation import PlacedSection, Segment, Simulation, Steps
+from engine.planning.memory.compute_graph.ggml.sections import partition_graph
+from engine.planning.memory.compute_graph.ggml.simulation import PlacedSection, Segment, Simulation, StepCache
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.settings.context_settings import ContextSettings
 from tests.support.selection import examples
@@ -34,42 +34,42 @@ def _buffer_bytes(graph: Graph) -> int:
     """Return the compute buffer of a graph on the CPU alone."""
     cpu = Backend(HOST, True, 32, None, frozenset(), False, lambda tensor: tensor.n_bytes)
     scheduler = Scheduler([cpu], pipeline=False, op_offload=False, offload_batch=32)
-    placed_sections = (None, *(PlacedSection(section, ()) for section in take_apart(graph, (), {})), None)
-    steps = Steps(scheduler, lambda name: pytest.fail(f"{name} is asked for"))
+    placed_sections = (None, *(PlacedSection(section, ()) for section in partition_graph(graph, (), {})), None)
+    steps = StepCache(scheduler, lambda name: pytest.fail(f"{name} is asked for"))
     return Simulation([Segment(steps, (HOST,), placed_sections)]).sizes()[HOST].size_bytes
 
 
 def test_the_smallest_free_block_that_fits_is_taken() -> None:
-    buffer = Buffer()
-    large, _, small, _ = (buffer.take(size) for size in (256, 32, 64, 32))
-    buffer.give_back(large, 256)
-    buffer.give_back(small, 64)
-    assert buffer.take(64) == small
-    assert buffer.take(128) == large
+    buffer = DynTallocr()
+    large, _, small, _ = (buffer.alloc(size) for size in (256, 32, 64, 32))
+    buffer.free_bytes(large, 256)
+    buffer.free_bytes(small, 64)
+    assert buffer.alloc(64) == small
+    assert buffer.alloc(128) == large
     assert buffer.size_bytes == 384
 
 
 def test_neighbours_become_one_block() -> None:
-    buffer = Buffer()
-    first, second, _ = (buffer.take(size) for size in (64, 64, 32))
-    buffer.give_back(second, 64)
-    buffer.give_back(first, 64)
-    assert buffer.take(128) == first
+    buffer = DynTallocr()
+    first, second, _ = (buffer.alloc(size) for size in (64, 64, 32))
+    buffer.free_bytes(second, 64)
+    buffer.free_bytes(first, 64)
+    assert buffer.alloc(128) == first
 
 
 @given(sizes=st.lists(st.integers(0, 20).map(lambda count: count * 32), min_size=1, max_size=30), data=st.data())
 def test_blocks_never_overlap(sizes: list[int], data: st.DataObject) -> None:
-    buffer = Buffer()
+    buffer = DynTallocr()
     live: list[tuple[int, int]] = []
     highest = 0
     for size in sizes:
-        live.append((buffer.take(size), size))
+        live.append((buffer.alloc(size), size))
         highest = max(highest, live[-1][0] + size)
         assert buffer.size_bytes == highest
         taken = sorted((offset, offset + length) for offset, length in live if length)
         assert all(end <= start for (_, end), (start, _) in pairwise(taken))
         if data.draw(st.booleans()):
-            buffer.give_back(*live.pop(data.draw(st.integers(0, len(live) - 1))))
+            buffer.free_bytes(*live.pop(data.draw(st.integers(0, len(live) - 1))))
 
 
 def test_results_take_the_place_of_their_source_where_they_may() -> None:
@@ -77,7 +77,7 @@ def test_results_take_the_place_of_their_source_where_they_may() -> None:
     current = graph.new_input("f32", 1024)
     for _ in range(5):
         current = graph.unary(current)
-    graph.expand(current)
+    graph.build_forward_expand(current)
     assert _buffer_bytes(graph) == 4096
 
 
@@ -85,7 +85,7 @@ def test_outputs_are_never_given_back() -> None:
     graph = Graph()
     first = graph.like("norm", graph.new_input("f32", 1024))
     first.is_output = True
-    graph.expand(graph.like("norm", graph.like("norm", first)))
+    graph.build_forward_expand(graph.like("norm", graph.like("norm", first)))
     assert _buffer_bytes(graph) == 3 * 4096
 
 
@@ -126,7 +126,7 @@ def test_a_missing_weight_is_left_to_the_probe_or_left_out(stem: str) -> None:
     model = truth_model("llama-3.2-1b")
     kept = tuple(tensor for tensor in model.blocks[5].tensors if f".{stem}." not in tensor.name)
     blocks = (*model.blocks[:5], replace(model.blocks[5], tensors=kept), *model.blocks[6:])
-    memory = ModelMemory(replace(model, blocks=blocks))
+    buft = ModelMemory(replace(model, blocks=blocks))
     layout = _layout([], ["CUDA0"], "CUDA0", None)
-    found = memory.estimate(layout, ContextSettings(), RIG)
+    found = buft.estimate(layout, ContextSettings(), RIG)
     assert found.probe_only is not None or found.devices["CUDA0"].compute_bytes > 0

@@ -10,8 +10,8 @@ from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.planning.layout.layout import Layout, Override, make_layout
 from engine.planning.memory.compute_graph.building import graph_tables
 from engine.planning.memory.compute_graph.building.graph_tables import SectionMaker
-from engine.planning.memory.compute_graph.ggml.allocator import Allocation
-from engine.planning.memory.compute_graph.ggml.sections import take_apart
+from engine.planning.memory.compute_graph.ggml.allocator import Gallocr
+from engine.planning.memory.compute_graph.ggml.sections import partition_graph
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.settings.context_settings import ContextSettings
 from tests.support.truth import truth_model
@@ -55,7 +55,7 @@ def test_sections_come_to_what_the_whole_graph_does(name: str, monkeypatch: pyte
     assert tables is not None
     assert tables.compute is not None
     monkeypatch.setattr(tables.compute, "_whole", True)
-    monkeypatch.setattr(graph_tables, "take_apart", lambda graph, _, common: take_apart(graph, (), common))
+    monkeypatch.setattr(graph_tables, "partition_graph", lambda graph, _, common: partition_graph(graph, (), common))
     assert found == [in_one.estimate(layout, context, RIG).devices for layout in layouts]
 
 
@@ -70,35 +70,35 @@ def test_sections_come_to_what_the_whole_graph_does(name: str, monkeypatch: pyte
     ],
 )
 def test_a_boundary_that_moves_asks_for_few_new_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = ModelMemory(truth_model(name))
-    n_layers = memory.model.n_layers
+    buft = ModelMemory(truth_model(name))
+    n_layers = buft.model.n_layers
     work = {"sections": 0, "steps": 0}
-    make, fill = SectionMaker._make, Allocation.fill
+    make, fill = SectionMaker._make, Gallocr.fill
     monkeypatch.setattr(SectionMaker, "_make", lambda *a: (work.update(sections=work["sections"] + 1), make(*a))[1])
-    monkeypatch.setattr(Allocation, "fill", lambda *a: (work.update(steps=work["steps"] + 1), fill(*a))[1])
+    monkeypatch.setattr(Gallocr, "fill", lambda *a: (work.update(steps=work["steps"] + 1), fill(*a))[1])
     for cut in range(n_layers // 3, n_layers // 3 + 8):
         places = ["A"] * cut + ["B"] * (n_layers - cut)
-        memory.estimate(make_layout(n_layers, places, None), ContextSettings(), RIG)
+        buft.estimate(make_layout(n_layers, places, None), ContextSettings(), RIG)
     first = dict(work)
     assert first["steps"] > 0
     for cut in range(n_layers // 3 + 8, n_layers // 3 + 12):
         places = ["A"] * cut + ["B"] * (n_layers - cut)
-        memory.estimate(make_layout(n_layers, places, None), ContextSettings(), RIG)
+        buft.estimate(make_layout(n_layers, places, None), ContextSettings(), RIG)
     assert work["sections"] == first["sections"]
     assert work["steps"] - first["steps"] <= 4 * n_layers // 4
 
 
 def test_what_was_found_at_one_boundary_holds_at_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = ModelMemory(truth_model("qwen3-30b-a3b"))
-    n_layers, work = memory.model.n_layers, {"steps": 0}
-    fill = Allocation.fill
-    monkeypatch.setattr(Allocation, "fill", lambda *a: (work.update(steps=work["steps"] + 1), fill(*a))[1])
+    buft = ModelMemory(truth_model("qwen3-30b-a3b"))
+    n_layers, work = buft.model.n_layers, {"steps": 0}
+    fill = Gallocr.fill
+    monkeypatch.setattr(Gallocr, "fill", lambda *a: (work.update(steps=work["steps"] + 1), fill(*a))[1])
     counts = []
     for moved in ((0, 0), (1, 0), (0, 1)):
         cuts = [0, 9, 19 + moved[0], 29 + moved[1], 39, n_layers]
         places = [DEVICES[place] for place in range(5) for _ in range(cuts[place + 1] - cuts[place])]
         work["steps"] = 0
-        memory.estimate(make_layout(n_layers, places, None), ContextSettings(), RIG)
+        buft.estimate(make_layout(n_layers, places, None), ContextSettings(), RIG)
         counts.append(work["steps"])
     assert counts[0] > 0
     assert counts[2] <= counts[1] // 2

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from engine.planning.memory.compute_graph.building import graph_tables
 from engine.planning.memory.compute_graph.ggml.graph import Graph, Tensor
-from engine.planning.memory.compute_graph.ggml.sections import FarReachError, Section, take_apart
+from engine.planning.memory.compute_graph.ggml.sections import DistantReadError, Section, partition_graph
 from engine.planning.memory.compute_graph.ggml.simulation import SectionName
-from engine.planning.memory.compute_graph.ggml.vulkan_order import Order, Seen, reorder
+from engine.planning.memory.compute_graph.ggml.vulkan_order import Order, SeenNode, reorder
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.settings.context_settings import FlashAttention
 from tests.support.selection import some
@@ -24,15 +24,15 @@ from tests.support.truth import TruthCase, stand_in_rig, truth_cases, truth_mode
 OPS = ("mul_mat", "add", "mul", "rms_norm", "unary", "rope", "scale", "view", "reshape", "set_rows", "soft_max")
 
 
-def _seen(nodes: Sequence[Tensor]) -> list[Seen]:
+def _seen_node(nodes: Sequence[Tensor]) -> list[SeenNode]:
     uses = Counter(source for node in nodes for source in node.src)
     return [
-        Seen(
+        SeenNode(
             node,
             id(node),
-            id(node.root or node),
+            id(node.view_src or node),
             tuple([id(source) for source in node.src]),
-            tuple([id(source.root or source) for source in node.src]),
+            tuple([id(source.view_src or source) for source in node.src]),
             tuple([source.op == "none" for source in node.src]),
             uses[node],
         )
@@ -41,7 +41,7 @@ def _seen(nodes: Sequence[Tensor]) -> list[Seen]:
 
 
 def _reorder(nodes: Sequence[Tensor]) -> Order:
-    return reorder(_seen(nodes))
+    return reorder(_seen_node(nodes))
 
 
 def _words(graph: Graph) -> list[str]:
@@ -81,21 +81,23 @@ def test_what_writes_over_a_tensor_stays_behind_those_that_read_it(nodes: list[T
     for number, node in enumerate(nodes):
         if node.op != "set_rows":
             continue
-        target = node.root or node
+        target = node.view_src or node
         for before in nodes[:number]:
-            reads = before.op not in ("view", "reshape") and any((each.root or each) is target for each in before.src)
+            reads = before.op not in ("view", "reshape") and any(
+                (each.view_src or each) is target for each in before.src
+            )
             assert not reads or turn[id(before)] < turn[id(node)]
 
 
 @given(nodes=_graphs(), data=st.data())
 def test_a_split_can_be_put_in_order_part_by_part(nodes: list[Tensor], data: st.DataObject) -> None:
-    seen, whole = _seen(nodes), _reorder(nodes).places
+    seen, whole = _seen_node(nodes), _reorder(nodes).places
     end = data.draw(st.integers(0, len(nodes)))
     first = reorder(seen, end=end).places
     assert whole[: len(first)] == first
     assert set(range(end)) <= set(first)
-    behind = reorder(seen[end:], used={place - end for place in first if place >= end}, goes_on=True).places
-    assert whole[len(first) :] == tuple(place + end for place in behind)
+    distance = reorder(seen[end:], used={place - end for place in first if place >= end}, goes_on=True).places
+    assert whole[len(first) :] == tuple(place + end for place in distance)
 
 
 def test_products_that_need_nothing_of_each_other_are_computed_side_by_side() -> None:
@@ -103,8 +105,8 @@ def test_products_that_need_nothing_of_each_other_are_computed_side_by_side() ->
     source = graph.new_input("f32", 64, 4)
     query, key, value = (graph.mul_mat(graph.new_input("f32", 64, 64), source) for _ in range(3))
     for each in (query, key):
-        graph.expand(graph.like("rope", graph.reshape(each, 16, 4, 4), graph.new_input("i32", 4)))
-    graph.expand(graph.scale(value))
+        graph.build_forward_expand(graph.like("rope", graph.reshape(each, 16, 4, 4), graph.new_input("i32", 4)))
+    graph.build_forward_expand(graph.scale(value))
     assert _words(graph) == ["mul_mat", "mul_mat", "mul_mat", "reshape", "reshape", "rope", "rope", "scale"]
 
 
@@ -112,8 +114,8 @@ def test_a_norm_is_computed_with_its_weights_though_something_else_could_come_be
     graph = Graph()
     source = graph.new_input("f32", 64, 4)
     normed = graph.mul(graph.like("rms_norm", source), graph.new_input("f32", 64))
-    graph.expand(normed)
-    graph.expand(graph.scale(source))
+    graph.build_forward_expand(normed)
+    graph.build_forward_expand(graph.scale(source))
     assert _words(graph) == ["rms_norm", "mul", "scale"]
 
 
@@ -121,12 +123,12 @@ def test_what_the_choice_of_experts_reads_is_kept_until_it_is_done() -> None:
     graph = Graph()
     logits = graph.mul_mat(graph.new_input("f32", 64, 8), graph.new_input("f32", 64, 4))
     chances = graph.like("soft_max", logits)
-    chosen = graph.top_k(chances, 2)
+    chosen = graph.argsort_top_k(chances, 2)
     weights = graph.reshape(chances, 1, 8, 4)
-    graph.expand(chances)
-    graph.expand(weights)
-    graph.expand(chosen)
-    graph.expand(graph.get_rows(weights, chosen))
+    graph.build_forward_expand(chances)
+    graph.build_forward_expand(weights)
+    graph.build_forward_expand(chosen)
+    graph.build_forward_expand(graph.get_rows(weights, chosen))
     ops = [node.op for node in graph.nodes]
     assert ops[1:] == ["soft_max", "reshape", "argsort", "view", "get_rows"]
     order = _reorder(graph.nodes)
@@ -149,14 +151,14 @@ def _cases(name: str, flash_attn: FlashAttention) -> list[TruthCase]:
 
 
 def _sizes(name: str, cases: list[TruthCase]) -> list[dict[str, int]]:
-    memory = ModelMemory(truth_model(name))
-    found = (memory.estimate(case.layout, case.context, case.rig).devices for case in cases)
+    buft = ModelMemory(truth_model(name))
+    found = (buft.estimate(case.layout, case.context, case.rig).devices for case in cases)
     return [{device_id: each.compute_bytes for device_id, each in devices.items()} for devices in found]
 
 
 def _refuse(chain: graph_tables.SectionMaker, name: SectionName) -> Section:
     """Have the graph made as a whole."""
-    raise FarReachError
+    raise DistantReadError
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -168,5 +170,5 @@ def test_sections_are_put_in_order_as_the_whole_graph_is(
     found = _sizes(name, cases)
     assert all(found)
     monkeypatch.setattr(graph_tables.SectionMaker, "section", _refuse)
-    monkeypatch.setattr(graph_tables, "take_apart", lambda graph, _, common: take_apart(graph, (), common))
+    monkeypatch.setattr(graph_tables, "partition_graph", lambda graph, _, common: partition_graph(graph, (), common))
     assert _sizes(name, cases) == found

@@ -86,7 +86,7 @@ def test_a_worker_of_another_model_of_ours_is_named_with_it() -> None:
     rig = Rig((CARD, replace(REMOTE, free_bytes=0, holdings=(holding("mixture", GIB),))), RIG.host)
     (found,) = advice(PLAIN, model(), rig, CONTEXT)
     assert found.rule == "worker_in_use"
-    assert "RPC0 works for mixture" in found.message
+    assert "RPC0 is in use by mixture" in found.message
     assert found.remedy.startswith("Unload mixture, or move")
     assert advice(single_device(N_LAYERS, "CUDA0"), model(), rig, CONTEXT) == ()
 

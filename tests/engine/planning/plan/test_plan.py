@@ -188,3 +188,15 @@ def test_a_drag_with_everything_left_open_makes_no_tables_twice(plan: Plan, monk
     assert lengths == sorted(set(lengths), reverse=True)
     assert lengths[0] == 32768
     assert lengths[-1] == 256
+
+
+def test_moving_the_output_layer_is_only_advised_if_its_device_has_room(plan: Plan) -> None:
+    def is_advised(of: Plan) -> bool:
+        return "output_on_cpu" in {each.rule for each in of.advice}
+
+    on_cpu = plan.with_layout(plan.edit.layout.move_output(CPU_ID))
+    assert is_advised(on_cpu)
+    taken_bytes = on_cpu.forecast[0].need_bytes
+    assert not is_advised(on_cpu.on(with_free(RIG, taken_bytes)))
+    last_on_cpu = plan.with_layout(plan.edit.layout.move_range(2, 3, CPU_ID))
+    assert not is_advised(last_on_cpu), "there the output layer is on the device of the last layers"

@@ -10,7 +10,7 @@ from engine.planning.plan.plan_document import plan_document, plan_text
 from engine.planning.plan.preview import PreviewTables, make_preview
 from engine.planning.plan.report import check_fit
 from engine.planning.settings.context_settings import ContextSettings
-from engine.runtime.probing.measured import rows_from_parts
+from engine.runtime.probing.device_rows import rows_from_parts
 from engine.runtime.protocol.messages import Part
 from tests.support.orders import plan_of
 from tests.support.truth import truth_model

@@ -16,7 +16,7 @@ from app.cli.settings_options import add_settings_arguments, option_name
 from engine.base.errors import LayoutError
 from engine.base.json_file import JsonObject
 from engine.planning.settings.context_settings import ContextSettings
-from engine.planning.settings.kinds import Value, WholeNumber
+from engine.planning.settings.kinds import Real, Value, WholeNumber
 from engine.planning.settings.page import settings_page
 from engine.planning.settings.table import GROUPS, KEYS, SETTINGS, Setting, context_document, memory_part, parse_context
 
@@ -26,6 +26,8 @@ ROOT = Path(__file__).resolve().parents[4]
 def others(setting: Setting) -> list[Value]:
     """Return values of a setting besides its default: every word of a choice, ends and middle of a range."""
     kind = setting.kind
+    if isinstance(kind, Real):
+        return [value for value in (kind.low, kind.high, (kind.low + kind.high) / 2) if value != setting.default]
     if isinstance(kind, WholeNumber):
         found: list[Value] = [kind.low, kind.high, (kind.low + kind.high) // 2]
         found += [] if kind.left_open is None else [kind.left_open.kept]
@@ -67,12 +69,28 @@ def test_each_value_survives_a_file_and_an_option(setting: Setting) -> None:
         assert typed == value if value is not None else typed is not None
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=KEYS)
-@pytest.mark.parametrize("wrong", ["", "maybe", "0", "-1", str(1 << 40), "1.5"])
+def is_value(setting: Setting, text: str) -> bool:
+    """Return whether a text is a number that a setting with fractions may have."""
+    kind = setting.kind
+    return (
+        isinstance(kind, Real) and text.lstrip("-").replace(".", "").isdigit() and kind.low <= float(text) <= kind.high
+    )
+
+
+@pytest.mark.parametrize(
+    ("setting", "wrong"),
+    [
+        (setting, wrong)
+        for wrong in ("", "maybe", "0", "-1", str(1 << 40), "1.5")
+        for setting in SETTINGS
+        if not is_value(setting, wrong)
+    ],
+    ids=lambda value: value.key if isinstance(value, Setting) else None,
+)
 def test_what_is_no_value_is_refused_in_one_sentence(setting: Setting, wrong: str) -> None:
-    with pytest.raises(ValueError, match=r"is not|are too many") as raised:
+    with pytest.raises(ValueError, match=r"is not|is outside of|are too many") as raised:
         setting.kind.typed(wrong)
-    assert wrong in str(raised.value)
+    assert wrong in str(raised.value) or isinstance(setting.kind, Real)
     file_value: object = int(wrong) if wrong.lstrip("-").isdigit() else wrong
     with pytest.raises(LayoutError, match=f"context.{setting.key}") as refused:
         parse({setting.key: file_value})
@@ -106,3 +124,14 @@ def test_what_memory_depends_on_is_all_but_threads(setting: Setting) -> None:
     usual = ContextSettings()
     other = msgspec.structs.replace(usual, **{setting.key: others(setting)[0]})
     assert (memory_part(other) == memory_part(usual)) == (setting.key in ("threads", "threads_batch"))
+
+
+def test_a_number_with_a_fraction_goes_through_files_and_command_lines() -> None:
+    kind = Real(-1, 2, 0.25)
+    item = JsonObject({"a": 0.75, "b": 1, "c": 2.5, "d": True}, "context", "l.json", LayoutError)
+    assert [kind.read(item, key) for key in "ab"] == [0.75, 1]
+    for key in "cd":
+        with pytest.raises(LayoutError, match=f"context.{key}"):
+            kind.read(item, key)
+    assert kind.typed(kind.text_of(0.75)) == kind.typed("0,75") == kind.written(0.75) == 0.75
+    assert (kind.placeholder, kind.allowed) == ("X", "-1 to 2")

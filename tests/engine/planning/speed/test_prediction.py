@@ -217,10 +217,10 @@ def test_what_is_not_known_is_not_said(memory: ModelMemory) -> None:
     assert isinstance(said, dict)
     assert (said["tokens_per_second"], said["source"]) == (None, "guess")
     assert [(each["id"], each["token_ms"] is None) for each in said["devices"]] == [("CUDA0", False), (CPU_ID, True)]
-    assert "CPU is was not measured" in plan_text(plan, speed=guessed)
+    assert "The speed of CPU was not measured yet" in plan_text(plan, speed=guessed)
     assert "devices --measure" in plan_text(plan, speed=guessed)
     known = plan_text(plan, speed=speed_of(memory, layout))
-    assert "tokens per second with 2048 tokens in the context (measured here)" in known
+    assert "tokens/s with 2048 tokens in the context (measured here)" in known
 
 
 def test_what_cannot_be_loaded_has_no_speed(memory: ModelMemory) -> None:

@@ -171,7 +171,7 @@ def test_what_it_rests_on_is_said_and_a_guess_is_not_told(memory: ModelMemory) -
         assert (prompt["source"], prompt["tokens"]) == (source, 2048)
         assert (prompt["tokens_per_second"] is None) == (source == "guess")
         assert (prompt["devices"][0]["token_ms"] is None) == (source == "guess")
-        assert ("A prompt of 2048 tokens is read" in plan_text(plan, speed=speed)) == (source != "guess")
+        assert ("Predicted for a prompt of 2048 tokens" in plan_text(plan, speed=speed)) == (source != "guess")
 
 
 def test_prompts_teach_and_are_kept(memory: ModelMemory, tmp_path: Path) -> None:

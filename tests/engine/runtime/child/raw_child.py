@@ -20,8 +20,8 @@ from engine.runtime.protocol.messages import (
     AnyRequest,
     DeviceRef,
     Failure,
+    FinalMessage,
     Hello,
-    LastWord,
     Piece,
     Reading,
     Serve,
@@ -103,7 +103,7 @@ class RawChild:
             if request in said:
                 assert request in waiting, f"{message} came after the last word"
                 said[request].append(message)
-                if isinstance(message, LastWord | Failure | AllocationFailure):
+                if isinstance(message, FinalMessage | Failure | AllocationFailure):
                     waiting.discard(request)
         return said
 

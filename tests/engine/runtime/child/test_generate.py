@@ -65,6 +65,14 @@ def test_figures_count_tokens_and_time(child: RawChild) -> None:
     assert done.generation_seconds > 0
 
 
+def test_each_piece_says_how_much_of_the_context_is_used(child: RawChild) -> None:
+    done, _ = generate(child, Generate(prompt="Hello", max_tokens=40, seed=3))
+    used = [message.context_used or 0 for message in child.heard if isinstance(message, Piece)]
+    assert len(used) > 2
+    assert used == sorted(used)
+    assert done.prompt_tokens <= used[0] < used[-1] <= done.context_used
+
+
 def test_a_later_turn_decodes_only_what_is_new(child: RawChild) -> None:
     first, _ = generate(child, Generate(prompt="The same beginning", max_tokens=4, seed=1))
     longer, text = generate(child, Generate(prompt="The same beginning and more", max_tokens=8, temperature=0.0))

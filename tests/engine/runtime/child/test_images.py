@@ -168,7 +168,7 @@ def test_files_of_one_name_and_two_sizes_are_refused(tmp_path: Path) -> None:
             refused = child.ask(question(number, *images))
             assert isinstance(refused, Failure), refused
             assert refused.kind == "argument"
-            assert "another size than was said; attach it again" in refused.message
+            assert "another size than expected; attach it again" in refused.message
         answer(child, question(3, ONE))
 
 

@@ -22,6 +22,7 @@ from engine.runtime.protocol.messages import (
     Load,
     LoadedModel,
     Piece,
+    Reading,
     RestoreSequence,
     SaveSequence,
     SequenceRestored,
@@ -61,10 +62,10 @@ def save(child: RawChild, path: Path, of: int) -> SequenceSaved:
     return answer
 
 
-def refused(child: RawChild, path: Path) -> str:
+def refused(child: RawChild, path: Path, kind: str = "argument") -> str:
     answer = child.ask(RestoreSequence(id=800, path=str(path)))
     assert isinstance(answer, Failure), answer
-    assert (answer.kind, answer.request) == ("argument", 800)
+    assert (answer.kind, answer.request) == (kind, 800)
     return answer.message
 
 
@@ -103,6 +104,8 @@ def test_a_sequence_goes_on_in_another_layout(model: Path, tmp_path: Path) -> No
                 assert restored == SequenceRestored(request=7, tokens=told.tokens)
                 text, end = generate(child, 8, f"{BEGINNING} And so it goes on", 24)
                 assert end.cached_tokens == len(BEGINNING) + 1
+                readings = [message for message in child.heard if isinstance(message, Reading)]
+                assert {reading.cached_tokens for reading in readings} == {end.cached_tokens}
                 assert text == whole
                 restored_again, end = generate(child, 9, BEGINNING)
                 assert restored_again == answer
@@ -167,7 +170,7 @@ def test_what_does_not_suit_is_refused_with_a_reason(model: Path, saved: Path, t
     ):
         with RawChild() as child:
             load(child, path, context)
-            assert words in refused(child, saved)
+            assert words in refused(child, saved, "model_file" if path is other else "argument")
             assert generate(child, 1, "still there", 2)[1].stop_reason == "length"
     short = msgspec.structs.replace(CONTEXT, n_ctx=512)
     long = tmp_path / "long.sequence"
@@ -211,7 +214,7 @@ def test_damaged_files_are_refused_and_the_model_stays(model: Path, saved: Path,
         for name, (data, words) in cases.items():
             path = tmp_path / name
             path.write_bytes(data)
-            message = refused(child, path)
+            message = refused(child, path, "model_file")
             assert words in message, (name, message)
             assert path.name in message
         assert "No such file" in refused(child, tmp_path / "missing")

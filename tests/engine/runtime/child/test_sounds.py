@@ -234,12 +234,12 @@ def test_what_cannot_hear_says_what_to_do(child: RawChild, tmp_path: Path) -> No
         for request in (question(ONE), CountTokens(id=next(NUMBERS), media=(ONE,))):
             refused = child.ask(request)
             assert isinstance(refused, Failure)
-            assert "sound, and nothing is loaded that hears it. Choose the model's projector" in refused.message
+            assert "sound, but no projector that reads sound is loaded. Choose the model's projector" in refused.message
         answer(child, question())
     load(child, tmp_path, write_tiny_ear(tmp_path / "ear.gguf"))
     refused = child.ask(question(image_file(picture())))
     assert isinstance(refused, Failure)
-    assert "images, and nothing is loaded that reads them" in refused.message
+    assert "images, but no projector that reads images is loaded" in refused.message
 
 
 def test_a_damaged_sound_costs_the_question_alone(child: RawChild, tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_files_of_one_name_and_two_lengths_are_refused(child: RawChild, tmp_path
         refused = child.ask(question(*sounds))
         assert isinstance(refused, Failure), refused
         assert refused.kind == "argument"
-        assert "another length than was said; attach it again" in refused.message
+        assert "another length than expected; attach it again" in refused.message
     answer(child, question(ONE))
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import signal
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from engine.base.errors import EngineError, UnreachableError, WorkerCrashedError, WorkerStalledError
 from engine.devices.endpoint import Greeting, GreetingStatus
+from engine.planning.plan.plan import Plan
 from engine.runtime.process.outcome import EndReason, ProcessOutcome
 from engine.runtime.protocol.messages import Failure
 from engine.runtime.session.events import Crashed, Failed
-from engine.runtime.session.reports import crash_event, failed_event, lost_event
+from engine.runtime.session.reports import crash_event, failed_event, lost_event, memory_event
 from tests.support.orders import worker_device
+from tests.support.previews import make_gpu
 
 LOST = "ggml-rpc.cpp:566: Remote RPC server crashed or returned malformed response"
 DEVICES = {
@@ -109,7 +113,7 @@ def test_what_is_known_is_told_only_where_the_engine_is_at_fault() -> None:
     for outcome in (ProcessOutcome(EndReason.ITSELF, signal=11), ProcessOutcome(EndReason.ITSELF, exit_code=3)):
         message = crash_event(outcome, known).message
         assert message.endswith(known)
-        assert "Check this machine" in message
+        assert "Check This Machine" in message
         assert "try again" not in message.lower()
     for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGBUS):
         assert known not in crash_event(ProcessOutcome(EndReason.ITSELF, signal=number), known).message
@@ -126,6 +130,13 @@ def test_the_server_that_refuses_is_to_blame_before_one_that_is_busy() -> None:
     assert event.kind == "unreachable"
     assert event.message.startswith("attic (attic:1) was lost while reading the weights.")
     assert "RPC0" not in event.message
+
+
+def test_a_worker_of_this_machine_that_does_not_listen_any_more_has_stopped() -> None:
+    here = worker_device("RPC2", "127.0.0.1:50052")
+    greetings = greeting("127.0.0.1:50052", GreetingStatus.REFUSED)
+    event = lost_event(aborted(LOST), None, {"127.0.0.1:50052": [here]}, greetings, is_answering=True)
+    assert event.message == "RPC2 stopped during the answer. Restart the worker, then load again."
 
 
 def test_when_all_answer_again_each_is_named() -> None:
@@ -157,3 +168,16 @@ def test_a_lost_device_is_named_and_not_taken_for_a_fault_of_the_engine() -> Non
     assert "Something is known." not in event.message
     assert isinstance(outcome.error(), UnreachableError)
     assert not outcome.is_fault_of_engine
+
+
+def test_memory_that_cuda_refuses_while_it_computes_names_the_card() -> None:
+    lines = ("CUDA error: out of memory", "  current device: 1, in function alloc at ggml-cuda.cu:500")
+    outcome = aborted("ggml-cuda.cu:109: CUDA error", *lines)
+    # The child sees the cards of its plan only, so its device 1 is the second of these.
+    plan = cast("Plan", SimpleNamespace(devices_in_use=(make_gpu("CUDA0", 12), make_gpu("CUDA2", 12))))
+    event = memory_event(outcome, plan, None, is_answering=True)
+    assert event is not None
+    assert event.kind == "does_not_fit"
+    assert event.message.startswith("CUDA2 ran out of memory during the answer: ")
+    assert not outcome.is_fault_of_engine
+    assert memory_event(aborted("GGML_ASSERT(a) failed"), plan, None) is None

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from engine.base.errors import WorkerCrashedError
+from engine.base.cancellation import CancelToken
+from engine.base.errors import EngineError, WorkerCrashedError
 from engine.runtime.process.questions import Questions, SpareChild
 from engine.runtime.protocol.messages import DeviceList, ListDevices
+from tests.support.fake_worker import fake_worker_argv
 from tests.support.patience import DEADLINE_S
 
 
@@ -67,3 +69,13 @@ def test_closing_ends_the_child_and_prepares_no_more(spare: SpareChild) -> None:
     spare.close()
     spare.prepare()
     assert spare.take().pid is None
+
+
+def test_a_child_whose_question_was_cancelled_is_killed_and_not_asked_to_end() -> None:
+    cancel = CancelToken()
+    child = Questions(argv=fake_worker_argv("silent"), timeout_s=DEADLINE_S, cancel=cancel)
+    cancel.cancel()
+    with child, pytest.raises(EngineError, match="cancelled"):
+        child.ask(ListDevices(), DeviceList)
+    assert child.outcome is not None
+    assert child.outcome.signal == signal.SIGKILL

@@ -134,7 +134,7 @@ def test_a_mapped_file_cut_while_it_is_used_is_a_crash_that_says_so(path: Path, 
         log.session.ask(Generate(prompt="hello", max_tokens=4))
         ending = log.wait_for_endings(2)[1]
         assert isinstance(ending, Crashed), ending
-        assert "became shorter while it was mapped" in ending.message
+        assert "is shortened while it is mapped" in ending.message
         copy.write_bytes(path.read_bytes())
         log.session.load(load_of(read_model(copy)))
         assert isinstance(log.wait_for_endings(3)[2], Loaded)
@@ -198,7 +198,7 @@ def test_text_beyond_the_context_is_an_ending_and_the_model_stays(model: ModelFi
     ("faults", "known"),
     [
         ((), "The engine has not been checked on CPU yet."),
-        ((Fault("weights", "It dies (SIGSEGV) with F16 weights.", "BF16"),), "Known of it: CPU: It dies (SIGSEGV)"),
+        ((Fault("weights", "It dies (SIGSEGV) with F16 weights.", "BF16"),), "Known faults: CPU: It dies (SIGSEGV)"),
     ],
 )
 def test_a_crash_names_what_is_known_and_offers_the_check(
@@ -214,7 +214,7 @@ def test_a_crash_names_what_is_known_and_offers_the_check(
     assert isinstance(crashed, Crashed), crashed
     assert crashed.signal == signal.SIGSEGV
     assert known in crashed.message
-    assert "Check this machine (Help menu, or `layerdeck-cli doctor`)" in crashed.message
+    assert "Run Help > Check This Machine (or `layerdeck-cli doctor`)" in crashed.message
 
 
 def answers_once() -> AbstractContextManager[str]:

@@ -19,6 +19,7 @@ from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.session.events import Loaded, OutOfMemory
 from engine.runtime.session.load_order import LoadOrder, RetryPolicy
 from tests.support.orders import order_of
+from tests.support.patience import DEADLINE_S
 from tests.support.session_log import SessionLog
 
 N_CTX = 65_536
@@ -47,7 +48,8 @@ def asked(demo: ModelFile, lab: LabRig, constraints: Constraints) -> LoadOrder:
 @pytest.mark.parametrize("off", [frozenset[str](), frozenset({"RPC1"})])
 def test_the_first_proposal_has_the_whole_context_and_loads(demo: ModelFile, lab: LabRig, off: frozenset[str]) -> None:
     order = asked(demo, lab, Constraints(off=off))
-    with SessionLog() as log:
+    # The usual limit is for people who wait: on a busy machine the first proposal would stay estimated.
+    with SessionLog(proposal_limit_s=DEADLINE_S) as log:
         log.session.load(order)
         ending = log.wait_for_endings(1)[0]
         assert isinstance(ending, OutOfMemory)

@@ -67,12 +67,12 @@ class Story:
     def put(self, *events: inputs.Input) -> Sequence[effects.Effect]:
         for event in events:
             self.state, self.done = advance(self.state, event)
-            self.events += [each.event for each in self.done if isinstance(each, effects.Tell)]
+            self.events += [each.event for each in self.done if isinstance(each, effects.Report)]
         return self.done
 
     def said(self, *messages: AnyMessage) -> Sequence[effects.Effect]:
         assert self.state.child is not None
-        return self.put(*(inputs.ChildSaid(self.state.child.id, message) for message in messages))
+        return self.put(*(inputs.ChildMessage(self.state.child.id, message) for message in messages))
 
     def ended(self, outcome: ProcessOutcome) -> Sequence[effects.Effect]:
         assert self.state.child is not None
@@ -146,7 +146,7 @@ def test_a_second_load_takes_the_place_of_the_one_that_waits() -> None:
     assert story.endings == [Cancelled(stage="header")]
     assert story.snapshot.pending is not None
     assert story.snapshot.pending.order is third
-    assert story.snapshot.pending.waits == "the load before it is being stopped"
+    assert story.snapshot.pending.waits == "the previous load is being stopped"
     story.ended(STOPPED)
     assert [type(each) for each in story.endings] == [Cancelled, Cancelled]
     assert story.state.load is not None
@@ -173,7 +173,7 @@ def test_a_request_that_does_not_stop_costs_no_other_one() -> None:
     assert story.put(inputs.StopRequest(0)) == (effects.Send(story.state.child.id, Stop(request=0)),)  # type: ignore[union-attr]
     story.said(generated(1))
     assert isinstance(story.done[-1], effects.SetTimer)
-    story.put(inputs.TimerRang(story.done[-1].timer))
+    story.put(inputs.TimerExpired(story.done[-1].timer))
     assert isinstance(story.done[-1], effects.KillChild)
     story.said(generated(0))
     story.ended(STOPPED)
@@ -321,7 +321,16 @@ def test_the_promises_hold_over_a_great_many_steps() -> None:
     assert steps >= N_STEPS
     never = {each.name for kind in (Phase, Step) for each in kind} - seen.keys()
     assert not never, f"{never} never came in {lives} lives"
-    assert {"KillChild", "Abandon", "Explain", "Done", "Answered", "Crashed", "OutOfMemory", "Cancelled"} <= seen.keys()
+    assert {
+        "KillChild",
+        "CancelWork",
+        "Explain",
+        "Done",
+        "Answered",
+        "Crashed",
+        "OutOfMemory",
+        "Cancelled",
+    } <= seen.keys()
 
 
 def _live(world: World, chance: random.Random) -> None:

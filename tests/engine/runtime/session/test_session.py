@@ -50,6 +50,7 @@ def test_load_generate_unload() -> None:
         assert isinstance(done, Done)
         assert (done.prompt_tokens_per_second, done.generation_tokens_per_second) == (4.0, 2.0)
         assert "".join(event.text for event in log.events if isinstance(event, Token)) == "Hello"
+        assert [event.context_used for event in log.events if isinstance(event, Token)] == [6]
         assert log.session.snapshot.context_used == 7
 
         log.session.unload()

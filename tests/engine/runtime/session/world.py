@@ -167,7 +167,7 @@ class World:
         """A child says something, sensible or not; one that has ended may be heard late."""
         child = choose((*self.children, *self.children, *self.children, *self.gone[-1:], 99_999))
         of = number((*self.open_requests, *self.open_requests, *self.ended_requests[-1:], 99_999))
-        self.put(inputs.ChildSaid(child, say(_messages(of))))
+        self.put(inputs.ChildMessage(child, say(_messages(of))))
 
     def child_ends(self, choose: Choose[ProcessOutcome]) -> None:
         """A child that is there ends: as it was asked to, or by itself."""
@@ -178,7 +178,7 @@ class World:
         timer = choose((*self.timers, *self.old_timers[-1:], 99_999))
         self.timers.discard(timer)
         self.old_timers.append(timer)
-        self.put(inputs.TimerRang(timer))
+        self.put(inputs.TimerExpired(timer))
 
     # ------------------------------------------------------------------ coming to rest
 
@@ -205,9 +205,9 @@ class World:
             if facts.asked_to_end:
                 self._end_child(child, _STOPPED)
             elif self.open_requests:
-                self.put(inputs.ChildSaid(child, generated(min(self.open_requests))))
+                self.put(inputs.ChildMessage(child, generated(min(self.open_requests))))
             elif self.state.loaded is None:
-                self.put(inputs.ChildSaid(child, LOADED))
+                self.put(inputs.ChildMessage(child, LOADED))
             else:
                 return False
             return True
@@ -296,7 +296,7 @@ class World:
                 assert self.open_requests
                 assert not facts.killed
                 facts.killed = facts.asked_to_end = True
-            case effects.Abandon():
+            case effects.CancelWork():
                 assert effect.ticket in self.works
                 self.abandoned.add(effect.ticket)
             case effects.SetTimer():
@@ -305,9 +305,9 @@ class World:
             case effects.CancelTimer():
                 self.timers.remove(effect.timer)
                 self.old_timers.append(effect.timer)
-            case effects.Tell():
+            case effects.Report():
                 self._hear(effect.event)
-            case effects.TellMemory():
+            case effects.ReportMemory():
                 pass
             case _:
                 assert not self.closed, "nothing starts after close"

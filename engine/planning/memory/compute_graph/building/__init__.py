@@ -1,1 +1,1 @@
-"""Makes a model's graph as llama-graph.cpp does: numbers, weights, the graph context, attention, inputs and output."""
+"""Builds the graph of a model as llama-graph.cpp does: hyper-parameters, weights, attention, inputs and output."""

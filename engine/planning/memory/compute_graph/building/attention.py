@@ -1,4 +1,4 @@
-"""Attention: masks, what is stored in KV caches and read from them, and the weighted sum of values.
+"""Attention: masks, writing to KV caches and reading from them, and the weighted sum of values.
 
 Mirrors `build_attn_inp_kv`, `build_attn` and `build_attn_mha` in llama-graph.cpp, and `cpy_k`, `cpy_v`, `get_k` and
 `get_v` in llama-kv-cache.cpp.
@@ -6,19 +6,23 @@ Mirrors `build_attn_inp_kv`, `build_attn` and `build_attn_mha` in llama-graph.cp
 
 from __future__ import annotations
 
-from engine.planning.memory.compute_graph.building.context import GraphContext, Masks
+from engine.planning.memory.compute_graph.building.context import AttnInput, GraphContext
 from engine.planning.memory.compute_graph.ggml.graph import Tensor, is_contiguous, row_size
 
 
-def build_attn_inp_kv(ctx: GraphContext, *, swa: bool = False, rotate: bool = True, k_only: bool = False) -> Masks:
-    """Return the inputs of attention to the full or the sliding cache."""
+def build_attn_inp_kv(ctx: GraphContext, *, swa: bool = False, rotate: bool = True, k_only: bool = False) -> AttnInput:
+    """Return the inputs of attention to the full cache, or to the cache of sliding-window layers if `swa`."""
     batch, new = ctx.batch, ctx.graph.new_input
     cells = batch.n_cells_swa if swa else batch.n_cells
-    width = ctx.numbers.v_width_max if batch.v_trans else 1
-    k_head, v_head = ctx.numbers.rotated_heads[swa]
+    # A transposed V cache is written element by element, with one index for each, and every layer's V is as wide as the
+    # widest (`n_embd_v_gqa_max`).
+    width = ctx.hparams.v_width_max if batch.v_trans else 1
+    k_head, v_head = ctx.hparams.rotated_heads[swa]
     n_rot_k = _rotation(batch.type_k, k_head) if rotate else 0
+    # `build_input_v_rot` always takes 64: smaller matrices seem to be better for V. K gets the largest that divides a
+    # head.
     n_rot_v = 64 if rotate and _rotation(batch.type_v, v_head) else 0
-    return Masks(
+    return AttnInput(
         mask=new("f16" if batch.flash else "f32", cells, batch.n_tokens // batch.mask_streams, 1, batch.mask_streams),
         k_idxs=new("i64", batch.n_tokens),
         v_idxs=None if k_only else new("i64", batch.n_tokens * width),
@@ -27,11 +31,11 @@ def build_attn_inp_kv(ctx: GraphContext, *, swa: bool = False, rotate: bool = Tr
     )
 
 
-def build_attn_inp_indexer(ctx: GraphContext) -> Masks:
-    """Return the inputs of an indexer, whose one operation wants the mask of flash attention."""
+def build_attn_inp_indexer(ctx: GraphContext) -> AttnInput:
+    """Return the inputs of an indexer. Its operation (`ggml_lightning_indexer`) takes an F16 mask."""
     batch, new = ctx.batch, ctx.graph.new_input
-    n_rot = hadamard_size(ctx.numbers.indexer.head)
-    return Masks(
+    n_rot = hadamard_size(ctx.hparams.indexer.head_size)
+    return AttnInput(
         mask=new("f16", batch.n_cells, batch.n_tokens // batch.mask_streams, 1, batch.mask_streams),
         k_idxs=new("i64", batch.n_tokens),
         v_idxs=None,
@@ -40,22 +44,22 @@ def build_attn_inp_indexer(ctx: GraphContext) -> Masks:
     )
 
 
-def build_attn_inp_no_cache(ctx: GraphContext) -> Masks:
-    """Return the mask of a model without a cache: every token against every other."""
+def build_attn_inp_no_cache(ctx: GraphContext) -> AttnInput:
+    """Return the mask of a model without a KV cache: every token against every other."""
     n_tokens = ctx.batch.n_tokens
     mask = ctx.graph.new_input("f16" if ctx.batch.flash else "f32", n_tokens, n_tokens)
-    return Masks(mask, mask, None, None, None)
+    return AttnInput(mask, mask, None, None, None)
 
 
 def _rotation(cache_type: str, head: int) -> int:
-    """Return the rows of the Hadamard matrix for heads of this size in a cache of this type, 0 for none."""
+    """Return the size of the Hadamard matrix for a cache of this type and heads of this size; 0 for none."""
     if cache_type in ("f32", "f16", "bf16") or head == 0 or head % 64:
         return 0
     return hadamard_size(head)
 
 
 def hadamard_size(head: int) -> int:
-    """Return the rows of the largest Hadamard matrix of at least 64 that divides heads of this size."""
+    """Return the size of the largest Hadamard matrix, from 64 on, that divides a head."""
     size = 64
     while head % (size * 2) == 0:
         size *= 2
@@ -63,37 +67,41 @@ def hadamard_size(head: int) -> int:
 
 
 def cache_of(ctx: GraphContext, place: int | None = None, *, k_only: bool = False) -> tuple[Tensor, Tensor | None]:
-    """Return the caches of the layer at `place`, or of the current one, made at the first question."""
+    """Return the K and V cache of the layer at `place`, or of the current layer."""
     place = ctx.place if place is None else place
     found = ctx.caches.get(place)
     if found is None:
-        batch, numbers = ctx.batch, ctx.layer.numbers
-        cells = batch.n_cells_swa if numbers.is_swa else batch.n_cells
-        home = ctx.layer.memory if batch.offload_kqv else "host"
-        k = ctx.graph.stored(home, batch.type_k, numbers.k_width, cells, batch.n_streams)
-        v_width = ctx.numbers.v_width_max if batch.v_trans else numbers.v_width
-        v = None if k_only else ctx.graph.stored(home, batch.type_v, v_width, cells, batch.n_streams)
+        batch, hparams = ctx.batch, ctx.layer.hparams
+        cells = batch.n_cells_swa if hparams.is_swa else batch.n_cells
+        buft = ctx.layer.buft if batch.offload_kqv else "host"
+        k = ctx.graph.cache_tensor(buft, batch.type_k, hparams.k_width, cells, batch.n_streams)
+        # A transposed V cache has the width of the widest layer (`n_embd_v_gqa_max`), as in `layer_states`.
+        v_width = ctx.hparams.v_width_max if batch.v_trans else hparams.v_width
+        v = None if k_only else ctx.graph.cache_tensor(buft, batch.type_v, v_width, cells, batch.n_streams)
         found = ctx.caches[place] = (k, v)
     return found
 
 
 def stored_keys(ctx: GraphContext, width: int, cells: int) -> Tensor:
-    """Return a cache of keys of its own for the current layer."""
-    home = ctx.layer.memory if ctx.batch.offload_kqv else "host"
-    return ctx.graph.stored(home, ctx.batch.type_k, width, cells, ctx.batch.n_streams)
+    """Return another K cache of the current layer, as for an indexer."""
+    buft = ctx.layer.buft if ctx.batch.offload_kqv else "host"
+    return ctx.graph.cache_tensor(buft, ctx.batch.type_k, width, cells, ctx.batch.n_streams)
 
 
 def build_qkv(ctx: GraphContext, source: Tensor, *, flat: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries, keys and values of `source`: of shape (head, heads, tokens) unless `flat`."""
-    graph, numbers, n_tokens = ctx.graph, ctx.layer.numbers, source.ne[1]
+    """Return queries, keys and values of `source` (`llm_graph_context::build_qkv`).
+
+    The shape is (head, heads, tokens), or (head x heads, tokens) if `flat`.
+    """
+    graph, hparams, n_tokens = ctx.graph, ctx.layer.hparams, source.ne[1]
     shapes = (
-        (numbers.head_k, numbers.n_head),
-        (numbers.head_k, numbers.n_head_kv),
-        (numbers.head_v, numbers.n_head_kv),
+        (hparams.head_k, hparams.n_head),
+        (hparams.head_k, hparams.n_head_kv),
+        (hparams.head_v, hparams.n_head_kv),
     )
     if ctx.has("attn_qkv"):
         joined = ctx.projection("attn_qkv", source)
-        if ctx.numbers.clamps_kqv and not flat:
+        if ctx.hparams.clamps_kqv and not flat:
             joined = graph.like("clamp", joined)
         row, element = joined.nb[1], joined.nb[0]
         if flat:
@@ -104,7 +112,7 @@ def build_qkv(ctx: GraphContext, source: Tensor, *, flat: bool = False) -> tuple
     parts = []
     for name, shape in zip(("attn_q", "attn_k", "attn_v"), shapes, strict=True):
         part = ctx.projection(name, source)
-        if ctx.numbers.clamps_kqv and not flat:
+        if ctx.hparams.clamps_kqv and not flat:
             part = graph.like("clamp", part)
         parts.append(part if flat else graph.reshape(part, *shape, n_tokens))
     return parts[0], parts[1], parts[2]
@@ -112,7 +120,7 @@ def build_qkv(ctx: GraphContext, source: Tensor, *, flat: bool = False) -> tuple
 
 def build_attn(
     ctx: GraphContext,
-    masks: Masks,
+    inp_attn: AttnInput,
     q: Tensor,
     k: Tensor | None,
     v: Tensor | None,
@@ -123,80 +131,91 @@ def build_attn(
     out: str | None = "attn_output",
     place: int | None = None,
 ) -> Tensor:
-    """Store keys and values in the cache, attend to all of it, and project with `out`.
+    """Store keys and values in the cache, attend to the whole cache, and multiply with the matrix `out`.
 
-    `sliding`: keys come before values in the graph, as with caches of two kinds; `place`: of the cache's layer.
+    `sliding`: expand keys before values, as the overload for caches with sliding windows
+        (`llm_graph_input_attn_kv_iswa`) does. `place`: of the layer that owns the cache.
     """
     graph = ctx.graph
-    if masks.k_rot is not None:
-        q = rotate(ctx, q, masks.k_rot)
-        k = rotate(ctx, k, masks.k_rot) if k is not None else None
-    if masks.v_rot is not None and v is not None:
-        v = rotate(ctx, v, masks.v_rot)
+    if inp_attn.k_rot is not None:
+        q = rotate(ctx, q, inp_attn.k_rot)
+        k = rotate(ctx, k, inp_attn.k_rot) if k is not None else None
+    if inp_attn.v_rot is not None and v is not None:
+        v = rotate(ctx, v, inp_attn.v_rot)
+    # llama.cpp expands all three here so that they are not reordered, which needs fewer splits. K comes last so that
+    # RoPE can be fused with the write to the cache; the overload for caches with sliding windows keeps q, k, v.
     for part in (q, k, v) if sliding else (q, v, k):
         if part is not None:
-            graph.expand(part)
-    found = build_attn_mha(ctx, q, *store(ctx, masks, k, v, place), masks.mask, sinks=sinks, bias=bias)
-    if masks.v_rot is not None:
-        found = rotate(ctx, found, masks.v_rot)
+            graph.build_forward_expand(part)
+    found = build_attn_mha(ctx, q, *store(ctx, inp_attn, k, v, place), inp_attn.mask, sinks=sinks, bias=bias)
+    if inp_attn.v_rot is not None:
+        found = rotate(ctx, found, inp_attn.v_rot)
     return ctx.linear(out, found) if out is not None and ctx.has(out) else found
 
 
 def store(
-    ctx: GraphContext, masks: Masks, k: Tensor | None, v: Tensor | None, place: int | None = None
+    ctx: GraphContext, inp_attn: AttnInput, k: Tensor | None, v: Tensor | None, place: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Put keys and values, if the layer makes them, into its cache; return all of that."""
+    """Write keys and values, if the layer makes them, to its cache; return views of the whole cache."""
     k_cache, v_cache = cache_of(ctx, place)
     assert v_cache is not None
-    assert masks.v_idxs is not None
+    assert inp_attn.v_idxs is not None
     if k is not None:
-        ctx.graph.expand(cpy_k(ctx, k_cache, k, masks.k_idxs))
+        ctx.graph.build_forward_expand(cpy_k(ctx, k_cache, k, inp_attn.k_idxs))
     if v is not None:
-        ctx.graph.expand(cpy_v(ctx, v_cache, v, masks.v_idxs))
+        ctx.graph.build_forward_expand(cpy_v(ctx, v_cache, v, inp_attn.v_idxs))
     return get_k(ctx, k_cache), get_v(ctx, v_cache)
 
 
 def build_attn_mla(
-    ctx: GraphContext, masks: Masks, q: Tensor, k: Tensor, v: Tensor, *, out: str | None = "attn_output"
+    ctx: GraphContext, inp_attn: AttnInput, q: Tensor, k: Tensor, v: Tensor, *, out: str | None = "attn_output"
 ) -> Tensor:
-    """Store compressed keys, attend to them as keys and values of one head, and project with `out`."""
+    """Store compressed keys, attend to them as one head, and multiply with the matrix `out`.
+
+    Mirrors the overload of `build_attn` for `llm_graph_input_attn_k`: values are a view of the keys.
+    """
     graph = ctx.graph
     for part in (q, v, k):
-        graph.expand(part)
+        graph.build_forward_expand(part)
     cache, _ = cache_of(ctx, k_only=True)
-    graph.expand(cpy_k(ctx, cache, k, masks.k_idxs))
+    graph.build_forward_expand(cpy_k(ctx, cache, k, inp_attn.k_idxs))
     keys = get_k(ctx, cache)
     values = graph.view(keys, (v.ne[0], *keys.ne[1:]), keys.nb)
     found = build_attn_mha(
-        ctx, q, keys, values, masks.mask, sinks=ctx.maybe("attn_sinks"), unpack=ctx.weight("attn_v_b")
+        ctx, q, keys, values, inp_attn.mask, sinks=ctx.maybe("attn_sinks"), unpack=ctx.weight("attn_v_b")
     )
     return found if out is None else ctx.linear(out, found)
 
 
 def build_attn_no_cache(
-    ctx: GraphContext, masks: Masks, q: Tensor, k: Tensor, v: Tensor, out: str | None = "attn_output"
+    ctx: GraphContext, inp_attn: AttnInput, q: Tensor, k: Tensor, v: Tensor, out: str | None = "attn_output"
 ) -> Tensor:
-    """Attend to the batch alone, as models without a cache do."""
+    """Attend to the tokens of the batch (`build_attn` with `llm_graph_input_attn_no_cache`)."""
     for part in (q, k, v):
-        ctx.graph.expand(part)
-    found = build_attn_mha(ctx, q, k, v, masks.mask)
+        ctx.graph.build_forward_expand(part)
+    found = build_attn_mha(ctx, q, k, v, inp_attn.mask)
     return ctx.linear(out, found) if out is not None and ctx.has(out) else found
 
 
 def cpy_k(ctx: GraphContext, cache: Tensor, k: Tensor, rows: Tensor) -> Tensor:
-    """Return the operation that puts keys of shape (head, heads, tokens) into `rows` of a cache."""
+    """Return the operation that writes keys of shape (head, heads, tokens) to `rows` of a cache
+    (`llama_kv_cache::cpy_k`)."""
     graph = ctx.graph
     flat = graph.view(k, (k.ne[0] * k.ne[1], k.ne[2]), (0, k.nb[2]))
     return graph.write("set_rows", _merged(ctx, cache), flat, rows)
 
 
 def cpy_v(ctx: GraphContext, cache: Tensor, v: Tensor, rows: Tensor) -> Tensor:
+    """Return the operation that writes values to a cache (`llama_kv_cache::cpy_v`). Without flash attention V is
+    transposed."""
     graph = ctx.graph
     width = v.ne[0] * v.ne[1]
     if not ctx.batch.v_trans:
         return cpy_k(ctx, cache, v, rows)
+    # Heads that follow each other without gaps merge for free. A view of a joined projection has to be copied.
     merges = v.nb[2] == row_size(v.type, width)
     flat = graph.reshape(v, width, v.ne[2]) if merges else graph.cont(v, width, v.ne[2])
+    # A narrower layer pads its values to the width of the cache, which is that of the widest layer.
     if width < cache.ne[0]:
         flat = graph.new("pad", (cache.ne[0], v.ne[2]), flat)
     n_elements = cache.ne[0] * cache.ne[1] * cache.ne[2]
@@ -205,23 +224,25 @@ def cpy_v(ctx: GraphContext, cache: Tensor, v: Tensor, rows: Tensor) -> Tensor:
 
 
 def _merged(ctx: GraphContext, cache: Tensor) -> Tensor:
-    """Return the cache of all streams as one."""
+    """Return the cache of all streams as one matrix."""
     if cache.ne[2] == 1:
         return cache
     return ctx.graph.reshape(cache, cache.ne[0], cache.ne[1] * cache.ne[2])
 
 
 def get_k(ctx: GraphContext, cache: Tensor) -> Tensor:
-    numbers, (width, cells, streams, _) = ctx.layer.numbers, cache.ne
-    head = row_size(cache.type, numbers.head_k)
+    """Return the K cache as (head, heads, cells, streams) (`llama_kv_cache::get_k`)."""
+    hparams, (width, cells, streams, _) = ctx.layer.hparams, cache.ne
+    head = row_size(cache.type, hparams.head_k)
     row = row_size(cache.type, width)
-    ne = (numbers.head_k, numbers.n_head_kv, cells, streams)
+    ne = (hparams.head_k, hparams.n_head_kv, cells, streams)
     return ctx.graph.view(cache, ne, (0, head, row, row * cells))
 
 
 def get_v(ctx: GraphContext, cache: Tensor) -> Tensor:
-    numbers, (width, cells, streams, _) = ctx.layer.numbers, cache.ne
-    head, heads = numbers.head_v, numbers.n_head_kv
+    """Return the V cache in the same shape, or transposed (`llama_kv_cache::get_v`)."""
+    hparams, (width, cells, streams, _) = ctx.layer.hparams, cache.ne
+    head, heads = hparams.head_v, hparams.n_head_kv
     row = row_size(cache.type, width)
     if not ctx.batch.v_trans:
         return ctx.graph.view(cache, (head, heads, cells, streams), (0, row_size(cache.type, head), row, row * cells))
@@ -240,8 +261,12 @@ def build_attn_mha(
     unpack: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Return softmax(QK)V as (heads x head, tokens); `unpack` is the matrix that restores latent values."""
+    """Return softmax(QK)V as (head x heads, tokens) (`llm_graph_context::build_attn_mha`).
+
+    `unpack`: the matrix `v_mla`, which expands latent values. `bias`: `kq_b`.
+    """
     graph, batch = ctx.graph, ctx.batch
+    # By strides and not by the setting, as upstream: without a cache V is never transposed.
     v_trans = v.nb[1] > v.nb[2]
     streams = k.ne[3]
     each = q.ne[2] // streams
@@ -255,6 +280,7 @@ def build_attn_mha(
             found = graph.add(found, bias)
         found = graph.like("soft_max", found, mask, *(() if sinks is None else (sinks,)))
         if not v_trans:
+            # The product needs V transposed. Upstream avoids this copy by storing V so (`v_trans`).
             v = graph.cont(graph.transpose(v))
         found = graph.mul_mat(v, found)
         if unpack is not None:
@@ -262,26 +288,30 @@ def build_attn_mha(
         found = graph.permute(found, 0, 2, 1, 3)
         found = graph.cont(found, found.ne[0] * found.ne[1], found.ne[2] * found.ne[3])
         if not batch.offload_kqv:
+            # llama.cpp pins the output of attention to the CPU if the KV cache is there (`build_attn_mha`,
+            # `offload_kqv`).
             found.backend = ctx.cpu_backend
-    return graph.expand(found)
+    return graph.build_forward_expand(found)
 
 
 def _flash(
     ctx: GraphContext, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sinks: Tensor | None, unpack: Tensor | None
 ) -> Tensor:
     graph = ctx.graph
+    # K and V are F32 without a KV cache, as in embedding models, or with an F32 cache.
     k = graph.cast(k, "f16") if k.type == "f32" else k
     v = graph.cast(v, "f16") if v.type == "f32" else v
     ne = (v.ne[0], q.ne[2], q.ne[1], q.ne[3])
     found = ctx.fused("flash_attn", ne, q, k, v, mask, *(() if sinks is None else (sinks,)))
     if unpack is not None:
         found = graph.mul_mat(unpack, graph.permute(found, 0, 2, 1, 3))
+        # `ggml_reshape_2d` expects contiguous memory.
         found = graph.cont(graph.permute(found, 0, 2, 1, 3))
     return graph.reshape(found, found.ne[0] * found.ne[1], found.ne[2] * found.ne[3])
 
 
 def rotate(ctx: GraphContext, source: Tensor, rotation: Tensor) -> Tensor:
-    """Return `source` rotated by a Hadamard matrix, as before it is quantised."""
+    """Return `source` multiplied with a Hadamard matrix (`llama_mul_mat_hadamard`)."""
     graph, size = ctx.graph, rotation.ne[0]
     count = source.ne[0] * source.ne[1] * source.ne[2] * source.ne[3] // size
     flat = graph.reshape(source, size, count) if is_contiguous(source) else graph.cont(source, size, count)

@@ -1,6 +1,7 @@
-"""A graph under construction: the layer that is built, its weights, and the parts that most architectures share.
+"""The context of a builder: the graph, the current layer, its weights, and the parts that most architectures share.
 
-Mirrors `llm_graph_context` in llama-graph.cpp (`build_norm`, `build_lora_mm`, `build_ffn`) and its inputs.
+Mirrors `llm_graph_context` in llama-graph.cpp (`build_norm`, `build_lora_mm`, `build_ffn`) and its inputs. Builders get
+a `GraphContext` and a tensor, and return a tensor.
 """
 
 from __future__ import annotations
@@ -10,15 +11,19 @@ from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
 from engine.model.architectures.record import Style
-from engine.planning.memory.compute_graph.building.hparams import Gating, Numbers
-from engine.planning.memory.compute_graph.building.layer import HomeOf, Placed, WeightFacts, Weights
+from engine.planning.memory.compute_graph.building.hparams import Gating, ModelHparams
+from engine.planning.memory.compute_graph.building.layer import Placed, SelectBuft, WeightFacts, Weights
 from engine.planning.memory.compute_graph.ggml.graph import Graph, Tensor
 from engine.planning.memory.compute_graph.ggml.scheduler import HOST
 
 
 @dataclass(frozen=True, slots=True)
-class Masks:
-    """Inputs of attention to one cache."""
+class AttnInput:
+    """Inputs of attention to one KV cache (`llm_graph_input_attn_kv`).
+
+    `mask`: `self_kq_mask`. `k_idxs`, `v_idxs`: cells that the batch writes.
+    `k_rot`, `v_rot`: Hadamard matrices for a quantised cache; None for others.
+    """
 
     mask: Tensor
     k_idxs: Tensor
@@ -28,18 +33,27 @@ class Masks:
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
-    """What every layer reads besides its predecessor. `unused_rows`: states of sequences that are not in the batch,
-    none in the worst case; `output`: memory of the output layer;
-    `last`: the last layer, which layers go with that the file does not list."""
+class GraphInputs:
+    """Inputs that every layer can read.
 
-    positions: Tensor
-    embeddings: Tensor
+    `inp_pos`: positions of the tokens. `inp_embd`: output of the embeddings. `inp_out_ids`: rows of the tokens with
+        logits.
+    `inp_attn`, `inp_attn_swa`: attention to the full cache, and to the cache of sliding-window layers.
+    `last`: the last layer. Layers that the file does not list are placed with it.
+    `inp_indexer`: attention of the indexer.
+    `state_rows`: recurrent states of the sequences in the batch. `unused_rows`: the other states; none in the worst
+        case.
+    `q_scale`: scale of queries without RoPE (`inp_attn_scale`).
+    `output`: buffer type of the output layer.
+    """
+
+    inp_pos: Tensor
+    inp_embd: Tensor
     inp_out_ids: Tensor
-    full: Masks
-    sliding: Masks | None
+    inp_attn: AttnInput
+    inp_attn_swa: AttnInput | None
     last: Placed
-    indexer: Masks | None = None
+    inp_indexer: AttnInput | None = None
     state_rows: Tensor | None = None
     unused_rows: Tensor | None = None
     q_scale: Tensor | None = None
@@ -50,16 +64,16 @@ Value = TypeVar("Value")
 
 
 class Shared:
-    """Values by their class: each builder module has frozen dataclasses of tensors for what its layers share.
+    """Tensors that layers share, by class: each builder module has a frozen dataclass for them.
 
-    `of` tells values of one class apart. Sections of a graph can only share what the host fills in: see `all_inputs`.
+    `of` separates values of one class. A graph in sections can share inputs only, see `all_inputs`.
     """
 
     def __init__(self) -> None:
         self._values: dict[tuple[type, object], object] = {}
 
     def once(self, kind: type[Value], make: Callable[[], Value], of: object = None) -> Value:
-        """Return the value of a class, made for the first that asks."""
+        """Return the value of a class; `make` makes it for the first caller."""
         found = self.find(kind, of)
         if found is None:
             found = make()
@@ -67,17 +81,17 @@ class Shared:
         return found
 
     def put(self, value: object, of: object = None) -> None:
-        """Keep a value, in the place of an earlier one of its class."""
+        """Set a value; it replaces an earlier one of its class."""
         self._values[type(value), of] = value
 
     def find(self, kind: type[Value], of: object = None) -> Value | None:
-        """Return the value of a class, None if nobody made it."""
+        """Return the value of a class, None if there is none."""
         found = self._values.get((kind, of))
         assert found is None or isinstance(found, kind)
         return found
 
     def get(self, kind: type[Value], of: object = None) -> Value:
-        """Return the value of a class that was made before."""
+        """Return the value of a class that an earlier layer has set."""
         found = self.find(kind, of)
         if found is None:
             raise LookupError(f"no layer made {kind.__name__}")
@@ -85,7 +99,7 @@ class Shared:
 
     @property
     def all_inputs(self) -> bool:
-        """Whether nothing is shared but what the host fills in: layers reach no further than their neighbours."""
+        """Whether only inputs are shared, so that layers depend on nothing but their neighbours."""
         return all(tensor.is_input for tensor in self._tensors())
 
     def _tensors(self) -> Iterator[Tensor]:
@@ -97,11 +111,12 @@ class Shared:
 
 
 def gated(graph: Graph, kind: Gating, gate: Tensor, values: Tensor) -> Tensor:
-    """Return `values` behind the activated `gate`."""
+    """Return `values` multiplied with the activated `gate`."""
     if kind == "fused":
-        return graph.glu(gate, values)
+        return graph.glu_split(gate, values)
     if kind == "clamped":
         return graph.mul(graph.like("clamp", graph.unary(gate)), graph.like("clamp", values))
+    # SiTU in `build_moe_ffn`: beta * tanh(gate / beta) * sigmoid(gate) * lb * tanh(up / lb).
     activated = graph.mul(_tanh(graph, gate), graph.unary(gate))
     return graph.mul(activated, _tanh(graph, values) if kind == "tanh_both" else values)
 
@@ -112,9 +127,14 @@ def _tanh(graph: Graph, source: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Sizes of the worst batch, in tokens and cells. `n_streams`: sequences with cells of their own; `n_states`:
-    sequences with a state; `flash`: attention is one operation; `v_trans`: values are kept transposed, as without
-    flash attention from the start; `unfused`: other operations that have to be several."""
+    """Sizes of the worst-case batch (`llama_context::graph_reserve`), in tokens and cells.
+
+    `n_outputs`: tokens with logits. `n_cells`, `n_cells_swa`: cells of one stream of the full cache and of the
+        window's.
+    `n_streams`: sequences with cells of their own. `n_states`: sequences with a recurrent state.
+    `flash`: attention is one operation. `v_trans`: the V cache is transposed, as without flash attention.
+    `unfused`: other operations that are not computed as one.
+    """
 
     n_tokens: int
     n_sequences: int
@@ -131,7 +151,7 @@ class Batch:
     unfused: frozenset[str] = frozenset()
 
     def without(self, op: str) -> Batch:
-        """Return the same batch with `op` taken apart."""
+        """Return the same batch with `op` computed as several operations."""
         return replace(self, flash=False) if op == "flash_attn" else replace(self, unfused=self.unfused | {op})
 
     @property
@@ -146,29 +166,30 @@ class Batch:
 _ROPE_FACTORS = ("rope_freqs", "rope_factors_long", "rope_factors_short")
 
 Mixer = Callable[["GraphContext", Tensor], Tensor]
-"""What mixes tokens in a layer: attention or a recurrent scan. Gets the layer's normalised input."""
+"""Builder that mixes tokens in a layer, attention or a recurrent scan. It gets the layer's normalised input."""
 
 
 class GraphContext:
-    """One graph while it is built: all that a builder is given besides the tensor that it goes on from.
+    """A graph while it is built.
 
-    Methods return tensors; the order of the graph follows from `expand` as in the engine. `outer`: weights outside of
-    blocks; `caches`: keys and values by the place of the layer that owns them; `cpu_backend`: number of the CPU's.
+    Methods return tensors. The order of nodes follows from `build_forward_expand`, as in llama.cpp.
+    `outer`: weights in no block. `caches`: K and V caches by the place of the layer that owns them.
+    `place`: number of the current layer in this graph. `cpu_backend`: index of the CPU backend.
     """
 
     def __init__(
         self,
-        numbers: Numbers,
+        hparams: ModelHparams,
         style: Style,
         batch: Batch,
         outer: Weights,
-        home_of: HomeOf,
+        select_buft: SelectBuft,
         cpu_backend: int,
         *,
         has_cache: bool,
     ) -> None:
         self.graph = Graph()
-        self.numbers = numbers
+        self.hparams = hparams
         self.style = style
         self.batch = batch
         self.outer = outer
@@ -176,53 +197,53 @@ class GraphContext:
         self.cpu_backend = cpu_backend
         self.caches: dict[int, tuple[Tensor, Tensor | None]] = {}
         self.shared = Shared()
-        self._home_of = home_of
-        tables = [outer[name] for name in _ROPE_FACTORS if name in outer and numbers.has_rope_factors]
+        self._select_buft = select_buft
+        tables = [outer[name] for name in _ROPE_FACTORS if name in outer and hparams.has_rope_factors]
         self._rope_factors = tables[0] if tables else None
         self._factors: dict[str, Tensor] = {}
         self._inputs: dict[str, Tensor] = {}
-        self._made: dict[object, Tensor] = {}
-        self._given: Inputs | None = None
+        self._weights: dict[object, Tensor] = {}
+        self._given: GraphInputs | None = None
         self._layer: Placed | None = None
         self._mixer: Mixer | None = None
         self.place = -1
 
     @property
     def common(self) -> dict[Tensor, tuple[object, ...]]:
-        """Leafs that layers have in common and the first of them makes, with names."""
-        found: dict[Tensor, tuple[object, ...]] = {tensor: ("weight", home) for home, tensor in self._factors.items()}
+        """Names of leafs that several layers share."""
+        found: dict[Tensor, tuple[object, ...]] = {tensor: ("weight", buft) for buft, tensor in self._factors.items()}
         return found | {tensor: ("in", name) for name, tensor in self._inputs.items()}
 
     # ------------------------------------------------------------------ where the builder is
 
-    def begin(self, inputs: Inputs) -> None:
-        """Note what all layers read."""
+    def begin(self, inputs: GraphInputs) -> None:
+        """Set the inputs of all layers."""
         self._given = inputs
 
     def enter(self, place: int, layer: Placed, mixer: Mixer) -> None:
-        """Begin the layer at `place` among those that are built; weights are looked up in it from now on."""
+        """Begin the layer at `place`; weights are looked up in it from now on."""
         self.place, self._layer, self._mixer = place, layer, mixer
 
     @property
-    def inputs(self) -> Inputs:
-        """Return what all layers read besides their predecessor."""
+    def inputs(self) -> GraphInputs:
+        """Return the inputs of all layers."""
         assert self._given is not None
         return self._given
 
     @property
     def layer(self) -> Placed:
-        """Return the layer that is being built."""
+        """Return the current layer."""
         assert self._layer is not None
         return self._layer
 
     @property
-    def masks(self) -> Masks:
-        """Return what the layer's attention reads: to everything, or to a window."""
-        sliding = self.inputs.sliding
-        return sliding if self.layer.numbers.is_swa and sliding is not None else self.inputs.full
+    def inp_attn(self) -> AttnInput:
+        """Return the attention input of the current layer, by its kind of cache."""
+        sliding = self.inputs.inp_attn_swa
+        return sliding if self.layer.hparams.is_swa and sliding is not None else self.inputs.inp_attn
 
     def mixed(self, current: Tensor) -> Tensor:
-        """Return what attention or a recurrent scan makes of the layer's normalised input."""
+        """Return the output of the layer's mixer for its normalised input."""
         assert self._mixer is not None
         return self._mixer(self, current)
 
@@ -233,34 +254,39 @@ class GraphContext:
         return stem in self.layer.weights
 
     def weight(self, stem: str, *ne: int) -> Tensor:
-        """Return a weight of the current layer, seen with the shape `ne` if one is given."""
+        """Return a weight of the current layer, with the shape `ne` if one is given."""
         facts = self.layer.weights[stem]
-        key = facts.name if self.numbers.shares_blocks else (self.place, stem)
-        found = self._made.get(key)
+        # Looped layers read the same leaf. Two leafs for one weight would count its copies twice.
+        key = facts.name if self.hparams.shares_blocks else (self.place, stem)
+        found = self._weights.get(key)
         if found is None:
-            found = self._made_of(facts, self.layer.memory, ne or facts.ne)
-            self._made[key] = found
+            found = self._new_weight(facts, self.layer.buft, ne or facts.ne)
+            self._weights[key] = found
         return found
 
     def maybe(self, stem: str) -> Tensor | None:
+        """Return a weight of the current layer, None if it has none of this name."""
         return self.weight(stem) if self.has(stem) else None
 
-    def outer_weight(self, facts: WeightFacts, memory: str) -> Tensor:
-        """Return a weight outside of the blocks."""
-        return self._made_of(facts, memory, facts.ne)
+    def outer_weight(self, facts: WeightFacts, buft: str) -> Tensor:
+        """Return a weight that is in no block."""
+        return self._new_weight(facts, buft, facts.ne)
 
-    def _made_of(self, facts: WeightFacts, memory: str, ne: Sequence[int]) -> Tensor:
-        return self.graph.weight(self._home_of(facts, memory), ne, facts.n_bytes, facts.padding_bytes)
+    def _new_weight(self, facts: WeightFacts, buft: str, ne: Sequence[int]) -> Tensor:
+        return self.graph.weight(self._select_buft(facts, buft), ne, facts.n_bytes, facts.padding_bytes)
 
     def raw_norm(self, source: Tensor, *, layer_norm: bool = False) -> Tensor:
+        """Return `source` normalised without weights."""
         return self.graph.like("norm" if layer_norm else "rms_norm", source)
 
     def build_norm(self, source: Tensor, *stems: str, layer_norm: bool = False, pin: bool = True) -> Tensor:
-        """Normalise with the first of `stems` that the layer has; without any of them only normalise."""
+        """Normalise with the first of `stems` that the layer has, or without weights (`build_norm` of llama.cpp)."""
         stem = next((stem for stem in stems if self.has(stem)), stems[0])
         found = self.raw_norm(source, layer_norm=layer_norm)
         weight, bias = self.maybe(stem), self.maybe(f"{stem}.bias")
         if weight is not None or bias is not None:
+            # `llama_context::graph_get_cb` pins the tensor named "norm", which is the normalised input before the
+            # weight. It has that name only if a weight or bias follows.
             if pin:
                 found.backend = self.layer.backend
             if weight is not None:
@@ -270,13 +296,13 @@ class GraphContext:
         return found
 
     def linear(self, stem: str, source: Tensor) -> Tensor:
-        """Multiply with a weight, add its bias and scale where the layer has them and the engine looks for them."""
+        """Multiply with a weight, and add the bias and scale that the layer has (`build_lora_mm`, then `ggml_add`)."""
         found = self._scaled(stem, source)
         bias = self.maybe(f"{stem}.bias") if self.style.output_bias or stem != "attn_output" else None
         return found if bias is None else self.graph.add(found, bias)
 
     def projection(self, stem: str, source: Tensor) -> Tensor:
-        """Return queries, keys or values before they are told apart by heads."""
+        """Return queries, keys or values before they are divided into heads."""
         if self.style.projections == "full":
             return self.linear(stem, source)
         bare = self.style.projections == "bare"
@@ -284,24 +310,24 @@ class GraphContext:
 
     def _scaled(self, stem: str, source: Tensor) -> Tensor:
         found = self.graph.mul_mat(self.weight(stem), source)
-        if _part(stem) in self.numbers.scaled and self.has(f"{stem}.scale"):
+        if _part(stem) in self.hparams.scaled and self.has(f"{stem}.scale"):
             found = self.graph.mul(found, self.weight(f"{stem}.scale"))
         return found
 
     def fuses(self, op: str) -> bool:
-        """Return whether `op` is one operation wherever it occurs."""
+        """Return whether `op` is computed as one operation."""
         return op not in self.batch.unfused
 
     def fused(self, op: str, ne: Sequence[int], *src: Tensor) -> Tensor:
-        """Return an operation that would be several if it were not on the layer's device."""
+        """Return an operation that llama.cpp takes apart if it leaves its layer's device (see `Graph.fused`)."""
         found = self.graph.new(op, ne, *src)
-        self.graph.fused.append((found, self.layer.memory))
+        self.graph.fused.append((found, self.layer.buft))
         return found
 
     # ------------------------------------------------------------------ inputs
 
     def shared_input(self, name: str, *ne: int) -> Tensor:
-        """Return the input `name` of floating point numbers, which several layers read."""
+        """Return the F32 input `name`, which several layers read."""
         found = self._inputs.get(name)
         if found is None:
             found = self._inputs[name] = self.graph.new_input("f32", *ne)
@@ -310,27 +336,33 @@ class GraphContext:
     # ------------------------------------------------------------------ attention
 
     def rope(self, source: Tensor, positions: Tensor, *, by_table: bool = True) -> Tensor:
-        """Return `source` rotated by position (`ggml_rope_ext`), with the rope factors of the file if `by_table`."""
+        """Return `source` rotated by position (`ggml_rope_ext`), with the RoPE factors of the file if `by_table`."""
         found = self.graph.like("rope", source, positions)
         if by_table and self._rope_factors is not None:
-            home = self._home_of(self._rope_factors, self.layer.home)
-            factors = self._factors.get(home)
+            buft = self._select_buft(self._rope_factors, self.layer.weights_buft)
+            # llama.cpp loads RoPE factors once per buffer type: the first layer that needs them makes the tensor, later
+            # ones share it (`TENSOR_DUPLICATED`).
+            factors = self._factors.get(buft)
             if factors is None:
                 facts = self._rope_factors
-                factors = self._factors[home] = self._made_of(facts, self.layer.home, facts.ne)
+                factors = self._factors[buft] = self._new_weight(facts, self.layer.weights_buft, facts.ne)
             found.src.append(factors)
         return found
 
     # ------------------------------------------------------------------ feed-forward
 
     def build_ffn(self, source: Tensor, suffix: str = "", *, activations: int = 1) -> Tensor:
-        """Return the feed-forward part with the weights `ffn_up<suffix>`...; `activations`: of one without a gate."""
+        """Return the feed-forward part of the weights `ffn_*<suffix>` (`llm_graph_context::build_ffn`).
+
+        `activations`: number of operations of an activation without a gate.
+        """
         graph = self.graph
         up = self.linear(f"ffn_up{suffix}", source) if self.has(f"ffn_up{suffix}") else source
         if self.has(f"ffn_gate{suffix}"):
-            found = gated(graph, self.layer.numbers.gating, self.linear(f"ffn_gate{suffix}", source), up)
+            found = gated(graph, self.layer.hparams.gating, self.linear(f"ffn_gate{suffix}", source), up)
+        # If `ffn_up` makes twice what `ffn_down` reads, it holds gate and up in one matrix (`LLM_FFN_SWIGLU`).
         elif self.layer.weights[f"ffn_down{suffix}"].ne[0] * 2 == up.ne[0]:
-            found = graph.glu_halves(up)
+            found = graph.glu(up)
         else:
             found = up
             for _ in range(activations):
@@ -343,7 +375,7 @@ class GraphContext:
 
 
 def _part(stem: str) -> str:
-    """Return which part of a layer a weight is of: see `Scaled`."""
+    """Return the part of a layer that a weight belongs to, see `Scaled`."""
     if stem.startswith("ffn_"):
         return "dense"
     if stem.startswith("ssm_") or stem == "attn_gate":

@@ -1,6 +1,5 @@
-"""What the graphs of one model are made of: its layers and their weights, which of them are alike, and the sections of
-graphs that stand for all layers of a kind.
-"""
+"""Tables of one model for its graphs: hyper-parameters and weights of the layers, which layers are alike, and the
+sections that stand for all layers of a kind."""
 
 from __future__ import annotations
 
@@ -16,47 +15,55 @@ from engine.planning.layout.split_modes import count_unlisted_layers
 from engine.planning.memory.backends import ALL_KERNELS, Kernels, find_unsupported
 from engine.planning.memory.compute_graph.building.context import Batch, GraphContext
 from engine.planning.memory.compute_graph.building.graph import Family, build_graph, find_family
-from engine.planning.memory.compute_graph.building.hparams import LayerNumbers, Numbers, read_layers, read_numbers
+from engine.planning.memory.compute_graph.building.hparams import (
+    LayerHparams,
+    ModelHparams,
+    read_layer_hparams,
+    read_model_hparams,
+)
 from engine.planning.memory.compute_graph.building.layer import (
-    HomeOf,
     Placed,
+    SelectBuft,
     Weights,
     block_weights,
+    buft_of_device,
     global_weights,
-    homes,
-    homes_of_variants,
-    in_their_blocks,
-    memory_of,
+    in_block_bufts,
+    variant_weight_bufts,
+    weight_bufts,
 )
 from engine.planning.memory.compute_graph.ggml.scheduler import HOST
 from engine.planning.memory.compute_graph.ggml.sections import (
     ON_CPU,
-    FarReachError,
-    Marks,
+    DistantReadError,
+    LayerRecorder,
     Section,
-    memory_at,
+    buft_at,
+    partition_graph,
     pin_at,
-    take_apart,
 )
 from engine.planning.memory.compute_graph.ggml.simulation import SectionName
 from engine.planning.memory.hyper_parameters import HyperParameters, MissingNumberError, number
 from engine.planning.memory.tensors import OverrideHomes
 
 Sizes = Literal["none", "moved", "all"]
-"""Whose bytes tell layers apart."""
+"""Weights whose size counts when layers are compared: none, those that overrides move, or all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What stands for all layers that make the same graph: one of them (-1: what is in no layer), and the memories that
-    overrides take weights of it to, by name."""
+    """Represents all layers that make the same graph.
+
+    `layer`: one of them; -1 for the weights in no block.
+    `moved`: buffer types to which overrides move its weights, by name of the weight.
+    """
 
     layer: int
     moved: Mapping[str, str]
 
 
 class GraphTables:
-    """What the graphs of one model are made of, whatever the context."""
+    """Tables of one model, for all context settings."""
 
     def __init__(
         self, model: ModelFile, hyper: HyperParameters, architecture: Architecture, override_homes: OverrideHomes
@@ -70,14 +77,17 @@ class GraphTables:
         self.hyper = hyper
         self.n_unlisted: int = count_unlisted_layers(model)
         self.has_cache = architecture.has_cache and family.record.reads_cache
-        self.numbers: Numbers = read_numbers(model, hyper, architecture, family.record, family.style.positions)
-        self.layers: tuple[LayerNumbers, ...] = read_layers(model, hyper, family.record, family.style.rope)
+        self.hparams: ModelHparams = read_model_hparams(
+            model, hyper, architecture, family.record, family.style.positions
+        )
+        self.layers: tuple[LayerHparams, ...] = read_layer_hparams(model, hyper, family.record, family.style.rope)
         if family.record.part:
             self.layers = self.layers[: _count_layers(model, family.record.part, len(self.layers))]
+        # Looped models list their blocks once; the graph has them `n_loops` times.
         self.layers *= hyper.n_loops
-        stacks = self.numbers.stacks
+        stacks = self.hparams.stacks
         self.sources: tuple[int, ...] = tuple(
-            index % self.numbers.n_blocks if stacks is None else stacks.block(index)
+            index % self.hparams.n_blocks if stacks is None else stacks.block(index)
             for index in range(len(self.layers))
         )
         self.weights: tuple[Weights, ...] = tuple(
@@ -87,42 +97,46 @@ class GraphTables:
         adds = any(layer.adds_input for layer in self.layers)
         shares = hyper.cache_of != tuple(range(hyper.n_layers)) or "per_layer_token_embd" in self.outer
         self.is_whole: bool = (
-            family.record.every_layer or shares or adds or self.numbers.shares_blocks or any(hyper.indexer_widths)
+            family.record.every_layer or shares or adds or self.hparams.shares_blocks or any(hyper.indexer_widths)
         )
-        """Whether layers read what others made that are not their neighbours, so that the graph has no sections."""
+        """Whether layers read tensors of layers that are not their neighbours, so that the graph is built whole."""
         self.slides: bool = any(layer.is_swa for layer in self.layers)
+        # Layers of equal hyper-parameters and shapes make equal nodes. Types and sizes of weights do not matter here;
+        # `alike` adds them if devices copy weights.
         shapes = [
-            (numbers, source if stacks else 0, tuple(sorted((name, facts.ne) for name, facts in weights.items())))
-            for numbers, weights, source in zip(self.layers, self.weights, self.sources, strict=True)
+            (hparams, source if stacks else 0, tuple(sorted((name, facts.ne) for name, facts in weights.items())))
+            for hparams, weights, source in zip(self.layers, self.weights, self.sources, strict=True)
         ]
         known: dict[object, int] = {}
         self.kinds: tuple[int, ...] = tuple(known.setdefault(shape, len(known)) for shape in shapes)
         self._try_graph(model)
         self._model = model
         self.architecture: Architecture = architecture
-        self.left_out: list[frozenset[str]] = [frozenset()]
-        """Names of the weights that devices of a sort have no kernel for; of sort 0 are those that have all."""
+        self.unsupported_weights: list[frozenset[str]] = [frozenset()]
+        """For each kernel class, names of the weights without a kernel. Class 0 has kernels for all."""
         self._kernel_classes: dict[Kernels, int] = {ALL_KERNELS: 0}
         self.variants: list[Variant] = []
-        """Found by the numbers that `alike` and `outside` give: the same for equal ones, whatever the overrides."""
+        """Variants by the numbers that `alike` and `outside` return."""
         self._numbers: dict[object, int] = {}
         self._homes = override_homes
 
     def kernel_class(self, kernels: Kernels) -> int:
-        """Return the sort of a device with these kernels, by the weights that it leaves to the host."""
+        """Return the number of the class of devices with these kernels: devices of one class leave the same weights to
+        the host."""
         found = self._kernel_classes.get(kernels)
         if found is None:
             names = find_unsupported(self._model, self.architecture, kernels)
-            if names not in self.left_out:
-                self.left_out.append(names)
-            found = self._kernel_classes[kernels] = self.left_out.index(names)
+            # Different kernels that leave the same weights to the host are one class, which shares its sections.
+            if names not in self.unsupported_weights:
+                self.unsupported_weights.append(names)
+            found = self._kernel_classes[kernels] = self.unsupported_weights.index(names)
         return found
 
     def _try_graph(self, model: ModelFile) -> None:
-        """Build one layer of each kind, so that tensors which do not fit show here and not while somebody drags."""
+        """Build one layer of each kind, so that unsuitable tensors are found now and not during a drag."""
         batch = Batch(2, 1, 2, 256, 256, 1, 1, "f16", "f16", flash=False, v_trans=True, offload_kqv=True)
         ctx = GraphContext(
-            self.numbers, self.family.style, batch, self.outer, lambda _, memory: memory, 0, has_cache=self.has_cache
+            self.hparams, self.family.style, batch, self.outer, lambda _, buft: buft, 0, has_cache=self.has_cache
         )
         firsts = {kind: index for index, kind in reversed(list(enumerate(self.kinds)))}
         layers = [
@@ -139,6 +153,7 @@ class GraphTables:
                 sliding=self.slides,
                 passed=lambda _: counts.append(len(ctx.graph.nodes)),
             )
+        # Builders look up weights and divide by sizes of a file that nobody has checked, so any of these may come.
         except (ArithmeticError, LookupError, AssertionError, ValueError) as error:
             raise MissingNumberError(
                 f"the tensors of the file do not make a graph of {model.architecture} ({error})"
@@ -149,12 +164,13 @@ class GraphTables:
             if start == end
         }
         self.units: tuple[tuple[int, int], ...] = tuple(_units([kind in silent for kind in self.kinds]))
-        """First and last layer of each part of the graph that can stand for itself, without what follows the last."""
+        """First and last layer of each unit: one layer, with the layers before it that add no nodes of their own."""
 
     def alike(self, overrides: tuple[TensorOverride, ...], sizes: Sizes) -> tuple[int, ...]:
-        """Return for each layer the number of its variant: layers have the same if they make the same graph, with
-        weights in the same places under `overrides`. A device that borrows weights from the host makes room for them:
-        for those that lie there `sizes` tell layers apart too.
+        """Return the variant of each layer. Layers have the same variant if they make the same graph, with weights in
+        the same buffer types under `overrides`.
+        If a device computes with weights in host memory, it allocates copies of them. Therefore `sizes` says whose
+        bytes count.
         """
         moved = self.moved(overrides)
         found = []
@@ -167,7 +183,7 @@ class GraphTables:
         return tuple(found)
 
     def outside(self, overrides: tuple[TensorOverride, ...]) -> int:
-        """Return the number of the variant of what is in no layer."""
+        """Return the variant of the weights in no block."""
         moved = self.moved(overrides)
         here = {facts.name: moved[facts.name] for facts in self.outer.values() if facts.name in moved}
         return self._variant(("outer", *here.items()), -1, here)
@@ -179,8 +195,8 @@ class GraphTables:
         return found
 
     def moved(self, overrides: tuple[TensorOverride, ...]) -> dict[str, str]:
-        """Return the memories of weights that overrides take somewhere, by name."""
-        return {name: memory_of(device) for name, device in self._homes.devices(overrides).items()}
+        """Return the buffer types to which overrides move weights, by name of the weight."""
+        return {name: buft_of_device(device) for name, device in self._homes.devices(overrides).items()}
 
     @property
     def n_trunk(self) -> int:
@@ -188,8 +204,8 @@ class GraphTables:
 
 
 def _weights_of(model: ModelFile, source: int, index: int, part: str) -> Weights:
-    """Return the weights of the layer at `index`, which has those of the block `source` but scales of its own, if it is
-    in the file."""
+    """Return the weights of the layer at `index`: those of the block `source`, with scales of its own if the file has
+    them."""
     found = block_weights(model.blocks[source], part)
     if source == index or index >= len(model.blocks):
         return found
@@ -199,7 +215,7 @@ def _weights_of(model: ModelFile, source: int, index: int, part: str) -> Weights
 
 
 def _count_layers(model: ModelFile, part: str, n_layers: int) -> int:
-    """Return how many layers a part of the model has: no more than `n_layers`, which have a cache."""
+    """Return the number of layers of a part of the model, at most `n_layers`."""
     count = number(model, "decoder_block_count", n_layers) if part == "dec" else n_layers
     if count > n_layers:
         raise MissingNumberError(f"{model.architecture}.decoder_block_count is {count}, more than block_count")
@@ -207,7 +223,7 @@ def _count_layers(model: ModelFile, part: str, n_layers: int) -> int:
 
 
 def _units(silent: Sequence[bool]) -> Iterator[tuple[int, int]]:
-    """Yield layers with those before them that leave all of their nodes to the next layer."""
+    """Yield units: layers with the silent layers before them."""
     first = 0
     for index, is_silent in enumerate(silent):
         if not is_silent:
@@ -216,12 +232,15 @@ def _units(silent: Sequence[bool]) -> Iterator[tuple[int, int]]:
 
 
 _MOST_GRAPHS = 16
-"""A drag over devices of several sorts needs a graph for each step."""
+"""Whole graphs that are kept. A drag over devices of several kernel classes needs one for each step."""
 
 
 class SectionMaker:
-    """Makes sections. `pinned`: norms are pinned to the device of their layer; `op_offload`: devices compute operations
-    whose weights are on the host."""
+    """Builds sections and caches them.
+
+    `pinned`: norms are pinned to the device of their layer. `op_offload`: devices compute operations whose weights are
+        in host memory.
+    """
 
     def __init__(
         self,
@@ -238,20 +257,21 @@ class SectionMaker:
         self._known: dict[SectionName, Section] = {}
         self._parts: dict[tuple[tuple[TensorOverride, ...], tuple[int, ...]], tuple[Section, ...]] = {}
 
-    def sizes_matter(self, memory: str, left_out: int) -> Sizes:
-        """Return whose bytes tell layers apart in this memory of devices of the sort `left_out`."""
+    def sizes_matter(self, buft: str, kernel_class: int) -> Sizes:
+        """Return the weights whose size counts on a device with this buffer type and kernel class."""
         if not self._op_offload:
             return "none"
-        return "all" if left_out or memory == HOST else "moved"
+        return "all" if kernel_class or buft == HOST else "moved"
 
     def section(self, name: SectionName) -> Section:
-        """Return the section of some layers behind others: `("layers", before, layers, left_out, is_last, outer)`, of
-        which the first in the graph has none before; or `("end", before, layers, left_out, True, outer)` with the
-        output matrix. Layers are given by the numbers of their variants, as `outer` is of what is in no layer;
-        `left_out` has the sort of device of each of these layers, and of the output.
+        """Return the section of some layers after others.
+
+        The name is `("layers", before, layers, kernel_classes, is_last, outer)`; `before` is empty for the first
+        section. The section with the output matrix is `("end", before, layers, kernel_classes, True, outer)`. Layers
+        and `outer` are numbers of variants. `kernel_classes` has one entry for each layer, and one for the output.
 
         Raises:
-            FarReachError: layers read more than their neighbours.
+        DistantReadError: a layer reads a tensor of a layer that is not its neighbour.
         """
         found = self._known.get(name)
         if found is None:
@@ -263,57 +283,60 @@ class SectionMaker:
         kind: str,
         before: tuple[int, ...],
         layers: tuple[int, ...],
-        left_out: tuple[int, ...],
+        kernel_classes: tuple[int, ...],
         is_last: bool,
         outer: int,
     ) -> Section:
         variants = [self.tables.variants[number] for number in (*before, *layers)]
-        memories = [memory_at(place, sort) for place, sort in enumerate(left_out)]
-        home = homes_of_variants(
-            {memory: variant.moved for memory, variant in zip(memories, variants, strict=False)},
+        bufts = [buft_at(place, kernel_class) for place, kernel_class in enumerate(kernel_classes)]
+        select_buft = variant_weight_bufts(
+            {buft: variant.moved for buft, variant in zip(bufts, variants, strict=False)},
             self.tables.variants[outer].moved,
-            {memory: self.tables.left_out[sort] for memory, sort in zip(memories, left_out, strict=True)},
+            {
+                buft: self.tables.unsupported_weights[kernel_class]
+                for buft, kernel_class in zip(bufts, kernel_classes, strict=True)
+            },
         )
-        ctx = self._context(home)
+        ctx = self._context(select_buft)
         placed = [
-            self._placed(variant.layer, memories[place], pin_at(place), is_last=is_last and place == len(variants) - 1)
+            self._placed(variant.layer, bufts[place], pin_at(place), is_last=is_last and place == len(variants) - 1)
             for place, variant in enumerate(variants)
         ]
         ends = kind == "end"
-        marks = Marks(ctx.graph, {0, len(before)} if ends else {0, len(before), len(variants)})
+        marks = LayerRecorder(ctx.graph, {0, len(before)} if ends else {0, len(before), len(variants)})
         family, slides = self.tables.family, self.tables.slides
-        build_graph(ctx, family, placed, memories[-1], sliding=slides, ends=ends, passed=marks, inside=bool(before))
+        build_graph(ctx, family, placed, bufts[-1], sliding=slides, ends=ends, passed=marks, inside=bool(before))
         if not ctx.shared.all_inputs:
-            raise FarReachError
-        places = range(len(memories))
+            raise DistantReadError
+        places = range(len(bufts))
         if before:
             return marks.last(ctx.common, places, open_end=not ends)
         return marks.first(ctx.common, places)
 
     def parts(self, overrides: tuple[TensorOverride, ...], kernel_classes: tuple[int, ...]) -> tuple[Section, ...]:
-        """Return the graph of all layers in parts, given the sort of device of each layer and of the output."""
+        """Return the graph of all layers in sections, given the kernel class of each layer and of the output."""
         found = self._parts.get((overrides, kernel_classes))
         if found is None:
             if len(self._parts) >= _MOST_GRAPHS:
                 self._parts.clear()
-            found = self._parts[overrides, kernel_classes] = self._take_apart(overrides, kernel_classes)
+            found = self._parts[overrides, kernel_classes] = self._partition(overrides, kernel_classes)
         return found
 
-    def _take_apart(
-        self, overrides: tuple[TensorOverride, ...], kernel_classes: tuple[int, ...]
-    ) -> tuple[Section, ...]:
+    def _partition(self, overrides: tuple[TensorOverride, ...], kernel_classes: tuple[int, ...]) -> tuple[Section, ...]:
         tables = self.tables
-        memories = [memory_at(place, sort) for place, sort in enumerate(kernel_classes)]
-        left_out = {
-            memory: tables.left_out[sort] for memory, sort in zip(memories, kernel_classes, strict=True) if sort
+        bufts = [buft_at(place, kernel_class) for place, kernel_class in enumerate(kernel_classes)]
+        unsupported = {
+            buft: tables.unsupported_weights[kernel_class]
+            for buft, kernel_class in zip(bufts, kernel_classes, strict=True)
+            if kernel_class
         }
-        home = homes(tables.moved(overrides), left_out)
-        if tables.numbers.shares_blocks:
-            home = in_their_blocks(home, memories)
-        ctx = self._context(home)
+        select_buft = weight_bufts(tables.moved(overrides), unsupported)
+        if tables.hparams.shares_blocks:
+            select_buft = in_block_bufts(select_buft, bufts)
+        ctx = self._context(select_buft)
         last = tables.n_trunk - 1
         placed = [
-            self._placed(index, memories[index], pin_at(index), is_last=index == last, home=memories[source])
+            self._placed(index, bufts[index], pin_at(index), is_last=index == last, weights_buft=bufts[source])
             for index, source in enumerate(tables.sources)
         ]
         starts: list[tuple[int, int]] = []
@@ -321,18 +344,21 @@ class SectionMaker:
             ctx,
             tables.family,
             placed,
-            memories[-1],
+            bufts[-1],
             sliding=tables.slides,
             passed=lambda _: starts.append((len(ctx.graph.nodes), len(ctx.graph.leafs))),
         )
-        return take_apart(ctx.graph, starts[1:], ctx.common)
+        # The first start is left out: the embeddings and layer 0 are one section.
+        return partition_graph(ctx.graph, starts[1:], ctx.common)
 
-    def _context(self, home: HomeOf) -> GraphContext:
+    def _context(self, select_buft: SelectBuft) -> GraphContext:
         tables = self.tables
         style = tables.family.style
-        return GraphContext(tables.numbers, style, self._batch, tables.outer, home, ON_CPU, has_cache=tables.has_cache)
+        return GraphContext(
+            tables.hparams, style, self._batch, tables.outer, select_buft, ON_CPU, has_cache=tables.has_cache
+        )
 
-    def _placed(self, index: int, memory: str, pin: int, *, is_last: bool, home: str | None = None) -> Placed:
+    def _placed(self, index: int, buft: str, pin: int, *, is_last: bool, weights_buft: str | None = None) -> Placed:
         tables = self.tables
         pin = pin if self._pinned else -1
-        return Placed(tables.layers[index], tables.weights[index], memory, home or memory, pin, is_last, index)
+        return Placed(tables.layers[index], tables.weights[index], buft, weights_buft or buft, pin, is_last, index)

@@ -1,4 +1,4 @@
-"""The numbers that shape a graph, of the model and of each layer, as `llama_hparams` in llama-hparams.h has them."""
+"""Hyper-parameters that shape a graph, of model and layers; names are those of `llama_hparams` (llama-hparams.h)."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from engine.planning.memory.hyper_parameters import HyperParameters, MissingNumb
 
 @dataclass(frozen=True, slots=True)
 class Stacks:
-    """`layers` of one stack; the low stack runs `low_cycles` times before the high one does, over and over."""
+    """Layers of HRM (src/models/hrm-text.cpp): two stacks of `layers` each. The low stack runs `low_cycles` times, then
+    the high stack once, and so on."""
 
     layers: int
     low_cycles: int
 
     def place(self, slot: int) -> tuple[bool, int]:
-        """Return whether the layer at `slot` belongs to the high stack, and its place in the stack."""
+        """Return whether layer `slot` of the graph belongs to the high stack, and its number in the stack."""
         run, place = divmod(slot, self.layers)
         return run % (self.low_cycles + 1) == self.low_cycles, place
 
     def block(self, slot: int) -> int:
-        """Return the block of the file whose weights the layer at `slot` has."""
+        """Return the block of the file whose weights layer `slot` of the graph uses."""
         is_high, place = self.place(slot)
         return place + (self.layers if is_high else 0)
 
@@ -33,7 +34,7 @@ def read_stacks(model: ModelFile) -> Stacks:
     """Return the stacks of a model.
 
     Raises:
-        MissingNumberError: they do not add up to the layers of the file.
+    MissingNumberError: they do not add up to the layers of the file.
     """
     layers, high_cycles, low_cycles = (
         number(model, f"hrm.{key}") for key in ("layers_per_stack", "h_cycles", "l_cycles")
@@ -44,21 +45,28 @@ def read_stacks(model: ModelFile) -> Stacks:
 
 
 _LEAST_LIMIT = 1e-6
-"""Gates are limited, in several operations, by more than this."""
+"""Gates are clamped only if the limit in the file is larger than this, as in `build_ffn` of llama-graph.cpp."""
 _SIGMOID = 2
 """`LLAMA_EXPERT_GATING_FUNC_TYPE_SIGMOID`."""
 
 Gating = Literal["fused", "clamped", "tanh", "tanh_both"]
-"""`clamped`: gate and values are clamped; `tanh`: the gate, or both, go through a hyperbolic tangent."""
+"""How a gated feed-forward part is computed: `fused` in one operation, `clamped` with both inputs clamped, `tanh` and
+`tanh_both` with a hyperbolic tangent on the gate or on both inputs (SiTU of kimi-k3.cpp)."""
 
 
 @dataclass(frozen=True, slots=True)
-class LayerNumbers:
-    """Heads of one layer, in elements and counts. `n_experts_used` is 0 where the layer has no experts;
-    `ratio`: by what it compresses its keys, 0 for not at all.
+class LayerHparams:
+    """Hyper-parameters of one layer. Head sizes are in elements.
 
-    `cache_of`: the layer whose cache it reads, -1 for its own; `keeps_largest`: only the largest gates open (Gemma 3n);
-    `adds_input`: a part of the embeddings is added to what it makes.
+    `n_experts_used`: experts of each token; 0 if the layer has no experts.
+    `indexer_width`: width of the indexer's keys; 0 if the layer has no indexer.
+    `ratio`: compression ratio of its keys (`dsv4_compress_ratios`); 0 for none.
+    `owns_cache`: it has a KV cache of its own.
+    `cache_of`: index of the layer whose KV cache it reads; -1 for its own.
+    `keeps_largest`: only the largest gates pass (`gaussian_topk` of Gemma 3n).
+    `block_size`: cells of a block of the indexer; 0 for none.
+    `gating`, `expert_gating`: see `Gating`.
+    `adds_input`: a part of the embeddings is added to its output (deepstack).
     """
 
     n_head: int
@@ -89,55 +97,64 @@ class LayerNumbers:
 
 
 @dataclass(frozen=True, slots=True)
-class IndexerNumbers:
-    """What picks cells: heads, elements of each, and how many cells or blocks of `block` a token attends to.
+class IndexerHparams:
+    """Hyper-parameters of indexers (`indexer_*`). All are 0 if the model has none.
 
-    `pool`: tokens whose keys are scored together; `picks_tail`: those that do not fill a pool are always picked.
+    `top_k`: cells, or blocks of `block_size` cells, that a token attends to.
+    `kpool`: tokens whose keys are scored together. `kpool_select_tail`: tokens that fill no pool are always selected.
     """
 
-    n_heads: int = 0
-    head: int = 0
-    n_chosen: int = 0
-    block: int = 0
-    pool: int = 0
-    picks_tail: bool = True
+    n_head: int = 0
+    head_size: int = 0
+    top_k: int = 0
+    block_size: int = 0
+    kpool: int = 0
+    kpool_select_tail: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class StateNumbers:
-    """Sizes of recurrent layers, 0 where an architecture has none (see `ssm.*` and `wkv.*` in the file).
+class SsmHparams:
+    """Hyper-parameters of recurrent layers (`ssm_*`); 0 if the architecture does not use one.
 
-    `bounds_decay`: the decay of delta attention has a lower bound, which makes it by other operations.
+    `n_embd_r`, `n_embd_s`: elements of the rolling state and of the recurrent state of one sequence.
+    `has_gate_lower_bound`: the decay of KDA has a lower bound, and other operations compute it.
     """
 
-    conv: int = 0
-    inner: int = 0
-    state: int = 0
+    d_conv: int = 0
+    d_inner: int = 0
+    d_state: int = 0
     dt_rank: int = 0
-    n_groups: int = 0
-    rolling_width: int = 0
-    recurrent_width: int = 0
-    normalises: bool = False
-    bounds_decay: bool = False
+    n_group: int = 0
+    n_embd_r: int = 0
+    n_embd_s: int = 0
+    dt_b_c_rms: bool = False
+    has_gate_lower_bound: bool = False
 
     @property
     def kept(self) -> int:
-        """Tokens that a convolution remembers; three where the file does not say how many it sees."""
-        return self.conv - 1 if self.conv else 3
+        """Tokens that a convolution keeps from the batch before.
+
+        If the file names no kernel size it is 3 (`llama_hparams::n_embd_r`).
+        """
+        return self.d_conv - 1 if self.d_conv else 3
 
 
 @dataclass(frozen=True, slots=True)
-class Numbers:
-    """Numbers of the model.
+class ModelHparams:
+    """Hyper-parameters of the model.
 
     `head_k`, `head_v`: head sizes of the first layer with attention.
-    `rope_part`: elements of a head that are rotated by position (`n_rot`).
-    `n_streams`: parallel residual streams, balanced in `mixing_steps` (Sinkhorn).
-    `rotated_heads`: head sizes of K and V that a quantised cache rotates by a Hadamard matrix, of full-attention layers
-    and of sliding-window layers; 0 if it does not.
-    `stacked_inputs`: embeddings that follow the token's own, added by the first layers.
-    `n_runs`: how often all `n_blocks` of the file run.
+    `v_width_max`: width of the widest V cache (`n_embd_v_gqa_max`).
+    `n_pos_per_embd`: numbers that describe the position of a token.
+    `n_rot`: elements of a head that RoPE rotates.
+    `scaled`: parts of a layer that look for `.scale` tensors.
     `sigmoid_router`: the router uses sigmoid instead of softmax.
+    `ple_n_heads`, `ple_ngram_size`: rows and length of the hashed token sequences (per-layer embeddings).
+    `rotated_heads`: head sizes of K and V that a quantised cache rotates by a Hadamard matrix, for full-attention
+        layers and for sliding-window layers; 0 if it does not.
+    `hc_mult`: parallel residual streams (hyper-connections), mixed in `hc_sinkhorn_iters` steps.
+    `stacked_inputs`: embeddings of an image that follow the token's own (`n_deepstack_layers`).
+    `n_loops`: how often all `n_blocks` of the file run.
     """
 
     n_embd: int
@@ -146,11 +163,11 @@ class Numbers:
     head_k: int
     head_v: int
     v_width_max: int
-    positions: int
+    n_pos_per_embd: int
     clamps_kqv: bool
     n_expert_groups: int
-    n_groups_used: int
-    rope_part: int
+    n_group_used: int
+    n_rot: int
     latent: bool
     scales_embeddings: bool
     scaled: Scaled
@@ -159,73 +176,75 @@ class Numbers:
     normalises_experts: bool
     sigmoid_router: bool
     scales_residuals: bool
-    residual_period: int
-    hashes: int
-    hashed_tokens: int
+    attn_res_block_size: int
+    ple_n_heads: int
+    ple_ngram_size: int
     stacks: Stacks | None
-    state: StateNumbers
+    ssm: SsmHparams
     rotated_heads: tuple[tuple[int, int], tuple[int, int]]
-    indexer: IndexerNumbers = IndexerNumbers()
-    n_streams: int = 1
-    mixing_steps: int = 0
+    indexer: IndexerHparams = IndexerHparams()
+    hc_mult: int = 1
+    hc_sinkhorn_iters: int = 0
     stacked_inputs: int = 0
     n_blocks: int = 0
-    n_runs: int = 1
+    n_loops: int = 1
 
     @property
     def shares_blocks(self) -> bool:
-        """Whether layers have the weights of one block of the file."""
-        return self.stacks is not None or self.n_runs > 1
+        """Whether several layers of the graph use the weights of one block."""
+        return self.stacks is not None or self.n_loops > 1
 
 
-def read_numbers(
+def read_model_hparams(
     model: ModelFile, hyper: HyperParameters, architecture: Architecture, graph: GraphRecord, positions: int
-) -> Numbers:
-    """Return the numbers of the whole model; `positions`: see `Style`.
+) -> ModelHparams:
+    """Return the hyper-parameters of the model. `positions`: see `Style`.
 
     Raises:
-        MissingNumberError: naming the key, so that the caller can leave the model to the probe.
+    MissingNumberError: names the key, so that the caller leaves the model to the probe.
     """
+    # Hybrid models may begin with recurrent layers, which have no KV heads.
     first = next((index for index, count in enumerate(hyper.n_head_kv) if count), 0)
     has_state = architecture.recurrence is not None
     groups = number(model, "expert_group_count", 0, least=0)
-    return Numbers(
+    return ModelHparams(
         n_embd=hyper.n_embd,
         n_vocab=hyper.n_vocab,
         n_ctx_train=hyper.n_ctx_train,
         head_k=hyper.head_k[first],
         head_v=hyper.head_v[first],
         v_width_max=max(hyper.v_widths, default=0),
-        positions=positions or _positions(model),
+        n_pos_per_embd=positions or _positions(model),
         clamps_kqv=_is_set(model, "attention.clamp_kqv"),
         n_expert_groups=groups,
-        n_groups_used=number(model, "expert_group_used_count", 0, least=0) if groups > 1 else 0,
-        rope_part=number(model, "rope.dimension_count", hyper.head_k[first], least=0),
+        n_group_used=number(model, "expert_group_used_count", 0, least=0) if groups > 1 else 0,
+        n_rot=number(model, "rope.dimension_count", hyper.head_k[first], least=0),
         latent=hyper.latent,
         has_rope_factors=graph.uses_rope_factors,
         scaled=graph.scaled,
         scales_embeddings=_is_set(model, "embedding_scale"),
+        # llama.cpp adds no node for 0 and 1 (`w_scale` in `build_moe_ffn`).
         scales_experts=model.hyper_parameter("expert_weights_scale") not in (None, 0.0, 1.0),
         normalises_experts=bool(model.hyper_parameter("expert_weights_norm")),
         sigmoid_router=_has_sigmoid_router(model, graph),
         scales_residuals=_is_set(model, "residual_scale"),
-        residual_period=number(model, "attn_res.block_size", 0, least=0),
-        hashes=_hashes(model),
-        hashed_tokens=number(model, "ple.ngram_size", 0, least=0),
+        attn_res_block_size=number(model, "attn_res.block_size", 0, least=0),
+        ple_n_heads=_hashes(model),
+        ple_ngram_size=number(model, "ple.ngram_size", 0, least=0),
         stacks=read_stacks(model) if model.hyper_parameter("hrm.layers_per_stack") else None,
-        state=_read_state(model, hyper) if has_state else StateNumbers(),
+        ssm=_read_ssm(model, hyper) if has_state else SsmHparams(),
         rotated_heads=(_rotated_heads(hyper, slides=False), _rotated_heads(hyper, slides=True)),
-        indexer=_read_indexer(model) if any(hyper.indexer_widths) else IndexerNumbers(),
-        n_streams=number(model, "hyper_connection.count", 1, least=0),
-        mixing_steps=number(model, "hyper_connection.sinkhorn_iterations", 0, least=0),
+        indexer=_read_indexer(model) if any(hyper.indexer_widths) else IndexerHparams(),
+        hc_mult=number(model, "hyper_connection.count", 1, least=0),
+        hc_sinkhorn_iters=number(model, "hyper_connection.sinkhorn_iterations", 0, least=0),
         stacked_inputs=_stacked_inputs(model),
         n_blocks=hyper.n_trunk_layers,
-        n_runs=hyper.n_loops,
+        n_loops=hyper.n_loops,
     )
 
 
 def _rotated_heads(hyper: HyperParameters, *, slides: bool) -> tuple[int, int]:
-    """Return the head sizes of the full or the sliding cache where they are those of all its layers."""
+    """Return the head sizes of K and V in one of the two caches; 0 if layers differ or the size forbids rotation."""
     layers = [index for index, caches in enumerate(hyper.caching) if caches and hyper.sliding[index] is slides]
 
     def common(heads: tuple[int, ...]) -> int:
@@ -236,13 +255,13 @@ def _rotated_heads(hyper: HyperParameters, *, slides: bool) -> tuple[int, int]:
 
 
 def _positions(model: ModelFile) -> int:
-    """Return how many numbers tell the position of a token: four where the file has sections for several axes."""
+    """Return how many numbers describe the position of a token: 4 with several RoPE sections (M-RoPE), else 1."""
     sections = model.hyper_parameter("rope.dimension_sections")
     return 4 if isinstance(sections, tuple) and len(sections) > 1 and 0 not in sections[:2] else 1
 
 
 def _hashes(model: ModelFile) -> int:
-    """Return how many rows of the table of hashed sequences a token gets."""
+    """Return how many rows of the table of hashed token sequences a token reads (`ple_n_heads`)."""
     longest = number(model, "ple.ngram_size", 0, least=0)
     return max(0, longest - 1) * number(model, "ple.heads_per_ngram", 0, least=0)
 
@@ -259,28 +278,28 @@ def _is_set(model: ModelFile, key: str) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value != 0
 
 
-def _read_indexer(model: ModelFile) -> IndexerNumbers:
-    return IndexerNumbers(
-        n_heads=number(model, "attention.indexer.head_count"),
-        head=number(model, "attention.indexer.key_length"),
-        n_chosen=number(model, "attention.indexer.top_k"),
-        pool=number(model, "attention.indexer.kpool", 0, least=0),
-        picks_tail=model.hyper_parameter("attention.indexer.kpool_select_tail") is not False,
-        block=number(model, "attention.indexer.block_size", 0, least=0),
+def _read_indexer(model: ModelFile) -> IndexerHparams:
+    return IndexerHparams(
+        n_head=number(model, "attention.indexer.head_count"),
+        head_size=number(model, "attention.indexer.key_length"),
+        top_k=number(model, "attention.indexer.top_k"),
+        kpool=number(model, "attention.indexer.kpool", 0, least=0),
+        kpool_select_tail=model.hyper_parameter("attention.indexer.kpool_select_tail") is not False,
+        block_size=number(model, "attention.indexer.block_size", 0, least=0),
     )
 
 
-def _read_state(model: ModelFile, hyper: HyperParameters) -> StateNumbers:
-    return StateNumbers(
-        conv=number(model, "ssm.conv_kernel", 0, least=0),
-        inner=number(model, "ssm.inner_size", 0, least=0),
-        state=number(model, "ssm.state_size", 0, least=0),
+def _read_ssm(model: ModelFile, hyper: HyperParameters) -> SsmHparams:
+    return SsmHparams(
+        d_conv=number(model, "ssm.conv_kernel", 0, least=0),
+        d_inner=number(model, "ssm.inner_size", 0, least=0),
+        d_state=number(model, "ssm.state_size", 0, least=0),
         dt_rank=number(model, "ssm.time_step_rank", 0, least=0),
-        n_groups=number(model, "ssm.group_count", 0, least=0),
-        rolling_width=hyper.recurrent_widths[0],
-        recurrent_width=hyper.recurrent_widths[1],
-        normalises=bool(model.hyper_parameter("ssm.dt_b_c_rms")),
-        bounds_decay=_is_bound(model.hyper_parameter("kda.gate_lower_bound")),
+        n_group=number(model, "ssm.group_count", 0, least=0),
+        n_embd_r=hyper.recurrent_widths[0],
+        n_embd_s=hyper.recurrent_widths[1],
+        dt_b_c_rms=bool(model.hyper_parameter("ssm.dt_b_c_rms")),
+        has_gate_lower_bound=_is_bound(model.hyper_parameter("kda.gate_lower_bound")),
     )
 
 
@@ -288,11 +307,13 @@ def _is_bound(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value > -math.inf
 
 
-def read_layers(model: ModelFile, hyper: HyperParameters, graph: GraphRecord, rope: Rope) -> tuple[LayerNumbers, ...]:
-    """Return the numbers of each layer before those of multi-token prediction.
+def read_layer_hparams(
+    model: ModelFile, hyper: HyperParameters, graph: GraphRecord, rope: Rope
+) -> tuple[LayerHparams, ...]:
+    """Return the hyper-parameters of each layer except those of multi-token prediction.
 
     Raises:
-        MissingNumberError: the experts in use are missing or more than there are.
+    MissingNumberError: the count of used experts is missing, or larger than the count of experts.
     """
     found = []
     for index in range(hyper.n_trunk_layers):
@@ -303,7 +324,7 @@ def read_layers(model: ModelFile, hyper: HyperParameters, graph: GraphRecord, ro
             if len(experts.shape) != 3 or n_used > experts.shape[2]:
                 raise MissingNumberError(f"{experts.name} has the shape {experts.shape} for {n_used} experts in use")
         found.append(
-            LayerNumbers(
+            LayerHparams(
                 n_head=hyper.n_head[index],
                 n_head_kv=hyper.n_head_kv[index],
                 head_k=hyper.head_k[index],
@@ -327,7 +348,7 @@ def read_layers(model: ModelFile, hyper: HyperParameters, graph: GraphRecord, ro
 
 
 def _stacked_inputs(model: ModelFile) -> int:
-    """Return how many embeddings of an image stand behind that of a token, for as many of the first layers."""
+    """Return how many embeddings of an image follow that of a token, one for each of the first layers."""
     return number(model, "n_deepstack_layers", 0, least=0)
 
 
@@ -339,7 +360,8 @@ def _has_rope(model: ModelFile, hyper: HyperParameters, rope: Rope, index: int) 
     if rope == "but_fourth":
         return (index + 1) % 4 != 0
     if rope == "but_first_of_four":
-        # The engine takes four layers in all for a model without windows.
+        # smallthinker.cpp applies RoPE everywhere if `n_no_rope_layer_step` is the number of layers. Without windows it
+        # is set so; with windows it is 4, which is the number of layers of a model with four.
         return index % 4 != 0 or not slides or hyper.n_trunk_layers == 4
     if rope == "but_last":
         return index + 1 < model.n_layers

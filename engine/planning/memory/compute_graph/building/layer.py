@@ -1,6 +1,7 @@
-"""A layer on its way into the graph: its weights by short name (`llama_layer` in llama-model.h), and memories.
+"""A layer on its way into the graph: its weights by short name (`llama_layer` in llama-model.h), and buffer types.
 
-A weight lies in its layer's memory, in the host's if the device has no kernel for it, or in an override's.
+A weight is in the buffer type of its layer's device, in host memory if the device has no kernel for it, or where an
+override says (`select_weight_buft` in llama-model-loader.cpp).
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from dataclasses import dataclass
 
 from engine.devices.device import CPU_ID
 from engine.model.gguf.model_file import Block, ModelFile, TensorInfo
-from engine.planning.memory.compute_graph.building.hparams import LayerNumbers
+from engine.planning.memory.compute_graph.building.hparams import LayerHparams
 from engine.planning.memory.compute_graph.ggml.scheduler import HOST
 from engine.planning.memory.tensors import row_padding_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class WeightFacts:
-    """Shape (fastest first), bytes and full name of one weight."""
+    """One weight: full name, shape (fastest dimension first), size in bytes, and type."""
 
     name: str
     ne: tuple[int, ...]
@@ -26,19 +27,19 @@ class WeightFacts:
 
     @property
     def padding_bytes(self) -> int:
-        """What backends that pad rows add."""
+        """Bytes that backends add which pad rows."""
         return row_padding_bytes(self.type_name, self.ne[0]) if self.ne else 0
 
 
 Weights = dict[str, WeightFacts]
-"""`attn_q` -> the weight, `attn_q.bias` -> its bias."""
+"""Weights by short name: `attn_q` is the matrix, `attn_q.bias` its bias."""
 
-HomeOf = Callable[[WeightFacts, str], str]
-"""Memory of a weight, given the memory that its layer would give it."""
+SelectBuft = Callable[[WeightFacts, str], str]
+"""Function that returns the buffer type of a weight, given the buffer type of its layer."""
 
 
 def stem(name: str) -> str:
-    """Return `ffn_up` of `blk.3.ffn_up.weight`, `ffn_up.bias` of `blk.3.ffn_up.bias`."""
+    """Return the short name: `ffn_up` for `blk.3.ffn_up.weight`, `ffn_up.bias` for `blk.3.ffn_up.bias`."""
     return name.split(".", 2)[-1].removesuffix(".weight") if name.startswith("blk.") else name.removesuffix(".weight")
 
 
@@ -56,64 +57,74 @@ def block_weights(block: Block, part: str = "") -> Weights:
 
 
 def global_weights(model: ModelFile) -> Weights:
-    """Return the weights outside of blocks."""
+    """Return the weights that are in no block."""
     return {stem(tensor.name): _facts(tensor) for tensor in model.global_tensors}
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """`memory` of its device; `home`: of the block whose weights it has, mostly the same; `backend` that its norms are
-    pinned to (-1: none); `index` among the layers of the model."""
+    """A layer with its place.
 
-    numbers: LayerNumbers
+    `hparams`, `weights`: what it is made of.
+    `buft`: buffer type of its device.
+    `weights_buft`: buffer type of the block whose weights it uses; differs from `buft` only if layers share a block.
+    `backend`: index of the backend that its norms are pinned to; -1 for none.
+    `is_last`: it is the last layer of the model. `index`: its number in the model.
+    """
+
+    hparams: LayerHparams
     weights: Weights
-    memory: str
-    home: str
+    buft: str
+    weights_buft: str
     backend: int
     is_last: bool
     index: int
 
 
-def memory_of(device: str) -> str:
-    """Return the memory of a device."""
+def buft_of_device(device: str) -> str:
+    """Return the buffer type of a device."""
     return HOST if device == CPU_ID else device
 
 
-def homes(moved: Mapping[str, str], left_out: Mapping[str, frozenset[str]]) -> HomeOf:
-    """Return what tells the memory of a weight, given that of its layer.
+def weight_bufts(moved: Mapping[str, str], unsupported: Mapping[str, frozenset[str]]) -> SelectBuft:
+    """Return the function that selects the buffer type of a weight.
 
-    `moved`: the memories that overrides take weights to, by name; `left_out`: by memory, the names of the weights that
-    its device has no kernel for; overrides do not ask for one.
+    `moved`: buffer types that overrides move weights to, by name of the weight.
+    `unsupported`: by buffer type, the names of the weights that its device has no kernel for. llama.cpp does not check
+        kernels for overridden weights.
     """
-    if not moved and not left_out:
-        return lambda _, memory: memory
+    if not moved and not unsupported:
+        return lambda _, buft: buft
 
-    def home(facts: WeightFacts, memory: str) -> str:
+    def select(facts: WeightFacts, buft: str) -> str:
         found = moved.get(facts.name)
-        return found or (HOST if facts.name in left_out.get(memory, ()) else memory)
+        return found or (HOST if facts.name in unsupported.get(buft, ()) else buft)
 
-    return home
-
-
-def homes_of_variants(
-    variants: Mapping[str, Mapping[str, str]], outer: Mapping[str, str], left_out: Mapping[str, frozenset[str]]
-) -> HomeOf:
-    """Return the same for layers whose weights are known to be moved, given those by the memory of each layer, and
-    those of what is in no layer."""
-
-    def home(facts: WeightFacts, memory: str) -> str:
-        moved = variants.get(memory, {}).get(facts.name) or outer.get(facts.name)
-        return moved or (HOST if facts.name in left_out.get(memory, ()) else memory)
-
-    return home
+    return select
 
 
-def in_their_blocks(home: HomeOf, memories: Sequence[str]) -> HomeOf:
-    """Return the same for layers that use the weights of other blocks, which lie where those are (`memories`)."""
+def variant_weight_bufts(
+    variants: Mapping[str, Mapping[str, str]], outer: Mapping[str, str], unsupported: Mapping[str, frozenset[str]]
+) -> SelectBuft:
+    """Return the function that selects the buffer type of a weight, for layers of known variants.
 
-    def found(facts: WeightFacts, memory: str) -> str:
+    `variants`: moved weights, by buffer type of the layer. `outer`: moved weights in no block. `unsupported`: see
+        `weight_bufts`.
+    """
+
+    def select(facts: WeightFacts, buft: str) -> str:
+        moved = variants.get(buft, {}).get(facts.name) or outer.get(facts.name)
+        return moved or (HOST if facts.name in unsupported.get(buft, ()) else buft)
+
+    return select
+
+
+def in_block_bufts(select: SelectBuft, bufts: Sequence[str]) -> SelectBuft:
+    """Return `select` for layers that use weights of another block: `bufts` has the buffer type of each block."""
+
+    def found(facts: WeightFacts, buft: str) -> str:
         if facts.name.startswith("blk."):
-            memory = memories[int(facts.name.split(".", 2)[1])]
-        return home(facts, memory)
+            buft = bufts[int(facts.name.split(".", 2)[1])]
+        return select(facts, buft)
 
     return found

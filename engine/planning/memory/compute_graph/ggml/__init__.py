@@ -1,1 +1,1 @@
-"""The engine's mechanism without data: graph, scheduler, allocator, and how a graph is walked section by section."""
+"""ggml without data: graph, scheduler and allocator, which work on one section of a graph after another."""

@@ -1,9 +1,10 @@
-"""The graph allocator of ggml-alloc.c without memory: offsets in one buffer per memory, and how large each has to be.
+"""ggml-alloc.c without memory: the offset of each tensor in the compute buffer, and the size of each buffer.
 
-Mirrors its rules: inputs first, results in place of a source if the operation allows it (`ggml_gallocr_allocate_node`),
-the best fitting free block otherwise (`ggml_dyn_tallocr_alloc`), and everything but outputs freed after its last
-reader. It goes from section to section of a graph; what it does in one depends on what is in the buffers by then and
-on who reads what later.
+`DynTallocr` mirrors `ggml_dyn_tallocr`, `ChunkedTallocr` the same with several chunks, and `Gallocr` mirrors
+`ggml_gallocr_alloc_graph_impl`: inputs come first, a result reuses the memory of a parent if the operation allows it
+(`ggml_gallocr_allocate_node`), and a tensor is freed after its last use unless it is an output.
+`Gallocr` goes through a graph section by section. A step depends on the section, on the blocks that are in use before
+it (`GallocrState`), and on what later sections read (`LiveOut`).
 """
 
 from __future__ import annotations
@@ -13,16 +14,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from engine.planning.memory.compute_graph.ggml.scheduler import Backend, Copy, Piece, Work
-from engine.planning.memory.compute_graph.ggml.sections import EARLY, FarReachError, Key, is_early, is_shared
+from engine.planning.memory.compute_graph.ggml.scheduler import Backend, Copy, NodeAlloc, SplitSection
+from engine.planning.memory.compute_graph.ggml.sections import EARLY, DistantReadError, Key, is_early, is_shared
 
 _ENDLESS = 1 << 62
+"""Size of the free block at the end of a buffer, in bytes: more than any graph needs."""
 
 
-class Buffer:
-    """Free blocks of a buffer that may grow without end; `size_bytes` is the highest end that was ever taken.
-
-    A block is a place in three lists: they are searched for every tensor, which lists do at once.
+class DynTallocr:
+    """Free blocks of one buffer, sorted by offset. `size_bytes` is the highest end so far (`max_size` of a
+    `tallocr_chunk`).
+    Offsets, sizes and ends are three parallel lists, because `min` and `index` on a list of integers are faster than a
+    loop over blocks. The search runs for every tensor of every graph.
     """
 
     __slots__ = ("_ends", "offsets", "size_bytes", "sizes")
@@ -33,17 +36,24 @@ class Buffer:
         self._ends = [offset + size for offset, size in zip(offsets, sizes, strict=True)]
         self.size_bytes = size_bytes
 
-    def take(self, size: int) -> int:
-        """Return the offset of a new block: the smallest free one that is large enough, the end if there is none."""
+    def alloc(self, size: int) -> int:
+        """Return the offset of a new block (`ggml_dyn_tallocr_alloc`).
+
+        The smallest free block that is large enough is taken. Only if there is none, the last block is: it grows the
+        buffer.
+        """
         sizes = self.sizes
+        # The last block is the free space after everything. ggml leaves it out of its search for the best fit
+        # (`n_free_blocks - 1`), because taking it may grow the buffer.
         best = last = len(sizes) - 1
         if last:
-            # Of equal ones the one furthest behind is taken.
+            # ggml compares with `<=`, so the last of several blocks of the same size wins.
             backwards = sizes[last - 1 :: -1]
             fitting = [free for free in backwards if free >= size]
             if fitting:
                 best -= 1 + backwards.index(min(fitting))
         offset = self.offsets[best]
+        # An exact fit leaves an empty block, which ggml removes at once (`ggml_dyn_tallocr_remove_block`).
         if sizes[best] == size:
             del self.offsets[best], sizes[best], self._ends[best]
         else:
@@ -52,13 +62,15 @@ class Buffer:
         self.size_bytes = max(self.size_bytes, offset + size)
         return offset
 
-    def give_back(self, offset: int, size: int) -> None:
-        """Return a block. It is joined with the first neighbour found and that one's other neighbour, which leaves
-        gaps where blocks of no size lie between, as the engine's does."""
+    def free_bytes(self, offset: int, size: int) -> None:
+        """Free a block and merge it with free neighbours (`ggml_dyn_tallocr_free_bytes`)."""
         offsets, sizes, ends = self.offsets, self.sizes, self._ends
         end = offset + size
+        # `in` and `index` scan the list in C. Two such scans are faster than one loop in Python.
         before = ends.index(offset) if offset in ends else len(ends)
         behind = offsets.index(end) if end in offsets else len(ends)
+        # ggml takes the first block of the list that touches, at whichever side, then merges on that block's other
+        # side. Blocks of size 0 in between stop the second merge; the same gaps remain here.
         if before <= behind and before < len(ends):
             sizes[before] += size
             ends[before] = end
@@ -72,7 +84,7 @@ class Buffer:
             offsets[behind] = offset
             sizes[behind] += size
             return
-        # Blocks of no size may have left the list out of order: it is searched from the start, not halved.
+        # Blocks of size 0 can leave the list unsorted, as in ggml. So search from the start, not by bisection.
         place = next((place for place, start in enumerate(offsets) if start >= offset), len(offsets))
         offsets.insert(place, offset)
         sizes.insert(place, size)
@@ -80,332 +92,401 @@ class Buffer:
 
 
 class Size(NamedTuple):
-    """What a buffer takes, how much of that are the copies for a pipeline beyond the first of each tensor, and of how
-    many buffers it is made."""
+    """Size of a compute buffer.
+
+    `size_bytes`: bytes of all chunks together.
+    `pipeline_bytes`: part of it for the copies of a pipeline beyond the first copy of each tensor.
+    `n_chunks`: number of backend buffers that it consists of.
+    """
 
     size_bytes: int
     pipeline_bytes: int
-    n_parts: int = 1
+    n_chunks: int = 1
 
 
-Held = tuple[Key, str, int, int]
-"""A tensor in a buffer: its name, the memory, first byte and length."""
+TensorAlloc = tuple[Key, str, int, int]
+"""A tensor in a buffer: its name, the buffer type, the offset and the size in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Filled:
-    """Buffers between two sections: free blocks (offsets, sizes) of each memory, and what is read later."""
+class GallocrState:
+    """The buffers between two sections.
+
+    `buffers`: for each buffer type, offsets and sizes of its free blocks.
+    `held`: tensors in the buffers that a later section reads.
+    """
 
     buffers: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...] = ()
-    held: tuple[Held, ...] = ()
+    held: tuple[TensorAlloc, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """What a section asks of memories: how far it fills each buffer, and the bytes of copies and inputs that are kept
-    apart under pipeline parallelism."""
+    """What a section adds to buffers, by buffer type.
+
+    `ends`: the highest end that the section reaches in the buffer, in bytes.
+    `kept`: bytes of inputs and copies that a pipeline keeps for the whole graph. They never share memory.
+    """
 
     ends: tuple[tuple[str, int], ...] = ()
     kept: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Ahead:
-    """What a section has to know of those behind it: copies that they need at the start of a split which begins in it
-    or before, the names of what they read, and the memories that they put something in."""
+class LiveOut:
+    """Liveness at the end of a section: copies, tensors and buffer types that the sections after it need.
+
+    `copies`: copies that later sections need at the start of a split which begins in this section or before.
+    `read`: names of the tensors that later sections read.
+    `bufts`: buffer types that later sections allocate in.
+    """
 
     copies: tuple[Copy, ...] = ()
     read: frozenset[Key] = frozenset()
-    memories: frozenset[str] = frozenset()
+    bufts: frozenset[str] = frozenset()
 
 
-def look_back(piece: Piece, ahead: Ahead, backends: Sequence[Backend]) -> Ahead:
-    """Return what the section before `piece` has to know, given what `piece` has to."""
-    begins, section = len(piece.spans) > 1, piece.section
-    passing = [key for key in ahead.read if is_shared(key) or (is_early(key) and key not in piece.slots)]
-    roots = [copy.root_key for copy in ahead.copies if copy.root_key is not None]
+def live_out_before(split_section: SplitSection, live_out: LiveOut, backends: Sequence[Backend]) -> LiveOut:
+    """Return the liveness before a section, given the liveness `live_out` after it."""
+    begins, section = len(split_section.parts) > 1, split_section.section
+    passing = [key for key in live_out.read if is_shared(key) or (is_early(key) and key not in split_section.slots)]
+    bases = [copy.base_key for copy in live_out.copies if copy.base_key is not None]
+    # The open split begins in this section. So its copies for later sections are made here, and their originals are
+    # read here.
     if begins:
-        passing += roots
-    if piece.early:
-        # What was computed before this section may be read only after it.
-        read = {piece.slots[key] for key in (*ahead.read, *roots) if key in piece.slots}
-        passing += [(0, EARLY, slot) for slot in piece.early if slot in read]
+        passing += bases
+    if split_section.early:
+        # A node that Vulkan computed early may be read only after this section.
+        read = {split_section.slots[key] for key in (*live_out.read, *bases) if key in split_section.slots}
+        passing += [(0, EARLY, slot) for slot in split_section.early if slot in read]
     before = [section.name_before(key) for key in passing if section.is_known_before(key)]
-    here = piece.spans[0].copies
-    copies = [_copy_before(piece, copy) for copy, _, _ in here]
-    # All that reads a copy may have been computed before.
+    here = split_section.parts[0].copies
+    copies = [_copy_before(split_section, copy) for copy, _, _ in here]
+    # A copy is still needed if not all of its readers were computed early.
     still = [
         each.key
         for each, (copy, _, own) in zip(copies, here, strict=True)
-        if piece.reads[own] or copy.key in ahead.read
+        if split_section.use_counts[own] or copy.key in live_out.read
     ]
+    # The split began earlier. A section before this one has to make the copies that later sections need.
     if not begins:
-        behind = [_copy_before(piece, copy) for copy in ahead.copies]
+        behind = [_copy_before(split_section, copy) for copy in live_out.copies]
         copies += behind
-        still += [each.key for each, copy in zip(behind, ahead.copies, strict=True) if copy.key in ahead.read]
-    known = piece.names_before.union([key for key in before if key is not None], still)
-    memories = {backends[span.backend].memory for span in piece.spans if span.backend >= 0}
-    return Ahead(tuple(copies), known, ahead.memories | memories)
+        still += [each.key for each, copy in zip(behind, live_out.copies, strict=True) if copy.key in live_out.read]
+    known = split_section.names_before.union([key for key in before if key is not None], still)
+    bufts = {backends[part.backend].buft for part in split_section.parts if part.backend >= 0}
+    return LiveOut(tuple(copies), known, live_out.bufts | bufts)
 
 
-def _copy_before(piece: Piece, copy: Copy) -> Copy:
-    """Return what the section before calls a copy that its last split begins with."""
-    key = piece.section.name_before(copy.key)
-    root_key = None if copy.root_key is None else piece.section.name_before(copy.root_key)
-    if key is None or root_key is None:
-        raise FarReachError
-    return copy if key == copy.key else replace(copy, key=key, root_key=root_key)
+def _copy_before(split_section: SplitSection, copy: Copy) -> Copy:
+    """Return a copy with the names that its tensors have in the section before."""
+    key = split_section.section.name_before(copy.key)
+    base_key = None if copy.base_key is None else split_section.section.name_before(copy.base_key)
+    if key is None or base_key is None:
+        raise DistantReadError
+    return copy if key == copy.key else replace(copy, key=key, base_key=base_key)
 
 
 Leaf = tuple[Key | None, bool, str, int]
-"""One that the allocator places: its name, whether it is an input, its memory and its size."""
+"""A leaf that the allocator places: name, whether it is an input, buffer type, size in bytes."""
 
 
-def start(leafs: Iterable[Leaf], n_copies: int) -> tuple[Filled, Growth]:
-    """Return buffers with the leafs of the whole graph in them."""
-    buffers: dict[str, Buffer] = {}
+def start(leafs: Iterable[Leaf], n_copies: int) -> tuple[GallocrState, Growth]:
+    """Return the state with the leafs of the whole graph allocated, and their growth."""
+    buffers: dict[str, DynTallocr] = {}
     kept: Counter[str] = Counter()
     held = start_in(leafs, n_copies, buffers, kept)
-    return _filled(buffers, held), _growth(buffers, kept)
+    return _state_of(buffers, held), _growth(buffers, kept)
 
 
-def start_in(leafs: Iterable[Leaf], n_copies: int, buffers: dict[str, Buffer], kept: Counter[str]) -> list[Held]:
-    """Place the leafs of the whole graph in these buffers, and add up in `kept` what is apart."""
-    held: list[Held] = []
-    for key, is_input, memory, size in leafs:
+def start_in(
+    leafs: Iterable[Leaf], n_copies: int, buffers: dict[str, DynTallocr], kept: Counter[str]
+) -> list[TensorAlloc]:
+    """Allocate the leafs of the whole graph in these buffers. Add the bytes that a pipeline keeps to `kept`."""
+    held: list[TensorAlloc] = []
+    for key, is_input, buft, size in leafs:
+        # With a pipeline the scheduler marks inputs and their copies as outputs (pass 5 of
+        # `ggml_backend_sched_split_graph`), so gallocr never frees them.
         if n_copies > 1 and is_input:
-            kept[memory] += size * n_copies
+            kept[buft] += size * n_copies
             continue
-        offset = buffers.setdefault(memory, Buffer()).take(size)
+        offset = buffers.setdefault(buft, DynTallocr()).alloc(size)
         if key is not None:
-            held.append((key, memory, offset, size))
+            held.append((key, buft, offset, size))
     return held
 
 
-def _filled(buffers: dict[str, Buffer], held: Sequence[Held]) -> Filled:
-    return Filled(
-        tuple([(memory, tuple(found.offsets), tuple(found.sizes)) for memory, found in buffers.items()]), tuple(held)
+def _state_of(buffers: dict[str, DynTallocr], held: Sequence[TensorAlloc]) -> GallocrState:
+    """Return the buffers as a value."""
+    return GallocrState(
+        tuple([(buft, tuple(found.offsets), tuple(found.sizes)) for buft, found in buffers.items()]), tuple(held)
     )
 
 
-def _growth(buffers: dict[str, Buffer], kept: dict[str, int]) -> Growth:
-    return Growth(tuple([(memory, found.size_bytes) for memory, found in buffers.items()]), tuple(kept.items()))
+def _growth(buffers: dict[str, DynTallocr], kept: dict[str, int]) -> Growth:
+    """Return the sizes that buffers have reached as a value."""
+    return Growth(tuple([(buft, found.size_bytes) for buft, found in buffers.items()]), tuple(kept.items()))
 
 
 def joined(growths: Sequence[Growth]) -> Growth:
-    """Return what several sections ask of memories together."""
+    """Return the growth of several sections together."""
     ends: dict[str, int] = {}
     kept: Counter[str] = Counter()
     for growth in growths:
-        for memory, end in growth.ends:
-            ends[memory] = max(ends.get(memory, 0), end)
-        for memory, size in growth.kept:
-            kept[memory] += size
+        for buft, end in growth.ends:
+            ends[buft] = max(ends.get(buft, 0), end)
+        for buft, size in growth.kept:
+            kept[buft] += size
     return Growth(tuple(ends.items()), tuple(kept.items()))
 
 
-class Allocation:
-    """Fills buffers with one piece after another."""
+class Gallocr:
+    """Allocates the nodes of one section after another."""
 
     def __init__(self, backends: Sequence[Backend], n_copies: int) -> None:
         self._backends = backends
         self._n_copies = n_copies
 
-    def fill(self, piece: Piece, ahead: Ahead, before: Filled) -> tuple[Filled, Growth]:
-        """Return the buffers behind `piece`, and what it asked of them."""
-        buffers = {memory: Buffer(offsets, sizes) for memory, offsets, sizes in before.buffers}
-        step = _Step(self._backends, self._n_copies, piece, ahead, before.held, buffers)
-        step.run(piece)
+    def fill(self, split_section: SplitSection, live_out: LiveOut, before: GallocrState) -> tuple[GallocrState, Growth]:
+        """Return the buffers after a section, and the growth of the section."""
+        buffers = {buft: DynTallocr(offsets, sizes) for buft, offsets, sizes in before.buffers}
+        step = _SectionAlloc(self._backends, self._n_copies, split_section, live_out, before.held, buffers)
+        step.run(split_section)
         return step.finish()
 
-    def fill_on(self, piece: Piece, ahead: Ahead, held: Sequence[Held], buffers: dict[str, Buffer]) -> Sequence[Held]:
-        """Fill these buffers further, and return what is read behind `piece`."""
-        step = _Step(self._backends, self._n_copies, piece, ahead, held, buffers)
-        step.run(piece)
+    def allocate_into(
+        self,
+        split_section: SplitSection,
+        live_out: LiveOut,
+        held: Sequence[TensorAlloc],
+        buffers: dict[str, DynTallocr],
+    ) -> Sequence[TensorAlloc]:
+        """Allocate a section in these buffers. Return the tensors in them that later sections read."""
+        step = _SectionAlloc(self._backends, self._n_copies, split_section, live_out, held, buffers)
+        step.run(split_section)
         return step.finish()[0].held
 
 
-class _Step:
-    """The work on one piece. What lies in a slot of the piece, or in one behind those if the piece does not know it, is
-    told by `_blocks`: memory, first byte and length."""
+class _SectionAlloc:
+    """Allocates one section. `_blocks` has for each slot its buffer type, offset and size, or None if it is free.
+
+    The slots of the section come first. Tensors that only pass through the section get slots after these.
+    """
 
     def __init__(
         self,
         backends: Sequence[Backend],
         n_copies: int,
-        piece: Piece,
-        ahead: Ahead,
-        held: Sequence[Held],
-        buffers: dict[str, Buffer],
+        split_section: SplitSection,
+        live_out: LiveOut,
+        held: Sequence[TensorAlloc],
+        buffers: dict[str, DynTallocr],
     ) -> None:
         self._backends = backends
         self._n_copies = n_copies
-        self._piece = piece
-        self._ahead = ahead
+        self._split_section = split_section
+        self._live_out = live_out
         self._buffers = buffers
         self._kept: dict[str, int] = {}
-        self._reads = reads = [*piece.reads]
-        self._slots = piece.slots
-        self._passed = [*piece.passed]
-        self._blocks: list[tuple[str, int, int] | None] = [None] * len(reads)
+        self._use_counts = use_counts = [*split_section.use_counts]
+        self._slots = split_section.slots
+        self._passed = [*split_section.passed]
+        self._blocks: list[tuple[str, int, int] | None] = [None] * len(use_counts)
+        # Tensors of earlier sections keep the offsets at which they were allocated.
         for key, *block in held:
             self._blocks[self._slot(key)] = (block[0], block[1], block[2])  # type: ignore[assignment]
-        for copy in ahead.copies:
+        for copy in live_out.copies:
             self._slot(copy.key)
-            assert copy.root_key is not None
-            self._reads[self._slot(copy.root_key)] += piece.spans[-1].is_new
-        for key in ahead.read:
+            assert copy.base_key is not None
+            # A copy for later sections is one more use of its original, if this section begins the split and so makes
+            # the copy.
+            self._use_counts[self._slot(copy.base_key)] += split_section.parts[-1].is_new
+        # One extra use stands for all readers in later sections, so the tensor is not freed in this one.
+        for key in live_out.read:
             slot = self._slots.get(key)
             if slot is not None:
-                reads[slot] += 1
-        for span in piece.spans:
-            if span.is_new:
-                for _, slot, _ in span.copies:
-                    reads[slot] += 1
+                use_counts[slot] += 1
+        for part in split_section.parts:
+            if part.is_new:
+                # Making the copy is a use of the original, at the start of the split.
+                for _, slot, _ in part.copies:
+                    use_counts[slot] += 1
 
     def _slot(self, key: Key) -> int:
-        """Return the slot of a name, a new one if the piece does not know it."""
+        """Return the slot of a name. The name gets a new slot if the section does not know it."""
         found = self._slots.get(key)
         if found is None:
-            if self._slots is self._piece.slots:
+            if self._slots is self._split_section.slots:
+                # Copy on write: the table of the section is shared by all layouts that contain the section.
                 self._slots = self._slots.copy()
-            found = self._slots[key] = len(self._reads)
-            passed = self._piece.section.name_after(key)
+            found = self._slots[key] = len(self._use_counts)
+            passed = self._split_section.section.name_after(key)
             if passed is not None:
                 self._passed.append((found, passed))
-            self._reads.append(0)
+            self._use_counts.append(0)
             self._blocks.append(None)
         return found
 
-    def run(self, piece: Piece) -> None:
-        last = piece.spans[-1]
-        for span in piece.spans:
-            if span.is_new:
-                for copy, slot, own in span.copies:
-                    self._done_with(slot)
-                    self._place_copy(copy, own)
-                for copy in self._ahead.copies if span is last else ():
-                    assert copy.root_key is not None
-                    self._done_with(self._slots[copy.root_key])
-                    self._place_copy(copy, self._slots[copy.key])
-            if span.work:
-                self._place(self._backends[span.backend].memory, span.work)
+    def run(self, split_section: SplitSection) -> None:
+        """Allocate the copies and nodes of each part, in the order of the splits."""
+        last = split_section.parts[-1]
+        for part in split_section.parts:
+            if part.is_new:
+                for copy, slot, own in part.copies:
+                    self._drop_use(slot)
+                    self._allocate_copy(copy, own)
+                for copy in self._live_out.copies if part is last else ():
+                    assert copy.base_key is not None
+                    self._drop_use(self._slots[copy.base_key])
+                    self._allocate_copy(copy, self._slots[copy.key])
+            if part.node_allocs:
+                self._place(self._backends[part.backend].buft, part.node_allocs)
 
-    def _place(self, memory: str, work: Sequence[Work]) -> None:
-        """Place the results of nodes, and give back what is not read any more behind each."""
-        blocks, reads = self._blocks, self._reads
-        buffer = self._buffers.get(memory)
-        for number, size, alike, sources in work:
-            if number >= 0 and not (alike and self._reuse(number, size, memory, alike)):
+    def _place(self, buft: str, node_allocs: Sequence[NodeAlloc]) -> None:
+        """Allocate the results of nodes, and free each parent after its last use."""
+        blocks, use_counts = self._blocks, self._use_counts
+        # A buffer is only made when a node needs memory in it. A buffer type without nodes must have no buffer.
+        buffer = self._buffers.get(buft)
+        for number, size, reusable, sources in node_allocs:
+            if number >= 0 and not (reusable and self._reuse_parent(number, size, buft, reusable)):
                 if buffer is None:
-                    buffer = self._buffer(memory)
-                blocks[number] = (memory, buffer.take(size), size)
+                    buffer = self._buffer(buft)
+                blocks[number] = (buft, buffer.alloc(size), size)
             for source in sources:
-                reads[source] -= 1
-                if not reads[source] and (block := blocks[source]) is not None:
+                use_counts[source] -= 1
+                if not use_counts[source] and (block := blocks[source]) is not None:
                     blocks[source] = None
-                    self._buffers[block[0]].give_back(block[1], block[2])
+                    self._buffers[block[0]].free_bytes(block[1], block[2])
 
-    def finish(self) -> tuple[Filled, Growth]:
-        """Return the buffers for the next section, and what was asked of them."""
-        held: list[Held] = []
-        memories = self._ahead.memories
+    def finish(self) -> tuple[GallocrState, Growth]:
+        """Return the buffers for the next section, and the growth of this one."""
+        held: list[TensorAlloc] = []
+        bufts = self._live_out.bufts
         for slot, name in self._passed:
             block = self._blocks[slot]
-            if block is not None and self._reads[slot] > 0 and block[0] in memories:
+            # The state holds nothing that later sections do not use. The fewer states differ, the more steps come from
+            # the cache.
+            if block is not None and self._use_counts[slot] > 0 and block[0] in bufts:
                 held.append((name, *block))
-        left = {memory: found for memory, found in self._buffers.items() if memory in memories}
-        return _filled(left, held), _growth(self._buffers, self._kept)
+        left = {buft: found for buft, found in self._buffers.items() if buft in bufts}
+        return _state_of(left, held), _growth(self._buffers, self._kept)
 
-    def _buffer(self, memory: str) -> Buffer:
-        found = self._buffers.get(memory)
+    def _buffer(self, buft: str) -> DynTallocr:
+        """Return the buffer of a type, a new one if there is none."""
+        found = self._buffers.get(buft)
         if found is None:
-            found = self._buffers[memory] = Buffer()
+            found = self._buffers[buft] = DynTallocr()
         return found
 
-    def _place_copy(self, copy: Copy, slot: int) -> None:
-        memory = self._backends[copy.backend].memory
+    def _allocate_copy(self, copy: Copy, slot: int) -> None:
+        """Allocate a copy at the start of its split. A pipeline keeps its copies for the whole graph."""
+        buft = self._backends[copy.backend].buft
         if self._n_copies > 1:
-            self._kept[memory] = self._kept.get(memory, 0) + copy.size_bytes * self._n_copies
+            # One copy for each micro batch in flight. All are marked as outputs (`ggml_set_output`), so none of them
+            # shares memory.
+            self._kept[buft] = self._kept.get(buft, 0) + copy.size_bytes * self._n_copies
         else:
-            self._blocks[slot] = (memory, self._buffer(memory).take(copy.size_bytes), copy.size_bytes)
+            self._blocks[slot] = (buft, self._buffer(buft).alloc(copy.size_bytes), copy.size_bytes)
 
-    def _reuse(self, number: int, size: int, memory: str, alike: Sequence[int]) -> bool:
-        """Put a node in the place of a source of the same layout that nothing else reads."""
-        for slot in alike:
+    def _reuse_parent(self, number: int, size: int, buft: str, reusable: Sequence[int]) -> bool:
+        """Give a node the memory of a parent that nothing else reads; return whether there is one.
+
+        Mirrors the loop over parents in `ggml_gallocr_allocate_node`, with `ggml_gallocr_free_extra_space`.
+        """
+        for slot in reusable:
             block = self._blocks[slot]
-            if block is None or self._reads[slot] != 1:
+            # `n_children == 1 && n_views == 0` in ggml: the node itself is the only remaining reader.
+            if block is None or self._use_counts[slot] != 1:
                 continue
             self._blocks[slot] = None
             held, offset, had = block
-            if held != memory:
-                backend = next(each for each in self._backends if each.memory == held)
-                size = backend.size_of(self._piece.section.tensors[number])
+            # The free space at the end is counted in the parent's buffer, by that buffer's alignment.
+            if held != buft:
+                backend = next(each for each in self._backends if each.buft == held)
+                size = backend.size_of(self._split_section.section.tensors[number])
             if had > size:
-                self._buffers[held].give_back(offset + size, had - size)
+                self._buffers[held].free_bytes(offset + size, had - size)
             self._blocks[number] = (held, offset, size)
             return True
         return False
 
-    def _done_with(self, slot: int) -> None:
-        self._reads[slot] -= 1
+    def _drop_use(self, slot: int) -> None:
+        """Count one use of a slot less, and free its block after the last one."""
+        self._use_counts[slot] -= 1
         block = self._blocks[slot]
-        if self._reads[slot] == 0 and block is not None:
+        if self._use_counts[slot] == 0 and block is not None:
             self._blocks[slot] = None
-            self._buffers[block[0]].give_back(block[1], block[2])
+            self._buffers[block[0]].free_bytes(block[1], block[2])
 
 
-_MOST_PARTS = 16
-"""`GGML_VBUFFER_MAX_CHUNKS`: the last part takes all that is left."""
-_APART = 1 << 62
-"""Between the first bytes of two parts."""
+_VBUFFER_MAX_CHUNKS = 16
+"""`GGML_VBUFFER_MAX_CHUNKS`. The last chunk has no limit (`ggml_dyn_tallocr_new_chunk`)."""
+_CHUNK_STRIDE = 1 << 62
+"""Distance of the first bytes of two chunks in an offset, so that one integer names chunk and offset."""
 
 
-def n_parts(buffer: Buffer) -> int:
-    """Return of how many buffers one is made."""
-    return len(buffer.parts) if isinstance(buffer, DividedBuffer) else 1
+def n_chunks(buffer: DynTallocr) -> int:
+    """Return the number of backend buffers that a buffer consists of."""
+    return len(buffer.chunks) if isinstance(buffer, ChunkedTallocr) else 1
 
 
-class DividedBuffer(Buffer):
-    """Parts of at most `most_bytes` each; one is larger only for a tensor that is. An offset tells the part too."""
+class ChunkedTallocr(DynTallocr):
+    """A buffer in chunks of at most `max_buffer_bytes` (`ggml_dyn_tallocr` with `max_chunk_size`).
 
-    __slots__ = ("_most_bytes", "parts")
+    A chunk is larger if a single tensor is. An offset is `chunk * _CHUNK_STRIDE` plus the offset in the chunk.
+    """
 
-    def __init__(self, most_bytes: int) -> None:
+    __slots__ = ("_max_buffer_bytes", "chunks")
+
+    def __init__(self, max_buffer_bytes: int) -> None:
         super().__init__()
-        self._most_bytes = most_bytes
-        self.parts: list[Buffer] = []
+        self._max_buffer_bytes = max_buffer_bytes
+        self.chunks: list[DynTallocr] = []
 
-    def take(self, size: int) -> int:
-        """Return the offset of a new block: one that fits between others, the last such part's smallest; else the end
-        of the part that has to grow least; else a new part."""
-        number = self._with_gap(size)
+    def alloc(self, size: int) -> int:
+        """Return the offset of a new block (`ggml_dyn_tallocr_alloc`).
+
+        The order of choice is: a gap between blocks, in the last chunk that has a suitable one; the end of the chunk
+        that has to grow least; a new chunk.
+        """
+        number = self._chunk_with_gap(size)
         if number is None:
-            number = self._with_end(size)
+            number = self._chunk_with_end(size)
         if number is None:
-            number = len(self.parts)
-            is_last = number == _MOST_PARTS - 1
-            self.parts.append(Buffer(sizes=(_APART // 2 if is_last else max(size, self._most_bytes),)))
-        offset = self.parts[number].take(size)
-        self.size_bytes = sum(part.size_bytes for part in self.parts)
-        return number * _APART + offset
+            number = len(self.chunks)
+            # As `ggml_dyn_tallocr_new_chunk`: a tensor that is larger than a chunk gets a chunk of its size. The last
+            # chunk has virtually endless memory, so reserving never fails.
+            is_last = number == _VBUFFER_MAX_CHUNKS - 1
+            self.chunks.append(
+                DynTallocr(sizes=(_CHUNK_STRIDE // 2 if is_last else max(size, self._max_buffer_bytes),))
+            )
+        offset = self.chunks[number].alloc(size)
+        self.size_bytes = sum(chunk.size_bytes for chunk in self.chunks)
+        return number * _CHUNK_STRIDE + offset
 
-    def give_back(self, offset: int, size: int) -> None:
-        """Return a block to its part."""
-        number, inside = divmod(offset, _APART)
-        self.parts[number].give_back(inside, size)
+    def free_bytes(self, offset: int, size: int) -> None:
+        """Free a block in its chunk."""
+        number, inside = divmod(offset, _CHUNK_STRIDE)
+        self.chunks[number].free_bytes(inside, size)
 
-    def _with_gap(self, size: int) -> int | None:
-        numbers = range(len(self.parts) - 1, -1, -1)
-        return next((each for each in numbers if any(free >= size for free in self.parts[each].sizes[:-1])), None)
+    def _chunk_with_gap(self, size: int) -> int | None:
+        """Return the last chunk with a large enough gap between its blocks, None if there is none."""
+        # ggml resets `best_fit_size` for each chunk. So the last chunk with a suitable block wins, not the best fit of
+        # all.
+        numbers = range(len(self.chunks) - 1, -1, -1)
+        return next((each for each in numbers if any(free >= size for free in self.chunks[each].sizes[:-1])), None)
 
-    def _with_end(self, size: int) -> int | None:
+    def _chunk_with_end(self, size: int) -> int | None:
+        """Return the chunk whose end fits best (`reuse_factor` in `ggml_dyn_tallocr_alloc`), None if none is large
+        enough."""
         found: int | None = None
-        best = -_APART
-        for number, part in enumerate(self.parts):
-            if not part.sizes or part.sizes[-1] < size:
+        best = -_CHUNK_STRIDE
+        for number, chunk in enumerate(self.chunks):
+            if not chunk.sizes or chunk.sizes[-1] < size:
                 continue
-            left = part.size_bytes - part.offsets[-1] - size
+            # Negative: bytes by which the chunk would grow. Otherwise: allocated bytes that would stay unused. A chunk
+            # that need not grow wins, and the smaller difference among equals.
+            left = chunk.size_bytes - chunk.offsets[-1] - size
             if (best < 0 and left > best) or 0 <= left < best:
                 found, best = number, left
         return found

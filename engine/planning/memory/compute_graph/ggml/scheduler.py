@@ -1,7 +1,8 @@
-"""Which backend computes what, where the graph is cut, and what is copied over the cuts (ggml's scheduler).
+"""The scheduler of ggml-backend.cpp: the backend of each node, the boundaries of splits, and their copies.
 
-It works on sections of a graph one after the other. What it finds for one depends on its neighbours and on what was
-copied before, and on nothing else, so that callers may remember it. Tensors go by their numbers in their section.
+Mirrors the five passes of `ggml_backend_sched_split_graph`. It works on one section of a graph after another. The
+result for a section depends on its neighbours and on the split that is still open before it, and on nothing else, so
+callers may cache it. Tensors go by their index in the section.
 """
 
 from __future__ import annotations
@@ -17,71 +18,86 @@ from engine.planning.memory.compute_graph.ggml.sections import (
     Key,
     Node,
     Section,
-    is_alike,
-    memory_at,
+    are_same_layout,
+    buft_at,
     pin_at,
 )
 
-PIPELINE_COPIES = 4
-"""`GGML_SCHED_MAX_COPIES`: under pipeline parallelism inputs of the graph and of its parts are kept this often."""
-_GO_ALONG = ("rope", "flash_attn")
-"""Operations that run where their neighbours do, whatever they read."""
+SCHED_MAX_COPIES = 4
+"""`GGML_SCHED_MAX_COPIES`: copies of each input of the graph and of its splits in a pipeline."""
+_IGNORE_WEIGHTS = ("rope", "flash_attn")
+"""Operations whose backend does not follow from the weights that they read, because RoPE factors and attention sinks
+are small (`ggml_backend_sched_backend_id_from_cur`)."""
 HOST = "host"
-"""Memory of host weights and caches that every CPU backend can use and that devices may copy from."""
+"""Buffer type of host memory. Every CPU backend can use it, and devices can copy from it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """One entry of the scheduler. `memory` names where its results go; entries of one device share it.
+    """One backend of the scheduler; an entry of the device list makes one, and the CPU is the last.
 
-    `supports`: whether an operation can run there, None where all can; `unreadable`: memories that it can only read
-    copies of; `offloads`: whether it takes over an operation whose weight is on the host; `alloc_size`: what a tensor
-    takes in its memory; `reorders`: whether it computes in an order of its own; `most_bytes`: its largest buffer, None:
-    any.
+    `buft`: buffer type of its results; entries of one device share it.
+    `alignment`: of tensors in that buffer type, in bytes.
+    `supports_op`: whether it computes a node; None if it computes all.
+    `unreadable`: buffer types that it can only read copies of (the inverse of `supports_buft`).
+    `offload_op`: whether it takes over nodes whose weight is in host memory.
+    `alloc_size`: bytes of a tensor in `buft`, before alignment (`get_alloc_size`).
+    `reorders`: whether it computes the nodes of a split in another order (`graph_optimize`).
+    `max_buffer_bytes`: its largest buffer (`get_max_size`); None for any size.
     """
 
-    memory: str
+    buft: str
     is_cpu: bool
     alignment: int
-    supports: Callable[[Tensor], bool] | None
+    supports_op: Callable[[Tensor], bool] | None
     unreadable: frozenset[str]
-    offloads: bool
+    offload_op: bool
     alloc_size: Callable[[Tensor], int]
     reorders: bool = False
-    most_bytes: int | None = None
+    max_buffer_bytes: int | None = None
 
     def size_of(self, tensor: Tensor) -> int:
-        """Return what `tensor` takes in the backend's memory, rounded up to its alignment."""
+        """Return the bytes of `tensor` in the backend's buffer type, rounded up to its alignment."""
         return (self.alloc_size(tensor) + self.alignment - 1) & ~(self.alignment - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a layer is: its memory, the backend that its norms are pinned to (-1: none), and which sort of devices it
-    is of, by the weights that they have no kernel for."""
+    """Where a layer is.
 
-    memory: str
+    `buft`: buffer type of its device.
+    `pin`: index of the backend that its norms are pinned to (`llama_context::graph_get_cb`); -1 for none.
+    `kernel_class`: number of the class of devices that leave the same weights to the host.
+    """
+
+    buft: str
     pin: int
-    left_out: int
+    kernel_class: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bound:
-    """A section on devices. For each tensor: the memory of a leaf that has one, the backend where that is certain from
-    the start (-1 where not), and a bit for each backend that cannot compute it. `fused`: operations that are one as
-    long as they are on their layer's device, with the memory of that."""
+    """A section on devices, after pass 1 of the scheduler.
+
+    `bufts`: buffer type of each tensor that has one before allocation.
+    `backend_ids`: backend of each tensor; -1 if pass 1 assigns none.
+    `fused`: see `Graph`.
+    `unsupported`: for each tensor a bit mask of the backends that cannot compute it.
+    """
 
     section: Section
-    homes: list[str | None]
-    natural: list[int]
+    bufts: list[str | None]
+    backend_ids: list[int]
     fused: tuple[tuple[int, str], ...]
-    unable: list[int]
+    unsupported: list[int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Assigned:
-    """A section with a backend for each tensor that it computes or reads (-1: none); `involved` are those that
-    compute."""
+    """A section after pass 4: `backend_ids` has a backend for each tensor that it computes or reads.
+
+    `involved`: the backends that compute nodes of it.
+    """
 
     bound: Bound
     backends: list[int]
@@ -90,43 +106,51 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A copy for a backend, of `size_bytes`; `root_key` names what it is a copy of, or what that is a view of: None
-    where only one section knows it."""
+    """A copy of a tensor for a backend (an input of a split).
+
+    `base_key`: name of the copied tensor or of its `view_src`; None if only one section knows it.
+    """
 
     key: Key
-    root_key: Key | None
+    base_key: Key | None
     backend: int
     size_bytes: int
 
 
-Work = tuple[int, int, tuple[int, ...], tuple[int, ...]]
-"""A node at work: its slot (-1: its result has no place of its own), what that takes, the slots whose place it may
-take, and the slots that it reads."""
+NodeAlloc = tuple[int, int, tuple[int, ...], tuple[int, ...]]
+"""A node for the allocator: its slot, its size in bytes, slots of the parents whose memory it may reuse, and slots of
+its sources. The slot is -1 if the node needs no memory of its own."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Span:
-    """Nodes of one split inside a section; `is_new`: the split begins here, else in a section before; `copies` at its
-    start, each with the slot of what is copied and its own."""
+class SplitPart:
+    """The nodes of one split that are in one section.
+
+    `is_new`: the split begins here; otherwise it began in an earlier section.
+    `copies`: inputs of a new split, each with the slot of its original and its own slot.
+    """
 
     backend: int
     is_new: bool
     copies: list[tuple[Copy, int, int]] = field(default_factory=list)
-    work: list[Work] = field(default_factory=list)
+    node_allocs: list[NodeAlloc] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Piece:
-    """A section cut into spans. What needs a place has a slot: tensors that of their number, copies those behind.
-
-    `reads`: how often each slot is read, and once more what is kept for good; `slots`: of what other sections know, by
-    name; `passed`: those that the next one may know, with their names there; `names_before`: what the nodes and the
-    copies of new splits read, by the names in the section before; `early`: slots that sections before this one fill.
+class SplitSection:
+    """A section cut into parts of splits. Everything that may need memory has a slot: a tensor its index, copies come
+    after.
+    `use_counts`: number of uses of each slot (`n_children` and `n_views` of ggml-alloc), and one more if it is an
+        output.
+    `slots`: slot of each name that other sections know.
+    `passed`: slots that the next section may know, with their names there.
+    `names_before`: names, in the section before, of what the nodes and the copies of new splits read.
+    `early`: slots that an earlier section computes (see `vulkan_order`).
     """
 
     section: Section
-    spans: tuple[Span, ...]
-    reads: tuple[int, ...]
+    parts: tuple[SplitPart, ...]
+    use_counts: tuple[int, ...]
     slots: dict[Key, int]
     passed: tuple[tuple[int, Key], ...]
     names_before: frozenset[Key]
@@ -134,8 +158,8 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """Where cutting stands between two sections: the backend of the split, whether it has inputs, and all copies."""
+class OpenSplit:
+    """The split that is still open at the end of a section: its backend, whether it has inputs, and all copies."""
 
     backend: int = -1
     has_inputs: bool = False
@@ -143,7 +167,8 @@ class Cut:
 
 
 def offload_batch(node: Tensor) -> int:
-    """Return the batch that a device compares with its minimum before it takes over an operation."""
+    """Return the batch size that a device compares with `GGML_OP_OFFLOAD_MIN_BATCH` (`get_op_batch_size` in
+    ggml-cuda.cu)."""
     if node.op == "get_rows":
         return 0
     if node.op == "mul_mat":
@@ -154,8 +179,7 @@ def offload_batch(node: Tensor) -> int:
 
 
 class Scheduler:
-    """Assigns and cuts sections for a list of backends, of which the last is the CPU; `pins`: backend of each device
-    that norms are pinned to."""
+    """Assigns and splits sections for a list of backends, of which the last is the CPU."""
 
     def __init__(
         self,
@@ -166,124 +190,148 @@ class Scheduler:
         offload_batch: int,
     ) -> None:
         self.backends = tuple(backends)
-        self.n_copies = PIPELINE_COPIES if pipeline else 1
+        self.n_copies = SCHED_MAX_COPIES if pipeline else 1
+        # `ggml_backend_sched_new` asserts that the last backend is the CPU. It has the lowest priority and computes
+        # every operation.
         self._last = len(backends) - 1
-        self._op_offload = op_offload and any(backend.offloads for backend in backends)
+        self._op_offload = op_offload and any(backend.offload_op for backend in backends)
         self._offload_batch = offload_batch
-        self._repeats = len({backend.memory for backend in backends}) < len(backends)
-        self._deciding: dict[Callable[[Tensor], bool], int] = {}
+        self._repeats = len({backend.buft for backend in backends}) < len(backends)
+        self._supports_op: dict[Callable[[Tensor], bool], int] = {}
         self._unreadable: dict[str, int] = {}
         for index, backend in enumerate(backends):
-            if backend.supports is not None:
-                self._deciding[backend.supports] = self._deciding.get(backend.supports, 0) | 1 << index
-            for memory in backend.unreadable:
-                self._unreadable[memory] = self._unreadable.get(memory, 0) | 1 << index
-        self._works: dict[tuple[Section, int], list[Work]] = {}
-        self._incapable: dict[Section, list[int]] = {}
-        self._certain: dict[Section, tuple[Node, ...]] = {}
+            if backend.supports_op is not None:
+                # Devices of one kind share a function, so a node is checked once for each kind and not for each device.
+                self._supports_op[backend.supports_op] = self._supports_op.get(backend.supports_op, 0) | 1 << index
+            for buft in backend.unreadable:
+                self._unreadable[buft] = self._unreadable.get(buft, 0) | 1 << index
+        self._node_allocs_of: dict[tuple[Section, int], list[NodeAlloc]] = {}
+        self._unsupported_ops: dict[Section, list[int]] = {}
+        self._assignable: dict[Section, tuple[Node, ...]] = {}
         self._named: dict[Section, tuple[dict[Key, int], tuple[tuple[int, Key], ...]]] = {}
-        self._holders: dict[str, list[int]] = {}
+        self._backends_by_buft: dict[str, list[int]] = {}
         for index, backend in enumerate(backends):
-            self._holders.setdefault(HOST if backend.is_cpu else backend.memory, []).append(index)
+            self._backends_by_buft.setdefault(HOST if backend.is_cpu else backend.buft, []).append(index)
 
     # ------------------------------------------------------------------ passes 1 to 4: assignment
 
     def bind(self, section: Section, places: Mapping[int, Place]) -> Bound:
-        """Put a section on devices, given the places of the layers whose memories it uses."""
-        named = {memory_at(number, place.left_out): place.memory for number, place in places.items()}
+        """Run pass 1: assign nodes that are pinned, pre-allocated or read weights. `places`: of the layers that it
+        refers to."""
+        named = {buft_at(number, place.kernel_class): place.buft for number, place in places.items()}
         pins = {pin_at(number): place.pin for number, place in places.items()}
         pins[ON_CPU] = self._last
         tensors = section.tensors
-        homes: list[str | None] = [None] * len(tensors)
-        natural = [-1] * len(tensors)
+        bufts: list[str | None] = [None] * len(tensors)
+        backend_ids = [-1] * len(tensors)
         for number in section.leafs:
             leaf = tensors[number]
-            if leaf.home is not None:
-                home = homes[number] = named.get(leaf.home, leaf.home)
-                natural[number] = self._first_that_holds(home, 0)
+            # Pass 1 for leafs: weights and caches go to the backend of their buffer, inputs to the last backend (the
+            # CPU).
+            if leaf.buft is not None:
+                buft = bufts[number] = named.get(leaf.buft, leaf.buft)
+                backend_ids[number] = self._backend_from_buffer(buft, 0)
             elif leaf.is_input:
-                natural[number] = self._last
-        unable = self._unable(section, homes)
-        for node in self._may_be_certain(section):
+                backend_ids[number] = self._last
+        unsupported = self._find_unsupported(section, bufts)
+        for node in self._assignable_nodes(section):
             number = node.number
             place = tensors[number].backend
             place = pins.get(place, place)
             if place == -1:
-                place = self._natural(section, number, node.weights, homes, unable[number])
+                place = self._backend_id_from_cur(section, number, node.weights, bufts, unsupported[number])
             if place != -1:
-                natural[number] = place
-        fused = tuple((number, named.get(memory, memory)) for number, memory in section.fused)
-        return Bound(section, homes, natural, fused, unable)
+                backend_ids[number] = place
+        fused = tuple((number, named.get(buft, buft)) for number, buft in section.fused)
+        return Bound(section, bufts, backend_ids, fused, unsupported)
 
-    def _unable(self, section: Section, homes: Sequence[str | None]) -> list[int]:
-        incapable = self._incapable.get(section)
+    def _find_unsupported(self, section: Section, bufts: Sequence[str | None]) -> list[int]:
+        """Return for each tensor a bit mask of the backends that cannot compute it."""
+        # Whether there is a kernel depends on shapes and types, so it is found once for a section. The buffers that a
+        # node reads change from layout to layout.
+        incapable = self._unsupported_ops.get(section)
         if incapable is None:
-            incapable = self._incapable[section] = [0] * len(homes)
+            incapable = self._unsupported_ops[section] = [0] * len(bufts)
             for node in section.nodes:
-                for supports, backends in self._deciding.items():
-                    if not supports(section.tensors[node.number]):
+                for supports_op, backends in self._supports_op.items():
+                    if not supports_op(section.tensors[node.number]):
                         incapable[node.number] |= backends
         blind = self._unreadable
         if not blind:
             return incapable
+        # A copy, because all placements of the section share `incapable`.
         found = incapable.copy()
         for node in section.nodes:
             for source in node.sources:
-                home = homes[source]
-                if home is not None:
-                    found[node.number] |= blind.get(home, 0)
+                buft = bufts[source]
+                if buft is not None:
+                    found[node.number] |= blind.get(buft, 0)
         return found
 
-    def _may_be_certain(self, section: Section) -> tuple[Node, ...]:
-        """Return the nodes that may have a backend from the start: pinned ones, views of what has a memory, and those
-        that read weights."""
-        found = self._certain.get(section)
+    def _assignable_nodes(self, section: Section) -> tuple[Node, ...]:
+        """Return the nodes that pass 1 may assign: pinned nodes, views of pre-allocated tensors, and readers of
+        weights."""
+        found = self._assignable.get(section)
         if found is None:
-            tensors, roots = section.tensors, section.roots
-            found = self._certain[section] = tuple(
+            tensors, bases = section.tensors, section.bases
+            found = self._assignable[section] = tuple(
                 node
                 for node in section.nodes
                 if tensors[node.number].backend != -1
-                or tensors[roots[node.number]].home is not None
-                or (node.weights and tensors[node.number].op not in _GO_ALONG)
+                or tensors[bases[node.number]].buft is not None
+                or (node.weights and tensors[node.number].op not in _IGNORE_WEIGHTS)
             )
         return found
 
-    def _holds(self, backend: int, home: str) -> bool:
+    def _supports_buft(self, backend: int, buft: str) -> bool:
+        """Return whether a backend can use a buffer type (`ggml_backend_supports_buft`)."""
         found = self.backends[backend]
-        return found.is_cpu if home == HOST else found.memory == home
+        return found.is_cpu if buft == HOST else found.buft == buft
 
-    def _first_that_holds(self, home: str, unable: int) -> int:
-        """Return the first backend that can use the memory `home` and is not `unable`, -1 if there is none."""
-        for index in self._holders.get(home, ()):
-            if not unable >> index & 1:
+    def _backend_from_buffer(self, buft: str, unsupported: int) -> int:
+        """Return the first backend that can use `buft` and is not in the mask `unsupported`; -1 if there is none.
+
+        Mirrors `ggml_backend_sched_backend_from_buffer`.
+        """
+        for index in self._backends_by_buft.get(buft, ()):
+            if not unsupported >> index & 1:
                 return index
         return -1
 
-    def _natural(
-        self, section: Section, number: int, weights: Sequence[int], homes: Sequence[str | None], unable: int
+    def _backend_id_from_cur(
+        self, section: Section, number: int, weights: Sequence[int], bufts: Sequence[str | None], unsupported: int
     ) -> int:
-        home = homes[section.roots[number]]
-        if home is not None:
-            return self._first_that_holds(home, unable)
+        """Return the backend of a node by its buffer or its first weight, -1 for none.
+
+        Mirrors `ggml_backend_sched_backend_id_from_cur`.
+        """
+        buft = bufts[section.bases[number]]
+        if buft is not None:
+            return self._backend_from_buffer(buft, unsupported)
         node = section.tensors[number]
-        if node.op in _GO_ALONG:
+        if node.op in _IGNORE_WEIGHTS:
             return -1
-        home = homes[weights[0]] if weights else None
-        if home is None:
+        buft = bufts[weights[0]] if weights else None
+        if buft is None:
             return -1
-        backend = self._first_that_holds(home, unable)
-        op_offload = self._op_offload and backend == self._last and home == HOST
+        backend = self._backend_from_buffer(buft, unsupported)
+        # `offload_op`: a weight in host memory is computed on the first device that wants it, if the batch is large
+        # enough.
+        op_offload = self._op_offload and backend == self._last and buft == HOST
         if op_offload and offload_batch(node) >= self._offload_batch:
-            takers = (index for index in range(self._last) if self.backends[index].offloads)
-            return next((index for index in takers if not unable >> index & 1), backend)
+            takers = (index for index in range(self._last) if self.backends[index].offload_op)
+            return next((index for index in takers if not unsupported >> index & 1), backend)
         return backend
 
     def assign(self, bounds: Sequence[Bound], place: int, known: Mapping[Key, int]) -> tuple[Assigned, dict[Key, int]]:
-        """Give every node of `bounds[place]` a backend, with those around it in sight. `known` are backends of what
-        earlier sections made; returns what the next one has to know of them too."""
-        # Neighbours may be the same section on other devices, so that each has a table of its own.
-        rows = [(bound, bound.natural.copy()) for bound in bounds]
+        """Run passes 2 to 4 for `bounds[place]`; its neighbours are there because backends expand across sections.
+
+        `known`: backends of tensors that earlier sections computed. Returns the same for the next section too.
+        """
+        # A neighbour may be the same section on another device, so each one has its own list of backends.
+        rows = [(bound, bound.backend_ids.copy()) for bound in bounds]
+        # Pass 2 expands GPU backends down and up first, without the CPU, and then the rest. So the CPU gets a node only
+        # if weights are there, or if no GPU node is next to it.
         for skip in (self._last, -1):
             _expand(rows, skip)
             _expand(rows[::-1], skip, backwards=True)
@@ -292,186 +340,209 @@ class Scheduler:
         for number, key in section.known_before:
             if key in known:
                 backends[number] = known[key]
-        self._complete(bound, backends)
+        self._assign_remaining(bound, backends)
         passed = {named: backends[number] for number, named in section.known_after if backends[number] != -1}
+        # Only these backends can need copies. The key of the next step leaves out all others.
         involved = tuple(sorted({backends[number] for number in section.operations}))
         return Assigned(bound, backends, involved), passed
 
-    def _complete(self, bound: Bound, backends: list[int]) -> None:
-        """Settle what no neighbour decides."""
-        section, roots = bound.section, bound.section.roots
+    def _assign_remaining(self, bound: Bound, backends: list[int]) -> None:
+        """Run passes 3 and 4: assign all remaining tensors, and upgrade nodes to backends of higher priority."""
+        section, bases = bound.section, bound.section.bases
         for node in section.nodes:
             if node.is_view:
                 continue
             if backends[node.number] == -1:
-                self._assign_best(node.number, node.sources, backends, bound)
+                self._assign_most_supported(node.number, node.sources, backends, bound)
+            # Two backends share a buffer type only if a device is in the list twice; nothing can be upgraded otherwise.
             elif self._repeats:
                 self._upgrade(node.number, node.sources, backends, bound)
         for node in section.nodes:
+            # A view is always on the backend of its source. A source without a backend gets that of its reader.
             own = backends[node.number]
             if own == -1:
-                own = backends[node.number] = backends[roots[node.number]]
+                own = backends[node.number] = backends[bases[node.number]]
             for source in node.sources:
                 if backends[source] == -1:
-                    backends[source] = own if roots[source] == source else backends[roots[source]]
+                    backends[source] = own if bases[source] == source else backends[bases[source]]
 
-    def _assign_best(self, number: int, sources: Sequence[int], backends: list[int], bound: Bound) -> None:
-        most, unable, roots = -1, bound.unable[number], bound.section.roots
+    def _assign_most_supported(self, number: int, sources: Sequence[int], backends: list[int], bound: Bound) -> None:
+        """Assign a node to the backend that can read most of its sources."""
+        # Of backends that can read equally many sources the first one wins, which has the highest priority.
+        most, unsupported, bases = -1, bound.unsupported[number], bound.section.bases
         for index in range(len(self.backends)):
-            if unable >> index & 1:
+            if unsupported >> index & 1:
                 continue
             count = 0
             for source in sources:
-                is_known = backends[source] != -1 or backends[roots[source]] != -1
-                count += is_known and self._reaches(source, index, backends, bound)
+                is_known = backends[source] != -1 or backends[bases[source]] != -1
+                count += is_known and self._buffer_supported(source, index, backends, bound)
             if count > most:
                 most, backends[number] = count, index
 
     def _upgrade(self, number: int, sources: Sequence[int], backends: list[int], bound: Bound) -> None:
-        memory, unable = self.backends[backends[number]].memory, bound.unable[number]
+        """Move a node to a backend of higher priority with the same buffer type, if that can read all sources."""
+        buft, unsupported = self.backends[backends[number]].buft, bound.unsupported[number]
+        # Only backends of higher priority, which have lower indices.
         for index in range(backends[number]):
-            able = self.backends[index].memory == memory and not unable >> index & 1
-            if able and all(self._reaches(source, index, backends, bound) for source in sources):
+            able = self.backends[index].buft == buft and not unsupported >> index & 1
+            if able and all(self._buffer_supported(source, index, backends, bound) for source in sources):
                 backends[number] = index
                 return
 
-    def _reaches(self, number: int, backend: int, backends: Sequence[int], bound: Bound) -> bool:
-        """Return whether `backend` can read a tensor where it is."""
-        root = bound.section.roots[number]
-        home = bound.homes[root]
-        if home is not None:
-            return self._holds(backend, home)
+    def _buffer_supported(self, number: int, backend: int, backends: Sequence[int], bound: Bound) -> bool:
+        """Return whether `backend` can read a tensor in place (`ggml_backend_sched_buffer_supported`)."""
+        base = bound.section.bases[number]
+        buft = bound.bufts[base]
+        if buft is not None:
+            return self._supports_buft(backend, buft)
         owner = backends[number]
         if owner == -1:
-            owner = backends[root]
+            owner = backends[base]
         if owner == -1:
             return False
         found, own = self.backends[backend], self.backends[owner]
-        return found.memory == own.memory or (found.is_cpu and own.is_cpu)
+        return found.buft == own.buft or (found.is_cpu and own.is_cpu)
 
     # ------------------------------------------------------------------ passes 5 and 6: splits and copies
 
-    def cut(self, assigned: Assigned, before: Cut) -> tuple[Piece, Cut]:
-        """Return the section in spans, with copies of what a span cannot read, and where that leaves the next one."""
+    def split_graph(self, assigned: Assigned, before: OpenSplit) -> tuple[SplitSection, OpenSplit]:
+        """Run pass 5: cut a section into parts, with copies of unreadable sources. Return them and the open split."""
         bound, backends = assigned.bound, assigned.backends
-        section, roots = bound.section, bound.section.roots
+        section, bases = bound.section, bound.section.bases
         current, has_inputs = before.backend, before.has_inputs
+        # A tensor is copied once for each backend, not once for each split: `tensor_id_copy` holds for the whole graph.
         made = set(before.copies)
         named, passed = self._names(section)
         slot_of = named.copy()
-        spans, reads = [Span(current, is_new=False)], [*section.reads]
-        rows, work = self._work(section, current), spans[-1].work
+        parts, use_counts = [SplitPart(current, is_new=False)], [*section.use_counts]
+        rows, node_allocs = self._node_allocs(section, current), parts[-1].node_allocs
         for number, node in enumerate(section.nodes):
             if node.is_view:
-                work.append(rows[number])
+                node_allocs.append(rows[number])
                 continue
             backend = backends[node.number]
             if (
+                # The second reason for a new split: memory of an offloaded weight can be reused after it. Only a split
+                # that already has inputs needs that.
                 current == -1
                 or backend != current
-                or (has_inputs and node.weights and self._wants_other_weights(node.weights, current, assigned))
+                or (has_inputs and node.weights and self._need_new_split(node.weights, current, assigned))
             ):
-                spans.append(Span(backend, is_new=True))
+                parts.append(SplitPart(backend, is_new=True))
                 current, has_inputs = backend, False
-                rows, work = self._work(section, current), spans[-1].work
+                rows, node_allocs = self._node_allocs(section, current), parts[-1].node_allocs
             slots: list[int] | None = None
             for place, source in enumerate(node.sources):
-                if backends[source] == current or self._reaches(source, current, backends, bound):
+                if backends[source] == current or self._buffer_supported(source, current, backends, bound):
                     continue
                 key = _copy_key(bound, source, current)
-                slot = slot_of.setdefault(key, len(reads))
-                if slot == len(reads):
-                    reads.append(0)
+                slot = slot_of.setdefault(key, len(use_counts))
+                if slot == len(use_counts):
+                    use_counts.append(0)
                 if key not in made:
                     made.add(key)
-                    root = roots[source]
-                    copy = Copy(key, section.names[root], current, self._copy_bytes(section.tensors[source], current))
-                    spans[-1].copies.append((copy, root, slot))
+                    base = bases[source]
+                    copy = Copy(key, section.names[base], current, self._copy_bytes(section.tensors[source], current))
+                    parts[-1].copies.append((copy, base, slot))
                     has_inputs = True
-                slots = slots or [*node.roots]
-                reads[slots[place]] -= 1
-                reads[slot] += 1
+                slots = slots or [*node.bases]
+                # From here on the node reads the copy and not the original.
+                use_counts[slots[place]] -= 1
+                use_counts[slot] += 1
                 slots[place] = slot
-            work.append(rows[number] if slots is None else (*rows[number][:2], _alike(section, node, slots), (*slots,)))
+            node_allocs.append(
+                rows[number] if slots is None else (*rows[number][:2], _reusable(section, node, slots), (*slots,))
+            )
         copies = (section.name_after(key) for key in made if section.is_known_after(key))
         passed += _passed(section, islice(slot_of.items(), len(named), None))
         return (
-            make_piece(section, tuple(spans), reads, slot_of, passed),
-            Cut(current, has_inputs, frozenset([key for key in copies if key is not None])),
+            make_split_section(section, tuple(parts), use_counts, slot_of, passed),
+            OpenSplit(current, has_inputs, frozenset([key for key in copies if key is not None])),
         )
 
     def _names(self, section: Section) -> tuple[dict[Key, int], tuple[tuple[int, Key], ...]]:
-        """Return the slots of what other sections know, by name, and those that the next one may know."""
+        """Return the slots of tensors that other sections know, by name, and those that the next section may know."""
         found = self._named.get(section)
         if found is None:
-            roots = section.roots
-            slots = {name: number for number, name in enumerate(section.names) if name and roots[number] == number}
+            bases = section.bases
+            slots = {name: number for number, name in enumerate(section.names) if name and bases[number] == number}
             found = self._named[section] = slots, _passed(section, slots.items())
         return found
 
-    def _work(self, section: Section, backend: int) -> list[Work]:
-        """Return the work of each node on a backend that needs no copies for it."""
-        found = self._works.get((section, backend))
+    def _node_allocs(self, section: Section, backend: int) -> list[NodeAlloc]:
+        """Return each node for the allocator, on a backend that needs no copies for it."""
+        found = self._node_allocs_of.get((section, backend))
         if found is None:
             size_of, tensors = self.backends[backend].size_of, section.tensors
-            found = self._works[section, backend] = [
-                (node.number, size_of(tensors[node.number]), node.alike, node.roots)
+            found = self._node_allocs_of[section, backend] = [
+                (node.number, size_of(tensors[node.number]), node.reusable, node.bases)
                 if node.is_placed
-                else (-1, 0, (), node.roots)
+                else (-1, 0, (), node.bases)
                 for node in section.nodes
             ]
         return found
 
-    def _wants_other_weights(self, weights: Sequence[int], current: int, assigned: Assigned) -> bool:
+    def _need_new_split(self, weights: Sequence[int], current: int, assigned: Assigned) -> bool:
+        """Return whether a node reads a weight that the backend needs a copy of (`need_new_split`)."""
         backends, bound = assigned.backends, assigned.bound
         return any(
-            backends[weight] != current and not self._reaches(weight, current, backends, bound) for weight in weights
+            backends[weight] != current and not self._buffer_supported(weight, current, backends, bound)
+            for weight in weights
         )
 
     def _copy_bytes(self, original: Tensor, backend: int) -> int:
+        """Return the bytes of a copy in the memory of a backend (`ggml_dup_tensor_layout`)."""
         copy = Tensor("none", original.type, original.ne, original.nb, [], n_bytes=original.n_bytes)
+        # A copy of a quantised weight is padded like the weight, because `get_alloc_size` sees type and shape only.
         copy.padding_bytes = original.padding_bytes
         return self.backends[backend].size_of(copy)
 
 
 def _expand(rows: Sequence[tuple[Bound, list[int]]], skip: int, *, backwards: bool = False) -> None:
-    """Give operations without a backend that of the ones before, of those behind if `backwards`, except for `skip`."""
+    """Run one sweep of pass 2: give unassigned nodes the backend of the node before, or after if `backwards`.
+
+    `skip`: the backend that is not expanded; -1 for none.
+    """
     current = -1
     for bound, backends in rows:
-        operations, unable = bound.section.operations, bound.unable
+        operations, unsupported = bound.section.operations, bound.unsupported
         for number in reversed(operations) if backwards else operations:
             found = backends[number]
             if found != -1:
+                # A node of the skipped backend ends the expansion.
                 current = -1 if found == skip else found
-            elif current != -1 and not unable[number] >> current & 1:
+            # An unsupported node is left for pass 3, and the expansion goes on after it
+            # (`ggml_backend_sched_set_if_supported`).
+            elif current != -1 and not unsupported[number] >> current & 1:
                 backends[number] = current
 
 
 def _passed(section: Section, slots: Iterable[tuple[Key, int]]) -> tuple[tuple[int, Key], ...]:
-    """Return those of the named slots that the next section may know, with their names there."""
+    """Return the slots that the next section may know, with their names there."""
     behind = ((slot, section.name_after(name)) for name, slot in slots)
     return tuple([(slot, name) for slot, name in behind if name is not None])
 
 
-def make_piece(
+def make_split_section(
     section: Section,
-    spans: tuple[Span, ...],
-    reads: Sequence[int],
+    parts: tuple[SplitPart, ...],
+    use_counts: Sequence[int],
     slots: dict[Key, int],
     passed: tuple[tuple[int, Key], ...],
     early: tuple[int, ...] = (),
-) -> Piece:
-    """Return the piece of these parts, with what sections before it have to know."""
-    copied = [(root, copy) for span in spans[1:] for copy, root, _ in span.copies]
-    read = {name for name, slot in slots.items() if reads[slot]}
-    read.update(copy.root_key for _, copy in copied if copy.root_key is not None)
-    roots = {root for root, _ in copied}
-    read.update((0, EARLY, slot) for slot in early if reads[slot] or slot in roots)
+) -> SplitSection:
+    """Return the section of these parts, with the names that sections before it have to know."""
+    copied = [(base, copy) for part in parts[1:] for copy, base, _ in part.copies]
+    read = {name for name, slot in slots.items() if use_counts[slot]}
+    read.update(copy.base_key for _, copy in copied if copy.base_key is not None)
+    bases = {base for base, _ in copied}
+    read.update((0, EARLY, slot) for slot in early if use_counts[slot] or slot in bases)
     before = (section.name_before(key) for key in read if section.is_known_before(key))
-    return Piece(
+    return SplitSection(
         section=section,
-        spans=spans,
-        reads=tuple(reads),
+        parts=parts,
+        use_counts=tuple(use_counts),
         slots=slots,
         passed=passed,
         names_before=frozenset([name for name in before if name is not None]),
@@ -479,8 +550,8 @@ def make_piece(
     )
 
 
-def _alike(section: Section, node: Node, slots: Sequence[int]) -> tuple[int, ...]:
-    """Return those of the slots that a node reads whose place its result may take; copies are no views."""
+def _reusable(section: Section, node: Node, slots: Sequence[int]) -> tuple[int, ...]:
+    """Return the slots of sources whose memory the result may reuse. Views are none, copies may be."""
     tensors = section.tensors
     result = tensors[node.number]
     if not node.is_placed or result.op not in INPLACE_OPS:
@@ -488,11 +559,11 @@ def _alike(section: Section, node: Node, slots: Sequence[int]) -> tuple[int, ...
     return tuple(
         slot
         for source, slot in zip(node.sources, slots, strict=True)
-        if (slot >= len(tensors) or section.roots[slot] == source) and is_alike(tensors[source], result)
+        if (slot >= len(tensors) or section.bases[slot] == source) and are_same_layout(tensors[source], result)
     )
 
 
 def _copy_key(bound: Bound, source: int, backend: int) -> Key:
-    """Return the name of a copy; tensors that no other section knows have none but their number."""
+    """Return the name of a copy. A tensor that no other section knows is named by its index."""
     name = bound.section.names[source] or (None, source)
-    return ("copy", ("weight", bound.homes[source]) if name[0] == "weight" else name, backend)
+    return ("copy", ("weight", bound.bufts[source]) if name[0] == "weight" else name, backend)

@@ -1,1 +1,1 @@
-"""Builders: what makes the layers of an architecture. Records name them, `MODULE.FUNCTION`."""
+"""Builders of the layers of each architecture. Records name them as `MODULE.FUNCTION`."""

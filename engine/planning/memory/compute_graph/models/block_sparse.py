@@ -1,6 +1,7 @@
 """Attention to blocks of cells that are chosen for each token.
 
-An indexer picks them for each group of heads (src/models/minimax-m3.cpp), or their mean keys score best (qwen4exp.cpp).
+An indexer chooses them for each group of heads (MSA, src/models/minimax-m3.cpp), or their mean keys score best (QSA,
+qwen4exp.cpp).
 """
 
 from __future__ import annotations
@@ -9,20 +10,25 @@ from dataclasses import dataclass, replace
 
 from engine.model.gguf.tensor_table import TYPES_BY_NAME
 from engine.planning.memory.compute_graph.building.attention import cpy_k, rotate, store, stored_keys
-from engine.planning.memory.compute_graph.building.context import GraphContext, Masks
+from engine.planning.memory.compute_graph.building.context import AttnInput, GraphContext
 from engine.planning.memory.compute_graph.ggml.graph import Tensor, is_contiguous
-from engine.planning.memory.compute_graph.models.delta_net import gated_attention_to
-from engine.planning.memory.compute_graph.models.mla import only_chosen
+from engine.planning.memory.compute_graph.models.delta_net import build_layer_attn_to
+from engine.planning.memory.compute_graph.models.mla import build_top_k_mask
 from engine.planning.memory.compute_graph.models.transformer import attention, roped_qkv
 
 _LEAST_POSITIONS = 256
-"""The engine makes room for the positions in the cache, rounded up to this: an empty one when it is loaded."""
+"""Positions that the graph has room for, rounded up to this number. At the load the cache is empty, so it is one step.
+"""
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
-    """Inputs that all layers share. `forced`: blocks near a token; `visible`: positions before it; `cells`: of a
-    position; `blocks`: of a cell; `mask`: that of attention, in F32; `cell_numbers`: `cells` that can be gathered."""
+class MsaInput:
+    """Inputs that all layers share (`llm_graph_input_attn_kv_msa`).
+
+    `forced`: bias of blocks near a token. `visible`: bias of positions before it.
+    `cells`: cell of each position. `blocks`: block of each cell. `mask`: the mask of attention in F32.
+    `cell_numbers`: `cells` as F32, which can be gathered.
+    """
 
     forced: Tensor
     visible: Tensor
@@ -32,75 +38,76 @@ class Blocks:
     cell_numbers: Tensor
 
 
-def block_sparse_attention(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the attention of a layer, to everything where blocks cannot be told apart."""
+def msa_attention(ctx: GraphContext, current: Tensor) -> Tensor:
+    """Return the attention of a layer (`build_attn_msa_fa`), to all cells if streams cannot be separated."""
     batch = ctx.batch
+    # Cells of several sequences in one stream cannot be divided into blocks of one sequence.
     apart = batch.n_sequences == 1 or batch.n_streams > 1
-    if not (ctx.layer.numbers.indexer_width and batch.flash and apart):
+    if not (ctx.layer.hparams.indexer_width and batch.flash and apart):
         return attention(ctx, current)
-    graph, masks = ctx.graph, ctx.inputs.full
+    graph, inp_attn = ctx.graph, ctx.inputs.inp_attn
     q, k, v = roped_qkv(ctx, current)
-    asks, cache = _asks(ctx, current)
-    if masks.k_rot is not None:
-        q, k = rotate(ctx, q, masks.k_rot), rotate(ctx, k, masks.k_rot)
-    if masks.v_rot is not None:
-        v = rotate(ctx, v, masks.v_rot)
+    idx_q, cache = _indexer_qk(ctx, current)
+    if inp_attn.k_rot is not None:
+        q, k = rotate(ctx, q, inp_attn.k_rot), rotate(ctx, k, inp_attn.k_rot)
+    if inp_attn.v_rot is not None:
+        v = rotate(ctx, v, inp_attn.v_rot)
     for part in (q, k, v):
-        graph.expand(part)
-    keys, values = store(ctx, masks, k, v)
-    blocks = _blocks(ctx, masks)
+        graph.build_forward_expand(part)
+    keys, values = store(ctx, inp_attn, k, v)
+    blocks = _blocks(ctx, inp_attn)
     if batch.n_tokens == batch.n_streams:
-        found = _single_tokens(ctx, blocks, asks, cache, q, keys, values)
+        found = _single_tokens(ctx, blocks, idx_q, cache, q, keys, values)
     else:
-        found = _one_stream(ctx, blocks, asks, cache, q, keys, values)
+        found = _one_stream(ctx, blocks, idx_q, cache, q, keys, values)
         for _ in range(1, batch.n_streams):
-            found = graph.concat(found, _one_stream(ctx, blocks, asks, cache, q, keys, values), 1)
-    if masks.v_rot is not None:
-        found = rotate(ctx, found, masks.v_rot)
+            found = graph.concat(found, _one_stream(ctx, blocks, idx_q, cache, q, keys, values), 1)
+    if inp_attn.v_rot is not None:
+        found = rotate(ctx, found, inp_attn.v_rot)
     return ctx.linear("attn_output", found)
 
 
-def _blocks(ctx: GraphContext, masks: Masks) -> Blocks:
-    """Return the inputs, made for the first layer that asks."""
-    graph, batch, size = ctx.graph, ctx.batch, ctx.numbers.indexer.block
+def _blocks(ctx: GraphContext, inp_attn: AttnInput) -> MsaInput:
+    """Return the inputs; the first layer makes them."""
+    graph, batch, size = ctx.graph, ctx.batch, ctx.hparams.indexer.block_size
     n_blocks = -(-_LEAST_POSITIONS // size)
     return ctx.shared.once(
-        Blocks,
-        lambda: Blocks(
+        MsaInput,
+        lambda: MsaInput(
             forced=graph.new_input("f32", n_blocks, batch.n_tokens),
             visible=graph.new_input("f32", n_blocks * size, batch.n_tokens),
             cells=graph.new_input("i32", n_blocks * size, batch.n_streams),
             blocks=graph.new_input("i32", batch.n_cells, batch.n_streams),
-            mask=graph.cast(masks.mask, "f32"),
+            mask=graph.cast(inp_attn.mask, "f32"),
             cell_numbers=graph.new_input("f32", n_blocks * size, batch.n_streams),
         ),
     )
 
 
-def _asks(ctx: GraphContext, current: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what the indexer looks for, and its keys in the cache as (head, 1, cells, sequences)."""
-    graph, numbers, masks = ctx.graph, ctx.numbers.indexer, ctx.inputs.indexer
-    assert masks is not None
+def _indexer_qk(ctx: GraphContext, current: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the indexer's queries, and its keys in the cache as (head, 1, cells, sequences)."""
+    graph, hparams, inp_attn = ctx.graph, ctx.hparams.indexer, ctx.inputs.inp_indexer
+    assert inp_attn is not None
     n_tokens = current.ne[1]
     q = graph.mul_mat(ctx.weight("indexer.q_proj"), current)
     k = graph.mul_mat(ctx.weight("indexer.k_proj"), current)
-    q = ctx.build_norm(graph.reshape(q, numbers.head, numbers.n_heads, n_tokens), "indexer.q_norm")
-    k = ctx.build_norm(graph.reshape(k, numbers.head, 1, n_tokens), "indexer.k_norm")
-    q, k = ctx.rope(q, ctx.inputs.positions), ctx.rope(k, ctx.inputs.positions)
-    cache = stored_keys(ctx, numbers.head, ctx.batch.n_cells)
-    graph.expand(cpy_k(ctx, cache, k, masks.k_idxs))
+    q = ctx.build_norm(graph.reshape(q, hparams.head_size, hparams.n_head, n_tokens), "indexer.q_norm")
+    k = ctx.build_norm(graph.reshape(k, hparams.head_size, 1, n_tokens), "indexer.k_norm")
+    q, k = ctx.rope(q, ctx.inputs.inp_pos), ctx.rope(k, ctx.inputs.inp_pos)
+    cache = stored_keys(ctx, hparams.head_size, ctx.batch.n_cells)
+    graph.build_forward_expand(cpy_k(ctx, cache, k, inp_attn.k_idxs))
     cells, streams = cache.ne[1:3]
-    return q, graph.view(cache, (numbers.head, 1, cells, streams), (0, cache.nb[1], *cache.nb[1:3]))
+    return q, graph.view(cache, (hparams.head_size, 1, cells, streams), (0, cache.nb[1], *cache.nb[1:3]))
 
 
 def _one_stream(
-    ctx: GraphContext, blocks: Blocks, asks: Tensor, cache: Tensor, q: Tensor, keys: Tensor, values: Tensor
+    ctx: GraphContext, blocks: MsaInput, idx_q: Tensor, cache: Tensor, q: Tensor, keys: Tensor, values: Tensor
 ) -> Tensor:
-    """Return what one sequence finds."""
+    """Return the attention of one sequence."""
     graph, n_tokens = ctx.graph, ctx.batch.n_tokens // ctx.batch.n_streams
     row = blocks.forced.nb[1]
     forced = graph.view(blocks.forced, (blocks.forced.ne[0], 1, n_tokens), (0, row, row))
-    chosen = _chosen_blocks(ctx, blocks, forced, asks, cache)
+    chosen = _chosen_blocks(ctx, blocks, forced, idx_q, cache)
     mask = _mask_of(ctx, blocks, forced, chosen)
     q = graph.view(q, (*q.ne[:2], n_tokens), q.nb)
     k, v = (graph.permute(graph.view(part, part.ne[:3], part.nb), 0, 3, 1, 2) for part in (keys, values))
@@ -108,18 +115,18 @@ def _one_stream(
 
 
 def _single_tokens(
-    ctx: GraphContext, blocks: Blocks, asks: Tensor, cache: Tensor, q: Tensor, keys: Tensor, values: Tensor
+    ctx: GraphContext, blocks: MsaInput, idx_q: Tensor, cache: Tensor, q: Tensor, keys: Tensor, values: Tensor
 ) -> Tensor:
-    """Return what one token of each sequence finds in gathered blocks."""
-    graph, numbers, (head, groups, n_cells, streams) = ctx.graph, ctx.numbers.indexer, keys.ne
+    """Return the attention of one token of each sequence, with gathered blocks."""
+    graph, hparams, (head, groups, n_cells, streams) = ctx.graph, ctx.hparams.indexer, keys.ne
     n_positions, n_blocks = blocks.visible.ne[0], blocks.forced.ne[0]
-    known = graph.get_rows(graph.view(cache, (numbers.head, n_cells, streams), cache.nb[1:]), blocks.cells)
-    known = graph.reshape(known, numbers.head, n_positions, 1, streams)
-    scores = graph.mul_mat(known, graph.reshape(asks, numbers.head, numbers.n_heads, 1, streams))
-    scores = graph.add_to(scores, graph.reshape(blocks.visible, n_positions, 1, 1, streams))
-    best = graph.new("pool", (n_blocks, numbers.n_heads, 1, streams), scores)
+    known = graph.get_rows(graph.view(cache, (hparams.head_size, n_cells, streams), cache.nb[1:]), blocks.cells)
+    known = graph.reshape(known, hparams.head_size, n_positions, 1, streams)
+    scores = graph.mul_mat(known, graph.reshape(idx_q, hparams.head_size, hparams.n_head, 1, streams))
+    scores = graph.add_inplace(scores, graph.reshape(blocks.visible, n_positions, 1, 1, streams))
+    best = graph.new("pool", (n_blocks, hparams.n_head, 1, streams), scores)
     best = graph.add(best, graph.reshape(blocks.forced, n_blocks, 1, 1, streams))
-    n_chosen, size, heads = min(n_blocks, numbers.n_chosen), numbers.block, numbers.n_heads
+    n_chosen, size, heads = min(n_blocks, hparams.top_k), hparams.block_size, hparams.n_head
     chosen = graph.new("top_k", (n_chosen, heads, 1, streams), best, type_name="i32")
     first = graph.reshape(graph.scale(graph.cast(chosen, "f32")), 1, n_chosen, heads, streams)
     positions = graph.add(graph.repeat(first, size, n_chosen, heads, streams), graph.new("arange", (size,)))
@@ -145,9 +152,9 @@ def _single_tokens(
 
 
 def _attended(ctx: GraphContext, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Return attention of all groups of heads at once, groups and sequences side by side."""
+    """Return attention of all groups of heads at once, with groups and sequences side by side."""
     graph, (head, heads, n_tokens, _), channels = ctx.graph, q.ne, k.ne[3]
-    each = heads // ctx.layer.numbers.n_head_kv
+    each = heads // ctx.layer.hparams.n_head_kv
     q = graph.reshape(q, head, each, channels, heads * n_tokens // (each * channels))
     q = graph.permute(q, 0, 2, 3, 1)
     found = graph.new("flash_attn", (v.ne[0], q.ne[2], q.ne[1], q.ne[3]), q, k, v, mask)
@@ -156,22 +163,22 @@ def _attended(ctx: GraphContext, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) 
     return graph.reshape(found, head * heads, n_tokens)
 
 
-def _chosen_blocks(ctx: GraphContext, blocks: Blocks, forced: Tensor, asks: Tensor, cache: Tensor) -> Tensor:
+def _chosen_blocks(ctx: GraphContext, blocks: MsaInput, forced: Tensor, idx_q: Tensor, cache: Tensor) -> Tensor:
     """Return the blocks with the best scores."""
     graph, (n_blocks, _, n_tokens, _), n_positions = ctx.graph, forced.ne, blocks.visible.ne[0]
     rows = graph.view(cache, (cache.ne[0], cache.ne[2]), cache.nb[1:])
     known = graph.get_rows(rows, graph.view(blocks.cells, (n_positions,)))
-    asks = graph.view(asks, (*asks.ne[:2], n_tokens), asks.nb)
-    scores = graph.mul_mat(known, graph.reshape(asks, asks.ne[0], asks.ne[1] * n_tokens))
-    scores = graph.reshape(scores, n_positions, asks.ne[1], n_tokens)
+    idx_q = graph.view(idx_q, (*idx_q.ne[:2], n_tokens), idx_q.nb)
+    scores = graph.mul_mat(known, graph.reshape(idx_q, idx_q.ne[0], idx_q.ne[1] * n_tokens))
+    scores = graph.reshape(scores, n_positions, idx_q.ne[1], n_tokens)
     row = blocks.visible.nb[1]
-    scores = graph.add_to(scores, graph.view(blocks.visible, (n_positions, 1, n_tokens), (0, row, row)))
+    scores = graph.add_inplace(scores, graph.view(blocks.visible, (n_positions, 1, n_tokens), (0, row, row)))
     best = graph.add(graph.new("pool", (n_blocks, *scores.ne[1:]), scores), forced)
-    n_chosen = min(n_blocks, ctx.numbers.indexer.n_chosen)
+    n_chosen = min(n_blocks, ctx.hparams.indexer.top_k)
     return graph.new("top_k", (n_chosen, *best.ne[1:]), best, type_name="i32")
 
 
-def _mask_of(ctx: GraphContext, blocks: Blocks, forced: Tensor, chosen: Tensor) -> Tensor:
+def _mask_of(ctx: GraphContext, blocks: MsaInput, forced: Tensor, chosen: Tensor) -> Tensor:
     """Return the mask of attention without the blocks that were not chosen."""
     graph, (n_chosen, heads, n_tokens, _), n_blocks = ctx.graph, chosen.ne, forced.ne[0]
     hidden = graph.cast(graph.scale(forced), "f16")
@@ -183,13 +190,13 @@ def _mask_of(ctx: GraphContext, blocks: Blocks, forced: Tensor, chosen: Tensor) 
     n_cells = blocks.blocks.ne[0]
     by_cell = graph.cont(graph.transpose(graph.get_rows(by_block, graph.view(blocks.blocks, (n_cells,)))))
     seen = graph.view(blocks.mask, (n_cells, n_tokens), blocks.mask.nb)
-    by_cell = graph.add_to(graph.reshape(by_cell, n_cells, n_tokens, heads), seen)
+    by_cell = graph.add_inplace(graph.reshape(by_cell, n_cells, n_tokens, heads), seen)
     return graph.cast(graph.reshape(by_cell, n_cells, n_tokens, 1, heads), "f16")
 
 
 @dataclass(frozen=True, slots=True)
-class _MeanBlocks:
-    """Inputs that layers with blocks of the same size share. `bias`: of each block for each token."""
+class _QsaInput:
+    """Inputs that layers with the same block size share. `bias`: bias of each block for each token."""
 
     size: int
     rows: Tensor
@@ -203,22 +210,22 @@ class _MeanBlocks:
         return self.bias.ne[0]
 
 
-def block_scored_attention(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return gated attention; layers that compress their indexer's keys attend to the best blocks alone."""
-    masks, size = ctx.inputs.full, ctx.layer.numbers.block_size
-    if size and ctx.numbers.indexer.n_heads:
-        chosen = _choose(ctx, _mean_blocks(ctx, size), current)
-        masks = replace(masks, mask=only_chosen(ctx, masks.mask, chosen))
-    return gated_attention_to(ctx, masks, current)
+def qsa_attention(ctx: GraphContext, current: Tensor) -> Tensor:
+    """Return gated attention to the best blocks, if the layer has an indexer (`build_attn_qsa` in qwen4exp.cpp)."""
+    inp_attn, size = ctx.inputs.inp_attn, ctx.layer.hparams.block_size
+    if size and ctx.hparams.indexer.n_head:
+        chosen = _build_qsa_top_k(ctx, _mean_blocks(ctx, size), current)
+        inp_attn = replace(inp_attn, mask=build_top_k_mask(ctx, inp_attn.mask, chosen))
+    return build_layer_attn_to(ctx, inp_attn, current)
 
 
-def _mean_blocks(ctx: GraphContext, size: int) -> _MeanBlocks:
-    """Return the inputs for blocks of a size, made for the first layer that asks."""
+def _mean_blocks(ctx: GraphContext, size: int) -> _QsaInput:
+    """Return the inputs for blocks of a size; the first layer makes them."""
     batch, streams, new = ctx.batch, ctx.batch.n_streams, ctx.graph.new_input
     count = -(-batch.n_cells // size)
     return ctx.shared.once(
-        _MeanBlocks,
-        lambda: _MeanBlocks(
+        _QsaInput,
+        lambda: _QsaInput(
             size=size,
             rows=new("i64", batch.n_tokens),
             of_cells=new("i32", batch.n_cells, streams),
@@ -230,38 +237,38 @@ def _mean_blocks(ctx: GraphContext, size: int) -> _MeanBlocks:
     )
 
 
-def _choose(ctx: GraphContext, blocks: _MeanBlocks, current: Tensor) -> Tensor:
-    """Return the cells of the blocks with the best scores for each token."""
-    graph, batch, numbers = ctx.graph, ctx.batch, ctx.numbers.indexer
+def _build_qsa_top_k(ctx: GraphContext, blocks: _QsaInput, current: Tensor) -> Tensor:
+    """Return the cells of the blocks with the best scores for each token (`build_qsa_top_k`)."""
+    graph, batch, hparams = ctx.graph, ctx.batch, ctx.hparams.indexer
     streams, cells = batch.n_streams, batch.n_cells
     each = batch.n_tokens // streams
-    k = graph.reshape(graph.mul_mat(ctx.weight("indexer.k_proj"), current), numbers.head, 1, batch.n_tokens)
-    cache = stored_keys(ctx, numbers.head, cells)
-    graph.expand(cpy_k(ctx, cache, k, blocks.rows))
+    k = graph.reshape(graph.mul_mat(ctx.weight("indexer.k_proj"), current), hparams.head_size, 1, batch.n_tokens)
+    cache = stored_keys(ctx, hparams.head_size, cells)
+    graph.build_forward_expand(cpy_k(ctx, cache, k, blocks.rows))
     keys = _mean_keys(ctx, blocks, cache)
     q = graph.mul_mat(ctx.weight("indexer.q_proj"), current)
-    q = ctx.build_norm(graph.reshape(q, numbers.head, numbers.n_heads, batch.n_tokens), "indexer.q_norm")
-    q = ctx.rope(q, ctx.inputs.positions)
-    scores = graph.mul_mat(keys, graph.reshape(q, numbers.head, numbers.n_heads * each, streams))
-    scores = graph.unary(graph.reshape(scores, blocks.count, numbers.n_heads, each, streams))
+    q = ctx.build_norm(graph.reshape(q, hparams.head_size, hparams.n_head, batch.n_tokens), "indexer.q_norm")
+    q = ctx.rope(q, ctx.inputs.inp_pos)
+    scores = graph.mul_mat(keys, graph.reshape(q, hparams.head_size, hparams.n_head * each, streams))
+    scores = graph.unary(graph.reshape(scores, blocks.count, hparams.n_head, each, streams))
     total = None
-    for _ in range(numbers.n_heads):
+    for _ in range(hparams.n_head):
         part = graph.view(scores, (blocks.count, each, streams), (0, *scores.nb[2:]))
         total = graph.cont(part) if total is None else graph.add(total, part)
     assert total is not None
     total = graph.add(total, blocks.bias)
     spread = graph.get_rows(graph.cont(graph.permute(total, 1, 0, 2, 3)), blocks.of_cells)
     spread = graph.cont(graph.permute(spread, 1, 0, 2, 3))
-    mask = ctx.inputs.full.mask
+    mask = ctx.inputs.inp_attn.mask
     mask = mask if mask.type == "f32" else graph.cast(mask, "f32")
     spread = graph.add(spread, graph.reshape(mask, cells, each, streams))
-    n_chosen = min(cells, numbers.n_chosen + blocks.size - 1)
+    n_chosen = min(cells, hparams.top_k + blocks.size - 1)
     best = graph.cont(graph.new("top_k", (n_chosen, each, streams), spread, type_name="i32"))
     return graph.reshape(best, n_chosen, each, 1, streams)
 
 
-def _mean_keys(ctx: GraphContext, blocks: _MeanBlocks, cache: Tensor) -> Tensor:
-    """Return the mean key of each block, normalised and turned by the block's position."""
+def _mean_keys(ctx: GraphContext, blocks: _QsaInput, cache: Tensor) -> Tensor:
+    """Return the mean key of each block, normalised and rotated by the block's position."""
     graph, (head, cells, streams, _) = ctx.graph, cache.ne
     seen = graph.view(cache, (head, 1, cells, streams), (0, cache.nb[1], *cache.nb[1:3]))
     seen = graph.view(seen, (head, cells, streams), seen.nb[1:])

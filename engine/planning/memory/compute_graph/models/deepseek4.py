@@ -1,6 +1,6 @@
-"""Attention to a window and to compressed keys of everything before it (src/models/deepseek4.cpp).
+"""DeepSeek 4 (src/models/deepseek4.cpp): attention to a window and to compressed keys of everything before it.
 
-Keys of several tokens are compressed into one, made from a state that holds tokens which do not fill a block yet.
+The keys of several tokens are compressed to one. A state keeps the tokens that do not fill a block yet.
 """
 
 from __future__ import annotations
@@ -19,18 +19,23 @@ from engine.planning.memory.compute_graph.building.attention import (
 )
 from engine.planning.memory.compute_graph.building.context import GraphContext
 from engine.planning.memory.compute_graph.ggml.graph import Tensor
-from engine.planning.memory.compute_graph.models.mla import best_cells, by_stream, narrow_queries, only_chosen
-from engine.planning.memory.compute_graph.models.residual_streams import open_streams
+from engine.planning.memory.compute_graph.models.mla import build_lid_top_k_cells, build_top_k_mask, by_stream, q_lora
+from engine.planning.memory.compute_graph.models.residual_streams import repeat_streams
 from engine.planning.memory.kv_cache import CELL_PADDING, pad
 
-Kind = Literal["near", "far", "indexer"]
-"""Keys by the lower ratio, by the higher one, and those that an indexer compares, by the lower one."""
+Kind = Literal["csa", "hca", "lid"]
+"""Kinds of compressed keys, as in llama-kv-cache-dsv4.cpp: `csa` with the lower ratio, `hca` with the higher one, `lid`
+for the lightning indexer, with the lower ratio."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compression:
-    """Inputs that all layers of a kind share: places of tokens in what they are part of, tokens whose vectors are kept
-    and rows of the state that they go to, rows that are read, cells that get keys and their positions; and the mask."""
+    """Inputs that all layers of a kind share (`llm_graph_input_dsv4`).
+
+    `places`: place of each token in its block. `kept`: tokens that go to the state. `rows`: rows of the state for them.
+    `read`: rows that blocks are made of. `cells`: cells of the new keys. `positions`: positions of the new keys.
+    `mask`: mask of attention to the compressed keys.
+    """
 
     places: Tensor
     kept: Tensor
@@ -43,18 +48,19 @@ class Compression:
 
 @dataclass(frozen=True, slots=True)
 class _Rotation:
-    """The Hadamard matrix that keys of a kind are rotated by before they are stored."""
+    """Hadamard matrix that keys of a kind are multiplied with before they are stored."""
 
     matrix: Tensor
 
 
 def compression(ctx: GraphContext, kind: Kind) -> Compression:
-    """Return the inputs of a kind, made for the first layer that asks."""
+    """Return the inputs of a kind; the first layer makes them."""
     return ctx.shared.once(Compression, lambda: _new_compression(ctx, kind), of=kind)
 
 
 def _new_compression(ctx: GraphContext, kind: Kind) -> Compression:
     batch, new, ratio = ctx.batch, ctx.graph.new_input, _ratio(kind)
+    # Each sequence may complete one more block with the tokens that its state keeps from earlier batches.
     n_blocks = batch.n_tokens // ratio + batch.n_sequences
     n_kept = min(batch.n_tokens, _n_rows(ctx, kind))
     shape = n_cells(ctx, kind), batch.n_tokens // batch.n_streams, 1, batch.n_streams
@@ -62,10 +68,10 @@ def _new_compression(ctx: GraphContext, kind: Kind) -> Compression:
         places=new("i32", batch.n_tokens),
         kept=new("i32", n_kept),
         rows=new("i32", n_kept),
-        read=new("i32", (1 if kind == "far" else 2) * ratio * n_blocks),
+        read=new("i32", (1 if kind == "hca" else 2) * ratio * n_blocks),
         cells=new("i64", n_blocks),
         positions=new("i32", n_blocks),
-        mask=new("f16" if kind == "indexer" or batch.flash else "f32", *shape),
+        mask=new("f16" if kind == "lid" or batch.flash else "f32", *shape),
     )
 
 
@@ -74,68 +80,73 @@ def n_cells(ctx: GraphContext, kind: Kind) -> int:
     return pad(max(1, -(-ctx.batch.n_cells // _ratio(kind))), CELL_PADDING)
 
 
-def rotation(ctx: GraphContext, kind: Kind | Literal["window"]) -> Tensor | None:
-    """Return the matrix that turns keys of a kind or those of the window, if there is one."""
-    head = ctx.numbers.indexer.head
-    if kind != "indexer":
-        head = ctx.layer.numbers.head_k
+def rotation_matrix(ctx: GraphContext, kind: Kind | Literal["window"]) -> Tensor | None:
+    """Return the Hadamard matrix for keys of a kind or of the window, None if they are not rotated."""
+    head = ctx.hparams.indexer.head_size
+    if kind != "lid":
+        head = ctx.layer.hparams.head_k
         quantised = ctx.batch.type_k not in ("f32", "f16", "bf16") and head % 64 == 0
-        if not quantised and head != ctx.numbers.indexer.head:
+        # `llama_kv_cache` always has a matrix if heads are as large as those of the indexer, also for an F16 cache.
+        if not quantised and head != ctx.hparams.indexer.head_size:
             return None
     size = hadamard_size(head)
     return ctx.shared.once(_Rotation, lambda: _Rotation(ctx.graph.new_input("f32", size, size)), of=kind).matrix
 
 
 def compress(ctx: GraphContext, kind: Kind, current: Tensor, cache: Tensor) -> None:
-    """Put the vectors of complete blocks into the cache, and those of incomplete ones into the state."""
-    graph, batch, stem = ctx.graph, ctx.batch, "indexer_compressor" if kind == "indexer" else "attn_compressor"
+    """Write the keys of complete blocks to the cache, and the tokens of incomplete ones to the state.
+
+    Mirrors `build_overlap_compressed_kv_from_state` and `build_hca_compressed_kv_from_state`.
+    """
+    graph, batch, stem = ctx.graph, ctx.batch, "indexer_compressor" if kind == "lid" else "attn_compressor"
     given = compression(ctx, kind)
     keys = graph.mul_mat(ctx.weight(f"{stem}_kv"), current)
     scores = graph.mul_mat(ctx.weight(f"{stem}_gate"), current)
     scores = graph.add(scores, graph.get_rows(ctx.weight(f"{stem}_ape"), given.places))
-    home = ctx.layer.memory if batch.offload_kqv else "host"
+    buft = ctx.layer.buft if batch.offload_kqv else "host"
     n_rows, width = _n_rows(ctx, kind), keys.ne[0]
-    states = [graph.stored(home, "f32", width, n_rows // batch.n_streams, batch.n_streams) for _ in range(2)]
+    states = [graph.cache_tensor(buft, "f32", width, n_rows // batch.n_streams, batch.n_streams) for _ in range(2)]
     known, known_scores = (
         graph.concat(graph.view(graph.view(state, (width, n_rows)), (width, n_rows)), new, 1)
         for state, new in zip(states, (keys, scores), strict=True)
     )
-    weigh = _far_blocks if kind == "far" else _overlapping_blocks
+    weigh = _hca_compressed_kv if kind == "hca" else _overlap_compressed_kv
     found = ctx.build_norm(weigh(ctx, given, known, known_scores), f"{stem}_norm")
     found = ctx.rope(found, given.positions)
-    matrix = rotation(ctx, kind)
+    matrix = rotation_matrix(ctx, kind)
     if matrix is not None:
         found = rotate(ctx, found, matrix)
-    graph.expand(cpy_k(ctx, cache, found, given.cells))
+    graph.build_forward_expand(cpy_k(ctx, cache, found, given.cells))
     kept = [
         graph.write("set_rows", graph.view(state, (width, n_rows)), graph.get_rows(new, given.kept), given.rows)
         for state, new in zip(states, (keys, scores), strict=True)
     ]
     for part in kept:
-        graph.expand(part)
+        graph.build_forward_expand(part)
 
 
 def _ratio(kind: Kind) -> int:
     low, high = COMPRESSED_RATIOS
-    return high if kind == "far" else low
+    return high if kind == "hca" else low
 
 
 def _n_rows(ctx: GraphContext, kind: Kind) -> int:
-    """Return the rows of a layer's state, of all sequences: blocks overlap with the lower ratio."""
-    return (1 if kind == "far" else 2) * _ratio(kind) * ctx.batch.n_streams
+    """Return the rows of a layer's state for all sequences. With the lower ratio blocks overlap, so there are twice as
+    many."""
+    return (1 if kind == "hca" else 2) * _ratio(kind) * ctx.batch.n_streams
 
 
-def _far_blocks(ctx: GraphContext, given: Compression, keys: Tensor, scores: Tensor) -> Tensor:
-    """Return the keys of blocks that do not overlap."""
-    graph, ratio = ctx.graph, _ratio("far")
+def _hca_compressed_kv(ctx: GraphContext, given: Compression, keys: Tensor, scores: Tensor) -> Tensor:
+    """Return the keys of blocks that do not overlap (`build_hca_compressed_kv_from_state`)."""
+    graph, ratio = ctx.graph, _ratio("hca")
     shape = keys.ne[0], ratio, given.positions.ne[0]
     keys = graph.reshape(graph.get_rows(keys, given.read), *shape)
     scores = graph.reshape(graph.get_rows(scores, given.read), *shape)
     return _weighted(ctx, keys, scores)
 
 
-def _overlapping_blocks(ctx: GraphContext, given: Compression, keys: Tensor, scores: Tensor) -> Tensor:
-    """Return the keys of blocks that are each part of their predecessor too."""
+def _overlap_compressed_kv(ctx: GraphContext, given: Compression, keys: Tensor, scores: Tensor) -> Tensor:
+    """Return the keys of blocks that overlap their predecessor (`build_overlap_compressed_kv_from_state`)."""
     graph, n_blocks, head = ctx.graph, given.positions.ne[0], keys.ne[0] // 2
     n_read = given.read.ne[0] // 2
 
@@ -159,24 +170,24 @@ def _weighted(ctx: GraphContext, keys: Tensor, scores: Tensor) -> Tensor:
     return graph.cont(graph.permute(total, 1, 0, 2, 3))
 
 
-def open_masked_streams(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Add the window's mask, then return the embeddings once for each stream."""
-    assert ctx.inputs.sliding is not None
-    ctx.graph.expand(ctx.inputs.sliding.mask)
-    return open_streams(ctx, current)
+def dsv4_inputs(ctx: GraphContext, current: Tensor) -> Tensor:
+    """Expand the mask of the window, then return the embeddings once for each residual stream."""
+    assert ctx.inputs.inp_attn_swa is not None
+    ctx.graph.build_forward_expand(ctx.inputs.inp_attn_swa.mask)
+    return repeat_streams(ctx, current)
 
 
-def windowed_attention(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the attention of a layer to its normalised input."""
-    graph, numbers, n_tokens = ctx.graph, ctx.layer.numbers, current.ne[1]
-    head, heads = numbers.head_k, numbers.n_head
-    narrow = narrow_queries(ctx, current)
+def dsv4_attention(ctx: GraphContext, current: Tensor) -> Tensor:
+    """Return the attention of a layer to its normalised input (`build_attention`)."""
+    graph, hparams, n_tokens = ctx.graph, ctx.layer.hparams, current.ne[1]
+    head, heads = hparams.head_k, hparams.n_head
+    narrow = q_lora(ctx, current)
     q = graph.reshape(graph.mul_mat(ctx.weight("attn_q_b"), narrow), head, heads, n_tokens)
-    q = ctx.rope(ctx.raw_norm(q), ctx.inputs.positions)
+    q = ctx.rope(ctx.raw_norm(q), ctx.inputs.inp_pos)
     k = ctx.build_norm(graph.mul_mat(ctx.weight("attn_kv"), current), "attn_kv_a_norm")
-    k = ctx.rope(graph.reshape(k, head, 1, n_tokens), ctx.inputs.positions)
+    k = ctx.rope(graph.reshape(k, head, 1, n_tokens), ctx.inputs.inp_pos)
     found = _attended(ctx, q, k, narrow, current)
-    found = ctx.rope(graph.reshape(found, head, heads, n_tokens), ctx.inputs.positions)
+    found = ctx.rope(graph.reshape(found, head, heads, n_tokens), ctx.inputs.inp_pos)
     width, _, groups, _ = (*ctx.layer.weights["attn_output_a"].ne, 1)
     found = graph.permute(graph.reshape(found, width, groups, n_tokens), 0, 2, 1, 3)
     found = graph.permute(graph.mul_mat(ctx.weight("attn_output_a"), found), 0, 2, 1, 3)
@@ -185,26 +196,29 @@ def windowed_attention(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def _attended(ctx: GraphContext, q: Tensor, k: Tensor, narrow: Tensor, current: Tensor) -> Tensor:
-    """Return what queries find in the window and among compressed keys, if the layer has such."""
-    graph, masks, low = ctx.graph, ctx.inputs.sliding, COMPRESSED_RATIOS[0]
-    assert masks is not None
+    """Return attention to the window, and to compressed keys if the layer has them.
+
+    Mirrors `build_raw_attention`, `build_csa_lid_attention` and `build_hca_attention`.
+    """
+    graph, inp_attn, low = ctx.graph, ctx.inputs.inp_attn_swa, COMPRESSED_RATIOS[0]
+    assert inp_attn is not None
     kind: Kind | None = None
     mask = None
-    if ctx.layer.numbers.ratio:
-        kind = "near" if ctx.layer.numbers.ratio == low else "far"
+    if ctx.layer.hparams.ratio:
+        kind = "csa" if ctx.layer.hparams.ratio == low else "hca"
         behind = stored_keys(ctx, k.ne[0], n_cells(ctx, kind))
         compress(ctx, kind, current, behind)
         mask = compression(ctx, kind).mask
-    if kind == "near" and mask is not None:
-        mask = only_chosen(ctx, mask, _chosen(ctx, narrow, current), mask.type)
-    matrix = rotation(ctx, "window")
+    if kind == "csa" and mask is not None:
+        mask = build_top_k_mask(ctx, mask, _lid_top_k(ctx, narrow, current), mask.type)
+    matrix = rotation_matrix(ctx, "window")
     if matrix is not None:
         q, k = rotate(ctx, q, matrix), rotate(ctx, k, matrix)
     for part in (q, k):
-        graph.expand(part)
+        graph.build_forward_expand(part)
     cache, _ = cache_of(ctx, k_only=True)
-    graph.expand(cpy_k(ctx, cache, k, masks.k_idxs))
-    keys, seen = _by_head(ctx, cache), masks.mask
+    graph.build_forward_expand(cpy_k(ctx, cache, k, inp_attn.k_idxs))
+    keys, seen = _by_head(ctx, cache), inp_attn.mask
     if mask is not None:
         keys = graph.concat(keys, _by_head(ctx, behind), 2)
         seen = graph.concat(seen, mask, 0)
@@ -217,16 +231,18 @@ def _by_head(ctx: GraphContext, cache: Tensor) -> Tensor:
     return ctx.graph.view(cache, (cache.ne[0], 1, *cache.ne[1:3]), (0, row, row, row * cache.ne[1]))
 
 
-def _chosen(ctx: GraphContext, narrow: Tensor, current: Tensor) -> Tensor:
-    """Return the compressed keys with the best scores for each token."""
-    graph, numbers, n_tokens = ctx.graph, ctx.numbers.indexer, current.ne[1]
-    cache = stored_keys(ctx, numbers.head, n_cells(ctx, "indexer"))
-    compress(ctx, "indexer", current, cache)
-    q = graph.reshape(graph.mul_mat(ctx.weight("indexer.attn_q_b"), narrow), numbers.head, numbers.n_heads, n_tokens)
-    q = ctx.rope(q, ctx.inputs.positions)
-    matrix = rotation(ctx, "indexer")
+def _lid_top_k(ctx: GraphContext, narrow: Tensor, current: Tensor) -> Tensor:
+    """Return the compressed keys with the best scores for each token (`build_lid_top_k`)."""
+    graph, hparams, n_tokens = ctx.graph, ctx.hparams.indexer, current.ne[1]
+    cache = stored_keys(ctx, hparams.head_size, n_cells(ctx, "lid"))
+    compress(ctx, "lid", current, cache)
+    q = graph.reshape(
+        graph.mul_mat(ctx.weight("indexer.attn_q_b"), narrow), hparams.head_size, hparams.n_head, n_tokens
+    )
+    q = ctx.rope(q, ctx.inputs.inp_pos)
+    matrix = rotation_matrix(ctx, "lid")
     assert matrix is not None
     q = rotate(ctx, q, matrix)
     weights = by_stream(ctx, graph.scale(graph.mul_mat(ctx.weight("indexer.proj"), current)))
-    mask = compression(ctx, "indexer").mask
-    return graph.cont(best_cells(ctx, q, cache, weights, mask, numbers.n_chosen))
+    mask = compression(ctx, "lid").mask
+    return graph.cont(build_lid_top_k_cells(ctx, q, cache, weights, mask, hparams.top_k))

@@ -1,7 +1,7 @@
-"""Layers whose state a delta rule updates (src/models/delta-net-base.cpp).
+"""Layers with a state that a delta rule updates (src/models/delta-net-base.cpp), and the attention between them.
 
-The rule has one decay for each head (qwen3next.cpp, qwen35.cpp), or one for each element of a key (Kimi's delta
-attention, kimi-linear.cpp).
+The rule has one decay for each head (qwen3next.cpp, qwen35.cpp), or one for each element of a key (KDA:
+kimi-linear.cpp, kimi-k3.cpp, glm5-next.cpp, bailingmoe3.cpp).
 """
 
 from __future__ import annotations
@@ -9,72 +9,72 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.planning.memory.compute_graph.building.attention import build_attn
-from engine.planning.memory.compute_graph.building.context import GraphContext, Masks
+from engine.planning.memory.compute_graph.building.context import AttnInput, GraphContext
 from engine.planning.memory.compute_graph.ggml.graph import Tensor
-from engine.planning.memory.compute_graph.models.recurrent import States
+from engine.planning.memory.compute_graph.models.recurrent import RecurrentStates
 
 
-def delta_net(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return a gated delta net with beta and alpha from weights of their own."""
-    return _delta_net(ctx, current, copies=False)
+def build_layer_attn_linear(ctx: GraphContext, current: Tensor) -> Tensor:
+    """Return a gated delta net with separate weights for beta and alpha (`build_layer_attn_linear` in qwen35.cpp)."""
+    return _layer_attn_linear(ctx, current, copies=False)
 
 
-def copying_delta_net(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the same, where what the convolution keeps is copied before it is stored."""
-    return _delta_net(ctx, current, copies=True)
+def build_layer_attn_linear_copy(ctx: GraphContext, current: Tensor) -> Tensor:
+    """Return a gated delta net that copies the state of its convolution before it is stored (qwen4exp.cpp)."""
+    return _layer_attn_linear(ctx, current, copies=True)
 
 
-def _delta_net(ctx: GraphContext, current: Tensor, *, copies: bool) -> Tensor:
-    graph, batch, heads = ctx.graph, ctx.batch, ctx.numbers.state.dt_rank
+def _layer_attn_linear(ctx: GraphContext, current: Tensor, *, copies: bool) -> Tensor:
+    graph, batch, heads = ctx.graph, ctx.batch, ctx.hparams.ssm.dt_rank
     tokens, sequences = batch.sequence_tokens, batch.n_sequences
-    graph.expand(current)
-    mixed, z = _mixed_and_gate(ctx, current)
+    graph.build_forward_expand(current)
+    mixed, z = _build_qkvz(ctx, current)
     beta = graph.reshape(ctx.linear("ssm_beta", current), 1, heads, tokens, sequences)
     alpha = graph.reshape(ctx.linear("ssm_alpha", current), heads, tokens, sequences)
-    return _updated(ctx, States(ctx), mixed, z, graph.unary(beta), alpha, copies=copies)
+    return _build_delta_net(ctx, RecurrentStates(ctx), mixed, z, graph.unary(beta), alpha, copies=copies)
 
 
-def joint_delta_net(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return a gated delta net with beta and alpha in one weight, and queries and keys for each head of values."""
-    graph, batch, size = ctx.graph, ctx.batch, ctx.numbers.state
+def build_layer_attn_linear_ba(ctx: GraphContext, current: Tensor) -> Tensor:
+    """Return a gated delta net with beta and alpha in one weight (`build_layer_attn_linear` in qwen3next.cpp)."""
+    graph, batch, ssm = ctx.graph, ctx.batch, ctx.hparams.ssm
     tokens, sequences = batch.sequence_tokens, batch.n_sequences
-    each = size.dt_rank // size.n_groups
-    graph.expand(current)
-    mixed, z = _mixed_and_gate(ctx, current) if ctx.has("attn_qkv") else _from_one_weight(ctx, current)
-    joined = graph.reshape(ctx.linear("ssm_ba", current), 2 * each, size.n_groups, tokens, sequences)
-    half = (each, size.n_groups, tokens, sequences)
+    each = ssm.dt_rank // ssm.n_group
+    graph.build_forward_expand(current)
+    mixed, z = _build_qkvz(ctx, current) if ctx.has("attn_qkv") else _build_qkvz_from_ssm_in(ctx, current)
+    joined = graph.reshape(ctx.linear("ssm_ba", current), 2 * each, ssm.n_group, tokens, sequences)
+    half = (each, ssm.n_group, tokens, sequences)
     beta = graph.unary(graph.cont(graph.view(joined, half, joined.nb)))
-    beta = graph.reshape(beta, 1, size.dt_rank, tokens, sequences)
-    alpha = graph.cont(graph.view(joined, half, joined.nb), size.dt_rank, tokens, sequences)
-    repeats = size.n_groups != size.dt_rank
-    return _updated(ctx, States(ctx), mixed, z, beta, alpha, repeats=repeats)
+    beta = graph.reshape(beta, 1, ssm.dt_rank, tokens, sequences)
+    alpha = graph.cont(graph.view(joined, half, joined.nb), ssm.dt_rank, tokens, sequences)
+    repeats = ssm.n_group != ssm.dt_rank
+    return _build_delta_net(ctx, RecurrentStates(ctx), mixed, z, beta, alpha, repeats=repeats)
 
 
-def _mixed_and_gate(ctx: GraphContext, current: Tensor) -> tuple[Tensor, Tensor]:
-    """Return queries, keys and values in one, and the gate of the output."""
+def _build_qkvz(ctx: GraphContext, current: Tensor) -> tuple[Tensor, Tensor]:
+    """Return queries, keys and values in one tensor, and the gate of the output (`build_qkvz`)."""
     mixed = ctx.linear("attn_qkv", current)
     mixed = ctx.graph.reshape(mixed, mixed.ne[0], ctx.batch.sequence_tokens, ctx.batch.n_sequences)
     return mixed, ctx.linear("attn_gate", current)
 
 
-def _from_one_weight(ctx: GraphContext, current: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the same from the one weight that older files have, whose rows alternate between them."""
-    graph, batch, size = ctx.graph, ctx.batch, ctx.numbers.state
+def _build_qkvz_from_ssm_in(ctx: GraphContext, current: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the parts of `_build_qkvz` from the single weight of older files, whose rows alternate between them."""
+    graph, batch, ssm = ctx.graph, ctx.batch, ctx.hparams.ssm
     outer = (batch.sequence_tokens, batch.n_sequences)
-    groups, wide = size.n_groups, size.inner // size.n_groups
+    groups, wide = ssm.n_group, ssm.d_inner // ssm.n_group
     joined = ctx.linear("ssm_in", current)
-    joined = graph.reshape(joined, 2 * size.state + 2 * wide, groups, *outer)
+    joined = graph.reshape(joined, 2 * ssm.d_state + 2 * wide, groups, *outer)
     q, k, v, z = (
-        graph.view(joined, (width, groups, *outer), joined.nb) for width in (size.state, size.state, wide, wide)
+        graph.view(joined, (width, groups, *outer), joined.nb) for width in (ssm.d_state, ssm.d_state, wide, wide)
     )
     z = graph.cont(z)
     q, k, v = (graph.cont(part, part.ne[0] * groups, *outer) for part in (q, k, v))
     return graph.concat(graph.concat(q, k, 0), v, 0), z
 
 
-def _updated(
+def _build_delta_net(
     ctx: GraphContext,
-    states: States,
+    states: RecurrentStates,
     mixed: Tensor,
     z: Tensor,
     beta: Tensor,
@@ -83,28 +83,30 @@ def _updated(
     repeats: bool = False,
     copies: bool = False,
 ) -> Tensor:
-    """Return what the rule reads from its state.
+    """Return the output of the delta rule (`build_conv_state`, `build_recurrent_attn`).
 
-    `repeats`: queries and keys, for each head of values; `copies`: what the convolution keeps, before it is stored.
+    `repeats`: repeat queries and keys for each head of values. `copies`: copy the state of the convolution before it is
+        stored.
     """
-    graph, batch, size = ctx.graph, ctx.batch, ctx.numbers.state
+    graph, batch, ssm = ctx.graph, ctx.batch, ctx.hparams.ssm
     tokens, sequences = batch.sequence_tokens, batch.n_sequences
-    heads, head = size.dt_rank, size.inner // size.dt_rank
-    wide = size.inner + 2 * size.n_groups * size.state
+    heads, head = ssm.dt_rank, ssm.d_inner // ssm.dt_rank
+    wide = ssm.d_inner + 2 * ssm.n_group * ssm.d_state
     alpha = graph.unary(graph.add(alpha, ctx.weight("ssm_dt.bias")))
     decay = graph.reshape(graph.mul(alpha, ctx.weight("ssm_a")), 1, heads, tokens, sequences)
-    rolling = graph.reshape(states.read(states.rolling), size.conv - 1, wide, sequences)
+    rolling = graph.reshape(states.read(states.rolling), ssm.d_conv - 1, wide, sequences)
     window = graph.concat(rolling, graph.transpose(mixed), 0)
-    kept = graph.view(window, (size.conv - 1, wide, sequences), window.nb)
+    kept = graph.view(window, (ssm.d_conv - 1, wide, sequences), window.nb)
     states.write(states.rolling, graph.cont(kept) if copies else kept)
     state = graph.reshape(states.read(states.recurrent), head, head, heads, sequences)
     mixed = graph.unary(graph.new("ssm_conv", (wide, tokens, sequences), window, ctx.weight("ssm_conv1d")))
     row = 4 * wide
-    key, nb = (size.state, size.n_groups, tokens, sequences), (0, 4 * size.state, row, row * tokens)
+    key, nb = (ssm.d_state, ssm.n_group, tokens, sequences), (0, 4 * ssm.d_state, row, row * tokens)
     q, k = (graph.scale(ctx.raw_norm(graph.view(mixed, key, nb))) for _ in range(2))
     if repeats:
         q, k = (_for_each_head(ctx, part) for part in (q, k))
     v = graph.view(mixed, (head, heads, tokens, sequences), (0, 4 * head, row, row * tokens))
+    # The result has the outputs of all tokens first, then the new states with `head` rows for each sequence.
     n_rows = (tokens + head) * sequences
     found = graph.new("delta_net", (head * heads, n_rows), q, k, v, decay, beta, state)
     y = graph.view(found, (head, heads, tokens, sequences))
@@ -118,42 +120,44 @@ def _updated(
 def _for_each_head(ctx: GraphContext, source: Tensor) -> Tensor:
     """Return queries or keys repeated for the heads of values that share them."""
     graph, (head, groups, tokens, sequences) = ctx.graph, source.ne
-    each = ctx.numbers.state.dt_rank // groups
+    each = ctx.hparams.ssm.dt_rank // groups
     apart = graph.reshape(source, head, 1, groups, tokens * sequences)
     repeated = graph.repeat(apart, head, each, groups, tokens * sequences)
     return graph.reshape(repeated, head, groups * each, tokens, sequences)
 
 
-def gated_attention(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return attention whose query projection makes the gate of its output as well."""
-    return gated_attention_to(ctx, ctx.inputs.full, current)
+def build_layer_attn(ctx: GraphContext, current: Tensor) -> Tensor:
+    """Return attention whose query projection makes the gate of its output too (`build_layer_attn` in qwen35.cpp)."""
+    return build_layer_attn_to(ctx, ctx.inputs.inp_attn, current)
 
 
-def gated_attention_to(ctx: GraphContext, masks: Masks, current: Tensor) -> Tensor:
-    """Return the same, to what `masks` lets tokens see."""
-    graph, numbers = ctx.graph, ctx.layer.numbers
-    n_tokens, heads, head = current.ne[1], numbers.n_head, numbers.head_k
-    joined = ctx.projection("attn_q", graph.expand(current))
+def build_layer_attn_to(ctx: GraphContext, inp_attn: AttnInput, current: Tensor) -> Tensor:
+    """Return the attention of `build_layer_attn` with the attention input `inp_attn`."""
+    graph, hparams = ctx.graph, ctx.layer.hparams
+    n_tokens, heads, head = current.ne[1], hparams.n_head, hparams.head_k
+    joined = ctx.projection("attn_q", graph.build_forward_expand(current))
     k = ctx.projection("attn_k", current)
     v = ctx.projection("attn_v", current)
+    # Query and gate alternate by head in one row: two F32 vectors of `head` elements, so 8 bytes for each element.
     half, nb = (head, heads, n_tokens), (0, 8 * head, 8 * head * heads)
     q = ctx.build_norm(graph.view(joined, half, nb), "attn_q_norm")
-    k = ctx.build_norm(graph.reshape(k, head, numbers.n_head_kv, n_tokens), "attn_k_norm")
+    k = ctx.build_norm(graph.reshape(k, head, hparams.n_head_kv, n_tokens), "attn_k_norm")
     gate = graph.cont(graph.view(joined, half, nb), head * heads, n_tokens)
-    v = graph.reshape(v, numbers.head_v, numbers.n_head_kv, n_tokens)
-    q, k = ctx.rope(q, ctx.inputs.positions), ctx.rope(k, ctx.inputs.positions)
-    found = build_attn(ctx, masks, q, k, v, sliding=False, out=None)
+    v = graph.reshape(v, hparams.head_v, hparams.n_head_kv, n_tokens)
+    q, k = ctx.rope(q, ctx.inputs.inp_pos), ctx.rope(k, ctx.inputs.inp_pos)
+    found = build_attn(ctx, inp_attn, q, k, v, sliding=False, out=None)
     return ctx.linear("attn_output", graph.mul(found, graph.unary(gate)))
 
 
-def delta_attention(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return what the rule reads from its state, behind a gate."""
-    graph, batch, size = ctx.graph, ctx.batch, ctx.numbers.state
+def build_kda_layer(ctx: GraphContext, current: Tensor) -> Tensor:
+    """Return Kimi delta attention with its output gate (`build_kda_layer` in kimi-k3.cpp)."""
+    graph, batch, ssm = ctx.graph, ctx.batch, ctx.hparams.ssm
     tokens, sequences = batch.sequence_tokens, batch.n_sequences
-    inner = size.rolling_width // (3 * size.kept)
-    head = size.recurrent_width // inner
+    # The rolling state holds `kept` tokens of queries, keys and values, which are equally wide.
+    inner = ssm.n_embd_r // (3 * ssm.kept)
+    head = ssm.n_embd_s // inner
     each = (head, inner // head, tokens, sequences)
-    states = States(ctx)
+    states = RecurrentStates(ctx)
     seen = states.read(states.rolling)
     q, k, v = (
         graph.reshape(_convolved(ctx, states, seen, source, f"ssm_conv1d_{letter}"), *each)
@@ -171,17 +175,17 @@ def delta_attention(ctx: GraphContext, current: Tensor) -> Tensor:
     return graph.mul_mat(ctx.weight("attn_output"), graph.cont(y, inner, batch.n_tokens))
 
 
-def early_delta_attention(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the same, with the layer's input computed before its state is read."""
-    return delta_attention(ctx, ctx.graph.expand(current))
+def build_kda_layer_expanded(ctx: GraphContext, current: Tensor) -> Tensor:
+    """Return KDA that expands its normalised input before the state is read (glm5-next.cpp, bailingmoe3.cpp)."""
+    return build_kda_layer(ctx, ctx.graph.build_forward_expand(current))
 
 
 def _decay(ctx: GraphContext, current: Tensor, head: int, heads: int) -> Tensor:
-    """Return what each element of a key is to lose."""
+    """Return the decay of each element of a key."""
     graph, shape = ctx.graph, (head, heads, ctx.batch.n_tokens)
     found = graph.add(_through(ctx, current, "ssm_f_a", "ssm_f_b"), ctx.weight("ssm_dt.bias"))
     factors = graph.reshape(ctx.weight("ssm_a"), 1, heads)
-    if not ctx.numbers.state.bounds_decay:
+    if not ctx.hparams.ssm.has_gate_lower_bound:
         return graph.mul(graph.reshape(graph.unary(found), *shape), factors)
     found = graph.mul(graph.reshape(found, *shape), factors)
     # Bailing's, which is made of one weight, has the sign in its factors.
@@ -190,7 +194,7 @@ def _decay(ctx: GraphContext, current: Tensor, head: int, heads: int) -> Tensor:
 
 
 def _through(ctx: GraphContext, source: Tensor, *stems: str) -> Tensor:
-    """Return `source` multiplied with those of the weights that the layer has, one after the other."""
+    """Return `source` multiplied with each of the weights that the layer has."""
     for stem in stems:
         if ctx.has(stem):
             source = ctx.graph.mul_mat(ctx.weight(stem), source)
@@ -206,9 +210,9 @@ def _sources(ctx: GraphContext, current: Tensor, inner: int) -> Sequence[Tensor]
     return [graph.cont(graph.view(joined, (inner, joined.ne[1]), (0, joined.nb[1]))) for _ in range(3)]
 
 
-def _convolved(ctx: GraphContext, states: States, seen: Tensor, source: Tensor, stem: str) -> Tensor:
-    """Return `source` behind a convolution over the last tokens, which the state `seen` keeps."""
-    graph, batch, kept = ctx.graph, ctx.batch, ctx.numbers.state.kept
+def _convolved(ctx: GraphContext, states: RecurrentStates, seen: Tensor, source: Tensor, stem: str) -> Tensor:
+    """Return `source` after a convolution over the last tokens, which the state `seen` keeps."""
+    graph, batch, kept = ctx.graph, ctx.batch, ctx.hparams.ssm.kept
     tokens, sequences, inner = batch.sequence_tokens, batch.n_sequences, source.ne[0]
     rolling = graph.view(seen, (kept, inner, sequences), (0, 4 * kept, seen.nb[1]))
     window = graph.concat(rolling, graph.transpose(graph.reshape(source, inner, tokens, sequences)), 0)

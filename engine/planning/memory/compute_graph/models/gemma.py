@@ -1,7 +1,6 @@
-"""Layers of Gemma 3n and 4 (src/models/gemma3n.cpp, gemma4.cpp): KV caches shared between layers, embeddings for each
-layer, experts next to a dense part (4), and for 3n four versions of the residual stream (AltUp) with a low-rank path
-next to attention (Laurel).
-"""
+"""Gemma 3n and 4 (src/models/gemma3n.cpp, gemma4.cpp): KV caches shared between layers, embeddings for each layer, and
+experts next to a dense part (4). Gemma 3n has four versions of the residual stream (AltUp) and a low-rank path next to
+attention (Laurel)."""
 
 from __future__ import annotations
 
@@ -15,34 +14,34 @@ from engine.planning.memory.compute_graph.models.transformer import build_moe_ff
 
 
 @dataclass(frozen=True, slots=True)
-class _LayerInputs:
+class _PerLayerInputs:
     """Embeddings of the tokens for each layer: (width, tokens, layers)."""
 
     embeddings: Tensor
 
 
-def sharing_attention(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the attention of a layer to its normalised input, with its own keys and values or an earlier layer's."""
+def shared_kv_attention(ctx: GraphContext, current: Tensor) -> Tensor:
+    """Return the attention of a layer to its normalised input, with its own KV cache or an earlier layer's."""
     graph, layer = ctx.graph, ctx.layer
-    numbers, n_tokens = layer.numbers, current.ne[1]
+    hparams, n_tokens = layer.hparams, current.ne[1]
     q, k, v = _flat(ctx, current)
-    q = ctx.build_norm(graph.reshape(q, numbers.head_k, numbers.n_head, n_tokens), "attn_q_norm")
-    q = ctx.rope(q, ctx.inputs.positions, by_table=not numbers.is_swa)
+    q = ctx.build_norm(graph.reshape(q, hparams.head_k, hparams.n_head, n_tokens), "attn_q_norm")
+    q = ctx.rope(q, ctx.inputs.inp_pos, by_table=not hparams.is_swa)
     if k is not None and v is not None:
-        k = ctx.build_norm(graph.reshape(k, numbers.head_k, numbers.n_head_kv, n_tokens), "attn_k_norm")
-        v = ctx.raw_norm(graph.reshape(v, numbers.head_v, numbers.n_head_kv, n_tokens))
-        k = ctx.rope(k, ctx.inputs.positions, by_table=not numbers.is_swa)
-    place = None if numbers.cache_of < 0 else numbers.cache_of
-    return build_attn(ctx, ctx.masks, q, k, v, place=place, sliding=True)
+        k = ctx.build_norm(graph.reshape(k, hparams.head_k, hparams.n_head_kv, n_tokens), "attn_k_norm")
+        v = ctx.raw_norm(graph.reshape(v, hparams.head_v, hparams.n_head_kv, n_tokens))
+        k = ctx.rope(k, ctx.inputs.inp_pos, by_table=not hparams.is_swa)
+    place = None if hparams.cache_of < 0 else hparams.cache_of
+    return build_attn(ctx, ctx.inp_attn, q, k, v, place=place, sliding=True)
 
 
 def _flat(ctx: GraphContext, current: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return queries, keys and values before heads are told apart; no keys and values where another layer has them."""
-    graph, numbers, n_tokens = ctx.graph, ctx.layer.numbers, current.ne[1]
-    owns = numbers.cache_of < 0
+    """Return queries, keys and values before they are divided into heads; None for the cache of another layer."""
+    graph, hparams, n_tokens = ctx.graph, ctx.layer.hparams, current.ne[1]
+    owns = hparams.cache_of < 0
     if ctx.has("attn_qkv"):
         joined = ctx.linear("attn_qkv", current)
-        widths = (numbers.head_k * numbers.n_head, numbers.k_width, numbers.v_width)
+        widths = (hparams.head_k * hparams.n_head, hparams.k_width, hparams.v_width)
         q, k, v = (graph.cont(graph.view(joined, (width, n_tokens), joined.nb)) for width in widths)
         return (q, k, v) if owns else (q, None, None)
     q = ctx.linear("attn_q", current)
@@ -52,48 +51,49 @@ def _flat(ctx: GraphContext, current: Tensor) -> tuple[Tensor, Tensor | None, Te
     return q, k, ctx.linear("attn_v", current) if ctx.has("attn_v") else k
 
 
-def make_layer_inputs(ctx: GraphContext, embeddings: Tensor) -> None:
-    """Keep what every layer gets of the tokens beside its predecessor's output, if the file has such embeddings."""
+def project_per_layer_inputs(ctx: GraphContext, embeddings: Tensor) -> None:
+    """Make the embeddings for each layer, if the file has them (`build_inp_per_layer`, `project_per_layer_inputs`)."""
     graph, outer = ctx.graph, ctx.outer
     if "per_layer_token_embd" not in outer:
         return
-    memory, n_tokens = ctx.layer.memory, embeddings.ne[1]
+    buft, n_tokens = ctx.layer.buft, embeddings.ne[1]
     norm = outer["per_layer_proj_norm"]
     width = norm.ne[0]
     n_layers = outer["per_layer_token_embd"].ne[0] // width
     tokens = graph.new_input("i32", n_tokens)
     rows = graph.get_rows(ctx.outer_weight(outer["per_layer_token_embd"], HOST), tokens)
-    rows = graph.expand(graph.scale(graph.reshape(rows, width, n_layers, n_tokens)))
-    projected = graph.mul_mat(ctx.outer_weight(outer["per_layer_model_proj"], memory), embeddings)
+    rows = graph.build_forward_expand(graph.scale(graph.reshape(rows, width, n_layers, n_tokens)))
+    projected = graph.mul_mat(ctx.outer_weight(outer["per_layer_model_proj"], buft), embeddings)
     projected = graph.reshape(graph.scale(projected), width, n_layers, n_tokens)
-    projected = graph.mul(ctx.raw_norm(projected), ctx.outer_weight(norm, memory))
+    projected = graph.mul(ctx.raw_norm(projected), ctx.outer_weight(norm, buft))
     found = graph.scale(graph.add(projected, rows))
-    ctx.shared.put(_LayerInputs(graph.cont(graph.permute(found, 0, 2, 1, 3))))
+    ctx.shared.put(_PerLayerInputs(graph.cont(graph.permute(found, 0, 2, 1, 3))))
 
 
-def gated_layer_input(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return what the layer makes of `current` and its part of the embeddings."""
-    graph, per_layer = ctx.graph, ctx.shared.get(_LayerInputs).embeddings
+def per_layer_input(ctx: GraphContext, current: Tensor) -> Tensor:
+    """Return the part of the embeddings that is added to the layer's output."""
+    graph, per_layer = ctx.graph, ctx.shared.get(_PerLayerInputs).embeddings
     current = graph.unary(graph.mul_mat(ctx.weight("inp_gate"), current))
     current = graph.mul(current, graph.view(per_layer, per_layer.ne[:2]))
     return ctx.build_norm(graph.mul_mat(ctx.weight("proj"), current), "post_norm")
 
 
-def has_layer_inputs(ctx: GraphContext) -> bool:
-    """Return whether layers get embeddings of their own."""
-    return ctx.shared.find(_LayerInputs) is not None
+def has_per_layer_inputs(ctx: GraphContext) -> bool:
+    """Return whether layers have embeddings of their own."""
+    return ctx.shared.find(_PerLayerInputs) is not None
 
 
-_VERSIONS = 4
+# `llama_hparams::n_altup`, a constant: no file has a key for it.
+_N_ALTUP = 4
 
 
 def gemma3n_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return all versions of the stream behind one layer: (embedding, tokens, versions)."""
+    """Return all versions of the stream after one layer: (embedding, tokens, versions)."""
     graph = ctx.graph
     if ctx.place == 0:
-        make_layer_inputs(ctx, previous)
-        previous = _all_versions(ctx, previous)
-    predicted = _predict(ctx, previous)
+        project_per_layer_inputs(ctx, previous)
+        previous = _altup_embed(ctx, previous)
+    predicted = _altup_predict(ctx, previous)
     active = _first(ctx, predicted)
     normed = ctx.build_norm(active, "attn_norm")
     narrow = graph.mul_mat(ctx.weight("laurel_r"), graph.mul_mat(ctx.weight("laurel_l"), normed))
@@ -103,85 +103,92 @@ def gemma3n_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
     joined = graph.scale(graph.add(current, beside))
     current = _feed_forward(ctx, ctx.build_norm(joined, "ffn_norm"))
     current = graph.add(ctx.build_norm(current, "post_ffw_norm", pin=False), joined)
-    corrected = _correct(ctx, predicted, current)
+    corrected = _altup_correct(ctx, predicted, current)
     first = graph.mul(_first(ctx, corrected), ctx.weight("altup_correct_scale"))
-    rest = graph.add(_rest(ctx, corrected), gated_layer_input(ctx, first))
+    rest = graph.add(_rest(ctx, corrected), per_layer_input(ctx, first))
     return graph.concat(_first(ctx, corrected), rest, 2)
 
 
-def merge_versions(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the wanted rows of all versions as one."""
+def altup_unembed(ctx: GraphContext, current: Tensor) -> Tensor:
+    """Return the output rows of all versions merged to one (`altup_unembd_proj`)."""
     graph = ctx.graph
-    size = _magnitude(ctx, _first(ctx, current))
+    size = _calc_magnitude(ctx, _first(ctx, current))
     others = _resized(ctx, "altup_unembd_proj", ctx.inputs.output, _rest(ctx, current), size)
     total = _first(ctx, current)
-    for _ in range(_VERSIONS - 1):
+    for _ in range(_N_ALTUP - 1):
         total = graph.add(total, _first(ctx, others))
     return graph.get_rows(graph.scale(total), ctx.inputs.inp_out_ids)
 
 
-def _all_versions(ctx: GraphContext, current: Tensor) -> Tensor:
+def _altup_embed(ctx: GraphContext, current: Tensor) -> Tensor:
+    """Return the embeddings as all versions of the stream (`altup_proj`)."""
     graph, (n_embd, n_tokens) = ctx.graph, current.ne[:2]
-    size = _magnitude(ctx, current)
-    repeated = graph.repeat(current, n_embd, n_tokens, _VERSIONS - 1)
+    size = _calc_magnitude(ctx, current)
+    repeated = graph.repeat(current, n_embd, n_tokens, _N_ALTUP - 1)
     return graph.concat(current, _resized(ctx, "altup_proj", ctx.inputs.output, repeated, size), 2)
 
 
 def _resized(ctx: GraphContext, name: str, output: str, current: Tensor, size: Tensor) -> Tensor:
-    """Return a projection of `current`, made as large as `size`."""
+    """Return a projection of `current`, scaled to the magnitude `size`."""
     graph = ctx.graph
     found = graph.mul_mat(ctx.outer_weight(ctx.outer[name], output), current)
-    return graph.like("div", graph.mul(found, size), _magnitude(ctx, found))
+    return graph.like("div", graph.mul(found, size), _calc_magnitude(ctx, found))
 
 
-def _magnitude(ctx: GraphContext, current: Tensor) -> Tensor:
+def _calc_magnitude(ctx: GraphContext, current: Tensor) -> Tensor:
+    """Return the root of the sum of squares (`calc_magnitude`)."""
     graph = ctx.graph
     return graph.like("sqrt", graph.sum_rows(graph.like("sqr", current)))
 
 
 def _first(ctx: GraphContext, versions: Tensor) -> Tensor:
+    """Return the active version of the stream (`gemma3n_view_2d_slice`)."""
     return ctx.graph.view(versions, versions.ne[:2])
 
 
 def _rest(ctx: GraphContext, versions: Tensor) -> Tensor:
-    return ctx.graph.view(versions, (*versions.ne[:2], _VERSIONS - 1))
+    """Return the other versions."""
+    return ctx.graph.view(versions, (*versions.ne[:2], _N_ALTUP - 1))
 
 
-def _modalities(ctx: GraphContext, current: Tensor) -> Tensor:
+def _altup_compute_router_modalities(ctx: GraphContext, current: Tensor) -> Tensor:
+    """Return the mixing weights of the versions (`altup_compute_router_modalities`)."""
     graph = ctx.graph
     routed = graph.scale(ctx.build_norm(current, "altup_router_norm"))
     return graph.unary(graph.mul_mat(ctx.weight("altup_router"), routed))
 
 
-def _predict(ctx: GraphContext, versions: Tensor) -> Tensor:
+def _altup_predict(ctx: GraphContext, versions: Tensor) -> Tensor:
+    """Return the predicted versions (`altup_predict`)."""
     graph, n_tokens = ctx.graph, versions.ne[1]
-    modalities = _modalities(ctx, _first(ctx, versions))
+    modalities = _altup_compute_router_modalities(ctx, _first(ctx, versions))
     mixes = graph.mul_mat(ctx.weight("altup_predict_coef"), modalities)
-    mixes = graph.reshape(mixes, _VERSIONS, _VERSIONS, n_tokens)
+    mixes = graph.reshape(mixes, _N_ALTUP, _N_ALTUP, n_tokens)
     found = graph.mul_mat(graph.cont(graph.permute(versions, 1, 2, 0, 3)), mixes)
     return graph.add(graph.cont(graph.permute(found, 0, 2, 1, 3)), versions)
 
 
-def _correct(ctx: GraphContext, predicted: Tensor, current: Tensor) -> Tensor:
+def _altup_correct(ctx: GraphContext, predicted: Tensor, current: Tensor) -> Tensor:
+    """Return the versions corrected by the layer's output (`altup_correct`)."""
     graph, (n_embd, n_tokens) = ctx.graph, current.ne[:2]
-    modalities = _modalities(ctx, current)
+    modalities = _altup_compute_router_modalities(ctx, current)
     change = graph.like("sub", current, _first(ctx, predicted))
     mixes = graph.scale(graph.mul_mat(ctx.weight("altup_correct_coef"), modalities))
-    mixes = graph.cont(graph.transpose(mixes), 1, n_tokens, _VERSIONS)
-    change = graph.repeat(change, n_embd, n_tokens, _VERSIONS)
+    mixes = graph.cont(graph.transpose(mixes), 1, n_tokens, _N_ALTUP)
+    change = graph.repeat(change, n_embd, n_tokens, _N_ALTUP)
     return graph.add(graph.mul(change, mixes), predicted)
 
 
 def _feed_forward(ctx: GraphContext, current: Tensor) -> Tensor:
     graph = ctx.graph
     up, gate = graph.mul_mat(ctx.weight("ffn_up"), current), graph.mul_mat(ctx.weight("ffn_gate"), current)
-    if ctx.layer.numbers.keeps_largest:
-        gate = _largest(ctx, gate)
+    if ctx.layer.hparams.keeps_largest:
+        gate = _gaussian_topk(ctx, gate)
     return graph.mul_mat(ctx.weight("ffn_down"), graph.mul(up, graph.unary(gate)))
 
 
-def _largest(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return `current` without what is not far above its mean."""
+def _gaussian_topk(ctx: GraphContext, current: Tensor) -> Tensor:
+    """Return `current` without values that are not far above the mean (`gaussian_topk`)."""
     graph = ctx.graph
     mean = graph.new("mean", (1, *current.ne[1:]), current)
     spread = graph.sum_rows(graph.like("sqr", graph.like("sub", current, mean)))
@@ -191,25 +198,25 @@ def _largest(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def gemma4_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return the output of one layer."""
+    """Return the output of one layer (src/models/gemma4.cpp)."""
     graph = ctx.graph
     if ctx.place == 0:
-        make_layer_inputs(ctx, previous)
+        project_per_layer_inputs(ctx, previous)
     attended = ctx.mixed(ctx.build_norm(previous, "attn_norm"))
     joined = graph.add(ctx.build_norm(attended, "post_attention_norm"), previous)
     current = ctx.build_ffn(ctx.build_norm(joined, "ffn_norm"))
     if ctx.has("ffn_gate_inp"):
         current = graph.add(ctx.build_norm(current, "post_ffw_norm_1"), _routed(ctx, joined))
     current = graph.add(ctx.build_norm(current, "post_ffw_norm", pin=False), joined)
-    if has_layer_inputs(ctx):
-        current = graph.add(current, gated_layer_input(ctx, current))
+    if has_per_layer_inputs(ctx):
+        current = graph.add(current, per_layer_input(ctx, current))
     if ctx.has("layer_output_scale"):
         current = graph.mul(current, ctx.weight("layer_output_scale"))
     return current
 
 
 def _routed(ctx: GraphContext, joined: Tensor) -> Tensor:
-    """Return what the experts make of attention's output, which the router sees with a norm and scale of its own."""
+    """Return the output of the experts. Their router has a norm and scale of its own."""
     graph = ctx.graph
     narrow = ctx.build_norm(joined, "pre_ffw_norm_2")
     routed = graph.mul(graph.scale(ctx.raw_norm(joined)), ctx.weight("ffn_gate_inp.scale"))

@@ -1,6 +1,5 @@
-"""Layers with a state of fixed size: Mamba's scans (src/models/mamba-base.cpp), LFM2's short convolution, and linear
-attention that decays by position (minimax-01.cpp).
-"""
+"""Layers with a state of fixed size: Mamba (src/models/mamba-base.cpp, plamo2.cpp), the short convolution of LFM2
+(lfm2.cpp), and linear attention with decay (minimax-01.cpp)."""
 
 from __future__ import annotations
 
@@ -10,170 +9,174 @@ from engine.planning.memory.compute_graph.building.context import GraphContext
 from engine.planning.memory.compute_graph.ggml.graph import Tensor
 from engine.planning.memory.compute_graph.models.transformer import feed_forward
 
-RowsOf = Callable[[Tensor, Tensor], Tensor]
-"""What reads the states of the sequences in the batch: a copy of rows, or a scan that reads them itself."""
+GetStateRows = Callable[[Tensor, Tensor], Tensor]
+"""Function that returns the states of the sequences in the batch: a copy of rows, or a scan that reads them itself."""
 
 
-class States:
-    """The two states of one layer: the rolling one of convolutions and the recurrent one."""
+class RecurrentStates:
+    """The two states of one layer: the rolling state of convolutions, and the recurrent state.
+
+    Mirrors `llm_graph_context::build_rs`.
+    """
 
     def __init__(self, ctx: GraphContext) -> None:
-        graph, batch, state = ctx.graph, ctx.batch, ctx.numbers.state
+        graph, batch, ssm = ctx.graph, ctx.batch, ctx.hparams.ssm
         assert ctx.inputs.state_rows is not None
         assert ctx.inputs.unused_rows is not None
         self._graph = graph
         self._sequences, self._others = batch.n_sequences, batch.n_states - batch.n_sequences
         self._rows, self._unused = ctx.inputs.state_rows, ctx.inputs.unused_rows
-        self._home = ctx.layer.memory if batch.offload_kqv else "host"
+        self._buft = ctx.layer.buft if batch.offload_kqv else "host"
         self._count = batch.n_states
-        self.rolling = self.of_width(state.rolling_width)
-        self.recurrent = self.of_width(state.recurrent_width)
+        self.rolling = self.of_width(ssm.n_embd_r)
+        self.recurrent = self.of_width(ssm.n_embd_s)
 
     def of_width(self, width: int) -> Tensor:
-        """Return a state of another kind of the layer."""
-        return self._graph.stored(self._home, "f32", width, self._count)
+        """Return a state of another width."""
+        return self._graph.cache_tensor(self._buft, "f32", width, self._count)
 
-    def read(self, states: Tensor, rows_of: RowsOf | None = None) -> Tensor:
-        """Return the states of the batch's sequences."""
+    def read(self, states: Tensor, get_state_rows: GetStateRows | None = None) -> Tensor:
+        """Return the states of the sequences in the batch (`build_rs`)."""
         graph, size = self._graph, states.ne[0]
         seen = graph.reshape(states, size, states.ne[1])
-        graph.expand(graph.write("scale", graph.view(seen, (size,))))
-        found = graph.expand((rows_of or graph.get_rows)(seen, self._rows))
+        # `build_rs` clears one state, then copies the states that move to other cells; in the worst case there are
+        # none.
+        graph.build_forward_expand(graph.write("scale", graph.view(seen, (size,))))
+        found = graph.build_forward_expand((get_state_rows or graph.get_rows)(seen, self._rows))
         unused = graph.get_rows(seen, self._unused)
-        graph.expand(graph.write("cpy", graph.view(states, (size, self._others)), unused))
+        graph.build_forward_expand(graph.write("cpy", graph.view(states, (size, self._others)), unused))
         return found
 
     def write(self, states: Tensor, source: Tensor) -> None:
-        """Put `source` into the states of the batch's sequences."""
+        """Write `source` to the states of the sequences in the batch."""
         target = self._graph.view(states, (states.ne[0] * self._sequences,))
-        self._graph.expand(self._graph.write("cpy", target, source))
+        self._graph.build_forward_expand(self._graph.write("cpy", target, source))
 
 
-def mamba(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return a selective scan whose step sizes and gates come from the convolved input (Mamba 1)."""
-    graph, batch, size = ctx.graph, ctx.batch, ctx.numbers.state
+def build_mamba_layer(ctx: GraphContext, current: Tensor) -> Tensor:
+    """Return a selective scan; step sizes and gates come from the convolved input (`build_mamba_layer`, Mamba 1)."""
+    graph, batch, ssm = ctx.graph, ctx.batch, ctx.hparams.ssm
     tokens, sequences = batch.sequence_tokens, batch.n_sequences
-    states = States(ctx)
-    rolling = graph.reshape(states.read(states.rolling), size.conv - 1, size.inner, sequences)
+    states = RecurrentStates(ctx)
+    rolling = graph.reshape(states.read(states.rolling), ssm.d_conv - 1, ssm.d_inner, sequences)
     joined = ctx.linear("ssm_in", graph.reshape(current, current.ne[0], tokens, sequences))
-    half = (size.inner, tokens, sequences)
+    half = (ssm.d_inner, tokens, sequences)
     x, z = graph.view(joined, half, joined.nb), graph.view(joined, half, joined.nb)
     window = graph.concat(rolling, graph.transpose(x), 0)
-    states.write(states.rolling, graph.view(window, (size.conv - 1, size.inner, sequences), window.nb))
-    x = graph.new("ssm_conv", (size.inner, tokens, sequences), window, ctx.weight("ssm_conv1d"))
+    states.write(states.rolling, graph.view(window, (ssm.d_conv - 1, ssm.d_inner, sequences), window.nb))
+    x = graph.new("ssm_conv", (ssm.d_inner, tokens, sequences), window, ctx.weight("ssm_conv1d"))
     x = graph.unary(graph.add(x, ctx.weight("ssm_conv1d.bias")))
     steps = ctx.linear("ssm_x", x)
-    dt = graph.view(steps, (size.dt_rank, tokens, sequences), steps.nb)
-    matrix, nb = (size.state, 1, tokens, sequences), (0, 4 * size.state, steps.nb[1], steps.nb[2])
+    dt = graph.view(steps, (ssm.dt_rank, tokens, sequences), steps.nb)
+    matrix, nb = (ssm.d_state, 1, tokens, sequences), (0, 4 * ssm.d_state, steps.nb[1], steps.nb[2])
     b, c = graph.view(steps, matrix, nb), graph.view(steps, matrix, nb)
     if ctx.has("ssm_dt_norm"):
         dt, b, c = ctx.build_norm(dt, "ssm_dt_norm"), ctx.build_norm(b, "ssm_b_norm"), ctx.build_norm(c, "ssm_c_norm")
-    elif size.normalises:
+    elif ssm.dt_b_c_rms:
         dt, b, c = ctx.raw_norm(dt), ctx.raw_norm(b), ctx.raw_norm(c)
     else:
         dt = graph.cont(dt)
     dt = ctx.linear("ssm_dt", dt)
-    columns = graph.reshape(x, 1, size.inner, tokens, sequences)
+    columns = graph.reshape(x, 1, ssm.d_inner, tokens, sequences)
 
     def scan(seen: Tensor, rows: Tensor) -> Tensor:
-        seen = graph.reshape(seen, size.state, 1, size.inner, batch.n_states)
-        n_elements = size.inner * tokens * sequences + size.state * size.inner * sequences
+        seen = graph.reshape(seen, ssm.d_state, 1, ssm.d_inner, batch.n_states)
+        n_elements = ssm.d_inner * tokens * sequences + ssm.d_state * ssm.d_inner * sequences
         return graph.new("ssm_scan", (n_elements,), seen, columns, dt, ctx.weight("ssm_a"), b, c, rows)
 
     y = states.read(states.recurrent, scan)
-    states.write(states.recurrent, graph.view(y, (size.state * size.inner * sequences,)))
+    states.write(states.recurrent, graph.view(y, (ssm.d_state * ssm.d_inner * sequences,)))
     y = graph.view(y, half)
     y = graph.add(y, graph.mul(x, ctx.weight("ssm_d")))
-    y = graph.glu(graph.cont(z), y)
+    y = graph.glu_split(graph.cont(z), y)
     return _flat(ctx, ctx.linear("ssm_out", y))
 
 
-def mamba2(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return a selective scan over heads (Mamba 2)."""
-    graph, batch, size = ctx.graph, ctx.batch, ctx.numbers.state
+def build_mamba2_layer(ctx: GraphContext, current: Tensor) -> Tensor:
+    """Return a selective scan over heads (`build_mamba2_layer`, Mamba 2)."""
+    graph, batch, ssm = ctx.graph, ctx.batch, ctx.hparams.ssm
     tokens, sequences = batch.sequence_tokens, batch.n_sequences
-    heads, head = size.dt_rank, size.inner // size.dt_rank
-    wide = size.inner + 2 * size.n_groups * size.state
-    states = States(ctx)
-    rolling = graph.reshape(states.read(states.rolling), size.conv - 1, wide, sequences)
+    heads, head = ssm.dt_rank, ssm.d_inner // ssm.dt_rank
+    wide = ssm.d_inner + 2 * ssm.n_group * ssm.d_state
+    states = RecurrentStates(ctx)
+    rolling = graph.reshape(states.read(states.rolling), ssm.d_conv - 1, wide, sequences)
     joined = ctx.linear("ssm_in", current)
     joined = graph.reshape(joined, joined.ne[0], tokens, sequences)
     z = graph.view(joined, (head, heads, tokens, sequences), (0, 4 * head, joined.nb[1], joined.nb[2]))
     mixed = graph.view(joined, (wide, tokens, sequences), joined.nb)
     dt = graph.view(joined, (heads, tokens, sequences), joined.nb)
     window = graph.concat(rolling, graph.transpose(mixed), 0)
-    states.write(states.rolling, graph.view(window, (size.conv - 1, wide, sequences), window.nb))
+    states.write(states.rolling, graph.view(window, (ssm.d_conv - 1, wide, sequences), window.nb))
     mixed = graph.new("ssm_conv", (wide, tokens, sequences), window, ctx.weight("ssm_conv1d"))
     mixed = graph.unary(graph.add(mixed, ctx.weight("ssm_conv1d.bias")))
     x = graph.view(mixed, (head, heads, tokens, sequences), (0, 4 * head, mixed.nb[1], mixed.nb[2]))
-    matrix = (size.state, size.n_groups, tokens, sequences)
-    nb = (0, 4 * size.state, mixed.nb[1], mixed.nb[2])
+    matrix = (ssm.d_state, ssm.n_group, tokens, sequences)
+    nb = (0, 4 * ssm.d_state, mixed.nb[1], mixed.nb[2])
     b, c = graph.view(mixed, matrix, nb), graph.view(mixed, matrix, nb)
     dt = graph.add(graph.cont(dt), ctx.weight("ssm_dt.bias"))
 
     def scan(seen: Tensor, rows: Tensor) -> Tensor:
-        seen = graph.reshape(seen, size.state, head, heads, batch.n_states)
-        n_elements = size.inner * tokens * sequences + size.state * size.inner * sequences
+        seen = graph.reshape(seen, ssm.d_state, head, heads, batch.n_states)
+        n_elements = ssm.d_inner * tokens * sequences + ssm.d_state * ssm.d_inner * sequences
         return graph.new("ssm_scan", (n_elements,), seen, x, dt, ctx.weight("ssm_a"), b, c, rows)
 
     y = states.read(states.recurrent, scan)
-    states.write(states.recurrent, graph.view(y, (size.state * size.inner * sequences,)))
+    states.write(states.recurrent, graph.view(y, (ssm.d_state * ssm.d_inner * sequences,)))
     y = graph.view(y, (head, heads, tokens, sequences))
     y = graph.add(y, graph.mul(x, ctx.weight("ssm_d")))
-    y = graph.glu(graph.cont(z), y)
+    y = graph.glu_split(graph.cont(z), y)
     if ctx.has("ssm_norm"):
-        y = graph.reshape(y, size.inner // size.n_groups, size.n_groups, tokens, sequences)
+        y = graph.reshape(y, ssm.d_inner // ssm.n_group, ssm.n_group, tokens, sequences)
         y = ctx.build_norm(y, "ssm_norm")
-    return ctx.linear("ssm_out", graph.reshape(y, size.inner, tokens * sequences))
+    return ctx.linear("ssm_out", graph.reshape(y, ssm.d_inner, tokens * sequences))
 
 
-def interleaved_mamba(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return a selective scan over heads whose step sizes come from the convolved input, and whose gates alternate with
-    its input (PLaMo 2)."""
-    graph, batch, size = ctx.graph, ctx.batch, ctx.numbers.state
+def build_plamo2_mamba_layer(ctx: GraphContext, current: Tensor) -> Tensor:
+    """Return a selective scan over heads; gates alternate with the input (`build_plamo2_mamba_layer`)."""
+    graph, batch, ssm = ctx.graph, ctx.batch, ctx.hparams.ssm
     tokens, sequences = batch.sequence_tokens, batch.n_sequences
-    heads, head = size.dt_rank, size.inner // size.dt_rank
-    states = States(ctx)
-    rolling = graph.reshape(states.read(states.rolling), size.conv - 1, size.inner, sequences)
+    heads, head = ssm.dt_rank, ssm.d_inner // ssm.dt_rank
+    states = RecurrentStates(ctx)
+    rolling = graph.reshape(states.read(states.rolling), ssm.d_conv - 1, ssm.d_inner, sequences)
     joined = ctx.linear("ssm_in", graph.reshape(current, current.ne[0], tokens, sequences))
     joined = graph.cont(graph.permute(joined, 0, 2, 1, 3), 2 * head, heads, tokens, sequences)
     each = (head, heads, tokens, sequences)
     x, z = (
-        graph.cont(graph.view(joined, each, joined.nb), size.inner, tokens, sequences),
+        graph.cont(graph.view(joined, each, joined.nb), ssm.d_inner, tokens, sequences),
         graph.view(joined, each, joined.nb),
     )
     window = graph.concat(rolling, graph.transpose(x), 0)
-    states.write(states.rolling, graph.view(window, (size.conv - 1, size.inner, sequences), window.nb))
-    x = graph.unary(graph.new("ssm_conv", (size.inner, tokens, sequences), window, ctx.weight("ssm_conv1d")))
+    states.write(states.rolling, graph.view(window, (ssm.d_conv - 1, ssm.d_inner, sequences), window.nb))
+    x = graph.unary(graph.new("ssm_conv", (ssm.d_inner, tokens, sequences), window, ctx.weight("ssm_conv1d")))
     steps = ctx.linear("ssm_x", x)
-    widths = (size.state, size.state, ctx.layer.weights["ssm_dt"].ne[0])
+    widths = (ssm.d_state, ssm.d_state, ctx.layer.weights["ssm_dt"].ne[0])
     b, c, dt = (
         ctx.build_norm(graph.view(steps, (width, tokens, sequences), steps.nb), f"ssm_{name}_norm")
         for name, width in zip(("b", "c", "dt"), widths, strict=True)
     )
     dt = ctx.linear("ssm_dt", dt)
     x = graph.view(x, each, (0, 4 * head))
-    b, c = (graph.view(part, (size.state, 1, tokens, sequences), (0, part.nb[1], *part.nb[1:3])) for part in (b, c))
+    b, c = (graph.view(part, (ssm.d_state, 1, tokens, sequences), (0, part.nb[1], *part.nb[1:3])) for part in (b, c))
 
     def scan(seen: Tensor, rows: Tensor) -> Tensor:
-        seen = graph.reshape(seen, size.state, head, heads, batch.n_states)
-        n_elements = size.inner * tokens * sequences + size.state * size.inner * sequences
+        seen = graph.reshape(seen, ssm.d_state, head, heads, batch.n_states)
+        n_elements = ssm.d_inner * tokens * sequences + ssm.d_state * ssm.d_inner * sequences
         decay = graph.reshape(ctx.weight("ssm_a"), 1, heads)
         return graph.new("ssm_scan", (n_elements,), seen, x, dt, decay, b, c, rows)
 
     y = states.read(states.recurrent, scan)
-    states.write(states.recurrent, graph.view(y, (size.state * size.inner * sequences,)))
+    states.write(states.recurrent, graph.view(y, (ssm.d_state * ssm.d_inner * sequences,)))
     y = graph.add(graph.view(y, each), graph.mul(x, graph.reshape(ctx.weight("ssm_d"), 1, heads)))
-    y = graph.view(graph.glu(graph.cont(z), y), (size.inner, tokens, sequences))
+    y = graph.view(graph.glu_split(graph.cont(z), y), (ssm.d_inner, tokens, sequences))
     return _flat(ctx, ctx.linear("ssm_out", y))
 
 
-def short_convolution(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return a gated convolution over a few tokens (LFM2)."""
-    graph, batch, width = ctx.graph, ctx.batch, ctx.numbers.n_embd
+def build_shortconv_block(ctx: GraphContext, current: Tensor) -> Tensor:
+    """Return a gated convolution over a few tokens (`build_shortconv_block` in src/models/lfm2.cpp)."""
+    graph, batch, width = ctx.graph, ctx.batch, ctx.hparams.n_embd
     tokens, sequences = batch.sequence_tokens, batch.n_sequences
-    states = States(ctx)
-    kept = ctx.numbers.state.rolling_width // width
+    states = RecurrentStates(ctx)
+    kept = ctx.hparams.ssm.n_embd_r // width
     joined = ctx.linear("shortconv.in_proj", graph.reshape(current, current.ne[0], tokens, sequences))
     third = (width, tokens, sequences)
     b, c, x = (graph.view(joined, third, joined.nb) for _ in range(3))
@@ -186,11 +189,12 @@ def short_convolution(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def _flat(ctx: GraphContext, source: Tensor) -> Tensor:
+    """Return the tokens of all sequences in one dimension."""
     return ctx.graph.reshape(source, source.ne[0], ctx.batch.n_tokens)
 
 
-def lightning_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return the output of a layer whose residuals are its scaled norms."""
+def minimax_01_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
+    """Return the output of a layer whose residuals are its scaled norms (src/models/minimax-01.cpp)."""
     graph = ctx.graph
     normed = ctx.build_norm(previous, "attn_norm")
     current = ctx.mixed(normed)
@@ -201,13 +205,13 @@ def lightning_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
 
 
 def lightning_attention(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return linear attention: to the tokens of the batch by their distance, to those before by a state."""
-    graph, batch, numbers = ctx.graph, ctx.batch, ctx.layer.numbers
+    """Return linear attention: to tokens of the batch by distance, to earlier tokens by a state (minimax-01.cpp)."""
+    graph, batch, hparams = ctx.graph, ctx.batch, ctx.layer.hparams
     tokens, sequences = batch.sequence_tokens, batch.n_sequences
-    heads, head = numbers.n_head, numbers.head_k
+    heads, head = hparams.n_head, hparams.head_k
     slopes = ctx.shared_input("slopes", heads)
-    states = States(ctx)
-    states.read(states.rolling)  # It has no size, and the engine reads it all the same.
+    states = RecurrentStates(ctx)
+    states.read(states.rolling)  # Its width is 0; llama.cpp's graph has the node all the same.
     current = graph.reshape(current, current.ne[0], tokens, 1, sequences)
     joined = graph.unary(ctx.linear("attn_qkv", current))
     joined = graph.reshape(joined, 3 * head, heads, tokens, sequences)
@@ -220,7 +224,7 @@ def lightning_attention(ctx: GraphContext, current: Tensor) -> Tensor:
     near = graph.mul_mat(graph.permute(k, 0, 2, 1, 3), graph.permute(q, 0, 2, 1, 3))
     near = graph.mul(near, _decay(ctx, "distance_decay", tokens, tokens, heads, sequences))
     v = graph.cont(graph.permute(v, 1, 2, 0, 3))
-    found = graph.expand(graph.add(distant, graph.mul_mat(v, near)))
+    found = graph.build_forward_expand(graph.add(distant, graph.mul_mat(v, near)))
 
     block_decay = graph.unary(graph.scale(graph.scale(slopes)))
     before = graph.mul(before, graph.reshape(block_decay, 1, 1, heads))
@@ -236,5 +240,5 @@ def lightning_attention(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def _decay(ctx: GraphContext, name: str, *ne: int) -> Tensor:
-    """Return factors that each layer makes of an input."""
+    """Return decay factors, which each layer computes from an input."""
     return ctx.graph.unary(ctx.graph.scale(ctx.shared_input(name, *ne)))

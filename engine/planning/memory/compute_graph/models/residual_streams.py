@@ -1,7 +1,7 @@
-"""Layers with more than one residual.
+"""Layers with more than one residual stream.
 
-They have parallel streams (hyper-connections, src/models/deepseek4.cpp and hy-v4.cpp), streams with low-rank gates and
-embeddings of token sequences (qwen4exp.cpp), or mixtures of earlier residuals (kimi-k3.cpp).
+There are hyper-connections (src/models/deepseek4.cpp, glm5-next.cpp, hy-v4.cpp), streams with low-rank gates and hashed
+token sequences (qwen4exp.cpp), and mixtures of earlier residuals (kimi-k3.cpp).
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ from engine.planning.memory.compute_graph.building.context import GraphContext
 from engine.planning.memory.compute_graph.building.graph import Tokens
 from engine.planning.memory.compute_graph.ggml.graph import Tensor
 from engine.planning.memory.compute_graph.ggml.scheduler import HOST
-from engine.planning.memory.compute_graph.models.recurrent import States
+from engine.planning.memory.compute_graph.models.recurrent import RecurrentStates
 from engine.planning.memory.compute_graph.models.transformer import feed_forward
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
-    """What a part of a layer reads of all `streams`; what each `gives` it gets of the result, and how they are mixed
-    on the way back, None where they are not."""
+class HcPre:
+    """Input of a part of a layer (`build_hc_pre`).
+
+    `streams`: all residual streams. `one`: their weighted sum. `gives`: share of the result that each stream gets.
+    `mixing`: how the streams are mixed with each other; None if they are not.
+    """
 
     streams: Tensor
     one: Tensor
@@ -27,24 +30,24 @@ class Read:
     mixing: Tensor | None
 
 
-def open_streams(ctx: GraphContext, current: Tensor) -> Tensor:
+def repeat_streams(ctx: GraphContext, current: Tensor) -> Tensor:
     """Return the embeddings once for each stream: (embedding, streams, tokens)."""
     graph, (n_embd, n_tokens) = ctx.graph, current.ne[:2]
-    return graph.repeat(graph.reshape(current, n_embd, 1, n_tokens), n_embd, ctx.numbers.n_streams, n_tokens)
+    return graph.repeat(graph.reshape(current, n_embd, 1, n_tokens), n_embd, ctx.hparams.hc_mult, n_tokens)
 
 
-def weighted_end(ctx: GraphContext, streams: Tensor) -> Tensor:
-    """Return the wanted rows of all streams as one, each weighted with a share of its own."""
+def build_hc_head(ctx: GraphContext, streams: Tensor) -> Tensor:
+    """Return the output rows of all streams as one weighted sum (`build_hc_head` in deepseek4.cpp)."""
     return _weighted(ctx, *_shares_of_output_rows(ctx, streams))
 
 
-def copied_end(ctx: GraphContext, streams: Tensor) -> Tensor:
-    """Return the same, added up in a copy."""
+def build_hc_head_cast(ctx: GraphContext, streams: Tensor) -> Tensor:
+    """Return the weighted sum of the output rows, added up in an F32 copy (`build_hc_head` in hy-v4.cpp)."""
     return _weighted_copy(ctx, *_shares_of_output_rows(ctx, streams))
 
 
-def mean_end(ctx: GraphContext, streams: Tensor) -> Tensor:
-    """Return the mean of the wanted rows of all streams."""
+def build_hc_mean(ctx: GraphContext, streams: Tensor) -> Tensor:
+    """Return the mean of the output rows of all streams (`build_hc_mean` in glm5-next.cpp)."""
     graph, streams = ctx.graph, _output_rows(ctx, streams)
     views = [_stream(ctx, streams) for _ in range(streams.ne[1])]
     total = views[0]
@@ -53,29 +56,29 @@ def mean_end(ctx: GraphContext, streams: Tensor) -> Tensor:
     return graph.scale(total)
 
 
-def connected_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return the streams behind a layer, whose two parts are read and given back one after the other."""
-    return _connected_layer(ctx, previous, pins=False)
+def hc_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
+    """Return the streams after a layer; each of its two parts reads them and is added to them."""
+    return _hc_layer(ctx, previous, pins=False)
 
 
-def pinned_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return the same; the streams come before what the feed-forward part reads of them, and are made on the layer's
-    device."""
-    return _connected_layer(ctx, previous, pins=True)
+def hc_layer_pinned(ctx: GraphContext, previous: Tensor) -> Tensor:
+    """Return the streams after a layer that expands them before the feed-forward part, and pins them to its device
+    (deepseek4.cpp)."""
+    return _hc_layer(ctx, previous, pins=True)
 
 
-def _connected_layer(ctx: GraphContext, previous: Tensor, *, pins: bool) -> Tensor:
-    read = _read(ctx, previous, "attn")
-    joined = _given_back(ctx, read, ctx.mixed(ctx.build_norm(read.one, "attn_norm")))
-    read = _read(ctx, joined, "ffn")
+def _hc_layer(ctx: GraphContext, previous: Tensor, *, pins: bool) -> Tensor:
+    read = _build_hc_pre(ctx, previous, "attn")
+    joined = _build_hc_post(ctx, read, ctx.mixed(ctx.build_norm(read.one, "attn_norm")))
+    read = _build_hc_pre(ctx, joined, "ffn")
     if pins and read.mixing is not None:
         for part in (joined, read.gives, read.mixing):
-            ctx.graph.expand(part)
+            ctx.graph.build_forward_expand(part)
     chosen = None
     if ctx.has("ffn_gate_tid2eid"):
         chosen = ctx.graph.get_rows(ctx.weight("ffn_gate_tid2eid"), ctx.shared.get(Tokens).ids)
     found = feed_forward(ctx, ctx.build_norm(read.one, "ffn_norm"), chosen=chosen)
-    found = _given_back(ctx, read, found)
+    found = _build_hc_post(ctx, read, found)
     if pins:
         found.backend = ctx.layer.backend
     return found
@@ -100,11 +103,8 @@ def _flat(ctx: GraphContext, streams: Tensor) -> Tensor:
     return ctx.graph.reshape(streams, streams.ne[0] * streams.ne[1], streams.ne[2])
 
 
-def _read(ctx: GraphContext, streams: Tensor, part: str) -> Read:
-    """Return the sum of the streams that a part of the layer reads, and what its result is given back with.
-
-    Where the layer has weights for it the streams are mixed with each other on the way back.
-    """
+def _build_hc_pre(ctx: GraphContext, streams: Tensor, part: str) -> HcPre:
+    """Return the input of a part of the layer (`build_hc_pre`)."""
     graph, (_, count, n_tokens, _) = ctx.graph, streams.ne
     mixes = graph.mul_mat(ctx.weight(f"hc_{part}_fn"), ctx.raw_norm(_flat(ctx, streams)))
     scale, base = ctx.weight(f"hc_{part}_scale"), ctx.weight(f"hc_{part}_base")
@@ -112,17 +112,19 @@ def _read(ctx: GraphContext, streams: Tensor, part: str) -> Read:
         graph.scale(graph.unary(_affine(ctx, graph.view(mixes, (count, n_tokens), mixes.nb), scale, base)))
         for _ in range(2)
     )
+    # Without columns for the mixing matrix (hy-v4.cpp) the streams are not mixed with each other.
     if mixes.ne[0] == 2 * count:
-        return Read(streams, _weighted_copy(ctx, streams, reads), graph.scale(gives), None)
-    mixing = _mixing(ctx, mixes, scale, base, count)
+        return HcPre(streams, _weighted_copy(ctx, streams, reads), graph.scale(gives), None)
+    mixing = _build_hc_sinkhorn(ctx, mixes, scale, base, count)
     if ctx.fuses("hc_pre"):
         one = ctx.fused("hc_pre", (streams.ne[0], n_tokens), streams, reads)
     else:
         one = _weighted(ctx, streams, reads)
-    return Read(streams, one, gives, mixing)
+    return HcPre(streams, one, gives, mixing)
 
 
-def _given_back(ctx: GraphContext, read: Read, current: Tensor) -> Tensor:
+def _build_hc_post(ctx: GraphContext, read: HcPre, current: Tensor) -> Tensor:
+    """Return the streams with the result of a part added (`build_hc_post`)."""
     if read.mixing is None:
         return _added(ctx, current, read.streams, read.gives)
     return _mixed(ctx, current, read.streams, read.gives, read.mixing)
@@ -138,12 +140,12 @@ def _stream(ctx: GraphContext, streams: Tensor) -> Tensor:
 
 
 def _share(ctx: GraphContext, shares: Tensor) -> Tensor:
-    """Return the share of one stream for each token."""
+    """Return the share of one stream for each token: (1, tokens)."""
     return ctx.graph.view(shares, (1, shares.ne[1]), shares.nb)
 
 
 def _weighted(ctx: GraphContext, streams: Tensor, shares: Tensor) -> Tensor:
-    """Return the sum of the streams, each weighted with its share."""
+    """Return the sum of the streams, weighted with their shares."""
     graph, count = ctx.graph, streams.ne[1]
     total = graph.mul(_stream(ctx, streams), _share(ctx, shares))
     for _ in range(1, count):
@@ -165,7 +167,7 @@ def _added(ctx: GraphContext, current: Tensor, streams: Tensor, shares: Tensor) 
 
 
 def _side_by_side(ctx: GraphContext, parts: list[Tensor]) -> Tensor:
-    """Return streams as one tensor."""
+    """Return separate streams as one tensor."""
     graph = ctx.graph
     apart = [graph.reshape(part, part.ne[0], 1, part.ne[1]) for part in parts]
     joined = apart[0]
@@ -174,8 +176,8 @@ def _side_by_side(ctx: GraphContext, parts: list[Tensor]) -> Tensor:
     return joined
 
 
-def _mixing(ctx: GraphContext, mixes: Tensor, scale: Tensor, base: Tensor, count: int) -> Tensor:
-    """Return how much of each stream goes to each other, with rows and columns that add up to 1."""
+def _build_hc_sinkhorn(ctx: GraphContext, mixes: Tensor, scale: Tensor, base: Tensor, count: int) -> Tensor:
+    """Return the matrix that mixes the streams; its rows and columns add up to 1 (`build_hc_sinkhorn`)."""
     graph, n_tokens = ctx.graph, mixes.ne[1]
     if ctx.fuses("hc_comb"):
         return ctx.fused("hc_comb", (count, count, n_tokens), mixes, scale, base)
@@ -183,7 +185,8 @@ def _mixing(ctx: GraphContext, mixes: Tensor, scale: Tensor, base: Tensor, count
     found = graph.like("soft_max", graph.reshape(found, count, count, n_tokens))
     least = graph.like("fill", graph.scratch("f32", 1))
     found = graph.add(found, least)
-    for step in range(ctx.numbers.mixing_steps):
+    # As the reference: softmax over rows, one normalisation of columns, then rows and columns in turn.
+    for step in range(ctx.hparams.hc_sinkhorn_iters):
         if step:
             found = graph.like("div", found, graph.add(graph.sum_rows(found), least))
         columns = graph.sum_rows(graph.cont(graph.permute(found, 1, 0, 2, 3)))
@@ -207,45 +210,45 @@ def _mixed(ctx: GraphContext, current: Tensor, streams: Tensor, shares: Tensor, 
 
 
 @dataclass(frozen=True, slots=True)
-class _Hashed:
-    """Embeddings of hashed sequences."""
+class _PleInput:
+    """Embeddings of hashed token sequences (`build_inp_ple`)."""
 
     embeddings: Tensor
 
 
-def open_hashed(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the embeddings once for each stream; those of hashed sequences are for layers that want them."""
+def build_inp_ple(ctx: GraphContext, current: Tensor) -> Tensor:
+    """Make the embeddings of hashed token sequences, then return the token embeddings once for each stream."""
     if "per_layer_token_embd" in ctx.outer:
         graph, n_tokens = ctx.graph, current.ne[1]
         table = ctx.outer_weight(ctx.outer["per_layer_token_embd"], HOST)
-        rows = graph.new_input("i32", ctx.numbers.hashes * n_tokens)
+        rows = graph.new_input("i32", ctx.hparams.ple_n_heads * n_tokens)
         found = graph.get_rows(table, rows)
-        joined = graph.reshape(found, found.ne[0] * ctx.numbers.hashes, n_tokens)
-        ctx.shared.put(_Hashed(graph.expand(joined)))
-    return open_streams(ctx, current)
+        joined = graph.reshape(found, found.ne[0] * ctx.hparams.ple_n_heads, n_tokens)
+        ctx.shared.put(_PleInput(graph.build_forward_expand(joined)))
+    return repeat_streams(ctx, current)
 
 
-def wide_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return the streams behind a layer, whose two parts read their gated mean and give back to each."""
+def qwen4exp_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
+    """Return the streams after a layer; its two parts read their gated mean and are added to each."""
     graph, streams = ctx.graph, previous
     if ctx.has("ple_key"):
-        streams = _with_hashed(ctx, streams)
-    one, gives = _read_gated(ctx, streams, "attn")
-    current = ctx.mixed(graph.expand(one))
+        streams = _build_ple(ctx, streams)
+    one, gives = _build_hc_mix(ctx, streams, "attn")
+    current = ctx.mixed(graph.build_forward_expand(one))
     if ctx.layer.is_last:
         n_embd, count, n_tokens, _ = streams.ne
         current, gives = (graph.get_rows(part, ctx.inputs.inp_out_ids) for part in (current, gives))
         flat = graph.get_rows(graph.reshape(streams, n_embd * count, n_tokens), ctx.inputs.inp_out_ids)
         streams = graph.reshape(flat, n_embd, count, flat.ne[1])
-    streams = _given_back_gated(ctx, streams, current, gives)
-    one, gives = _read_gated(ctx, streams, "ffn")
-    streams = _given_back_gated(ctx, streams, feed_forward(ctx, one), gives)
+    streams = _build_hc_combine(ctx, streams, current, gives)
+    one, gives = _build_hc_mix(ctx, streams, "ffn")
+    streams = _build_hc_combine(ctx, streams, feed_forward(ctx, one), gives)
     streams.backend = ctx.layer.backend
     return streams
 
 
-def gated_end(ctx: GraphContext, streams: Tensor) -> Tensor:
-    """Return the gated mean of the streams."""
+def build_hc_mix_head(ctx: GraphContext, streams: Tensor) -> Tensor:
+    """Return the gated mean of the streams (`build_hc_mix` after the last layer)."""
     norm, down, up = (
         ctx.outer_weight(ctx.outer[f"output_hc_{part}"], ctx.inputs.output) for part in ("norm", "down", "up")
     )
@@ -269,8 +272,8 @@ def _mean(ctx: GraphContext, streams: Tensor, flat: Tensor, gate: Tensor) -> Ten
     return graph.scale(total)
 
 
-def _read_gated(ctx: GraphContext, streams: Tensor, part: str) -> tuple[Tensor, Tensor]:
-    """Return what a part of a layer reads, and what each stream gets of its result."""
+def _build_hc_mix(ctx: GraphContext, streams: Tensor, part: str) -> tuple[Tensor, Tensor]:
+    """Return the input of a part of the layer, and the share of its result for each stream (`build_hc_mix`)."""
     graph, (n_embd, count, n_tokens, _) = ctx.graph, streams.ne
     flat, gate = _gate(ctx, streams, *(ctx.weight(f"hc_{part}_{stem}") for stem in ("norm", "down", "up")))
     if ctx.fuses("hc_pre"):
@@ -281,7 +284,8 @@ def _read_gated(ctx: GraphContext, streams: Tensor, part: str) -> tuple[Tensor, 
     return one, graph.mul_mat(ctx.weight(f"hc_{part}_inject"), flat)
 
 
-def _given_back_gated(ctx: GraphContext, streams: Tensor, current: Tensor, gives: Tensor) -> Tensor:
+def _build_hc_combine(ctx: GraphContext, streams: Tensor, current: Tensor, gives: Tensor) -> Tensor:
+    """Return the streams with the result of a part added (`build_hc_combine`)."""
     graph, (n_embd, count, n_tokens, _) = ctx.graph, streams.ne
     shares = graph.scale(graph.unary(graph.scale(gives)))
     if ctx.fuses("hc_post"):
@@ -290,10 +294,10 @@ def _given_back_gated(ctx: GraphContext, streams: Tensor, current: Tensor, gives
     return graph.add(streams, graph.mul(repeated, graph.reshape(shares, 1, count, n_tokens)))
 
 
-def _with_hashed(ctx: GraphContext, streams: Tensor) -> Tensor:
-    """Return the streams with what the layer makes of the hashed embeddings: gated, and convolved over tokens."""
+def _build_ple(ctx: GraphContext, streams: Tensor) -> Tensor:
+    """Return the streams with the layer's output for the hashed embeddings added (`build_ple`)."""
     graph, (n_embd, count, n_tokens, _) = ctx.graph, streams.ne
-    hashed = ctx.shared.get(_Hashed).embeddings
+    hashed = ctx.shared.get(_PleInput).embeddings
     key, value = (graph.mul_mat(ctx.weight(stem), hashed) for stem in ("ple_key", "ple_value"))
     key = _normed(ctx, graph.reshape(key, *streams.ne[:3]), "key")
     score = graph.scale(graph.sum_rows(graph.mul(key, _normed(ctx, streams, "query"))))
@@ -311,14 +315,14 @@ def _normed(ctx: GraphContext, streams: Tensor, stem: str) -> Tensor:
 
 
 def _convolved(ctx: GraphContext, source: Tensor, streams: Tensor) -> Tensor:
-    """Return a convolution over tokens some way apart, as a sum of shifted copies."""
+    """Return a dilated convolution over tokens, as a sum of shifted copies (`build_conv_state_at`)."""
     graph, batch = ctx.graph, ctx.batch
     tokens, sequences, (wide, n_tokens) = batch.sequence_tokens, batch.n_sequences, source.ne[:2]
     normed = _normed(ctx, graph.reshape(source, *streams.ne[:3]), "conv")
     normed = graph.reshape(graph.reshape(normed, wide, n_tokens), wide, tokens, sequences)
     taps = ctx.layer.weights["ple_conv1d"].ne[0]
-    kept = (taps - 1) * ctx.numbers.hashed_tokens
-    states = States(ctx)
+    kept = (taps - 1) * ctx.hparams.ple_ngram_size
+    states = RecurrentStates(ctx)
     hashed = states.of_width(kept * wide)
     window = graph.concat(graph.reshape(states.read(hashed), kept, wide, sequences), graph.transpose(normed), 0)
     states.write(hashed, graph.cont(graph.view(window, (kept, wide, sequences), window.nb)))
@@ -332,7 +336,7 @@ def _convolved(ctx: GraphContext, source: Tensor, streams: Tensor) -> Tensor:
 
 
 def _tap(ctx: GraphContext, wide: int) -> Tensor:
-    """Return one factor for each channel, as floating point numbers of full size."""
+    """Return one factor of the convolution for each channel, in F32."""
     graph, half = ctx.graph, ctx.layer.weights["ple_conv1d"].type_name != "F32"
     column = graph.view(ctx.weight("ple_conv1d"), (1, wide))
     column = graph.reshape(graph.new("cont", column.ne, column, type_name="f16" if half else "f32"), wide)
@@ -340,46 +344,48 @@ def _tap(ctx: GraphContext, wide: int) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _Residuals:
     """Residuals of earlier layers, side by side."""
 
     residuals: Tensor
 
 
-def residual_mixing_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return the output of a layer; every few layers the residual is kept and begins anew."""
-    graph, period = ctx.graph, ctx.numbers.residual_period
+def res_mix_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
+    """Return the output of a layer; every `attn_res_block_size` layers the residual is kept and starts anew
+    (kimi-k3.cpp)."""
+    graph, period = ctx.graph, ctx.hparams.attn_res_block_size
     current = _mixed_residuals(ctx, previous, "attn_res_score")
     keeps = period > 0 and ctx.layer.index % period == 0
     if keeps:
-        _keep(ctx, previous)
-    current = ctx.mixed(graph.expand(ctx.build_norm(current, "attn_norm")))
+        _res_push(ctx, previous)
+    current = ctx.mixed(graph.build_forward_expand(ctx.build_norm(current, "attn_norm")))
     residual = current if keeps else graph.add(previous, current)
     current = ctx.build_norm(_mixed_residuals(ctx, residual, "ffn_res_score"), "ffn_norm")
     return graph.add(residual, feed_forward(ctx, current))
 
 
-def mixed_rows(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the wanted rows of the last mixture."""
+def res_mix_rows(ctx: GraphContext, current: Tensor) -> Tensor:
+    """Return the output rows of the last mixture."""
     if "output_res_score" in ctx.outer:
         weight = ctx.outer_weight(ctx.outer["output_res_score"], ctx.inputs.output)
-        current = _mixture(ctx, current, weight)
+        current = _res_mix(ctx, current, weight)
     return ctx.graph.get_rows(current, ctx.inputs.inp_out_ids)
 
 
-def _keep(ctx: GraphContext, residual: Tensor) -> None:
-    graph, kept = ctx.graph, ctx.shared.find(_Kept)
+def _res_push(ctx: GraphContext, residual: Tensor) -> None:
+    """Keep a residual (`res_push`)."""
+    graph, kept = ctx.graph, ctx.shared.find(_Residuals)
     residual = graph.reshape(residual, residual.ne[0], 1, residual.ne[1])
-    ctx.shared.put(_Kept(residual if kept is None else graph.concat(kept.residuals, residual, 1)))
+    ctx.shared.put(_Residuals(residual if kept is None else graph.concat(kept.residuals, residual, 1)))
 
 
 def _mixed_residuals(ctx: GraphContext, current: Tensor, stem: str) -> Tensor:
-    return current if ctx.shared.find(_Kept) is None else _mixture(ctx, current, ctx.weight(stem))
+    return current if ctx.shared.find(_Residuals) is None else _res_mix(ctx, current, ctx.weight(stem))
 
 
-def _mixture(ctx: GraphContext, current: Tensor, weight: Tensor) -> Tensor:
-    """Return the sum of kept residuals and `current`, weighted by what `weight` makes of them."""
-    graph, kept, (n_embd, n_tokens) = ctx.graph, ctx.shared.get(_Kept).residuals, current.ne[:2]
+def _res_mix(ctx: GraphContext, current: Tensor, weight: Tensor) -> Tensor:
+    """Return the sum of the kept residuals and `current`, weighted by softmax scores (`res_mix`)."""
+    graph, kept, (n_embd, n_tokens) = ctx.graph, ctx.shared.get(_Residuals).residuals, current.ne[:2]
     count = kept.ne[1]
     scores, own = (graph.sum_rows(graph.mul(ctx.raw_norm(part), weight)) for part in (kept, current))
     probs = graph.like("soft_max", graph.concat(graph.reshape(scores, count, n_tokens), own, 0))

@@ -1,5 +1,5 @@
-"""Layers that mix each token with the one before it and keep a matrix for each head (RWKV 6 and 7, and their like with
-another model's feed-forward part)."""
+"""RWKV 6 and 7, also with the feed-forward part of another model (src/models/rwkv6-base.cpp, rwkv7-base.cpp,
+rwkv6qwen2.cpp, arwkv7.cpp). Each token is mixed with the one before it, and each head keeps a matrix."""
 
 from __future__ import annotations
 
@@ -7,32 +7,31 @@ from dataclasses import dataclass
 
 from engine.planning.memory.compute_graph.building.context import GraphContext
 from engine.planning.memory.compute_graph.ggml.graph import Tensor
-from engine.planning.memory.compute_graph.models.recurrent import States
+from engine.planning.memory.compute_graph.models.recurrent import RecurrentStates
 
 
 @dataclass(frozen=True, slots=True)
 class _FirstValues:
-    """Values of the first layer, which later ones mix with theirs."""
+    """Values of the first layer, which later layers mix with theirs (`v_first` in rwkv7-base.cpp)."""
 
     values: Tensor
 
 
 def time_mixing(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return what the heads' matrices make of the tokens of each sequence, and keep its last token."""
-    states, shift = _read_shift(ctx)
+    """Return the time mixing of a layer, and keep the last token of each sequence (src/models/arwkv7.cpp)."""
+    states, shift = _build_token_shift_load(ctx)
     mixed = _mix_time(ctx, states, current, _shifted(ctx, shift, current))
-    _store(states, ctx, ctx.graph.view(current, (shift.ne[0], 1, shift.ne[2]), current.nb))
+    _build_token_shift_store(states, ctx, ctx.graph.view(current, (shift.ne[0], 1, shift.ne[2]), current.nb))
     return mixed
 
 
 def rwkv_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return a layer of time mixing and channel mixing, which keeps the last token that each of them read at once and
-    so does not leave that to the mixer.
+    """Return a layer of time mixing and channel mixing (src/models/rwkv6.cpp, rwkv7.cpp).
 
-    That every so many layers halve their output makes no difference: that is done in place.
+    Both read the token before. The layer keeps both last tokens at once, so it does not use the mixer.
     """
     graph = ctx.graph
-    states, shift = _read_shift(ctx)
+    states, shift = _build_token_shift_load(ctx)
     last = (shift.ne[0], 1, shift.ne[2])
     previous = _by_sequence(ctx, previous)
     normed = ctx.build_norm(previous, "attn_norm", layer_norm=ctx.style.layer_norm)
@@ -41,13 +40,14 @@ def rwkv_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
     second = ctx.build_norm(joined, "attn_norm_2", layer_norm=ctx.style.layer_norm)
     shifted = _shifted(ctx, graph.view(shift, last, shift.nb), second)
     kept = graph.concat(graph.view(normed, last, normed.nb), graph.view(second, last, second.nb), 1)
-    _store(states, ctx, kept)
+    _build_token_shift_store(states, ctx, kept)
+    # The scale of `rescale_every_n_layers` is left out: its result reuses the memory of its source.
     joined, second, shifted = (_flat(ctx, tensor) for tensor in (joined, second, shifted))
-    return graph.add(_mix_channels(ctx, second, shifted), joined)
+    return graph.add(_build_rwkv_channel_mix(ctx, second, shifted), joined)
 
 
 def rwkv_gated_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return a layer of time mixing and a gated feed-forward part."""
+    """Return a layer of time mixing and a gated feed-forward part (src/models/rwkv6qwen2.cpp, arwkv7.cpp)."""
     previous = _by_sequence(ctx, previous)
     mixed = ctx.mixed(ctx.build_norm(previous, "attn_norm"))
     joined = _flat(ctx, ctx.graph.add(mixed, previous))
@@ -55,36 +55,39 @@ def rwkv_gated_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
 
 
 def _by_sequence(ctx: GraphContext, source: Tensor) -> Tensor:
+    """Return the tokens as (width, tokens, sequences)."""
     batch = ctx.batch
     return ctx.graph.reshape(source, source.ne[0], batch.sequence_tokens, batch.n_sequences)
 
 
-def _read_shift(ctx: GraphContext) -> tuple[States, Tensor]:
-    """Return the layer's states, and the last tokens of the batch before."""
-    graph, width = ctx.graph, ctx.numbers.n_embd
-    states = States(ctx)
+def _build_token_shift_load(ctx: GraphContext) -> tuple[RecurrentStates, Tensor]:
+    """Return the layer's states, and the last tokens of the batch before (`build_rwkv_token_shift_load`)."""
+    graph, width = ctx.graph, ctx.hparams.n_embd
+    states = RecurrentStates(ctx)
     count = states.rolling.ne[0] // width
     return states, graph.reshape(states.read(states.rolling), width, count, ctx.batch.n_sequences)
 
 
 def _shifted(ctx: GraphContext, last: Tensor, tokens: Tensor) -> Tensor:
-    """Return the token before each of `tokens`."""
+    """Return the predecessor of each of `tokens`."""
     graph, (width, count, sequences, _) = ctx.graph, tokens.ne
     return graph.concat(last, graph.view(tokens, (width, count - 1, sequences), tokens.nb), 1)
 
 
-def _store(states: States, ctx: GraphContext, kept: Tensor) -> None:
+def _build_token_shift_store(states: RecurrentStates, ctx: GraphContext, kept: Tensor) -> None:
+    """Store the last tokens (`build_rwkv_token_shift_store`)."""
     n_elements = states.rolling.ne[0] * ctx.batch.n_sequences
     states.write(states.rolling, ctx.graph.view(kept, (n_elements,)))
 
 
 def _flat(ctx: GraphContext, source: Tensor) -> Tensor:
-    """Return the tokens of all sequences in a row, in the last layer those that are wanted."""
+    """Return the tokens of all sequences in one dimension; in the last layer the output rows only."""
     found = ctx.graph.reshape(source, source.ne[0], ctx.batch.n_tokens)
     return ctx.graph.get_rows(found, ctx.inputs.inp_out_ids) if ctx.layer.is_last else found
 
 
-def _mix_channels(ctx: GraphContext, current: Tensor, shifted: Tensor) -> Tensor:
+def _build_rwkv_channel_mix(ctx: GraphContext, current: Tensor, shifted: Tensor) -> Tensor:
+    """Return channel mixing (`build_rwkv6_channel_mix`, `build_rwkv7_channel_mix`)."""
     graph = ctx.graph
     change = graph.like("sub", shifted, current)
     key = graph.add(graph.mul(change, ctx.weight("channel_mix_lerp_k")), current)
@@ -99,21 +102,22 @@ def _squared(ctx: GraphContext, key: Tensor) -> Tensor:
     return ctx.graph.like("sqr", ctx.graph.unary(ctx.linear("channel_mix_key", key)))
 
 
-def _mix_time(ctx: GraphContext, states: States, current: Tensor, shifted: Tensor) -> Tensor:
-    """Return what the matrices of the heads make of the tokens, by sequence."""
-    mix = _mix_time7 if ctx.has("time_mix_w0") else _mix_time6
+def _mix_time(ctx: GraphContext, states: RecurrentStates, current: Tensor, shifted: Tensor) -> Tensor:
+    """Return time mixing, by sequence."""
+    mix = _build_rwkv7_time_mix if ctx.has("time_mix_w0") else _build_rwkv6_time_mix
     return _by_sequence(ctx, ctx.linear("time_mix_output", mix(ctx, states, current, shifted)))
 
 
-def _heads(ctx: GraphContext, states: States) -> tuple[int, int]:
-    """Return the size of a head and how many there are."""
-    width = ctx.numbers.n_embd
+def _heads(ctx: GraphContext, states: RecurrentStates) -> tuple[int, int]:
+    """Return the size and the number of heads."""
+    width = ctx.hparams.n_embd
     size = states.recurrent.ne[0] // width
     return size, width // size
 
 
-def _mix_time6(ctx: GraphContext, states: States, current: Tensor, shifted: Tensor) -> Tensor:
-    graph, n_tokens, width = ctx.graph, ctx.batch.n_tokens, ctx.numbers.n_embd
+def _build_rwkv6_time_mix(ctx: GraphContext, states: RecurrentStates, current: Tensor, shifted: Tensor) -> Tensor:
+    """Return time mixing of RWKV 6 (`build_rwkv6_time_mix`)."""
+    graph, n_tokens, width = ctx.graph, ctx.batch.n_tokens, ctx.hparams.n_embd
     size, heads = _heads(ctx, states)
     gated = not ctx.has("time_mix_first")
     w, k, v, r, g = _parts6(ctx, current, shifted)
@@ -123,7 +127,7 @@ def _mix_time6(ctx: GraphContext, states: States, current: Tensor, shifted: Tens
         ctx.linear("time_mix_value", v),
     )
     g = graph.unary(ctx.linear("time_mix_gate", g))
-    n_head_kv = ctx.layer.numbers.n_head_kv
+    n_head_kv = ctx.layer.hparams.n_head_kv
     if n_head_kv not in (0, heads):
         group = (size, heads // n_head_kv, n_head_kv, n_tokens)
         k = graph.repeat(graph.reshape(k, size, 1, n_head_kv, n_tokens), *group)
@@ -135,15 +139,15 @@ def _mix_time6(ctx: GraphContext, states: States, current: Tensor, shifted: Tens
     if gated:
         k = graph.like("sub", k, graph.mul(k, w))
     first = () if gated else (ctx.weight("time_mix_first"),)
-    found = _step(ctx, states, (k, v, r, *first, w))
+    found = _wkv(ctx, states, (k, v, r, *first, w))
     if gated:
         return graph.mul(graph.reshape(found, width, n_tokens), g)
     return graph.mul(_group_norm(ctx, found, heads), g)
 
 
 def _parts6(ctx: GraphContext, current: Tensor, shifted: Tensor) -> list[Tensor]:
-    """Return what decay, keys, values, receptance and gate are made of."""
-    graph, n_tokens, width = ctx.graph, ctx.batch.n_tokens, ctx.numbers.n_embd
+    """Return the inputs of decay, keys, values, receptance and gate."""
+    graph, n_tokens, width = ctx.graph, ctx.batch.n_tokens, ctx.hparams.n_embd
     change = graph.reshape(graph.like("sub", shifted, current), width, n_tokens)
     current = graph.reshape(current, width, n_tokens)
     joined = graph.add(graph.mul(change, ctx.weight("time_mix_lerp_x")), current)
@@ -164,8 +168,9 @@ def _parts6(ctx: GraphContext, current: Tensor, shifted: Tensor) -> list[Tensor]
     ]
 
 
-def _mix_time7(ctx: GraphContext, states: States, current: Tensor, shifted: Tensor) -> Tensor:
-    graph, batch, width = ctx.graph, ctx.batch, ctx.numbers.n_embd
+def _build_rwkv7_time_mix(ctx: GraphContext, states: RecurrentStates, current: Tensor, shifted: Tensor) -> Tensor:
+    """Return time mixing of RWKV 7 (`build_rwkv7_time_mix`)."""
+    graph, batch, width = ctx.graph, ctx.batch, ctx.hparams.n_embd
     size, heads = _heads(ctx, states)
     n_tokens, gates = batch.n_tokens, ctx.has("time_mix_g1")
     change = graph.like("sub", shifted, current)
@@ -183,7 +188,7 @@ def _mix_time7(ctx: GraphContext, states: States, current: Tensor, shifted: Tens
     ka = graph.mul(k, ctx.weight("time_mix_k_a"))
     k = graph.add(k, graph.like("sub", graph.mul(a, ka), ka))
     r, w, k, v, a = (graph.reshape(part, size, heads, n_tokens) for part in (r, w, k, v, a))
-    found = _step(ctx, states, (r, w, k, v, graph.unary(kk), graph.mul(kk, a)))
+    found = _wkv(ctx, states, (r, w, k, v, graph.unary(kk), graph.mul(kk, a)))
     found = _group_norm(ctx, found, heads) if ctx.has("time_mix_ln") else graph.reshape(found, width, n_tokens)
     rk = graph.mul(graph.mul(k, r), graph.reshape(ctx.weight("time_mix_r_k"), size, heads))
     found = graph.add(found, graph.reshape(graph.mul(v, graph.sum_rows(rk)), width, n_tokens))
@@ -201,7 +206,7 @@ def _low_rank(ctx: GraphContext, name: str, source: Tensor, *, squashed: bool = 
 
 
 def _with_first_values(ctx: GraphContext, values: Tensor, source: Tensor) -> Tensor:
-    """Return the values mixed with those of the first layer, which are kept for that."""
+    """Return the values mixed with those of the first layer."""
     graph = ctx.graph
     first = ctx.shared.once(_FirstValues, lambda: _FirstValues(values)).values
     if first is values:
@@ -210,11 +215,13 @@ def _with_first_values(ctx: GraphContext, values: Tensor, source: Tensor) -> Ten
     return graph.add(values, graph.mul(graph.like("sub", first, values), share))
 
 
-def _step(ctx: GraphContext, states: States, parts: tuple[Tensor, ...]) -> Tensor:
-    """Return the output of all tokens in a row, and keep the matrices behind it."""
-    graph, batch, width = ctx.graph, ctx.batch, ctx.numbers.n_embd
+def _wkv(ctx: GraphContext, states: RecurrentStates, parts: tuple[Tensor, ...]) -> Tensor:
+    """Return the output of all tokens, and store the matrices (`ggml_rwkv_wkv6`, `ggml_rwkv_wkv7`,
+    `ggml_gated_linear_attn`)."""
+    graph, batch, width = ctx.graph, ctx.batch, ctx.hparams.n_embd
     size, _ = _heads(ctx, states)
     state = states.read(states.recurrent)
+    # One tensor for both results: the outputs of all tokens, then the new matrices.
     found = graph.new("wkv", (width, batch.n_tokens + size * batch.n_sequences), *parts, state)
     output = graph.view(found, (width * batch.n_tokens,))
     states.write(states.recurrent, graph.view(found, (width * size * batch.n_sequences,)))
@@ -222,7 +229,7 @@ def _step(ctx: GraphContext, states: States, parts: tuple[Tensor, ...]) -> Tenso
 
 
 def _group_norm(ctx: GraphContext, source: Tensor, heads: int) -> Tensor:
-    graph, n_tokens, width = ctx.graph, ctx.batch.n_tokens, ctx.numbers.n_embd
+    graph, n_tokens, width = ctx.graph, ctx.batch.n_tokens, ctx.hparams.n_embd
     found = ctx.raw_norm(graph.reshape(source, width // heads, heads, n_tokens), layer_norm=True)
     found = graph.reshape(found, width, n_tokens)
     return graph.add(graph.mul(found, ctx.weight("time_mix_ln")), ctx.weight("time_mix_ln.bias"))

@@ -1,4 +1,4 @@
-"""Layers of single architectures that no style describes, each function named after its file in src/models."""
+"""Layers of single architectures that no `Style` describes. Each function is named after its file in src/models."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from engine.planning.memory.compute_graph.ggml.scheduler import HOST
 from engine.planning.memory.compute_graph.models.transformer import attention, decoder_layer, feed_forward
 
 
-def _pick(ctx: GraphContext, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return the wanted rows of tensors in the last layer, the tensors themselves in others."""
+def _select_out_ids(ctx: GraphContext, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Return the output rows of tensors in the last layer, the tensors themselves in others."""
     if not ctx.layer.is_last:
         return tensors
     return tuple(ctx.graph.get_rows(tensor, ctx.inputs.inp_out_ids) for tensor in tensors)
 
 
 def grok_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return a layer whose experts stand beside a dense part, all with norms behind them."""
+    """Return a layer with experts and a dense part in parallel; norms come after both (src/models/grok.cpp)."""
     graph = ctx.graph
     current = ctx.mixed(ctx.build_norm(previous, "attn_norm"))
-    current, residual = _pick(ctx, current, previous)
+    current, residual = _select_out_ids(ctx, current, previous)
     joined = graph.add(ctx.build_norm(current, "attn_output_norm"), residual)
     normed = ctx.build_norm(joined, "ffn_norm")
     current = feed_forward(ctx, normed)
@@ -33,78 +33,81 @@ def grok_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
 
 
 def arctic_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return a layer whose experts read the layer's input, beside a dense part behind attention."""
+    """Return a layer whose experts read the layer's input, parallel to attention and a dense part
+    (src/models/arctic.cpp)."""
     graph = ctx.graph
     current = ctx.mixed(ctx.build_norm(previous, "attn_norm"))
-    current, residual = _pick(ctx, current, previous)
+    current, residual = _select_out_ids(ctx, current, previous)
     joined = graph.add(current, residual)
     dense = graph.add(ctx.build_ffn(ctx.build_norm(joined, "ffn_norm")), joined)
     return graph.add(feed_forward(ctx, ctx.build_norm(residual, "ffn_norm_exps")), dense)
 
 
-def parallel_hybrid_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return a layer with attention and a recurrent scan side by side (Falcon H1)."""
+def falcon_h1_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
+    """Return a layer with attention and a Mamba scan in parallel (src/models/falcon-h1.cpp)."""
     graph = ctx.graph
     attended = attention(ctx, ctx.build_norm(previous, "attn_norm"))
     scanned = ctx.mixed(ctx.build_norm(previous, "attn_norm"))
     joined = graph.add(graph.add(attended, scanned), previous)
-    (joined,) = _pick(ctx, joined)
+    (joined,) = _select_out_ids(ctx, joined)
     return graph.add(ctx.build_ffn(ctx.build_norm(joined, "ffn_norm")), joined)
 
 
-def skipping_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return a layer that adds the scaled embeddings to its output (Talkie)."""
+def talkie_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
+    """Return a layer that adds the scaled embeddings to its output (src/models/talkie.cpp)."""
     graph = ctx.graph
     current = ctx.mixed(ctx.raw_norm(previous))
-    current, residual, embeddings = _pick(ctx, current, previous, ctx.inputs.embeddings)
+    current, residual, embeddings = _select_out_ids(ctx, current, previous, ctx.inputs.inp_embd)
     joined = graph.add(current, residual)
     current = graph.add(ctx.build_ffn(ctx.raw_norm(joined)), joined)
     return graph.add(current, graph.mul(embeddings, ctx.weight("layer_output_scale")))
 
 
-def uneven_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return a layer whose attention may be a matrix or nothing at all (Nemotron 51B and its like). One without a
-    feed-forward part hands on what it got: the engine leaves its attention out of the sum."""
-    graph, numbers = ctx.graph, ctx.layer.numbers
+def deci_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
+    """Return a layer whose attention may be a matrix, or missing (src/models/deci.cpp).
+
+    A layer without a feed-forward part returns its input: llama.cpp skips the rest of it.
+    """
+    graph, hparams = ctx.graph, ctx.layer.hparams
     current = previous
-    if numbers.n_head:
+    if hparams.n_head:
         current = ctx.build_norm(previous, "attn_norm")
-        attends = numbers.n_head_kv > 0
+        attends = hparams.n_head_kv > 0
         current = ctx.mixed(current) if attends else graph.mul_mat(ctx.weight("attn_output"), current)
     if not ctx.has("ffn_down"):
         return previous
-    current, residual = _pick(ctx, current, previous)
-    joined = graph.add(current, residual) if numbers.n_head else current
+    current, residual = _select_out_ids(ctx, current, previous)
+    joined = graph.add(current, residual) if hparams.n_head else current
     return graph.add(ctx.build_ffn(ctx.build_norm(joined, "ffn_norm")), joined)
 
 
-def input_adding_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return a layer that may add a part of the embeddings, meant for images, to its output (Qwen 3 VL)."""
+def deepstack_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
+    """Return a layer that may add a part of the embeddings to its output, meant for images (src/models/qwen3vl.cpp)."""
     graph = ctx.graph
     current = decoder_layer(ctx, previous)
-    if not ctx.layer.numbers.adds_input:
+    if not ctx.layer.hparams.adds_input:
         return current
-    stacked = ctx.inputs.embeddings
+    stacked = ctx.inputs.inp_embd
     return graph.add(current, graph.view(stacked, stacked.ne[:2], stacked.nb[:2]))
 
 
 _IMAGE_TOKENS = 8192
-"""How many tokens stand for parts of images: those from 4 to 8195."""
+"""Number of tokens that stand for parts of images: 4 to 8195."""
 
 
-def head_norm_attention(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return attention whose queries and keys are normalised around their mean."""
+def chameleon_attention(ctx: GraphContext, current: Tensor) -> Tensor:
+    """Return attention with layer norms on queries and keys (src/models/chameleon.cpp)."""
     q, k, v = build_qkv(ctx, current)
     if ctx.has("attn_q_norm"):
         q = ctx.build_norm(q, "attn_q_norm", layer_norm=True)
     if ctx.has("attn_k_norm"):
         k = ctx.build_norm(k, "attn_k_norm", layer_norm=True)
-    q, k = ctx.rope(q, ctx.inputs.positions), ctx.rope(k, ctx.inputs.positions)
-    return build_attn(ctx, ctx.inputs.full, q, k, v, sliding=False)
+    q, k = ctx.rope(q, ctx.inputs.inp_pos), ctx.rope(k, ctx.inputs.inp_pos)
+    return build_attn(ctx, ctx.inputs.inp_attn, q, k, v, sliding=False)
 
 
 def chameleon_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return the output of a layer whose norms stand before its two parts or behind them."""
+    """Return the output of a layer whose norms come before or after its two parts (`swin_norm`, chameleon.cpp)."""
     graph, behind = ctx.graph, ctx.style.norms_after
     current, residual = ctx.mixed(previous if behind else ctx.build_norm(previous, "attn_norm")), previous
     if ctx.layer.is_last:
@@ -112,137 +115,143 @@ def chameleon_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
     if behind:
         current = ctx.build_norm(current, "attn_norm")
     joined = graph.add(current, residual)
-    # Where norms stand behind, the feed-forward part reads what attention made, without the residual.
+    # With `swin_norm` the feed-forward part reads the output of attention without the residual.
     current = feed_forward(ctx, current if behind else ctx.build_norm(joined, "ffn_norm"))
     if behind:
         current = ctx.build_norm(current, "ffn_norm")
     return graph.add(current, joined)
 
 
-def without_images(ctx: GraphContext, logits: Tensor) -> Tensor:
-    """Return a copy of the logits in which image tokens are out of reach."""
+def mask_image_tokens(ctx: GraphContext, logits: Tensor) -> Tensor:
+    """Return a copy of the logits in which image tokens are set to a minimum (src/models/chameleon.cpp)."""
     graph = ctx.graph
     out_of_reach = graph.write("clamp", graph.scratch("f32", _IMAGE_TOKENS))
     return graph.like("set", logits, out_of_reach)
 
 
 def looped_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return the output of a layer; between two runs the norm of the output comes behind the last layer."""
+    """Return the output of a layer; between two runs of all layers there is the norm of the output
+    (src/models/nanbeige.cpp)."""
     current = decoder_layer(ctx, previous)
-    ends_run = (ctx.layer.index + 1) % ctx.numbers.n_blocks == 0
+    ends_run = (ctx.layer.index + 1) % ctx.hparams.n_blocks == 0
     if not ends_run or ctx.layer.is_last or ctx.style.bare_runs:
         return current
     return outer_norm(ctx, "output_norm", ctx.inputs.output, current, ctx.layer.backend)
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
-    """What a stack made last."""
+class _StackOutput:
+    """Latest output of a stack."""
 
     output: Tensor
 
 
-def stacked_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return the output of a layer: the first of a stack reads the sum of what both stacks made last."""
-    graph, stacks = ctx.graph, ctx.numbers.stacks
+def hrm_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
+    """Return the output of a layer; the first one of a stack reads the sum of both stacks (src/models/hrm-text.cpp)."""
+    graph, stacks = ctx.graph, ctx.hparams.stacks
     assert stacks is not None
     is_high, place = stacks.place(ctx.layer.index)
     if place == 0:
-        low, high = (ctx.shared.find(_Made, of) for of in ("low", "high"))
-        start = ctx.outer_weight(ctx.outer["hrm.z_l_init"], ctx.layer.memory) if low is None else low.output
-        previous = graph.add(ctx.inputs.embeddings if high is None else high.output, start)
+        low, high = (ctx.shared.find(_StackOutput, of) for of in ("low", "high"))
+        start = ctx.outer_weight(ctx.outer["hrm.z_l_init"], ctx.layer.buft) if low is None else low.output
+        previous = graph.add(ctx.inputs.inp_embd if high is None else high.output, start)
     current = decoder_layer(ctx, previous)
     if place == stacks.layers - 1:
         current = ctx.raw_norm(current)
-        ctx.shared.put(_Made(current), of="high" if is_high else "low")
+        ctx.shared.put(_StackOutput(current), of="high" if is_high else "low")
     return graph.get_rows(current, ctx.inputs.inp_out_ids) if ctx.layer.is_last else current
 
 
 _ROUTER = -1
-"""Place of the router's cache among those of the layers."""
+"""Place of the router's KV cache among those of the layers."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Picked:
+class _AdapterIds:
     """The adapter of each token."""
 
     ids: Tensor
 
 
-def embed_substitutes(ctx: GraphContext) -> Tensor:
-    """Return the embeddings of tokens in which those that turn an adapter on have been replaced by others."""
+def granite_switch_embd(ctx: GraphContext) -> Tensor:
+    """Return the embeddings; tokens that turn an adapter on are replaced by others (src/models/granite-switch.cpp)."""
     graph = ctx.graph
     tokens = Tokens(graph.new_input("i32", ctx.batch.n_tokens))
     current = graph.get_rows(ctx.outer_weight(ctx.outer["token_embd"], HOST), tokens.ids)
-    return graph.scale(current) if ctx.numbers.scales_embeddings else current
+    return graph.scale(current) if ctx.hparams.scales_embeddings else current
 
 
-def route(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Pick an adapter for each token by attention with one head, whose cache lies behind the last layer's; return
-    `current`."""
+def granite_switch_router(ctx: GraphContext, current: Tensor) -> Tensor:
+    """Choose an adapter for each token by attention with one head; return `current`.
+
+    Its KV cache is an extra layer (`router_layer`), placed with the last layer.
+    """
     graph, last, n_tokens = ctx.graph, ctx.inputs.last, ctx.batch.n_tokens
-    numbers = replace(last.numbers, n_head=1, n_head_kv=1)
-    ctx.enter(_ROUTER, replace(last, numbers=numbers, weights={}, is_last=False), _nothing)
+    hparams = replace(last.hparams, n_head=1, n_head_kv=1)
+    ctx.enter(_ROUTER, replace(last, hparams=hparams, weights={}, is_last=False), _nothing)
 
     def lane(head: int) -> Tensor:
         signal = graph.reshape(graph.new_input("f32", n_tokens), 1, 1, n_tokens)
         return graph.new("pad", (head, 1, n_tokens), signal)
 
-    k, v, q = lane(numbers.head_k), lane(numbers.head_v), lane(numbers.head_k)
-    found = build_attn(ctx, ctx.inputs.full, q, k, v, sliding=False, out=None)
+    k, v, q = lane(hparams.head_k), lane(hparams.head_v), lane(hparams.head_k)
+    found = build_attn(ctx, ctx.inputs.inp_attn, q, k, v, sliding=False, out=None)
     found = graph.cont(graph.view(found, (1, n_tokens), (0, found.nb[1])))
     found = graph.unary(graph.like("clamp", graph.reshape(found, n_tokens)))
-    ctx.shared.put(_Picked(graph.cast(found, "i32")))
+    ctx.shared.put(_AdapterIds(graph.cast(found, "i32")))
     return current
 
 
 def _nothing(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Stand for the mixer of the router, which is no layer that tokens pass through."""
+    """Mixer of the router, which is never called."""
     return current
 
 
-def switched_attention(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return attention whose projections are changed by each token's adapter."""
-    graph, numbers, n_tokens = ctx.graph, ctx.layer.numbers, current.ne[1]
+def granite_switch_attention(ctx: GraphContext, current: Tensor) -> Tensor:
+    """Return attention with each token's adapter on its projections (`build_attention_layer`)."""
+    graph, hparams, n_tokens = ctx.graph, ctx.layer.hparams, current.ne[1]
     joined = graph.mul_mat(ctx.weight("attn_qkv"), current)
-    heads = ((numbers.head_k, numbers.n_head), (numbers.head_k, numbers.n_head_kv), (numbers.head_v, numbers.n_head_kv))
+    heads = ((hparams.head_k, hparams.n_head), (hparams.head_k, hparams.n_head_kv), (hparams.head_v, hparams.n_head_kv))
     parts = [graph.cont(graph.view(joined, (head * count, n_tokens), (0, joined.nb[1]))) for head, count in heads]
     q, k, v = (
-        graph.reshape(graph.add(part, _change(ctx, f"attn_{letter}", current)), head, count, n_tokens)
+        graph.reshape(
+            graph.add(part, _build_switched_lora_delta(ctx, f"attn_{letter}", current)), head, count, n_tokens
+        )
         for part, letter, (head, count) in zip(parts, "qkv", heads, strict=True)
     )
-    if numbers.has_rope:
-        q, k = ctx.rope(q, ctx.inputs.positions), ctx.rope(k, ctx.inputs.positions)
-    found = build_attn(ctx, ctx.inputs.full, q, k, v, sliding=False, out=None)
-    return _switched(ctx, "attn_output", found)
+    if hparams.has_rope:
+        q, k = ctx.rope(q, ctx.inputs.inp_pos), ctx.rope(k, ctx.inputs.inp_pos)
+    found = build_attn(ctx, ctx.inputs.inp_attn, q, k, v, sliding=False, out=None)
+    return _build_switched_lora_mm(ctx, "attn_output", found)
 
 
-def switched_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return the output of a layer all of whose matrices are changed by each token's adapter."""
-    graph, scales = ctx.graph, ctx.numbers.scales_residuals
+def granite_switch_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
+    """Return the output of a layer with each token's adapter on all of its matrices."""
+    graph, scales = ctx.graph, ctx.hparams.scales_residuals
     current, residual = ctx.mixed(ctx.build_norm(previous, "attn_norm")), previous
     if ctx.layer.is_last:
         rows = ctx.inputs.inp_out_ids
         current, residual = graph.get_rows(current, rows), graph.get_rows(residual, rows)
-        ids = ctx.shared.get(_Picked).ids
+        ids = ctx.shared.get(_AdapterIds).ids
         wanted = graph.get_rows(graph.reshape(ids, 1, ids.ne[0]), rows)
-        ctx.shared.put(_Picked(graph.reshape(wanted, rows.ne[0])))
+        ctx.shared.put(_AdapterIds(graph.reshape(wanted, rows.ne[0])))
     joined = graph.add(graph.scale(current) if scales else current, residual)
     normed = ctx.build_norm(joined, "ffn_norm")
-    gate, up = _switched(ctx, "ffn_gate", normed), _switched(ctx, "ffn_up", normed)
-    current = _switched(ctx, "ffn_down", graph.mul(graph.unary(gate), up))
+    gate, up = _build_switched_lora_mm(ctx, "ffn_gate", normed), _build_switched_lora_mm(ctx, "ffn_up", normed)
+    current = _build_switched_lora_mm(ctx, "ffn_down", graph.mul(graph.unary(gate), up))
     return graph.add(graph.scale(current) if scales else current, joined)
 
 
-def _switched(ctx: GraphContext, stem: str, source: Tensor) -> Tensor:
-    """Return `source` multiplied with a weight and with each token's change to it."""
+def _build_switched_lora_mm(ctx: GraphContext, stem: str, source: Tensor) -> Tensor:
+    """Return `source` multiplied with a weight and its adapter (`build_switched_lora_mm`)."""
     graph = ctx.graph
-    return graph.add(graph.mul_mat(ctx.weight(stem), source), _change(ctx, stem, source))
+    return graph.add(graph.mul_mat(ctx.weight(stem), source), _build_switched_lora_delta(ctx, stem, source))
 
 
-def _change(ctx: GraphContext, stem: str, source: Tensor) -> Tensor:
+def _build_switched_lora_delta(ctx: GraphContext, stem: str, source: Tensor) -> Tensor:
+    """Return the adapter's part of the product (`build_switched_lora_delta`)."""
     graph, (width, n_tokens) = ctx.graph, source.ne[:2]
-    ids = graph.reshape(ctx.shared.get(_Picked).ids, 1, n_tokens)
+    ids = graph.reshape(ctx.shared.get(_AdapterIds).ids, 1, n_tokens)
     narrow = graph.mul_mat_id(ctx.weight(f"{stem}.lora_a"), graph.reshape(source, width, 1, n_tokens), ids)
     found = graph.mul_mat_id(ctx.weight(f"{stem}.lora_b"), narrow, ids)
     return graph.reshape(found, found.ne[0], n_tokens)

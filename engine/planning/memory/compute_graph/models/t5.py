@@ -1,17 +1,17 @@
-"""Layers of T5: a bias by distance on attention, and in the decoder attention to what the encoder made of a text."""
+"""T5 (src/models/t5.cpp, t5encoder.cpp): a bias by distance on attention, and cross attention in the decoder."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from engine.planning.memory.compute_graph.building.attention import build_attn, build_attn_inp_no_cache, build_attn_mha
-from engine.planning.memory.compute_graph.building.context import GraphContext, Masks
+from engine.planning.memory.compute_graph.building.context import AttnInput, GraphContext
 from engine.planning.memory.compute_graph.ggml.graph import Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class _Encoded:
-    """What the encoder made of a text of the longest length, and the mask of attention to it."""
+    """Output of the encoder for the longest text (`build_inp_cross_embd`), and the mask of cross attention."""
 
     text: Tensor
     mask: Tensor
@@ -19,25 +19,26 @@ class _Encoded:
 
 @dataclass(frozen=True, slots=True)
 class _Distances:
-    """Numbers of the distances between tokens."""
+    """Buckets of the distances between tokens (`build_inp_pos_bucket_dec`, `build_inp_pos_bucket_enc`)."""
 
     buckets: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class _FirstTable:
-    """The first layer's biases by distance, for layers that have none of their own."""
+    """The first layer's biases by distance, for layers without any."""
 
     biases: Tensor
 
 
 def open_decoder(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Make the decoder's inputs: an encoded text of the longest length, its mask, and distances; return `current`."""
-    batch, numbers, new = ctx.batch, ctx.numbers, ctx.graph.new_input
+    """Make the decoder's inputs; return `current`."""
+    batch, hparams, new = ctx.batch, ctx.hparams, ctx.graph.new_input
     ctx.shared.put(
         _Encoded(
-            text=new("f32", numbers.n_embd, numbers.n_ctx_train),
-            mask=new("f16" if batch.flash else "f32", numbers.n_ctx_train, batch.n_tokens),
+            # Before a text is encoded llama.cpp reserves room for the trained length (`build_inp_cross_embd`).
+            text=new("f32", hparams.n_embd, hparams.n_ctx_train),
+            mask=new("f16" if batch.flash else "f32", hparams.n_ctx_train, batch.n_tokens),
         )
     )
     ctx.shared.put(_Distances(new("i32", batch.n_cells, batch.n_tokens)))
@@ -45,23 +46,23 @@ def open_decoder(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def open_encoder(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Make the encoder's inputs: a mask of the batch against itself, and distances in it; return `current`."""
+    """Make the encoder's inputs; return `current`."""
     ctx.shared.put(build_attn_inp_no_cache(ctx))
     ctx.shared.put(_Distances(ctx.graph.new_input("i32", ctx.batch.n_tokens, ctx.batch.n_tokens)))
     return current
 
 
 def t5_decoder_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return the output of a layer that attends to the cache, then to the encoded text."""
+    """Return the output of a layer that attends to the KV cache, then to the encoded text."""
     graph, encoded = ctx.graph, ctx.shared.get(_Encoded)
     q, k, v = _projections(ctx, "attn", *[ctx.build_norm(previous, "attn_norm")] * 3)
     bias = _bias(ctx)
-    found = build_attn(ctx, ctx.inputs.full, q, k, v, sliding=False, bias=bias, out="attn_o")
+    found = build_attn(ctx, ctx.inputs.inp_attn, q, k, v, sliding=False, bias=bias, out="attn_o")
     joined = graph.add(found, previous)
     normed = ctx.build_norm(joined, "cross_attn_norm")
     q, k, v = _projections(ctx, "cross_attn", normed, encoded.text, encoded.text)
     for part in (q, k, v):
-        graph.expand(part)
+        graph.build_forward_expand(part)
     current = ctx.linear("cross_attn_o", build_attn_mha(ctx, q, k, v, encoded.mask))
     return _feed_forward(ctx, current, joined)
 
@@ -72,15 +73,15 @@ def t5_encoder_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
     q, k, v = _projections(ctx, "attn", *[ctx.build_norm(previous, "attn_norm")] * 3)
     bias = _bias(ctx)
     for part in (q, k, v):
-        graph.expand(part)
-    found = build_attn_mha(ctx, q, k, v, ctx.shared.get(Masks).mask, bias=bias)
+        graph.build_forward_expand(part)
+    found = build_attn_mha(ctx, q, k, v, ctx.shared.get(AttnInput).mask, bias=bias)
     return _feed_forward(ctx, ctx.linear("attn_o", found), previous)
 
 
 def _projections(ctx: GraphContext, name: str, *sources: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries, keys and values of one source each."""
-    graph, numbers = ctx.graph, ctx.layer.numbers
-    heads = ((numbers.head_k, numbers.n_head), (numbers.head_k, numbers.n_head_kv), (numbers.head_v, numbers.n_head_kv))
+    """Return queries, keys and values, each of its own source."""
+    graph, hparams = ctx.graph, ctx.layer.hparams
+    heads = ((hparams.head_k, hparams.n_head), (hparams.head_k, hparams.n_head_kv), (hparams.head_v, hparams.n_head_kv))
     parts = []
     for letter, (head, count), source in zip("qkv", heads, sources, strict=True):
         part = graph.mul_mat(ctx.weight(f"{name}_{letter}"), source)
@@ -91,7 +92,7 @@ def _projections(ctx: GraphContext, name: str, *sources: Tensor) -> tuple[Tensor
 
 
 def _bias(ctx: GraphContext) -> Tensor:
-    """Return what distances add to attention, by the layer's own table or the first one's."""
+    """Return the bias of attention by distance (`build_pos_bias`), of the layer or of the first layer."""
     graph, buckets = ctx.graph, ctx.shared.get(_Distances).buckets
     if ctx.place == 0 or ctx.has("attn_rel_b"):
         table = ctx.weight("attn_rel_b")

@@ -1,6 +1,6 @@
-"""Layers of attention and feed-forward, as most architectures build them; a style says how one departs.
+"""Layers of attention and feed-forward, as most architectures have them; a `Style` says how one differs.
 
-Mirrors `build_attn`, `build_ffn` and `build_moe_ffn` of llama-graph.cpp and the graphs of src/models/llama.cpp,
+Mirrors `build_attn`, `build_ffn` and `build_moe_ffn` of llama-graph.cpp, and the graphs of src/models/llama.cpp,
 bert.cpp and grovemoe.cpp.
 """
 
@@ -23,44 +23,50 @@ def build_moe_ffn(
     normalise: bool = False,
     activations: int = 1,
 ) -> Tensor:
-    """Return the sum of the experts that the router picks for each token, or of those that are `chosen` already.
-
-    `weighting`: see `Style`; `activations`: operations of an activation without a gate.
+    """Return the weighted sum of the experts that the router chooses for each token
+    (`llm_graph_context::build_moe_ffn`).
+    `chosen`: experts that were chosen without the router. `weighting`: see `Style`.
+    `activations`: number of operations of an activation without a gate.
     """
-    graph, numbers = ctx.graph, ctx.numbers
+    graph, hparams = ctx.graph, ctx.hparams
     late_softmax, weigh_first = weighting == "after_choice", weighting == "on_input"
-    n_used, (n_embd, n_tokens) = ctx.layer.numbers.n_experts_used, source.ne[:2]
+    n_used, (n_embd, n_tokens) = ctx.layer.hparams.n_experts_used, source.ne[:2]
     n_experts = ctx.layer.weights["ffn_down_exps"].ne[2]
     logits = ctx.linear("ffn_gate_inp", source) if logits is None else logits
-    sigmoid = numbers.sigmoid_router or weigh_first
+    sigmoid = hparams.sigmoid_router or weigh_first
+    # With softmax after the choice (`SOFTMAX_WEIGHT`) experts are chosen by the logits themselves.
     probs = logits if late_softmax else graph.unary(logits) if sigmoid else graph.like("soft_max", logits)
     bias = ctx.maybe("exp_probs_b.bias") or ctx.maybe("exp_probs_b")
+    # The bias (DeepSeek V3) only affects the choice. `probs` stays without it, since it weighs the experts.
     choice = probs if bias is None else graph.add(probs, bias)
     if weigh_first:
+        # llama4 has no `exp_probs_b`, and applies the sigmoid only after top-k.
         choice = logits
-    if numbers.n_expert_groups > 1:
+    if hparams.n_expert_groups > 1:
         choice = _best_groups(ctx, choice, n_experts)
     if chosen is None:
-        chosen = graph.top_k(choice, n_used)
+        chosen = graph.argsort_top_k(choice, n_used)
     rows = graph.get_rows(graph.reshape(probs, 1, n_experts, n_tokens), chosen)
     if late_softmax:
         rows = graph.like("soft_max", graph.reshape(rows, n_used, n_tokens))
         rows = graph.reshape(rows, 1, n_used, n_tokens)
     if normalise:
         rows = normalised(ctx, rows)
-    if numbers.scales_experts:
+    if hparams.scales_experts:
         rows = graph.scale(rows)
-    graph.expand(rows)
+    graph.build_forward_expand(rows)
     current = graph.reshape(source, n_embd, 1, n_tokens)
     if weigh_first:
+        # llama4 weighs the input of the experts and not their output (`weight_before_ffn`).
         current = graph.mul(graph.repeat(current, n_embd, n_used, n_tokens), rows)
     return weighted_sum(ctx, current, chosen, None if weigh_first else rows, activations=activations)
 
 
 def normalised(ctx: GraphContext, rows: Tensor) -> Tensor:
-    """Return the weights of the chosen experts, made to add up to 1."""
+    """Return the weights of the chosen experts divided by their sum (`norm_w` in `build_moe_ffn`)."""
     graph, (_, n_used, n_tokens, _) = ctx.graph, rows.ne
     flat = graph.reshape(rows, n_used, n_tokens)
+    # The sum is clamped to the smallest number of F16, so that the division is not by zero.
     flat = graph.like("div", flat, graph.like("clamp", graph.sum_rows(flat)))
     return graph.reshape(flat, 1, n_used, n_tokens)
 
@@ -68,28 +74,33 @@ def normalised(ctx: GraphContext, rows: Tensor) -> Tensor:
 def weighted_sum(
     ctx: GraphContext, source: Tensor, chosen: Tensor, rows: Tensor | None, *, kind: str = "exps", activations: int = 1
 ) -> Tensor:
-    """Return what the `chosen` experts make of `source`, added up: weighted with `rows` if they are not yet.
+    """Return the sum of the outputs of the `chosen` experts for `source`, weighted with `rows` unless that is None.
 
-    `kind`: the end of the names of their weights; `activations`: operations of an activation without a gate.
+    `kind`: suffix of the names of their weights. `activations`: number of operations of an activation without a gate.
     """
     graph = ctx.graph
     current = _activations(ctx, source, chosen, kind, activations)
     current = _linear(ctx, f"ffn_down_{kind}", current, chosen)
     if rows is not None:
         current = graph.mul(current, rows)
-    graph.expand(current)
+    graph.build_forward_expand(current)
     n_embd, n_used, n_tokens, _ = current.ne
-    views = [graph.expand(graph.view(current, (n_embd, n_tokens), (0, current.nb[2]))) for _ in range(n_used)]
+    views = [
+        graph.build_forward_expand(graph.view(current, (n_embd, n_tokens), (0, current.nb[2]))) for _ in range(n_used)
+    ]
+    # All views are expanded before the first sum, as in `build_moe_ffn`.
     total = views[0]
     for view in views[1:]:
-        total = graph.expand(graph.add(total, view))
+        total = graph.build_forward_expand(graph.add(total, view))
+    # A single view would not be contiguous, and there is no sum to copy it.
     return graph.cont(total) if n_used == 1 else total
 
 
 def _linear(ctx: GraphContext, stem: str, source: Tensor, chosen: Tensor) -> Tensor:
+    """Multiply with the matrices of the chosen experts, and add scale and bias (`build_lora_mm_id`)."""
     found = ctx.graph.mul_mat_id(ctx.weight(stem), source, chosen)
     found.is_precise = ctx.style.precise_experts and stem.startswith("ffn_down")
-    if "experts" in ctx.numbers.scaled and ctx.has(f"{stem}.scale"):
+    if "experts" in ctx.hparams.scaled and ctx.has(f"{stem}.scale"):
         found = ctx.graph.mul(found, _scales(ctx, f"{stem}.scale", chosen))
     bias = ctx.maybe(f"{stem}.bias")
     return found if bias is None else ctx.graph.like("add_id", found, bias, chosen)
@@ -107,26 +118,28 @@ def _activations(ctx: GraphContext, source: Tensor, chosen: Tensor, kind: str, a
     if ctx.has(f"ffn_gate_up_{kind}"):
         joined = _linear(ctx, f"ffn_gate_up_{kind}", source, chosen)
         ne = (joined.ne[0] // 2, *joined.ne[1:])
-        return graph.glu(graph.view(joined, ne, joined.nb), graph.view(joined, ne, joined.nb))
+        return graph.glu_split(graph.view(joined, ne, joined.nb), graph.view(joined, ne, joined.nb))
     up = _linear(ctx, f"ffn_up_{kind}", source, chosen)
     if ctx.has(f"ffn_gate_{kind}"):
         gate = _linear(ctx, f"ffn_gate_{kind}", source, chosen)
-        return gated(graph, ctx.layer.numbers.expert_gating, gate, up)
+        return gated(graph, ctx.layer.hparams.expert_gating, gate, up)
     for _ in range(activations):
         up = graph.unary(up)
     return up
 
 
 def _best_groups(ctx: GraphContext, probs: Tensor, n_experts: int) -> Tensor:
-    """Return the odds with those of the less likely groups of experts put out of reach."""
-    graph, groups, n_tokens = ctx.graph, ctx.numbers.n_expert_groups, probs.ne[1]
+    """Return the router's scores with the less likely groups of experts masked (as in `build_moe_ffn`)."""
+    graph, groups, n_tokens = ctx.graph, ctx.hparams.n_expert_groups, probs.ne[1]
     each = n_experts // groups
     grouped = graph.reshape(probs, each, groups, n_tokens)
-    best = graph.top_k(grouped, 2)
+    # The score of a group is the sum of its two best experts, as in DeepSeek V3.
+    best = graph.argsort_top_k(grouped, 2)
     best = graph.get_rows(graph.reshape(grouped, 1, each, groups, n_tokens), best)
     scores = graph.sum_rows(graph.reshape(best, best.ne[1], best.ne[2], best.ne[3]))
-    chosen = graph.top_k(graph.reshape(scores, scores.ne[1], scores.ne[2]), ctx.numbers.n_groups_used)
+    chosen = graph.argsort_top_k(graph.reshape(scores, scores.ne[1], scores.ne[2]), ctx.hparams.n_group_used)
     inside = graph.get_rows(grouped, chosen)
+    # All groups get minus infinity, then `ggml_set_rows` writes the chosen ones back.
     target = graph.like("fill", grouped)
     written = Tensor("set_rows", "f32", target.ne, target.nb, [inside, chosen, target], target)
     return graph.reshape(written, n_experts, n_tokens)
@@ -134,14 +147,14 @@ def _best_groups(ctx: GraphContext, probs: Tensor, n_experts: int) -> Tensor:
 
 def attention(ctx: GraphContext, current: Tensor) -> Tensor:
     """Return the attention of a layer to its normalised input."""
-    graph, masks = ctx.graph, ctx.masks
+    graph, inp_attn = ctx.graph, ctx.inp_attn
     q, k, v = roped_qkv(ctx, current)
     gate = graph.mul_mat(ctx.weight("attn_gate"), current) if ctx.has("attn_gate") else None
     out = None if gate is not None or ctx.has("attn_sub_norm") else "attn_output"
     if not ctx.has_cache:
-        return build_attn_no_cache(ctx, masks, q, k, v, out)
+        return build_attn_no_cache(ctx, inp_attn, q, k, v, out)
     found = build_attn(
-        ctx, masks, q, k, v, sliding=ctx.inputs.sliding is not None, sinks=ctx.maybe("attn_sinks"), out=out
+        ctx, inp_attn, q, k, v, sliding=ctx.inputs.inp_attn_swa is not None, sinks=ctx.maybe("attn_sinks"), out=out
     )
     if gate is not None:
         found = ctx.linear("attn_output", _gated(ctx, found, graph.unary(gate)))
@@ -151,30 +164,30 @@ def attention(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def _gated(ctx: GraphContext, found: Tensor, gate: Tensor) -> Tensor:
-    """Return what attention found, times a gate of each element, or of each head."""
-    graph, numbers, (width, n_tokens) = ctx.graph, ctx.layer.numbers, found.ne[:2]
+    """Return the output of attention times a gate for each element or each head."""
+    graph, hparams, (width, n_tokens) = ctx.graph, ctx.layer.hparams, found.ne[:2]
     if gate.ne[0] == width:
         return graph.mul(found, gate)
-    by_head = graph.reshape(found, numbers.head_v, numbers.n_head, n_tokens)
-    product = graph.mul(by_head, graph.reshape(gate, 1, numbers.n_head, n_tokens))
+    by_head = graph.reshape(found, hparams.head_v, hparams.n_head, n_tokens)
+    product = graph.mul(by_head, graph.reshape(gate, 1, hparams.n_head, n_tokens))
     return graph.reshape(product, width, n_tokens)
 
 
 def roped_qkv(ctx: GraphContext, current: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries, keys and values as (head, heads, tokens): normalised, turned and scaled as the style says."""
-    graph, numbers, style = ctx.graph, ctx.layer.numbers, ctx.style
+    """Return queries, keys and values as (head, heads, tokens): normalised, rotated and scaled as the style says."""
+    graph, hparams, style = ctx.graph, ctx.layer.hparams, ctx.style
     if style.qk_norm == "flat":
         q, k, v = build_qkv(ctx, current, flat=True)
         q, k = _normed_pair(ctx, q, k)
-        q = graph.reshape(q, numbers.head_k, numbers.n_head, q.ne[1])
-        k = graph.reshape(k, numbers.head_k, numbers.n_head_kv, k.ne[1])
-        v = graph.reshape(v, numbers.head_v, numbers.n_head_kv, v.ne[1])
+        q = graph.reshape(q, hparams.head_k, hparams.n_head, q.ne[1])
+        k = graph.reshape(k, hparams.head_k, hparams.n_head_kv, k.ne[1])
+        v = graph.reshape(v, hparams.head_v, hparams.n_head_kv, v.ne[1])
     else:
         q, k, v = build_qkv(ctx, current)
     if style.qk_norm == "before":
         q, k = _normed_pair(ctx, q, k)
-    if numbers.has_rope:
-        q, k = ctx.rope(q, ctx.inputs.positions), ctx.rope(k, ctx.inputs.positions)
+    if hparams.has_rope:
+        q, k = ctx.rope(q, ctx.inputs.inp_pos), ctx.rope(k, ctx.inputs.inp_pos)
     elif ctx.inputs.q_scale is not None:
         q = graph.mul(q, ctx.inputs.q_scale)
     if style.qk_norm == "after":
@@ -185,7 +198,7 @@ def roped_qkv(ctx: GraphContext, current: Tensor) -> tuple[Tensor, Tensor, Tenso
 
 
 def _normed_pair(ctx: GraphContext, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Return queries and keys, normalised where the layer has weights for it."""
+    """Return queries and keys, normalised if the layer has weights for it."""
     layer_norm = ctx.style.layer_norm
     return (
         _norm_if(ctx, q, "attn_q_norm", layer_norm=layer_norm),
@@ -200,14 +213,16 @@ def _norm_if(ctx: GraphContext, source: Tensor, stem: str, *, layer_norm: bool) 
 def feed_forward(
     ctx: GraphContext, current: Tensor, logits: Tensor | None = None, chosen: Tensor | None = None
 ) -> Tensor:
-    """Return the feed-forward part: dense, or experts with those that every token takes; `logits`: of the router;
-    `chosen`: experts that are chosen without it."""
+    """Return the feed-forward part: dense, or experts with a shared expert.
+
+    `logits`: of the router. `chosen`: experts that were chosen without the router.
+    """
     graph, style = ctx.graph, ctx.style
     if not ctx.has("ffn_down_exps"):
         return ctx.build_ffn(current, activations=style.activations)
     if style.ignores_experts:
         return graph.unary(current)
-    normalise = ctx.numbers.normalises_experts if style.normalises is None else style.normalises
+    normalise = ctx.hparams.normalises_experts if style.normalises is None else style.normalises
     narrow = current
     kind = "routed" if ctx.has("ffn_routed_down") else "latent"
     if ctx.has(f"ffn_{kind}_down"):
@@ -231,6 +246,7 @@ def feed_forward(
         if ctx.has("ffn_gate_inp_shexp"):
             gate = graph.mul_mat(ctx.weight("ffn_gate_inp_shexp", current.ne[0], 1), current)
             activated = graph.unary(gate)
+            # qwen2moe.cpp computes the sigmoid as silu(x) / x.
             gate = graph.like("div", activated, gate) if style.divided_gate else activated
         shared = ctx.build_ffn(current, "_shexp", activations=style.activations)
         if gate is not None:
@@ -240,7 +256,7 @@ def feed_forward(
 
 
 def decoder_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return the output of one layer: its mixer, then feed-forward if the layer has one."""
+    """Return the output of a layer: its mixer, then feed-forward if it has one (the loop in src/models/llama.cpp)."""
     graph, style = ctx.graph, ctx.style
     picks = ctx.layer.is_last and style.out_ids in ("", "after_post_norm")
     logits = ctx.linear("ffn_gate_inp", previous) if style.early_router else None
@@ -253,6 +269,7 @@ def decoder_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
     current = ctx.mixed(current)
     if style.out_ids == "after_post_norm":
         current = ctx.build_norm(current, "post_attention_norm")
+    # Tokens without logits are dropped in the last layer, after attention: later steps need only the output rows.
     if picks:
         current = graph.get_rows(current, ctx.inputs.inp_out_ids)
         residual = graph.get_rows(residual, ctx.inputs.inp_out_ids)
@@ -264,7 +281,7 @@ def decoder_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
         return _parallel_sum(ctx, current, normed, residual)
     if style.post_norm and style.out_ids != "after_post_norm" and ctx.has("post_attention_norm"):
         current = ctx.build_norm(current, "post_attention_norm")
-    scales = ctx.numbers.scales_residuals or style.scaled_sums
+    scales = ctx.hparams.scales_residuals or style.scaled_sums
     joined = _sum(ctx, style.residual_first in ("first", "both"), graph.scale(current) if scales else current, residual)
     if not any(ctx.has(stem) for stem in ("ffn_up", "ffn_down", "ffn_down_exps")):
         return joined
@@ -292,15 +309,15 @@ def _parallel_sum(ctx: GraphContext, attended: Tensor, normed: Tensor, residual:
 
 
 def _sum(ctx: GraphContext, residual_first: bool, current: Tensor, residual: Tensor) -> Tensor:
-    """Return the sum, whose place in memory is that of the first term if it can be."""
+    """Return the sum. Its result reuses the memory of the first term if possible, so the order matters."""
     return ctx.graph.add(residual, current) if residual_first else ctx.graph.add(current, residual)
 
 
 def single_part_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return the output of a layer that is either its mixer or a feed-forward part."""
+    """Return the output of a layer that is either a mixer or a feed-forward part (src/models/nemotron-h.cpp)."""
     graph = ctx.graph
     current = ctx.build_norm(previous, "attn_norm", layer_norm=ctx.style.layer_norm)
-    if ctx.has("attn_output") or ctx.layer.numbers.is_recurrent:
+    if ctx.has("attn_output") or ctx.layer.hparams.is_recurrent:
         current = ctx.mixed(current)
     else:
         current = feed_forward(ctx, current)
@@ -308,7 +325,7 @@ def single_part_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
 
 
 def post_norm_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return the output of one layer."""
+    """Return the output of a layer with norms after its parts (src/models/bert.cpp)."""
     graph = ctx.graph
     current, residual = ctx.mixed(previous), previous
     if ctx.layer.is_last:
@@ -322,7 +339,7 @@ def post_norm_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
 
 
 def grouped_experts_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return attention, then experts and, of each chosen one's group, the companion."""
+    """Return the output of a layer with experts, and one companion expert for each group (src/models/grovemoe.cpp)."""
     graph = ctx.graph
     current = ctx.mixed(ctx.build_norm(previous, "attn_norm"))
     residual = previous
@@ -340,12 +357,12 @@ def _group_experts(ctx: GraphContext, source: Tensor, logits: Tensor, kind: str)
     graph, (n_all, n_tokens) = ctx.graph, logits.ne[:2]
     n_experts = ctx.layer.weights[f"ffn_down_{kind}"].ne[2]
     probs = graph.like("soft_max", logits)
-    chosen = graph.top_k(graph.unary(logits), min(ctx.layer.numbers.n_experts_used, n_experts))
+    chosen = graph.argsort_top_k(graph.unary(logits), min(ctx.layer.hparams.n_experts_used, n_experts))
     if n_experts != n_all:
-        # The number of an expert becomes that of its group, by way of a division of floating point numbers.
+        # The index of the companion is the index of the expert divided by `n_group_experts`, in F32.
         chosen = graph.cast(graph.scale(graph.cast(chosen, "f32")), "i32")
     rows = normalised(ctx, graph.get_rows(graph.reshape(probs, 1, n_all, n_tokens), chosen))
-    if ctx.numbers.scales_experts:
+    if ctx.hparams.scales_experts:
         rows = graph.scale(rows)
-    graph.expand(rows)
+    graph.build_forward_expand(rows)
     return weighted_sum(ctx, graph.reshape(source, source.ne[0], 1, n_tokens), chosen, rows, kind=kind)

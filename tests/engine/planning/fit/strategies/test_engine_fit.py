@@ -1,4 +1,4 @@
-"""No strategy puts less on devices than llama.cpp's own fit does with the same free memory and margins."""
+"""No strategy but fastest puts less on devices than llama.cpp's own fit does with the same free memory and margins."""
 
 from __future__ import annotations
 
@@ -34,5 +34,7 @@ def _compare(memory: ModelMemory, case: FitCase) -> bool:
     for strategy in STRATEGIES:
         found = auto_layout(strategy, memory, case.rig, case.context, Constraints(max_ctx=case.context.n_ctx))
         assert found.fits, (strategy, case.rig)
+        if strategy == "fastest":
+            continue  # It may leave more on the CPU, if that is predicted to be faster.
         assert bench.placed_bytes(found.layout) >= placed_bytes, (strategy, case.rig, found)
     return True

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from engine.base.units import GIB, MIB
 from engine.devices.device import CPU_ID, Device, Rig, make_host
-from engine.planning.fit.strategies.fewest import Place, Placed, fewest, initial_layout, place_layers
+from engine.planning.fit.strategies.fastest import initial_layout
+from engine.planning.fit.strategies.fewest import Place, Placed, fewest, place_layers
 from engine.planning.layout.layout import Layout, check_cover
 from engine.planning.layout.rules import violations
 from engine.planning.memory.model_memory import ModelMemory
@@ -78,7 +79,7 @@ def placed(case: Case, places: tuple[Place, ...]) -> Placed:
 CONTEXT = ContextSettings()
 HOST = make_host("host", 256 * GIB)
 MEMORY = {name: ModelMemory(truth_model(name)) for name in ("llama-3.1-8b", "qwen3-30b-a3b")}
-NEED_8B = 6 * GIB
+NEED_8B = 7 * GIB
 
 
 def _card(device_id: str, size_bytes: int, **changes: object) -> Device:
@@ -145,10 +146,10 @@ def test_it_is_what_strategy_fewest_finds_for_a_model_without_experts(name: str,
     assert initial_layout(memory, rig, CONTEXT) == fewest(memory, rig, CONTEXT).layout
 
 
-def test_experts_are_not_taken_apart_until_somebody_asks_for_it() -> None:
+def test_only_experts_stay_on_the_cpu_where_that_is_faster_than_whole_layers() -> None:
     layout = _layout(_card("A", 5 * GIB), _card("B", 5 * GIB), name="qwen3-30b-a3b")
-    assert layout.overrides == ()
-    assert _devices_of(layout) == [CPU_ID, "A", "B"]
+    assert {override.device for override in layout.overrides} >= {CPU_ID}
+    assert _devices_of(layout) == ["A", "B"]
 
 
 def test_several_devices_are_filled_evenly() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,18 +20,23 @@ from engine.base.errors import ArgumentError
 from engine.base.language import Language, use_language
 from engine.base.units import GIB, MIB
 from engine.devices.device import CPU_ID, Device, Rig, make_host
+from engine.devices.telemetry.headroom import warning_bytes
 from engine.model.gguf.reader import read_model
 from engine.planning.fit.strategies.catalogue import STRATEGIES, auto_layout
 from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints, Pin, check_constraints
-from engine.planning.fit.strategies.fewest import initial_layout
+from engine.planning.fit.strategies.fastest import initial_layout
 from engine.planning.fit.strategies.proportional import memory_shares, proportional_counts
 from engine.planning.fit.strategies.workbench import Workbench, moved_tensors
 from engine.planning.layout.engine_parameters import MAX_ENTRIES, entry_count
-from engine.planning.layout.layout import Layout, make_layout
+from engine.planning.layout.layout import Layout, make_layout, single_device
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.memory.side_files import Projector, SideFiles
-from engine.planning.plan.preview import make_report
+from engine.planning.plan.edit import Edit
+from engine.planning.plan.plan import Plan
+from engine.planning.plan.preview import make_report, plan_speed
 from engine.planning.settings.context_settings import AUTO_CONTEXT, ContextSettings
+from engine.planning.speed.speeds import NO_MEASUREMENTS
+from engine.planning.speed.work import Work
 from tests.support.models import write_header_only
 from tests.support.previews import make_gpu, make_rig
 from tests.support.selection import examples
@@ -111,7 +117,7 @@ def check(result: AutoLayout, memory: ModelMemory, rig: Rig) -> None:
     assert result.fits or "not fit" in result.explanation or "cannot be loaded" in result.explanation
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "fastest"])
 @pytest.mark.parametrize("model", ["dense 8B", pytest.param("dense 70B", marks=pytest.mark.exhaustive), "mixture"])
 @pytest.mark.parametrize("rig_name", RIGS)
 def test_no_strategy_leaves_more_on_the_cpu_than_filling_from_the_back(
@@ -224,11 +230,41 @@ def test_fewest_takes_two_of_three_and_cards_before_integrated_ones() -> None:
 def test_priority_fills_the_first_device_before_the_next() -> None:
     rig = RIGS["three equal"]
     result = found("priority", "mixture", rig, Constraints(order=("CUDA2", "CUDA0")))
-    assert [run.device for run in result.layout.runs] == ["CUDA0", "CUDA2"]
-    assert result.layout.output_device == "CUDA2"
-    one_more = result.layout.assign(result.layout.runs[0].last, "CUDA2")
+    assert [run.device for run in result.layout.runs] == ["CUDA2", "CUDA0"]
+    assert result.layout.output_device == "CUDA0"
+    one_more = result.layout.assign(result.layout.runs[1].first, "CUDA2")
     assert not make_report(memory_of("mixture"), rig, one_more, CONTEXT).fits
     assert "CUDA2, CUDA0 and CUDA1" in result.explanation
+
+
+@pytest.mark.parametrize(("name", "gib"), [("gpt-oss-120b", 24), ("gpt-oss-120b", 30), ("mixtral-8x7b", 20)])
+def test_priority_names_the_order_of_the_layers(name: str, gib: int) -> None:
+    rig = make_rig(*[make_gpu(f"CUDA{index}", gib - 4 * index) for index in range(3)], host_gib=512)
+    result = auto_layout("priority", ModelMemory(truth_model(name)), rig, CONTEXT)
+    assert result.fits
+    assert "In the order CUDA0, CUDA1 and CUDA2" in result.explanation
+    used = [run.device for run in result.layout.runs if run.device != CPU_ID]
+    assert len(used) > 1
+    assert used == ["CUDA0", "CUDA1", "CUDA2"][: len(used)]
+
+
+@pytest.mark.parametrize("strategy", [None, *STRATEGIES])
+def test_no_strategy_leaves_less_than_what_is_warned_about(strategy: str | None) -> None:
+    memory = ModelMemory(truth_model("llama-3.2-1b"))
+    whole_bytes = make_report(memory, make_rig(remote(0, 8)), single_device(16, "RPC0"), CONTEXT).rows[0].need_bytes
+    # The worker has 2 MiB more than the model takes, and its margin is 0.
+    worker = replace(remote(0, 1, "127.0.0.1"), total_bytes=whole_bytes + 2 * MIB, free_bytes=whole_bytes + 2 * MIB)
+    other = replace(remote(1, 1, "127.0.0.1"), total_bytes=whole_bytes // 2, free_bytes=whole_bytes // 2)
+    rig = make_rig(worker, other)
+    if strategy is None:
+        layout, context = initial_layout(memory, rig, CONTEXT), CONTEXT
+    else:
+        result = auto_layout(strategy, memory, rig, CONTEXT)
+        layout, context = result.layout, result.context
+    for row in make_report(memory, rig, layout, context).rows[:-1]:
+        device = rig.device(row.id)
+        assert device is not None
+        assert not row.need_bytes or -row.shortfall_bytes >= warning_bytes(device) > 2 * MIB
 
 
 def test_priority_takes_the_first_device_that_holds_everything() -> None:
@@ -311,18 +347,84 @@ def test_context_stops_at_the_longest_wanted() -> None:
 
 
 def test_fastest_tries_no_order_twice() -> None:
+    def n_tried(rig: Rig) -> int:
+        return int(found("fastest", "mixture", rig).explanation.split()[2])
+
     equal = make_rig(*[make_gpu(f"CUDA{index}", 9) for index in range(6)])
-    tried = int(found("fastest", "mixture", equal).explanation.split()[1])
-    unequal = make_rig(*[make_gpu(f"CUDA{index}", 8 + index / 4) for index in range(6)])
-    assert tried <= 4, "cards of one kind may be swapped"
-    assert tried < int(found("fastest", "mixture", unequal).explanation.split()[1]) <= 28
+    names = ("RTX 4090", "RTX 3090", "RTX 3060", "RTX 4080", "RTX 4070", "RTX 3080")
+    unequal = make_rig(*[make_gpu(f"CUDA{index}", 8 + index / 4, name=name) for index, name in enumerate(names)])
+    assert n_tried(equal) <= 8, "cards of one kind may be swapped"
+    assert n_tried(equal) < n_tried(unequal) <= 36
+
+
+UNLIKE_CARDS = make_rig(
+    make_gpu("CUDA0", 24, name="NVIDIA GeForce RTX 4090"),
+    make_gpu("CUDA1", 24, name="NVIDIA GeForce RTX 3090"),
+    make_gpu("CUDA2", 12, name="NVIDIA GeForce RTX 3060"),
+    host_gib=512,
+)
+
+
+def tokens_per_second(memory: ModelMemory, rig: Rig, layout: Layout, context: ContextSettings) -> float:
+    """Return what the window shows for a layout."""
+    speed = plan_speed(Work(memory.model), Plan(memory, rig, Edit(layout, context)), NO_MEASUREMENTS)
+    assert speed is not None
+    return speed.tokens_per_second
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt-oss-120b", "deepseek-v3", "mixtral-8x7b", "qwen3-30b-a3b", "llama-3.1-405b", "gemma-2-27b"]
+)
+@pytest.mark.parametrize("rig", [UNLIKE_CARDS, RIGS["mixed"]], ids=["three cards", "cards and workers"])
+def test_no_other_strategy_finds_a_faster_layout_than_fastest_and_the_initial_layout(name: str, rig: Rig) -> None:
+    context = ContextSettings(n_ctx=8192)
+    memory = ModelMemory(truth_model(name))
+    rates = {}
+    for strategy in STRATEGIES:
+        result = auto_layout(strategy, memory, rig, context)
+        if strategy != "context" and result.fits:
+            rates[strategy] = tokens_per_second(memory, rig, result.layout, context)
+    first = initial_layout(memory, rig, context, seconds=inf)
+    if rates:
+        best = max(rates.values())
+        assert rates["fastest"] == pytest.approx(best, rel=1e-4)
+        assert tokens_per_second(memory, rig, first, context) == pytest.approx(best, rel=1e-4)
+
+
+@settings(deadline=None, max_examples=examples(40))
+@given(
+    rig=rigs(), strategy=st.sampled_from(sorted({*STRATEGIES} - {"context"})), model=st.sampled_from(MODELS),
+    split=st.booleans(),
+)  # fmt: skip
+def test_fastest_is_the_fastest_on_any_rig(rig: Rig, strategy: str, model: str, split: bool) -> None:
+    other, own = (found(name, model, rig, Constraints(split=split)) for name in (strategy, "fastest"))
+    assert own.fits >= other.fits
+    if other.fits:
+        rate, other_rate = (
+            tokens_per_second(memory_of(model), rig, each.layout, CONTEXT) for each in (own, other)
+        )  # fmt: skip
+        assert rate >= other_rate * (1 - 1e-4)
+
+
+def test_the_initial_layout_of_a_large_mixture_keeps_only_experts_on_the_cpu() -> None:
+    memory, context = ModelMemory(truth_model("gpt-oss-120b")), ContextSettings(n_ctx=8192)
+    layout = initial_layout(memory, UNLIKE_CARDS, context, seconds=inf)
+    assert CPU_ID not in layout.devices
+    assert layout.runs[-1].device == "CUDA0", "the fastest card has most layers, the last ones"
+
+
+def test_an_initial_layout_is_found_even_if_there_is_no_time_to_compare() -> None:
+    memory, context = ModelMemory(truth_model("gpt-oss-120b")), ContextSettings(n_ctx=8192)
+    layout = initial_layout(memory, UNLIKE_CARDS, context, seconds=0)
+    assert make_report(memory, UNLIKE_CARDS, layout, context).fits
+    assert {"CUDA0", "CUDA1", "CUDA2"} <= {*layout.devices}
 
 
 def test_fastest_prefers_the_faster_card_and_gives_a_range() -> None:
     rig = make_rig(make_gpu("CUDA0", 24, name="RTX 3060"), make_gpu("CUDA1", 16, name="NVIDIA GeForce RTX 4090"))
     result = found("fastest", "dense 8B", rig)
     assert result.layout.devices == ("CUDA1",)
-    assert "tokens per second" in result.explanation
+    assert "tokens/s" in result.explanation
     split = found("fastest", "mixture", rig).layout.assignment()
     assert make_report(memory_of("mixture"), rig, make_layout(32, split), CONTEXT).fits
     fullest = plain_layout(memory_of("mixture"), rig, CONTEXT, ["CUDA0", "CUDA1"])
@@ -492,9 +594,9 @@ def test_constraints_are_refused_or_can_be_kept(constraints: Constraints, rig: R
 @pytest.mark.parametrize("strategy", ["experts", "proportional"])
 def test_no_other_strategy_always_finds_the_same(strategy: str) -> None:
     others = {"fewest", "priority", "balanced", "fastest", "experts", "proportional"} - {strategy}
-    for rig in ("one large", "three equal", "mixed"):
-        own = found(strategy, "mixture", RIGS[rig]).layout
-        others = {other for other in others if found(other, "mixture", RIGS[rig]).layout == own}
+    for rig in (RIGS["one large"], RIGS["three equal"], RIGS["mixed"], UNLIKE_CARDS):
+        own = found(strategy, "mixture", rig).layout
+        others = {other for other in others if found(other, "mixture", rig).layout == own}
     assert not others
 
 

@@ -75,9 +75,9 @@ def decisions(
 @pytest.mark.parametrize(
     ("gib", "n_ctx", "says"),
     [
-        (12, 4096, "12 GiB on devices suggest"),
-        (24, 32768, "24 GiB on devices suggest"),
-        (80, 131072, "All of what the model was trained with"),
+        (12, 4096, "Usual for 12 GiB"),
+        (24, 32768, "Usual for 24 GiB"),
+        (80, 131072, "The whole trained length"),
         (5, 2048, "4096 tokens would not"),
         (4.75, 1024, "2048 tokens would not"),
         (2, 256, "No length fits"),
@@ -92,7 +92,7 @@ def test_context_by_memory(memory: ModelMemory, gib: float, n_ctx: int, says: st
 @pytest.mark.parametrize(
     ("gib", "each", "says"),
     [
-        (80, 131072, "All of what the model was trained with, 131072"),
+        (80, 131072, "The whole trained length, 131072"),
         (5, 512, "1024 tokens for each of 4 requests would not"),
         (2, 256, "No length fits"),
     ],
@@ -126,9 +126,9 @@ def test_a_length_that_is_found_fits_and_twice_as_much_does_not(memory: ModelMem
 @pytest.mark.parametrize(
     ("n_ctx", "says", "overridden"),
     [
-        (8192, "unless another length is chosen", False),
+        (8192, "The default length", False),
         (16384, "Chosen.", True),
-        (262144, "longer than the 131072 tokens", True),
+        (262144, "longer than the trained length of 131072 tokens", True),
     ],
 )
 def test_a_chosen_context_is_kept(memory: ModelMemory, n_ctx: int, says: str, overridden: bool) -> None:
@@ -144,7 +144,7 @@ def test_the_first_context_is_no_longer_than_what_was_trained(folder: Path) -> N
     rig = Rig((), make_host("host", 8 * GIB))
     found = decisions(ModelMemory(model), rig, make_layout(8, [(CPU_ID, 8)]), asked)["n_ctx"]
     assert not found.overridden
-    assert "trained with, 2048 tokens" in found.reason
+    assert "The trained length, 2048 tokens" in found.reason
 
 
 def test_an_embedding_model_takes_its_context_in_one_batch(encoder: ModelMemory) -> None:
@@ -152,11 +152,11 @@ def test_an_embedding_model_takes_its_context_in_one_batch(encoder: ModelMemory)
     assert (asked.n_ctx, asked.n_batch, asked.n_ubatch) == (64, 64, 64)
     rig, where = Rig((), make_host("host", 8 * GIB)), make_layout(1, [(CPU_ID, 1)])
     found = decisions(encoder, rig, where, asked)
-    assert "in one piece" in found["n_ubatch"].reason
+    assert "in one batch" in found["n_ubatch"].reason
     assert not found["n_ubatch"].overridden
     short = decisions(encoder, rig, where, msgspec.structs.replace(asked, n_ubatch=16))["n_ubatch"]
     assert (short.value, short.overridden) == (16, True)
-    assert "16 tokens of the 64" in short.reason
+    assert "16 of 64 tokens" in short.reason
 
 
 def test_sequences_are_told_of_when_there_are_several(memory: ModelMemory) -> None:
@@ -173,13 +173,13 @@ def test_sequences_are_told_of_when_there_are_several(memory: ModelMemory) -> No
     [
         (Processor(8, 8), {}, 8, 8, "One on each of 8 cores"),
         (Processor(1, 1), {}, 1, 1, "One on each of 1 core "),
-        (Processor(14, 6), {}, 6, 6, "6 cores of full speed"),
-        (Processor(16, 8, 2), {}, 2, 2, "control group lets 2 cores"),
-        (Processor(16, 8, 12), {}, 8, 8, "8 cores of full speed"),
+        (Processor(14, 6), {}, 6, 6, "per performance core (6 cores)"),
+        (Processor(16, 8, 2), {}, 2, 2, "(cgroup) allows 2 cores"),
+        (Processor(16, 8, 12), {}, 8, 8, "per performance core (8 cores)"),
         (Processor(8, 8), {"threads": 3}, 3, 3, "Chosen."),
         (Processor(8, 8), {"threads": 3, "threads_batch": 8}, 3, 8, "Chosen."),
         (Processor(8, 8), {"threads_batch": 4}, 8, 4, "One on each of 8 cores"),
-        (Processor(8, 8), {"threads": 64}, 64, 64, "more than there are cores (8)"),
+        (Processor(8, 8), {"threads": 64}, 64, 64, "more threads than cores (8)"),
     ],
 )
 def test_threads(
@@ -200,7 +200,7 @@ def test_threads(
 @pytest.mark.parametrize(
     ("asked", "value", "says", "overridden"),
     [
-        ({}, "on", "Every device", False),
+        ({}, "on", "All devices", False),
         ({"type_v": "q8_0"}, "on", "Needed by the q8_0 V cache", False),
         ({"flash_attn": "off"}, "off", "Chosen", True),
         ({"flash_attn": "on"}, "on", "Chosen", True),
@@ -254,7 +254,7 @@ def test_cache_types_say_what_they_save_and_which_are_refused(folder: Path, memo
         ("CUDA", 8, False, {}, True, "D0 computes prompts of 32 tokens"),
         ("Vulkan", 8, False, {}, True, "D0 computes prompts"),
         ("CUDA", 0, False, {}, True, "no layer's weights are in host memory"),
-        ("CUDA", 8, True, {}, True, "behind other devices are not lent"),
+        ("CUDA", 8, True, {}, True, "placed after a GPU cannot use op offload"),
         ("RPC", 8, False, {}, True, "no device here computes"),
         ("CUDA", 8, False, {"n_ubatch": 16}, True, "below the threshold of 32"),
         ("CUDA", 8, False, {"op_offload_min_batch": 1024}, True, "below the threshold of 1024"),

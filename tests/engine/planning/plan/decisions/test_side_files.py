@@ -112,7 +112,7 @@ def test_adapters_count_where_their_weights_are(folder: Path, model: ModelFile) 
     assert more == {"D0": 2 * sum(tensor.size_bytes for tensor in adapter.tensors), CPU_ID: 0}
     decision = next(each for each in resolved.decisions if each.setting == "adapters")
     assert decision.value == 2
-    assert "lora.gguf by 0.5" in decision.reason
+    assert "lora.gguf (scale 0.5)" in decision.reason
 
 
 def test_without_files_nothing_is_said_of_them(model: ModelFile) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from engine.runtime.child.generate import chat_template
 from engine.runtime.child.generate.chat_template import TemplateError, TemplateProcess, render_plain_chat
-from engine.runtime.protocol.messages import ChatMessage
+from engine.runtime.protocol.messages import ChatMessage, TemplateInput, ToolCall
 from tests.support.patience import DEADLINE_S
 
 CHAT = (ChatMessage("system", "Be brief."), ChatMessage("user", "Hi"))
@@ -171,3 +171,40 @@ def test_the_plain_form_names_every_role_and_ends_with_the_assistant() -> None:
     assert "user\nHi" in prompt
     assert prompt.endswith("assistant\n")
     assert prompt.count("<|im_end|>") == 2
+
+
+CALLED = (
+    ChatMessage("user", "Weather?"),
+    ChatMessage("assistant", "", reasoning="Look.", calls=(ToolCall("c1", "look", '{"town": "Bonn"}'),)),
+    ChatMessage("tool", "rain", call_id="c1", name="look"),
+)
+TOOLS = TemplateInput(tools='[{"type": "function", "function": {"name": "look"}}]', values='{"thinks": true}')
+
+
+@pytest.mark.usefixtures("patient")
+def test_templates_get_tools_calls_and_further_variables(kept: TemplateProcess) -> None:
+    template = (
+        "{{ tools[0].function.name }} {{ thinks }}{% for m in messages %}|{{ m.role }} {{ m.content }}"
+        "{{ m.reasoning_content }}{% for c in m.tool_calls or [] %}{{ c.id }} {{ c.function.name }}"
+        " {{ c.function.arguments.town }}{% endfor %}{{ m.tool_call_id }}{% endfor %}"
+    )
+    text = kept.render(template, CALLED, TOOLS, beginning_of_text="", end_of_text="")
+    assert text == "look True|user Weather?|assistant Look.c1 look Bonn|tool rainc1"
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_template_that_joins_arguments_with_text_gets_text(kept: TemplateProcess) -> None:
+    template = (
+        "{{ messages[0].content }}{{ '>' + messages[1].tool_calls[0].function.arguments if messages[1].tool_calls }}"
+    )
+    text = kept.render(template, CALLED, TOOLS, beginning_of_text="", end_of_text="")
+    assert text == 'Weather?>{"town": "Bonn"}'
+
+
+@pytest.mark.usefixtures("patient")
+def test_further_variables_replace_none_of_ours(kept: TemplateProcess) -> None:
+    values = TemplateInput(values='{"messages": [], "bos_token": "x", "raise_exception": 1}')
+    text = kept.render(
+        "{{ bos_token }}{{ messages[0].content }}", CALLED, values, beginning_of_text="b", end_of_text=""
+    )
+    assert text == "bWeather?"

@@ -14,8 +14,8 @@ from engine.runtime.child.generate.media_reader import MediaReader
 from engine.runtime.child.load.loaded_context import DECODED, LoadedContext
 from engine.runtime.child.load.media import Media, MediaPrompt
 from engine.runtime.child.load.side_files import Projector
-from engine.runtime.child.native.failures import EndOfRequest
-from engine.runtime.child.native.stop import StopRequest
+from engine.runtime.child.native.failures import RequestError
+from engine.runtime.child.native.stop import StopFlag
 from engine.runtime.protocol.messages import MediaFile
 from tests.support.pictures import image_file, picture
 from tests.support.sounds import RATE, sound_file, tone
@@ -98,7 +98,7 @@ def test_the_engine_is_handed_as_much_as_it_copies(file: MediaFile, tmp_path: Pa
     library = Library()
     media = media_with(library, tmp_path)
     with (
-        pytest.raises(EndOfRequest, match="than was said; attach it again"),
+        pytest.raises(RequestError, match="than expected; attach it again"),
         media.chunks(MediaPrompt(files=(file,)), file, bytes(12)),
     ):
         raise AssertionError("it was taken")
@@ -129,7 +129,7 @@ def test_what_was_decoded_is_held_until_the_last_part_is_read(tmp_path: Path) ->
     reader = MediaReader(cast(LoadedContext, Loaded(media)), prompt)
     held, made = [], []
     for place, part in enumerate(prompt.parts.values()):
-        assert reader.read(part, place, 0, StopRequest()) == DECODED
+        assert reader.read(part, place, 0, StopFlag()) == DECODED
         held.append(library.calls["mtmd_input_chunks_init"] - library.calls["mtmd_input_chunks_free"])
         made.append(library.calls["mtmd_tokenize"])
     assert held == [1, 1, 0]

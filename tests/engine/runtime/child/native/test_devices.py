@@ -9,7 +9,7 @@ import pytest
 
 from engine.runtime.child.native.bindings import Bindings
 from engine.runtime.child.native.devices import resolve_devices
-from engine.runtime.child.native.failures import EndOfRequest
+from engine.runtime.child.native.failures import RequestError
 from engine.runtime.protocol.messages import DeviceRef, Failure
 
 CPU = 9
@@ -42,7 +42,7 @@ class Machine:
         pci = self._cards[device][2] if device in self._cards else None
         return SimpleNamespace(device_id=pci.encode() if pci else None)
 
-    def say_last_word(self, text: str) -> None:
+    def send_abort_text(self, text: str) -> None:
         raise AssertionError(f"nothing here takes long: {text}")
 
     def rpc_add_server(self, endpoint: bytes) -> list[int]:
@@ -62,7 +62,7 @@ def resolved(machine: Machine, *refs: DeviceRef, wanted: tuple[str, ...] = ()) -
 
 
 def refused(machine: Machine, *refs: DeviceRef) -> Failure:
-    with pytest.raises(EndOfRequest) as caught:
+    with pytest.raises(RequestError) as caught:
         resolved(machine, *refs)
     assert isinstance(caught.value.message, Failure)
     return caught.value.message

@@ -12,7 +12,7 @@ from PIL import Image
 
 from engine.base.errors import ChatError
 from engine.chat.attachments import read_attachment
-from engine.runtime.media.images.pictures import MAX_SIDE_PX, is_image, look_at, pixels_of, read_image
+from engine.runtime.media.images.pictures import MAX_SIDE_PX, inspect_image, is_image, pixels_of, read_image
 from tests.support.pictures import SIZE, picture
 
 FORMS = {"JPEG": "image/jpeg", "PNG": "image/png", "BMP": "image/bmp", "GIF": "image/gif", "WEBP": "image/webp"}
@@ -88,7 +88,7 @@ def test_a_large_image_is_made_smaller() -> None:
 )
 def test_what_is_no_image_is_a_sentence(data: bytes, words: str) -> None:
     with pytest.raises(ChatError, match=f"^photo cannot be read: .*{words}"):
-        look_at(data, "photo")
+        inspect_image(data, "photo")
 
 
 def test_forms_that_nobody_asked_for_are_not_decoded() -> None:

@@ -12,9 +12,9 @@ from engine.chat.attachments import as_attachment, read_attachment
 from engine.runtime.media.sounds.recordings import (
     MAX_LENGTH_MS,
     MAX_SOUND_BYTES,
+    inspect_sound,
     is_sound,
     kind_of_sound,
-    listen_to,
     read_sound,
     sample_count,
     samples_of,
@@ -57,7 +57,7 @@ def test_samples_are_as_many_as_the_length_says_in_any_rate() -> None:
     assert len(samples) == 9_600
     assert 0.1 < max(samples) <= 1
     assert -1 <= min(samples) < -0.1
-    with pytest.raises(ChatError, match=r"^tone has another length than was said"):
+    with pytest.raises(ChatError, match=r"^tone has another length than expected"):
         samples_of(data, "tone", 600, RATE)
 
 
@@ -72,7 +72,7 @@ def test_what_is_longer_than_the_limit_is_refused() -> None:
     long = tone(length_ms=MAX_LENGTH_MS + 2_000, rate=500)
     facts = read_sound(long, RATE)
     assert (facts.fault, facts.samples) == ("it is longer than 15 minutes; cut it", b"")
-    with pytest.raises(ChatError, match=r"larger than 32 MiB; save it as MP3, or cut it"):
+    with pytest.raises(ChatError, match=r"larger than 32 MiB; save it as MP3, or shorten it"):
         as_attachment(tone()[:44] + bytes(MAX_SOUND_BYTES), "talk.wav")
 
 
@@ -88,7 +88,7 @@ def test_what_is_no_sound_is_a_sentence(data: bytes) -> None:
 
 def test_a_damaged_sound_is_named() -> None:
     with pytest.raises(ChatError, match=r"^voice cannot be read: it is damaged or empty, or no WAV"):
-        listen_to(b"fLaC" + bytes(300), "voice")
+        inspect_sound(b"fLaC" + bytes(300), "voice")
 
 
 def test_other_files_are_not_taken_for_sounds() -> None:
@@ -97,5 +97,5 @@ def test_other_files_are_not_taken_for_sounds() -> None:
         assert not kind_of_sound(data)
     about_tags = b"ID3 is a tag at the beginning of many an MP3 file."
     assert as_attachment(about_tags, "tags.txt")[0].text == about_tags.decode()
-    with pytest.raises(ChatError, match=r"voice\.ogg is not text .* sound as WAV, MP3 or FLAC"):
+    with pytest.raises(ChatError, match=r"voice\.ogg is not UTF-8 text.* sound as WAV, MP3 or FLAC"):
         as_attachment(b"OggS" + bytes(60), "voice.ogg")

@@ -1,0 +1,180 @@
+"""Opens, begins, renames and deletes conversations of the current model, and remembers the last shown one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+from PySide6.QtCore import QObject, Signal
+
+from app.chats.archive import ChatArchive
+from app.models.open_model import OpenModel
+from app.models.open_models import OpenModels
+from app.notices import Notices
+from app.settings import Settings
+from engine.base.language import tr
+from engine.base.texts import show
+from engine.chat.context import Overflow
+from engine.chat.conversation import Conversation as Chat
+from engine.chat.imports import MAX_LABEL_CHARACTERS
+from engine.chat.tree import MessageTree
+
+
+class ChatController(QObject):
+    """Connects each open model to the archive, and carries out the commands of the conversation list."""
+
+    leaving = Signal()
+    """Another conversation is about to be shown. Typed text belongs to the one before."""
+    current_changed = Signal(str)
+    """The id of the shown conversation; also emitted when another model becomes current."""
+    began = Signal()
+    """A new conversation was begun, so the input should have the focus."""
+    message_wanted = Signal(str)
+    """The id of a message of the opened conversation that should be in sight."""
+    deleted = Signal(str)
+    """The title of the deleted conversation that can be restored; empty: there is none."""
+
+    def __init__(
+        self,
+        archive: ChatArchive,
+        models: OpenModels,
+        settings: Settings,
+        notices: Notices,
+        show_model: Callable[[OpenModel], None],
+        parent: QObject | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self._archive = archive
+        self._models = models
+        self._settings = settings
+        self._notices = notices
+        self._show_model = show_model
+        self._last_deleted: Chat | None = None
+        # Read before the first signal: `_tell_current` overwrites the setting.
+        self._last_shown = settings.last_chat
+        for model in models.all:
+            self._follow(model)
+        models.added.connect(self._follow)
+        models.current_changed.connect(self._tell_current)
+        archive.is_open_now.connect(self._open_last)
+
+    def new(self) -> None:
+        """Begin a new conversation with the current model."""
+        # Typed text is stored with its conversation before another one is shown.
+        self.leaving.emit()
+        conversation = self._models.current.conversation
+        if not conversation.is_empty or conversation.chat.draft:
+            conversation.begin()
+        self.began.emit()
+
+    def open(self, chat: str, message: str = "") -> None:
+        """Show a stored conversation, and one of its messages if `message` is not empty."""
+        self.leaving.emit()
+        shown = next((model for model in self._models.all if model.conversation.chat.id == chat), None)
+        if shown is not None and shown is not self._models.current:
+            # One conversation is never written to from two places: its model is shown, or gives it up.
+            if shown.file is not None and not self._takes_over_from(shown):
+                self._show_model(shown)
+                self._notices.say(tr("Switched to {name}, which has this conversation open.", name=shown.name))
+            else:
+                shown.conversation.begin()
+                shown = None
+        if shown is not None:
+            if message:
+                shown.conversation.select(message)
+                self.message_wanted.emit(message)
+            return
+        model = self._models.current
+
+        def show(kept: Chat, tree: MessageTree) -> None:
+            model.conversation.open(kept, tree)
+            if message:
+                model.conversation.select(message)
+                self.message_wanted.emit(message)
+
+        self._archive.read(chat, show)
+
+    def _takes_over_from(self, other: OpenModel) -> bool:
+        """Return whether the current model opens a conversation of another one: it is loaded, and the other is not."""
+        current = self._models.current.status
+        return current.is_loaded and not other.status.is_loaded and not other.conversation.is_answering
+
+    def rename(self, chat: str, title: str) -> None:
+        """Give a conversation another title."""
+        self._change(chat, title=show(title, MAX_LABEL_CHARACTERS))
+
+    def move(self, chat: str, folder: str) -> None:
+        """Move a conversation to a folder; empty: to none."""
+        self._change(chat, folder=show(folder, MAX_LABEL_CHARACTERS))
+
+    def toggle_pin(self, chat: str) -> None:
+        """Pin or unpin a conversation."""
+        known = self._archive.chat(chat)
+        if known is not None:
+            self._change(chat, pinned=not known.pinned)
+
+    def delete(self, chat: str) -> None:
+        """Delete a conversation; `undo_delete` restores it."""
+        known = self._archive.chat(chat)
+        if known is None:
+            return
+        self._last_deleted = known
+        for model in self._models.all:
+            if model.conversation.chat.id == chat:
+                model.conversation.clear()
+        self._archive.delete(chat)
+        self.deleted.emit(known.title or tr("New conversation"))
+
+    def undo_delete(self) -> None:
+        """Restore the conversation that was deleted last, and show it."""
+        known, self._last_deleted = self._last_deleted, None
+        self.deleted.emit("")
+        if known is not None:
+            self._archive.restore(known)
+            self.open(known.id)
+
+    def drop_oldest_turns(self, wanted: bool) -> None:
+        """Set whether a full context drops the oldest turns; otherwise the question is refused."""
+        self._settings.drops_oldest_turns = wanted
+        self._tell_overflow()
+
+    def ask_when_full(self, wanted: bool) -> None:
+        """Set whether a person is asked before turns are dropped."""
+        self._settings.asks_when_full = wanted
+        self._tell_overflow()
+
+    def _tell_overflow(self) -> None:
+        for model in self._models.all:
+            model.conversation.answering.overflow = self._overflow
+
+    @property
+    def _overflow(self) -> Overflow:
+        if not self._settings.drops_oldest_turns:
+            return "stop"
+        return "ask" if self._settings.asks_when_full else "drop"
+
+    def _follow(self, model: OpenModel) -> None:
+        model.conversation.keep_in(self._archive)
+        model.conversation.answering.overflow = self._overflow
+        model.conversation.chat_changed.connect(self._tell_current)
+
+    def _tell_current(self) -> None:
+        chat = self._models.current.conversation.chat.id
+        self._settings.last_chat = chat
+        self.current_changed.emit(chat)
+
+    def _open_last(self) -> None:
+        last, conversation = self._last_shown, self._models.current.conversation
+        if last and conversation.is_empty and self._archive.chat(last) is not None:
+            self.open(last)
+
+    def _change(self, chat: str, **values: object) -> None:
+        known = self._archive.chat(chat)
+        if known is None:
+            return
+        changed = msgspec.structs.replace(known, **values)
+        for model in self._models.all:
+            if model.conversation.chat.id == chat:
+                model.conversation.change_chat(msgspec.structs.replace(model.conversation.chat, **values))
+                return
+        self._archive.save(changed, known)

@@ -1,0 +1,278 @@
+"""`serve`: models for other programs, on OpenAI's and Anthropic's interfaces, until it is interrupted."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from argparse import Namespace
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from copy import copy
+from dataclasses import asdict
+from pathlib import Path
+
+from app.cli import exit_codes
+from app.cli.auto_options import check_auto_options, with_margins
+from app.cli.entry import on_interrupt
+from app.cli.inputs import asked_on, load_order, this_machine
+from app.cli.library import checked_folder, scan_library
+from app.cli.output import print_line, say
+from app.cli.serve_options import access_of, address_of, is_loopback, keep_alive_of
+from app.paths import library_path
+from engine.api.server.journal import Journal, RequestEntry
+from engine.api.server.pool import DEFAULT_KEEP_ALIVE_S, ModelPool, PoolParts
+from engine.api.server.server import ApiServer
+from engine.api.wire.errors import ApiError
+from engine.api.wire.names import ModelEntry, find_entry
+from engine.base.errors import ArgumentError, EngineError
+from engine.devices.device import Rig
+from engine.devices.rig_file import read_rig
+from engine.devices.telemetry.memory_holders import memory_holders
+from engine.library.entry import Entry, Quantisation
+from engine.library.index import LibraryIndex
+from engine.library.refresh import list_models
+from engine.model.gguf.file_names import split_tag
+from engine.model.gguf.parts import parse_part_name
+from engine.model.gguf.reader import read_model
+from engine.planning.fit.loaded_models import UNTIL_UNLOADED_S
+from engine.planning.fit.strategies.catalogue import find_strategy
+from engine.planning.layout.layout_file import parse_layout, read_layout
+from engine.runtime.session.load_order import LoadOrder
+
+_SCAN_S = 10.0
+"""The library is scanned again at most this often."""
+_POLL_S = 0.2
+
+
+def run_serve(options: Namespace) -> int:
+    """Serve until an interrupt; no process of ours is left then."""
+    check_auto_options(options)
+    if options.auto is not None:
+        find_strategy(options.auto)
+        if options.layout is not None:
+            raise ArgumentError("--auto finds a layout and --layout gives one; leave one of them out.")
+    if options.layout is not None and len(options.names) != 1:
+        raise ArgumentError("--layout is the layout of one model; name one.")
+    address, access, keep_alive_s = address_of(options), access_of(options), keep_alive_of(options)
+    catalogue = Catalogue(options)
+    entries = catalogue.named()
+    pool = ModelPool(
+        PoolParts(entries=catalogue.entries, rig=catalogue.rig, plan=catalogue.plan, holders=memory_holders),
+        keep_alive_s=DEFAULT_KEEP_ALIVE_S if keep_alive_s is None else keep_alive_s,
+        pinned_s=UNTIL_UNLOADED_S if keep_alive_s is None else keep_alive_s,
+        pinned=[entry.id for entry in entries],
+    )
+    printer = _Printer(as_json=options.json)
+    server = ApiServer(address, access, pool, version=_version(), journal=Journal(printer.request))
+    interrupted = threading.Event()
+    with on_interrupt(interrupted.set):
+        server.start()
+        try:
+            printer.serving(server)
+            for entry in entries:
+                if not _loads(server, entry, interrupted):
+                    return exit_codes.OK
+                printer.loaded(entry)
+            if not is_loopback(address.host):
+                say(f"layerdeck-cli: other computers reach {server.address.url}.")
+            # Python runs signal handlers in the main thread only: a wait without limit would hold them up on Windows.
+            while not interrupted.wait(_POLL_S) and server.is_running:
+                pass
+        except ApiError as error:
+            say(f"layerdeck-cli: {error.message}")
+            return exit_codes.DOES_NOT_FIT if error.code == "does_not_fit" else exit_codes.exit_code(error.code or "")
+        finally:
+            server.stop()
+    return exit_codes.OK
+
+
+def _version() -> str:
+    """Return our version; empty in a tree that was never installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("layerdeck")
+    except PackageNotFoundError:
+        return ""
+
+
+def _loads(server: ApiServer, entry: ModelEntry, interrupted: threading.Event) -> bool:
+    """Load a model; return False if an interrupt came first.
+
+    Raises:
+        ApiError: it cannot be loaded.
+    """
+    loading = server.preload(entry)
+    while not interrupted.is_set():
+        # A wait without limit would hold up signal handlers on Windows.
+        with suppress(TimeoutError):
+            loading.result(_POLL_S)
+            return True
+    return False
+
+
+class Catalogue:
+    """The models that `options` offer, and how each is loaded. Its functions block; for any thread."""
+
+    def __init__(self, options: Namespace) -> None:
+        self._options = options
+        self._folders = [checked_folder(folder) for folder in options.models]
+        self._lock = threading.Lock()
+        self._scanned: tuple[ModelEntry, ...] = ()
+        self._scanned_s: float | None = None
+        self._named: tuple[ModelEntry, ...] = ()
+
+    def named(self) -> tuple[ModelEntry, ...]:
+        """Return the models that the command line names, which are loaded at once.
+
+        Raises:
+            EngineError: one cannot be found.
+        """
+        found = {}
+        for name in self._options.names:
+            path = Path(name)
+            entry = _entry_of_file(path) if path.is_file() else self._by_name(name)
+            found[entry.id] = entry
+        self._named = tuple(found.values())
+        return self._named
+
+    def _by_name(self, name: str) -> ModelEntry:
+        try:
+            return find_entry(name, self._library())
+        except ApiError as error:
+            raise ArgumentError(f"{name} is no file. {error.message}") from None
+
+    def entries(self) -> tuple[ModelEntry, ...]:
+        """Return all models that may be asked for; a file that was named comes before the same one of the library."""
+        if self._options.only:
+            return self._named
+        paths = {entry.path.resolve() for entry in self._named}
+        taken = {entry.id for entry in self._named}
+        others = (each for each in self._library() if each.path.resolve() not in paths and each.id not in taken)
+        return (*self._named, *others)
+
+    def _library(self) -> tuple[ModelEntry, ...]:
+        with self._lock:
+            now_s = time.monotonic()
+            if self._scanned_s is None or now_s - self._scanned_s > _SCAN_S:
+                self._scanned = self._scan()
+                self._scanned_s = time.monotonic()
+            return self._scanned
+
+    def _scan(self) -> tuple[ModelEntry, ...]:
+        with closing(LibraryIndex(library_path())) as index:
+            census, facts = scan_library(index, self._folders)
+            models = list_models(census.files, facts, index.notes(), {})
+            return tuple(entry for model in models for entry in _entries_of(model.entry, index))
+
+    def rig(self) -> Rig:
+        """Return the devices as they are now."""
+        options = self._options
+        rig = read_rig(options.rig) if options.rig is not None else this_machine()
+        return with_margins(options.tunnels.reach(rig), options.margin)
+
+    def plan(self, entry: ModelEntry, rig: Rig) -> LoadOrder:
+        """Return the load of a model: on the layout that was chosen or kept for it, else on one that is found now.
+
+        Raises:
+            EngineError: it cannot be loaded.
+        """
+        options = copy(self._options)
+        is_named = any(entry.id == each.id for each in self._named)
+        model = read_model(entry.path)
+        document = None
+        if is_named and options.layout is not None:
+            document = read_layout(options.layout, n_layers=model.n_layers)
+        elif entry.layout and options.auto is None:
+            document = parse_layout(entry.layout, source=entry.id, n_layers=model.n_layers)
+        if not is_named or options.mmproj is None:
+            options.mmproj, options.lora = entry.projector, options.lora if is_named else []
+        return load_order(options, asked_on(options, model, rig, document).plan)
+
+
+def _entry_of_file(path: Path) -> ModelEntry:
+    model = read_model(path)
+    part = parse_part_name(path.name)
+    stem = part.stem if part is not None else path.stem
+    return ModelEntry(
+        id=stem,
+        path=path,
+        names=_others(stem, (path.name, model.name, split_tag(stem)[0])),
+        size_bytes=model.size_bytes,
+        n_ctx_train=model.n_ctx_train,
+        quantisation=split_tag(stem)[1],
+    )
+
+
+def _entries_of(entry: Entry, index: LibraryIndex) -> list[ModelEntry]:
+    """Return a model of the library, once for each quantisation that can be opened."""
+    sound = [each for each in entry.quantisations if not each.fault]
+    return [_entry_of(entry, each, index, is_only=len(sound) == 1) for each in sound]
+
+
+def _entry_of(entry: Entry, quantisation: Quantisation, index: LibraryIndex, *, is_only: bool) -> ModelEntry:
+    copy_, facts = quantisation.copy, quantisation.facts
+    with_label = f"{entry.title}:{quantisation.label}" if quantisation.label else entry.title
+    name = with_label if not is_only else entry.title
+    is_proposed = quantisation is entry.proposed
+    part = parse_part_name(copy_.path.name)
+    stem = part.stem if part is not None else copy_.path.stem
+    layouts = [each for each in index.documents(facts.fingerprint) if each.kind == "layout"] if facts else []
+    projector = entry.side_file("projector", quantisation)
+    return ModelEntry(
+        id=name,
+        path=copy_.path,
+        names=_others(name, (with_label, stem, copy_.path.name, *((entry.title,) if is_proposed else ()))),
+        projector=None if projector is None else projector.file.path,
+        # Of several kept layouts none is the one; a request cannot say which.
+        layout=layouts[0].text if len(layouts) == 1 else "",
+        capabilities=entry.capabilities,
+        quantisation=quantisation.label,
+        size_bytes=quantisation.size_bytes,
+        n_ctx_train=None if facts is None else facts.n_ctx_train,
+    )
+
+
+def _others(name: str, names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(each for each in names if each and each != name))
+
+
+class _Printer:
+    """Says what happens: on standard error for people, or as events. Nothing of what is asked or answered."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+
+    def serving(self, server: ApiServer) -> None:
+        """Say where the server is."""
+        url = server.address.url
+        if self._as_json:
+            self._event({"event": "serving", "url": url, "port": server.address.port})
+        else:
+            say(f"layerdeck-cli: serving on {url} (OpenAI clients: {url}/v1). End it with Ctrl+C.")
+
+    def loaded(self, entry: ModelEntry) -> None:
+        """Say that a model is loaded that the command line names."""
+        if self._as_json:
+            self._event({"event": "loaded", "model": entry.id})
+        else:
+            say(f"layerdeck-cli: loaded {entry.id}")
+
+    def request(self, entry: RequestEntry) -> None:
+        """Say how a request has ended."""
+        if entry.is_under_way or entry.path in ("/health", "/metrics"):
+            return
+        if self._as_json:
+            self._event({"event": "request", **asdict(entry)})
+        else:
+            speed = "" if entry.tokens_per_second is None else f", {entry.tokens_per_second:.1f} tokens/s"
+            tokens = f" {entry.prompt_tokens}+{entry.answer_tokens} tokens{speed}" if entry.prompt_tokens else ""
+            say(f"{entry.client} {entry.path} {entry.model} {entry.status}{tokens} {entry.duration_s or 0:.2f} s")
+
+    @staticmethod
+    def _event(document: dict[str, object]) -> None:
+        try:
+            print_line(json.dumps(document, ensure_ascii=False, separators=(",", ":")))
+        except (OSError, EngineError):
+            return  # The reader has gone; the server goes on.

@@ -1,0 +1,158 @@
+"""Options of `serve`: listening address, keys and permitted origins, and the idle time of models."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import os
+import platform
+import secrets
+from argparse import Namespace
+from pathlib import Path
+
+from app.cli.output import say
+from engine.api.server.guard import Access, key_digest
+from engine.api.server.server import Address
+from engine.api.wire.errors import ApiError
+from engine.api.wire.question import keep_alive_seconds
+from engine.base.errors import ArgumentError
+
+MIN_KEY_CHARACTERS = 16
+MAX_KEY_FILE_BYTES = 64 << 10
+
+
+def add_serve_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the options to the command."""
+    command.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="listen here (default 127.0.0.1)")
+    command.add_argument("--port", type=_port, default=8080, metavar="P", help="default 8080; 0: any free one")
+    command.add_argument(
+        "--api-key-file", type=Path, metavar="F", help="keys, one a line; made with a new key if it is missing"
+    )
+    command.add_argument(
+        "--models", type=Path, action="append", default=[], metavar="DIR", help="also offer models here; may repeat"
+    )
+    command.add_argument("--only", action="store_true", help="offer only the named models")
+    command.add_argument(
+        "--keep-alive",
+        metavar="TIME",
+        help="unload models after this idle time: 5m (default), 30s, 0, -1 for never",
+    )
+    command.add_argument(
+        "--allow-host", action="append", default=[], metavar="NAME", help="a name of this computer; may repeat"
+    )
+    command.add_argument(
+        "--allow-origin", action="append", default=[], metavar="ORIGIN",
+        help="web pages that may ask, such as http://localhost:3000; may repeat",
+    )  # fmt: skip
+    command.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate for https, PEM")
+    command.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key, PEM")
+    command.add_argument("--plain-http", action="store_true", help="no TLS on an address that other computers reach")
+
+
+def address_of(options: Namespace) -> Address:
+    """Return the address to listen on.
+
+    Raises:
+        ArgumentError: if other computers could reach the server without a key, or without TLS or --plain-http.
+    """
+    if (options.tls_cert is None) != (options.tls_key is None):
+        raise ArgumentError("--tls-cert and --tls-key belong together; give both.")
+    if not is_loopback(options.host):
+        if options.api_key_file is None:
+            raise ArgumentError(
+                f"Other computers reach {options.host}: add --api-key-file FILE, so that they need a key."
+            )
+        if options.tls_cert is None and not options.plain_http:
+            raise ArgumentError(
+                f"Other computers reach {options.host}, and others on the network could read the requests: add"
+                " --tls-cert and --tls-key, or --plain-http to allow that."
+            )
+    certificate, key = options.tls_cert, options.tls_key
+    return Address(
+        options.host, options.port, "" if certificate is None else str(certificate), "" if key is None else str(key)
+    )
+
+
+def access_of(options: Namespace) -> Access:
+    """Return the keys, host names and origins that the server accepts.
+
+    Raises:
+        ArgumentError: if a key or an origin is invalid.
+    """
+    for origin in options.allow_origin:
+        # Browsers send scheme, host and port without a path (RFC 6454). "*" would let any web page ask.
+        if origin == "*" or "://" not in origin or origin != origin.rstrip("/"):
+            raise ArgumentError(f"--allow-origin: {origin} is no origin; write it like http://localhost:3000.")
+    names = {name.lower().rstrip(".") for name in options.allow_host}
+    if not is_loopback(options.host):
+        # Names by which other computers reach this one; `.local` is mDNS. Requests for other hosts are refused, because
+        # of DNS rebinding.
+        names |= {options.host.lower(), platform.node().lower(), f"{platform.node().lower()}.local"} - {""}
+    return Access(
+        keys=tuple(map(key_digest, _keys(options.api_key_file))),
+        hosts=frozenset(names),
+        origins=frozenset(options.allow_origin),
+        is_loopback=is_loopback(options.host),
+    )
+
+
+def keep_alive_of(options: Namespace) -> float | None:
+    """Return the idle time of --keep-alive in seconds: below 0 for never, None if the option was not given."""
+    try:
+        return keep_alive_seconds(options.keep_alive)
+    except ApiError as error:
+        raise ArgumentError(f"--keep-alive: {error.message}") from None
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address can be reached from this computer only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _port(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) >= 1 << 16:
+        raise argparse.ArgumentTypeError(f'"{text}" is not a port; use a number from 0 to 65535')
+    return int(text)
+
+
+def _keys(path: Path | None) -> tuple[str, ...]:
+    if path is None:
+        return ()
+    try:
+        if not path.exists():
+            return (_new_key(path),)
+        if path.stat().st_size > MAX_KEY_FILE_BYTES:
+            raise ArgumentError(f"--api-key-file: {path} is larger than {MAX_KEY_FILE_BYTES >> 10} KiB.")
+        lines = [line.strip() for line in path.read_bytes().splitlines()]
+        # Elsewhere these bits do not tell who can read a file.
+        if os.name == "posix" and path.stat().st_mode & 0o077:
+            say(f"layerdeck-cli: others on this computer can read {path}; `chmod 600` keeps the keys from them.")
+    except OSError as error:
+        raise ArgumentError(f"--api-key-file: {path} cannot be used: {error.strerror or error}.") from None
+    keys = []
+    for number, line in enumerate(lines, start=1):
+        if not line or line.startswith(b"#"):
+            continue
+        # A header holds visible ASCII only, so no client could send another key.
+        if len(line) < MIN_KEY_CHARACTERS or any(not 0x21 <= byte <= 0x7E for byte in line):
+            raise ArgumentError(
+                f"--api-key-file: line {number} of {path} is no key: {MIN_KEY_CHARACTERS} or more letters, digits and"
+                " signs of ASCII without spaces."
+            )
+        keys.append(line.decode())
+    if not keys:
+        raise ArgumentError(f"--api-key-file: {path} holds no key; remove it, and a new one is made.")
+    return tuple(keys)
+
+
+def _new_key(path: Path) -> str:
+    key = f"ld-{secrets.token_urlsafe(32)}"
+    # Never readable for others, not even for a moment. `O_EXCL` follows no link that somebody has put there.
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(f"{key}\n")
+    say(f"layerdeck-cli: a new API key, kept in {path}: {key}")
+    return key

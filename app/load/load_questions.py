@@ -1,0 +1,128 @@
+"""The questions to ask before a load that does not fit beside the models that are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from engine.base.language import tr, tr_count
+from engine.base.units import format_bytes
+from engine.planning.fit.loaded_models import HeldModel
+from engine.planning.fit.proposal import Proposal
+from engine.planning.fit.room import Room
+from widgets.library.load_question import LoadQuestion
+
+MAX_NAME_LENGTH = 32
+"""Characters of a model's name in a question; tool tips have all of it."""
+
+
+def load_question(room: Room, name: str, now_s: float) -> LoadQuestion:
+    """Return the question before the model `name` is loaded."""
+    full_name, name = name, _short_name(name)
+    victims = _join([f"{_short_name(victim.name)} ({idle_text(victim, now_s)})" for victim in room.victims])
+    names = _join([victim.name for victim in room.victims])
+    whom = _short_name(names) if len(room.victims) == 1 else tr("{count} models", count=len(room.victims))
+    if room.workers:
+        text = tr_count(
+            "{name} needs {workers}, which works for {victims}. A worker serves one model at a time.",
+            "{name} needs {workers}, which work for {victims}. A worker serves one model at a time.",
+            len(room.workers),
+            name=name,
+            workers=_join(room.workers),
+            victims=victims,
+        )
+    elif room.still_short:
+        text = tr(
+            "{name} does not fit, even without {victims}: {short} would be missing.",
+            name=name,
+            victims=victims,
+            short=_short_text(room.still_short),
+        )
+    else:
+        text = tr(
+            "{name} does not fit beside {victims}: {short} missing.",
+            name=name,
+            victims=victims,
+            short=_short_text(room.short),
+        )
+    if room.workers and room.still_short:
+        text += tr(" Even then {short} would be missing.", short=_short_text(room.still_short))
+    busy = [_short_name(victim.name) for victim in room.victims if victim.is_busy]
+    if busy:
+        text += tr(" The answer that {names} writes would end.", names=_join(busy))
+    return LoadQuestion(
+        text=text,
+        unload_text=tr("Unload {whom} and load", whom=whom),
+        unload_tool_tip=tr("Unload {names} and load {full_name}", names=names, full_name=full_name),
+        beside_text="" if room.workers else tr("Load anyway"),
+        # An answer that is being written is never ended unasked.
+        can_remember=not busy,
+    )
+
+
+def fit_question(room: Room, name: str, *, is_loaded: bool) -> LoadQuestion:
+    """Return the question before a layout is loaded that is forecast not to fit; `is_loaded`: it replaces another."""
+    text = tr("{name} will probably not fit: {short} missing.", name=_short_name(name), short=_short_text(room.short))
+    if is_loaded:
+        text += tr(" The loaded layout stays until you choose.")
+    return LoadQuestion(
+        text=text, unload_text="", unload_tool_tip="", beside_text=tr("Load anyway"), can_remember=False
+    )
+
+
+def override_question(message: str, proposal: Proposal) -> LoadQuestion:
+    """Return the question whether to drop overrides that the split mode refuses. `message`: the broken rule."""
+    return LoadQuestion(
+        text=tr("{message} The model can be loaded without these overrides.", message=message),
+        unload_text="",
+        unload_tool_tip="",
+        beside_text="",
+        can_remember=False,
+        proposal_text=tr("Drop overrides and load"),
+        proposal_tool_tip=proposal.text,
+    )
+
+
+def with_proposal(question: LoadQuestion, proposal: Proposal | None) -> LoadQuestion:
+    """Return `question` with a proposal that would fit; `proposal` is None if none was found."""
+    if proposal is None:
+        return replace(question, text=tr("{text} No other layout or setting was found that fits.", text=question.text))
+    text = tr(
+        "{text} This would fit: {text2} ({words}).", text=question.text, text2=proposal.text, words=proposal.words
+    )
+    return replace(question, text=text, proposal_text=tr("Change that and load"), proposal_tool_tip=proposal.text)
+
+
+def idle_text(model: HeldModel, now_s: float) -> str:
+    """Return "answering", or the idle time of a model in whole minutes or hours."""
+    if model.idle_since_s is None:
+        return tr("answering")
+    minutes = int((now_s - model.idle_since_s) // 60)
+    if minutes < 1:
+        return tr("idle")
+    return (
+        tr("idle for {minutes} min", minutes=minutes)
+        if minutes < 60
+        else tr("idle for {minutes} h", minutes=minutes // 60)
+    )
+
+
+def _short_name(name: str) -> str:
+    """Return `name`, without its middle if it is too long for a sentence."""
+    if len(name) <= MAX_NAME_LENGTH:
+        return name
+    # The end stays: it often names the quantisation.
+    return f"{name[: MAX_NAME_LENGTH - 9]}…{name[-8:]}"
+
+
+def _short_text(short: Sequence[tuple[str, int]]) -> str:
+    return _join(
+        [
+            tr("{missing} on {device}", missing=format_bytes(missing_bytes), device=device)
+            for device, missing_bytes in short
+        ]
+    )
+
+
+def _join(words: Sequence[str]) -> str:
+    return tr(" and ").join(filter(None, (", ".join(words[:-1]), *words[-1:])))

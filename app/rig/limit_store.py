@@ -1,0 +1,41 @@
+"""Stores the caps and margins that the user sets, by device, for later runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+
+from app.settings import Settings
+from engine.devices.device import Device
+from engine.planning.fit.calibration import device_key
+
+MAX_DEVICES = 64
+
+
+class KeptLimits(msgspec.Struct, frozen=True):
+    """Limits by device key: cap (None for none) and margin, in bytes."""
+
+    devices: dict[str, tuple[int | None, int]] = {}
+
+
+class LimitStore:
+    """The stored limits. Without settings they last for one run."""
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self._settings = settings
+        self._kept = (None if settings is None else settings.kept("device_limits", KeptLimits)) or KeptLimits()
+
+    def apply(self, device: Device) -> Device:
+        """Return `device` with its stored limits; unchanged if it has none."""
+        limits = self._kept.devices.get(device_key(device))
+        return device if limits is None else replace(device, cap_bytes=limits[0], margin_bytes=limits[1])
+
+    def keep(self, device: Device) -> None:
+        """Store the limits of `device`."""
+        kept = {key: limits for key, limits in self._kept.devices.items() if key != device_key(device)}
+        kept[device_key(device)] = (device.cap_bytes, device.margin_bytes)
+        # The newest is at the end; the oldest are dropped, so that ports of past workers do not pile up.
+        self._kept = KeptLimits(dict(list(kept.items())[-MAX_DEVICES:]))
+        if self._settings is not None:
+            self._settings.keep("device_limits", self._kept)

@@ -1,0 +1,126 @@
+"""Engine packs in the window: installed, switched, removed and checked in the background, one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from PySide6.QtCore import QObject, Signal
+
+from app.background import Background
+from app.notices import Notices
+from app.packs import pack_installer
+from app.rig.device_search import DeviceSearch
+from engine.base.cancellation import CancelToken
+from engine.base.errors import EngineError
+from engine.base.language import tr
+from engine.devices.packs.store import ListedPack
+from engine.machines.rigs.pack_installer import PackInstaller
+
+
+@dataclass(frozen=True, slots=True)
+class Packs:
+    """The packs, and the action that runs.
+
+    `under_way`: words for the action; empty if none runs.
+    `fresh`: name of a pack that was just installed and has passed its check; empty if there is none.
+    """
+
+    listed: tuple[ListedPack, ...] = ()
+    under_way: str = ""
+    fresh: str = ""
+
+    @property
+    def in_use(self) -> frozenset[str]:
+        """Names of the packs that children load."""
+        return frozenset(pack.name for pack in self.listed if pack.state == "used")
+
+
+class PackController(QObject):
+    """Runs the actions and emits each change. Devices are searched for again if other packs are in use."""
+
+    changed = Signal(Packs)
+
+    def __init__(
+        self, search: DeviceSearch, background: Background, notices: Notices, parent: QObject | None = None
+    ) -> None:
+        super().__init__(parent)
+        self._search = search
+        self._background = background
+        self._notices = notices
+        self._cancel = CancelToken()
+        self._used: frozenset[str] | None = None
+        self.packs = Packs()
+
+    def check_new(self) -> None:
+        """Check packs that were never checked with this engine."""
+        self._do(tr("Checking engine packs"), lambda keeper: keeper.check_new(), quiet=True)
+
+    def refresh(self) -> None:
+        """Read the list of packs again."""
+        self._do(tr("Looking for engine packs"), lambda keeper: keeper.listed(), quiet=True)
+
+    def install(self, path: Path) -> None:
+        """Install the pack in a file and check it."""
+
+        def work(keeper: PackInstaller) -> str:
+            verdict = keeper.install(path)
+            return verdict.name if verdict.ok and verdict.devices else ""
+
+        self._do(tr("Installing {name} and checking it", name=path.name), work)
+
+    def remove(self, name: str) -> None:
+        """Remove an installed pack."""
+        self._do(tr("Removing {name}", name=name), lambda keeper: keeper.remove(name))
+
+    def switch(self, name: str, *, on: bool) -> None:
+        """Switch a pack on or off."""
+
+        def work(keeper: PackInstaller) -> None:
+            keeper.switch(name, on=on)
+            keeper.check_new()
+
+        self._do(tr("Switching {name} on", name=name) if on else tr("Switching {name} off", name=name), work)
+
+    def check(self, name: str) -> None:
+        """Check a pack again."""
+        self._do(tr("Checking {name}", name=name), lambda keeper: keeper.check(keeper.store.pack(name)))
+
+    def close(self) -> None:
+        """Cancel the running action."""
+        self._cancel.cancel()
+
+    def _do(self, what: str, work: Callable[[PackInstaller], object], *, quiet: bool = False) -> None:
+        """Run `work` if nothing else runs, then emit the list. If it returns a name, that pack is `fresh`."""
+        if self.packs.under_way:
+            self._notices.say(tr("{under_way}: please wait for that first.", under_way=self.packs.under_way))
+            return
+        self._show(Packs(self.packs.listed, what))
+
+        def run() -> tuple[Packs, EngineError | None]:
+            keeper = pack_installer(self._cancel)
+            # Read before the work: the first action has nothing to compare its result with otherwise.
+            before = frozenset(each.name for each in keeper.listed() if each.state == "used")
+            if self._used is None:
+                self._used = before
+            try:
+                fresh = work(keeper)
+            except EngineError as error:
+                return Packs(keeper.listed()), error
+            return Packs(keeper.listed(), fresh=fresh if isinstance(fresh, str) else ""), None
+
+        def show(found: tuple[Packs, EngineError | None]) -> None:
+            packs, error = found
+            self._show(packs)
+            if error is not None:
+                self._notices.tell(error)
+            if self._used != self.packs.in_use:
+                self._used = self.packs.in_use
+                self._search.judge_again()
+
+        self._background.run(what, run, show, self._notices.tell, quiet=quiet)
+
+    def _show(self, packs: Packs) -> None:
+        self.packs = packs
+        self.changed.emit(packs)

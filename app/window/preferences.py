@@ -1,0 +1,123 @@
+"""Edit > Preferences: one page for the preferences that are also in menus.
+
+Each field is bound to its menu entry, so a preference has one text, one state and one place where it takes effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtGui import QAction
+from PySide6.QtWidgets import QCheckBox, QFormLayout, QGridLayout, QHBoxLayout, QPushButton, QWidget
+
+from app.language import LANGUAGE_NAMES
+from app.theme import THEME_NAMES, ZOOM_STEPS, Theme
+from app.window.actions import Actions
+from app.window.dialogs import OneDialog
+from engine.base.language import tr
+from widgets.common.dialog import Dialog
+from widgets.common.inputs import ComboBox
+from widgets.common.roles import plain_label
+from widgets.common.tool_tips import plain_tool_tip
+
+WIDTH_PX = 460
+_SWITCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (tr("Start"), ("load_last_model",)),
+    (tr("Loading"), ("step_back", "reload_lost")),
+    (tr("Chat"), ("drop_oldest_turns", "ask_when_full")),
+)
+_BUTTONS = ("ask_unload", "saved_kv_states")
+"""Menu entries shown as buttons: they ask a question or open a dialog."""
+
+
+def _words(action: QAction) -> str:
+    return action.text().replace("&", "")
+
+
+class PreferencesDialog(Dialog):
+    """Appearance, start, loading and chat. Every change counts at once."""
+
+    def __init__(self, actions: Actions, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(tr("Preferences"), parent)
+        self._actions, self._theme = actions, theme
+        self.theme_box = self._choice(tr("Colours"), [f"theme_{name}" for name in THEME_NAMES])
+        self.language_box = self._choice(tr("Language"), [f"language_{name}" for name in LANGUAGE_NAMES])
+        self.zoom_box = ComboBox()
+        self.zoom_box.setAccessibleName(tr("Zoom"))
+        for percent in ZOOM_STEPS:
+            self.zoom_box.addItem(f"{percent} %", percent)
+        self.zoom_box.activated.connect(self._on_zoom)
+        self.switches = {name: self._switch(name) for _, names in _SWITCHES for name in names}
+        self._lay_out()
+        theme.palette_changed.connect(self._show_zoom)
+        self._show_zoom()
+
+    def _lay_out(self) -> None:
+        form = QFormLayout()
+        for name, box in (
+            (tr("Colours"), self.theme_box),
+            (tr("Language"), self.language_box),
+            (tr("Zoom"), self.zoom_box),
+        ):
+            label = plain_label(name, "dim")
+            label.setBuddy(box)
+            form.addRow(label, box)
+        groups = QGridLayout()
+        for title, names in _SWITCHES:
+            groups.addWidget(plain_label(title, "strong"), groups.rowCount(), 0)
+            for name in names:
+                groups.addWidget(self.switches[name], groups.rowCount(), 0)
+        buttons = QHBoxLayout()
+        for name in _BUTTONS:
+            action = self._actions[name]
+            button = QPushButton(_words(action))
+            button.setAutoDefault(False)
+            button.clicked.connect(action.trigger)
+            buttons.addWidget(button)
+        buttons.addStretch(1)
+        self.lay_out(plain_label(tr("Appearance"), "strong"), form, groups, buttons, None)
+        self.setMinimumWidth(WIDTH_PX)
+
+    def _switch(self, name: str) -> QCheckBox:
+        action = self._actions[name]
+        box = QCheckBox(_words(action))
+        box.setToolTip(plain_tool_tip(action.statusTip()))
+        box.setChecked(action.isChecked())
+        # The dialog is not modal: the menu may change the state while it is open.
+        action.toggled.connect(box.setChecked)
+        # A trigger, as by a click in the menu: `toggled` alone saves nothing.
+        box.clicked.connect(lambda _checked: action.trigger())
+        return box
+
+    def _choice(self, label: str, names: Sequence[str]) -> ComboBox:
+        box = ComboBox()
+        box.setAccessibleName(label)
+        entries = [self._actions[name] for name in names]
+
+        def show_checked() -> None:
+            box.setCurrentIndex(next((index for index, action in enumerate(entries) if action.isChecked()), 0))
+
+        for action in entries:
+            box.addItem(_words(action))
+            action.toggled.connect(lambda _checked: show_checked())
+        show_checked()
+        box.activated.connect(lambda index: entries[index].trigger())
+        return box
+
+    def _on_zoom(self, index: int) -> None:
+        """Step to the chosen zoom with the menu's commands, which also store it."""
+        wanted = ZOOM_STEPS[index]
+        name = "zoom_in" if wanted > self._theme.zoom_percent else "zoom_out"
+        # Every value of the box is a step of the commands, so the loop ends.
+        while self._theme.zoom_percent != wanted:
+            self._actions[name].trigger()
+
+    def _show_zoom(self) -> None:
+        self.zoom_box.setCurrentIndex(self.zoom_box.findData(self._theme.zoom_percent))
+
+
+class PreferencesPresenter(OneDialog[PreferencesDialog]):
+    """Shows the preferences."""
+
+    def __init__(self, actions: Actions, theme: Theme, window: QWidget) -> None:
+        super().__init__(lambda: PreferencesDialog(actions, theme, window), lambda _dialog: None, window)

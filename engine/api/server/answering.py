@@ -1,0 +1,134 @@
+"""Answers to chat requests, whole and as streams, in the form of any interface."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from engine.api.server.asking import Requests, failure_of
+from engine.api.server.exchange import Exchange
+from engine.api.server.pool import LoadedModel, ModelPool
+from engine.api.wire import sse
+from engine.api.wire.answer import Answer, AnswerReader, AnswerWriter, Part, Reader
+from engine.api.wire.errors import ApiError
+from engine.api.wire.question import Question, count_request, generate_request
+from engine.runtime.protocol.messages import AnyModelRequest, CountTokens, Tokenise
+from engine.runtime.session.events import Done, RequestEnding, RequestEvent, Token
+
+PING_S = 15.0
+"""Between signs of life of a stream in which nothing happens."""
+
+
+async def answer_question(
+    exchange: Exchange, pool: ModelPool, question: Question, make_writer: Callable[[str], AnswerWriter]
+) -> None:
+    """Answer a chat request. `make_writer` gets the id of the model.
+
+    Raises:
+        ApiError: it cannot be answered, and nothing has been sent.
+    """
+    async with pool.use(question.model, question.keep_alive_s) as model:
+        exchange.record.name_model(model.id)
+        asked = [generate_request(question, model.profile, choice) for choice in range(question.n)]
+        readers = [AnswerReader(question, model.profile) for _ in asked]
+        counting = [count_request(question, model.profile)] * len(asked)
+        await send_answers(exchange, model, asked, readers, counting, make_writer(model.id), streams=question.streams)
+
+
+async def send_answers(
+    exchange: Exchange,
+    model: LoadedModel,
+    asked: Sequence[AnyModelRequest],
+    readers: Sequence[Reader],
+    counting: Sequence[CountTokens | Tokenise],
+    writer: AnswerWriter,
+    *,
+    streams: bool,
+) -> None:
+    """Ask for several answers at once and send them. `counting`: requests that count the tokens of their prompts.
+
+    Raises:
+        ApiError: one of them failed, and nothing has been sent.
+    """
+    answers = _Answers(exchange, model, asked, readers, counting)
+    try:
+        if streams:
+            await answers.stream(writer)
+        else:
+            await answers.send_whole(writer)
+    finally:
+        answers.close()
+
+
+class _Answers:
+    """Several answers that are being written."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        model: LoadedModel,
+        asked: Sequence[AnyModelRequest],
+        readers: Sequence[Reader],
+        counting: Sequence[CountTokens | Tokenise],
+    ) -> None:
+        self._exchange, self._model, self._readers, self._counting = exchange, model, readers, counting
+        self._answers = [Answer() for _ in asked]
+        self._requests = Requests(model, asked)
+
+    def close(self) -> None:
+        """Stop what has not ended."""
+        self._requests.close()
+
+    async def send_whole(self, writer: AnswerWriter) -> None:
+        while not self._requests.is_over:
+            for index, event in await self._requests.next():
+                await self._check(index, event)
+                self._answers[index].add(self._part(index, event))
+        await self._exchange.respond(writer.whole(self._answers))
+
+    async def stream(self, writer: AnswerWriter) -> None:
+        # Until the prompt is accepted an error has a status of its own. A `Reading` says that it is, and so does time.
+        self._requests.wake_every(PING_S)
+        events = await self._requests.next()
+        for index, event in events:
+            await self._check(index, event)
+        await self._exchange.begin_stream()
+        head = b"".join(map(writer.begin, range(len(self._answers))))
+        await self._exchange.send(head if events else head + sse.PING)
+        try:
+            while True:
+                await self._exchange.send(await self._written(events, writer) if events else sse.PING)
+                if self._requests.is_over:
+                    break
+                events = await self._requests.next()
+        except ApiError as error:
+            await self._exchange.end_stream(writer.fail(error), error.code or error.type)
+            return
+        await self._exchange.end_stream(writer.close([each.done for each in self._answers if each.done is not None]))
+
+    async def _written(self, events: Sequence[tuple[int, RequestEvent]], writer: AnswerWriter) -> bytes:
+        written: list[bytes] = []
+        for index, event in events:
+            await self._check(index, event)
+            part = self._part(index, event)
+            if part:
+                written.append(writer.part(index, part))
+            if isinstance(event, Done):
+                written.append(writer.end(index, event, has_calls=self._readers[index].has_calls))
+        return b"".join(written)
+
+    def _part(self, index: int, event: RequestEvent) -> Part:
+        """Return what an event adds to an answer."""
+        if isinstance(event, Token):
+            self._exchange.record.note_first_token()
+            return self._readers[index].add(event)
+        if isinstance(event, Done):
+            self._answers[index].done = event
+            self._exchange.record.note_done(event)
+            return self._readers[index].end()
+        return Part()
+
+    async def _check(self, index: int, event: RequestEvent) -> None:
+        """Raise `ApiError` for an ending that is not good."""
+        if isinstance(event, RequestEnding) and not isinstance(event, Done):
+            self.close()
+            raise await failure_of(self._model, self._counting[index], event)

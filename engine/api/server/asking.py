@@ -1,0 +1,160 @@
+"""Requests to a loaded model from the event loop: the session's thread reports, the loop reads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+
+from engine.api.server.pool import LoadedModel
+from engine.api.wire.errors import ApiError, context_exceeded, error_of
+from engine.base.errors import ArgumentError
+from engine.runtime.protocol.messages import AnyModelRequest, Counted, CountTokens, FinalMessage, Tokenise, Tokenised
+from engine.runtime.session.events import Answered, Done, Failed, RequestEnding, RequestEvent, Token
+
+MAX_UNREAD_CHARACTERS = 1 << 20
+"""Text that a slow client has not taken; beyond it the answer is stopped."""
+
+
+class TooSlowError(Exception):
+    """The client takes the answer too slowly, or not at all."""
+
+
+class Requests:
+    """Requests of one HTTP request, all asked at once. Read in the loop; `close` ends what is left.
+
+    Events are (place of the request, event). Many events may come between two turns of the loop: only the first of
+    them wakes it.
+    """
+
+    def __init__(self, model: LoadedModel, requests: Sequence[AnyModelRequest]) -> None:
+        """Ask them.
+
+        Raises:
+            ApiError: the model was lost a moment ago.
+        """
+        self._session = model.session
+        self._loop = asyncio.get_running_loop()
+        self._events: deque[tuple[int, RequestEvent]] = deque()
+        self._put_characters = 0
+        """Text that has come; only the session's thread counts it."""
+        self._taken_characters = 0
+        """Text that was read; only the loop counts it."""
+        self._is_too_slow = False
+        self._arrived = asyncio.Event()
+        self._is_woken = False
+        self._is_due = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._open: dict[int, int] = {}
+        try:
+            for place, request in enumerate(requests):
+                self._open[place] = self._session.ask(request, partial(self._put, place))
+        except ArgumentError as error:
+            self.close()
+            raise ApiError(503, error.summary(), code="model_lost") from None
+
+    def _put(self, place: int, event: RequestEvent) -> None:
+        """Take an event, in the session's thread."""
+        if isinstance(event, Token):
+            self._put_characters += len(event.text)
+            if self._put_characters - self._taken_characters > MAX_UNREAD_CHARACTERS:
+                # Nothing more is kept. Without a number the request was closed, which stops it.
+                number = self._open.get(place)
+                if not self._is_too_slow and number is not None:
+                    self._session.stop(number)
+                self._is_too_slow = True
+                return
+        self._events.append((place, event))
+        if not self._is_woken:
+            self._is_woken = True
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._arrived.set)
+
+    def wake_every(self, seconds: float) -> None:
+        """Have `next` return at least this often. One timer for all waits: one for each token costs more than it."""
+        self._timer = self._loop.call_later(seconds, self._wake, seconds)
+
+    def _wake(self, seconds: float) -> None:
+        self._is_due = True
+        self._arrived.set()
+        self.wake_every(seconds)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every request has ended, and every event was read."""
+        return not self._open and not self._events
+
+    async def next(self) -> list[tuple[int, RequestEvent]]:
+        """Return the events that have come since the last call; wait for one, or until `wake_every` is due.
+
+        Raises:
+            TooSlowError: the caller has left too much text unread.
+        """
+        while not self._events and not self._is_due:
+            # Cleared before the last look: an event that comes from now on wakes the loop again.
+            self._arrived.clear()
+            self._is_woken = False
+            if not self._events:
+                await self._arrived.wait()
+        self._is_due = False
+        found: list[tuple[int, RequestEvent]] = []
+        while self._events:
+            place, event = self._events.popleft()
+            if isinstance(event, Token):
+                self._taken_characters += len(event.text)
+            elif isinstance(event, RequestEnding):
+                self._open.pop(place, None)
+            found.append((place, event))
+        if self._is_too_slow:
+            raise TooSlowError
+        return found
+
+    def close(self) -> None:
+        """Stop the requests that have not ended; they end by themselves."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for number in self._open.values():
+            self._session.stop(number)
+        self._open.clear()
+
+
+async def ask(model: LoadedModel, request: AnyModelRequest) -> FinalMessage:
+    """Return the model's answer to a request that generates nothing.
+
+    Raises:
+        ApiError: it failed.
+    """
+    requests = Requests(model, [request])
+    try:
+        while True:
+            for _, event in await requests.next():
+                if isinstance(event, RequestEnding):
+                    return _answer(event)
+    finally:
+        requests.close()
+
+
+def _answer(ending: RequestEnding) -> FinalMessage:
+    if isinstance(ending, Answered):
+        return ending.answer
+    assert not isinstance(ending, Done)
+    raise error_of(ending)
+
+
+async def failure_of(model: LoadedModel, counting: CountTokens | Tokenise, ending: RequestEnding) -> ApiError:
+    """Return the error for an answer that failed; a prompt that is too long is told with both numbers.
+
+    `counting`: the request that counts the tokens of the prompt. It is asked only now, when something is wrong.
+    """
+    assert not isinstance(ending, Done | Answered)
+    if isinstance(ending, Failed) and ending.kind == "argument":
+        with suppress(ApiError):
+            counted = await ask(model, counting)
+            n_tokens = counted.prompt if isinstance(counted, Counted) else 0
+            if isinstance(counted, Tokenised):
+                n_tokens = len(counted.tokens)
+            if n_tokens >= model.n_ctx:
+                return context_exceeded(n_tokens, model.n_ctx)
+    return error_of(ending)

@@ -1,0 +1,173 @@
+"""One HTTP request and its answer, as handlers use it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from engine.api.server.asking import TooSlowError
+from engine.api.server.guard import Receive, Scope, Send, respond_with_error
+from engine.api.server.journal import Journal, Record
+from engine.api.wire.errors import ApiError
+from engine.base.errors import EngineError
+
+_log = logging.getLogger("layerdeck.server")
+
+SEND_SECONDS = 60.0
+"""How long a client may take nothing of what is sent."""
+GONE = 499
+"""Status in the journal of a client that went away; nginx's."""
+
+
+class Exchange:
+    """`body`: of the request, whole. The answer is one `respond`, or `begin_stream`, `send`s and `end_stream`."""
+
+    def __init__(self, scope: Scope, send: Send, body: bytes, record: Record) -> None:
+        self.scope, self.body, self.record = scope, body, record
+        self._send = send
+        self._loop = asyncio.get_running_loop()
+        self._sending_since_s: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self.has_begun = False
+
+    @property
+    def path_name(self) -> str:
+        """The rest of the path, of routes that have one."""
+        return str(self.scope["path_params"].get("name", ""))
+
+    async def respond(self, document: object, status: int = 200) -> None:
+        """Answer with JSON."""
+        await self.respond_raw(msgspec.json.encode(document), "application/json", status)
+
+    async def respond_raw(self, body: bytes, media_type: str, status: int = 200) -> None:
+        """Answer with a body of any type."""
+        self.has_begun = True
+        headers = [(b"content-type", media_type.encode()), (b"content-length", str(len(body)).encode())]
+        async with asyncio.timeout(SEND_SECONDS):
+            await self._send({"type": "http.response.start", "status": status, "headers": headers})
+            await self._send({"type": "http.response.body", "body": body})
+        self.record.end(status)
+
+    async def begin_stream(self) -> None:
+        """Begin an answer of server-sent events."""
+        self.has_begun = True
+        headers = [
+            (b"content-type", b"text/event-stream"),
+            (b"cache-control", b"no-cache"),
+            # Has nginx pass events on as they come.
+            (b"x-accel-buffering", b"no"),
+        ]
+        self._watch_client()
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    def _watch_client(self) -> None:
+        """Break off a stream whose client has taken nothing for too long. One timer, and none for each part."""
+        since_s, now_s = self._sending_since_s, self._loop.time()
+        if since_s is not None and now_s - since_s >= SEND_SECONDS:
+            break_off(self.scope)
+        else:
+            self._timer = self._loop.call_later(SEND_SECONDS, self._watch_client)
+
+    def close(self) -> None:
+        """End what watches the client."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def send(self, data: bytes) -> None:
+        """Send a part of the stream; waits while the client takes nothing, for a bounded time."""
+        if data:
+            self._sending_since_s = self._loop.time()
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+            self._sending_since_s = None
+
+    async def end_stream(self, data: bytes, code: str = "") -> None:
+        """Send the last part of the stream."""
+        async with asyncio.timeout(SEND_SECONDS):
+            await self._send({"type": "http.response.body", "body": data})
+        self.record.end(200, code)
+
+    async def fail(self, error: ApiError) -> None:
+        """Answer with an error, if no answer has begun."""
+        if not self.has_begun:
+            await respond_with_error(self._send, error, self.scope["path"])
+        self.record.end(error.status, error.code or error.type)
+
+
+Handler = Callable[[Exchange], Awaitable[None]]
+
+
+class Endpoint:
+    """An ASGI application around a handler: reads the body, ends the handler with the client, answers errors."""
+
+    def __init__(self, journal: Journal, handler: Handler) -> None:
+        self._journal, self._handler = journal, handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        client = scope.get("client")
+        record = self._journal.begin(client[0] if client else "", scope["path"])
+        exchange = Exchange(scope, send, b"", record)
+        try:
+            exchange.body = await _body(receive)
+            await self._while_connected(exchange, receive)
+        except ApiError as error:
+            await exchange.fail(error)
+        except EngineError as error:
+            await exchange.fail(ApiError(503, error.summary(), code=error.kind))
+        except (_GoneError, TooSlowError, TimeoutError, OSError):
+            record.end(GONE, "client_gone")
+            # An answer that is not whole must not look so: the connection ends without the last chunk.
+            break_off(scope)
+        except asyncio.CancelledError:
+            record.end(GONE, "ending")
+            raise
+        except Exception:
+            _log.exception("a request to %s failed", scope["path"])
+            await exchange.fail(ApiError(500, "A bug in Layerdeck; the log says more.", code="internal"))
+        finally:
+            exchange.close()
+
+    async def _while_connected(self, exchange: Exchange, receive: Receive) -> None:
+        """Run the handler; it is cancelled when the client goes away."""
+        # uvicorn tells of a lost client only to who waits in `receive`.
+        work = asyncio.ensure_future(self._handler(exchange))
+        gone = asyncio.ensure_future(_until_gone(receive))
+        try:
+            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                raise _GoneError
+            await work
+        finally:
+            for task in (work, gone):
+                task.cancel()
+            await asyncio.gather(work, gone, return_exceptions=True)
+
+
+class _GoneError(Exception):
+    """The client has gone away."""
+
+
+async def _body(receive: Receive) -> bytes:
+    parts: list[bytes] = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise _GoneError
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def break_off(scope: Scope) -> None:
+    """Close the connection without what it still has to send: its client takes nothing."""
+    transport: asyncio.Transport | None = scope.get("layerdeck.transport")
+    if transport is not None:
+        transport.abort()

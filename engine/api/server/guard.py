@@ -1,0 +1,232 @@
+"""What stands before every request: names of the server, origins of web pages, keys, sizes.
+
+A page that a browser shows may send requests to this machine. It cannot lie about its `Origin`, and a name that its
+owner makes point here (DNS rebinding) is seen in `Host`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import ipaddress
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from engine.api.wire.errors import ApiError
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+PUBLIC = frozenset({"/health"})
+"""Paths without a key: others ask them whether the server is there."""
+LOOPBACK_NAMES = frozenset({"localhost", "ip6-localhost", "ip6-loopback"})
+MAX_HEADERS = 100
+BODY_SECONDS = 30.0
+"""How long a body may pause."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may ask. `keys`: SHA-256 of each key; none if no key is needed.
+
+    `hosts`: names of the server besides addresses and those of the loopback interface, in lower case.
+    `origins`: web pages that may ask, such as `http://localhost:3000`.
+    """
+
+    keys: tuple[bytes, ...] = ()
+    hosts: frozenset[str] = frozenset()
+    origins: frozenset[str] = frozenset()
+    max_body_bytes: int = 64 << 20
+    body_seconds: float = BODY_SECONDS
+    is_loopback: bool = True
+
+    def knows_key(self, key: str) -> bool:
+        """Return whether this is one of the keys, in a time that does not depend on which."""
+        digest = key_digest(key)
+        found = False
+        for each in self.keys:
+            found |= hmac.compare_digest(each, digest)
+        return found
+
+    def knows_host(self, header: str) -> bool:
+        """Return whether `Host` names this server: an address, the loopback's names, or a name that was allowed.
+
+        An address is never the work of a foreign name server. While only this computer can reach the server, it has
+        to be one of the loopback interface.
+        """
+        name = _host_name(header)
+        if name in LOOPBACK_NAMES or name in self.hosts:
+            return True
+        try:
+            address = ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return address.is_loopback or not self.is_loopback
+
+
+def key_digest(key: str) -> bytes:
+    """Return the SHA-256 of a key: digests have one length, whatever their keys have."""
+    return hashlib.sha256(key.encode(errors="surrogateescape")).digest()
+
+
+def _host_name(header: str) -> str:
+    try:
+        return (urlsplit(f"//{header}").hostname or "").rstrip(".")
+    except ValueError:
+        return ""
+
+
+class Guard:
+    """The outermost application: refuses what may not come in, and limits bodies."""
+
+    def __init__(self, app: App, access: Access) -> None:
+        self._app, self._access = app, access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request in, or refuse it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = _Headers(scope["headers"])
+        origin = headers.one("origin")
+        try:
+            self._check_names(headers, origin)
+            if scope["method"] == "OPTIONS" and origin:
+                await _respond(send, 204, b"", self._preflight(origin))
+                return
+            self._check_key(scope, headers)
+            self._check_body(headers)
+        except ApiError as error:
+            await respond_with_error(send, error, scope["path"], cors=self._cors(origin))
+            return
+        limited = _Body(receive, self._access)
+        cors = self._cors(origin)
+
+        async def send_with_origin(message: Message) -> None:
+            if cors and message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), *_encoded(cors)]}
+            await send(message)
+
+        await self._app(scope, limited, send_with_origin)
+
+    def _check_names(self, headers: _Headers, origin: str) -> None:
+        if len(headers) > MAX_HEADERS:
+            raise ApiError(431, f"The request has more than {MAX_HEADERS} headers.", code="too_many_headers")
+        if headers.count("host") != 1 or not self._access.knows_host(headers.one("host")):
+            raise ApiError(
+                403,
+                "This server does not go by this name. Use its address, or start it with --allow-host NAME.",
+                code="host_not_allowed",
+            )
+        if headers.count("origin") > 1 or (origin and origin not in self._access.origins):
+            raise ApiError(
+                403,
+                "Web pages of this origin may not ask this server; allow one with --allow-origin ORIGIN.",
+                code="origin_not_allowed",
+            )
+
+    def _check_key(self, scope: Scope, headers: _Headers) -> None:
+        if not self._access.keys or scope["path"] in PUBLIC:
+            return
+        scheme, _, token = headers.one("authorization").partition(" ")
+        key = token.strip() if scheme.lower() == "bearer" else headers.one("x-api-key")
+        if not self._access.knows_key(key):
+            raise ApiError(
+                401,
+                "The API key is missing or wrong; send it as Authorization: Bearer KEY.",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+
+    def _check_body(self, headers: _Headers) -> None:
+        if headers.one("content-encoding") not in ("", "identity"):
+            raise ApiError(415, "Compressed bodies are not taken; send plain JSON.", code="content_encoding")
+        length = headers.one("content-length")
+        if length.isascii() and length.isdigit() and int(length) > self._access.max_body_bytes:
+            raise _too_large(self._access.max_body_bytes)
+
+    def _cors(self, origin: str) -> dict[str, str]:
+        if not origin or origin not in self._access.origins:
+            return {}
+        return {"Access-Control-Allow-Origin": origin, "Vary": "Origin"}
+
+    def _preflight(self, origin: str) -> dict[str, str]:
+        return {
+            **self._cors(origin),
+            "Access-Control-Allow-Methods": "GET, POST",
+            "Access-Control-Allow-Headers": "authorization, content-type, x-api-key, anthropic-version",
+            "Access-Control-Max-Age": "600",
+        }
+
+
+class _Body:
+    """`receive` of a request whose body may not be larger, or come slower, than is allowed."""
+
+    def __init__(self, receive: Receive, access: Access) -> None:
+        self._receive, self._access = receive, access
+        # Counted as it comes too: a body in chunks has no length in its headers.
+        self._left_bytes = access.max_body_bytes
+        self._is_whole = False
+
+    async def __call__(self) -> Message:
+        if self._is_whole:
+            return await self._receive()
+        try:
+            message = await asyncio.wait_for(self._receive(), self._access.body_seconds)
+        except TimeoutError:
+            raise ApiError(408, "The body of the request did not come in time.", code="body_timeout") from None
+        if message["type"] == "http.request":
+            self._left_bytes -= len(message.get("body", b""))
+            if self._left_bytes < 0:
+                raise _too_large(self._access.max_body_bytes)
+            self._is_whole = not message.get("more_body", False)
+        return message
+
+
+def _too_large(most_bytes: int) -> ApiError:
+    return ApiError(413, f"The body is larger than {most_bytes >> 20} MiB.", code="body_too_large")
+
+
+class _Headers:
+    """Headers by their names; what is no ASCII counts as it is in Latin-1."""
+
+    def __init__(self, pairs: list[tuple[bytes, bytes]]) -> None:
+        self._pairs = pairs
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def count(self, name: str) -> int:
+        """Return how often a header is there."""
+        return sum(key == name.encode() for key, _ in self._pairs)
+
+    def one(self, name: str) -> str:
+        """Return the first header of this name, empty if there is none."""
+        return next((value.decode("latin-1").strip() for key, value in self._pairs if key == name.encode()), "")
+
+
+def _encoded(headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
+
+
+async def _respond(send: Send, status: int, body: bytes, headers: dict[str, str]) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": _encoded(headers)})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def respond_with_error(send: Send, error: ApiError, path: str, *, cors: dict[str, str] | None = None) -> None:
+    """Answer with an error, in Anthropic's form for its own endpoint. What is left of the body is not read."""
+    is_anthropic = path.startswith("/v1/messages")
+    body = msgspec.json.encode(error.anthropic_document() if is_anthropic else error.document())
+    headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), **error.headers, **(cors or {})}
+    if error.status in (408, 413, 431):
+        headers["Connection"] = "close"
+    await _respond(send, error.status, body, headers)

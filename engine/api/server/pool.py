@@ -1,0 +1,460 @@
+"""The models that a server has loaded, and loads for requests: one load at a time, each in its turn.
+
+All of it runs in the server's event loop; sessions report there. What takes long (plans, discovery of devices, the end
+of a child) runs in threads. Rules: a model that answers is never unloaded. A load that needs the memory of one that
+answers waits for the end of its answers; requests for that one which come later wait for the load, so that two models
+that exclude each other take turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from engine.api.wire.errors import ApiError, error_of
+from engine.api.wire.names import ModelEntry, find_entry
+from engine.api.wire.question import Profile
+from engine.base.errors import EngineError, RuleViolationError
+from engine.base.units import format_bytes
+from engine.devices.device import Device, Rig
+from engine.devices.holder import MemoryHolder
+from engine.model.gguf.model_file import identify
+from engine.planning.fit.loaded_models import (
+    UNTIL_UNLOADED_S,
+    HeldModel,
+    expired,
+    held_bytes,
+    next_expiry_s,
+    rig_beside,
+)
+from engine.planning.fit.room import Room, find_room
+from engine.planning.layout.layout_file import LayoutFile, encode_layout
+from engine.planning.plan.preview import LoadedLayout
+from engine.runtime.session.driver import SessionUpdate
+from engine.runtime.session.events import Crashed, Failed, Loaded, LoadEnding
+from engine.runtime.session.load_order import LoadOrder
+from engine.runtime.session.session import ModelSession
+from engine.runtime.session.snapshot import Snapshot
+
+_log = logging.getLogger("layerdeck.server")
+
+DEFAULT_KEEP_ALIVE_S = 300.0
+"""Idle time of a model that was loaded for a request; Ollama's."""
+MAX_WAITING = 64
+"""Requests that wait for a load."""
+RETRY = {"Retry-After": "5"}
+
+
+@dataclass(frozen=True, slots=True)
+class PoolParts:
+    """What a pool is made of; the functions block, and are called in threads.
+
+    `entries`: the models that may be asked for.
+    `rig`: the devices as they are now.
+    `plan`: the load of a model on these devices; raises `EngineError`.
+    `holders`: processes that hold memory of a device.
+    """
+
+    entries: Callable[[], Sequence[ModelEntry]]
+    rig: Callable[[], Rig]
+    plan: Callable[[ModelEntry, Rig], LoadOrder]
+    holders: Callable[[Device], tuple[MemoryHolder, ...]] = lambda _device: ()
+
+
+class _Slot:
+    """A model that is loaded or wanted. `users`: requests that it answers."""
+
+    def __init__(self, entry: ModelEntry, keep_alive_s: float) -> None:
+        self.entry, self.keep_alive_s = entry, keep_alive_s
+        self.session: ModelSession | None = None
+        self.waiting: list[asyncio.Future[None]] = []
+        self.users = 0
+        self.is_leaving = False
+        """Whether another model waits for its memory: further requests wait for it to come back."""
+        self.held: HeldModel | None = None
+        self.ended: asyncio.Future[LoadEnding] | None = None
+        """How its load ended."""
+
+    @property
+    def snapshot(self) -> Snapshot:
+        return Snapshot() if self.session is None else self.session.snapshot
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can be asked now."""
+        return self.snapshot.loaded is not None and not self.snapshot.is_unloading and not self.is_leaving
+
+
+class LoadedModel:
+    """A loaded model for the time of one request."""
+
+    def __init__(self, entry: ModelEntry, session: ModelSession, profile: Profile) -> None:
+        self.id, self.session, self.profile = entry.id, session, profile
+        self.entry = entry
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens that one request may take."""
+        return self.session.snapshot.context_size or 0
+
+
+class ModelPool:
+    """`keep_alive_s`: idle time of models that are loaded for a request; `pinned_s`: of those whose id is `pinned`."""
+
+    def __init__(
+        self,
+        parts: PoolParts,
+        *,
+        keep_alive_s: float = DEFAULT_KEEP_ALIVE_S,
+        pinned_s: float = UNTIL_UNLOADED_S,
+        pinned: Sequence[str] = (),
+    ) -> None:
+        self._parts, self._keep_alive_s = parts, keep_alive_s
+        self._pinned_s, self._pinned = pinned_s, frozenset(pinned)
+        self._slots: dict[str, _Slot] = {}
+        self._wanted: list[_Slot] = []
+        """Models that wait to be loaded, in the order in which they were asked for."""
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._loading: _Slot | None = None
+        self._profiles: dict[str, Profile] = {}
+        self._last_used = ""
+        self._is_closed = False
+
+    # ------------------------------------------------------------------ from the beginning to the end
+
+    def start(self) -> None:
+        """Begin to load what is asked for; in the loop."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def close(self) -> None:
+        """End every model; requests that wait are refused. A second call only waits."""
+        self._is_closed = True
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        for slot in self._slots.values():
+            self._refuse(slot, _ending())
+        sessions = [slot.session for slot in self._slots.values() if slot.session is not None]
+        await asyncio.gather(*(asyncio.to_thread(session.close) for session in sessions))
+
+    async def preload(self, entry: ModelEntry) -> None:
+        """Load a model before anybody asks for it.
+
+        Raises:
+            ApiError: it cannot be loaded.
+        """
+        async with self._lease(entry, None):
+            pass
+
+    # ------------------------------------------------------------------ what requests ask for
+
+    @asynccontextmanager
+    async def use(self, name: str, keep_alive_s: float | None = None) -> AsyncIterator[LoadedModel]:
+        """Have the model that `name` means for a request; it is loaded first if need be.
+
+        Without a name it is the model that was used last, else the only one there is.
+
+        Raises:
+            ApiError: there is none, or it cannot be loaded.
+        """
+        entry = await self.entry(name)
+        async with self._lease(entry, keep_alive_s) as model:
+            yield model
+
+    async def entries(self) -> tuple[ModelEntry, ...]:
+        """Return the models that may be asked for."""
+        return tuple(await asyncio.to_thread(self._parts.entries))
+
+    async def entry(self, name: str) -> ModelEntry:
+        """Return the model that `name` means; raises as `use` does."""
+        known = [slot.entry for slot in self._slots.values() if slot.session is not None]
+        if not name:
+            last = self._slots.get(self._last_used)
+            if last is not None:
+                return last.entry
+            entries = known or await self.entries()
+            if len(entries) == 1:
+                return entries[0]
+            raise ApiError(400, "The request names no model, and there is not one alone; name it.", param="model")
+        # What is loaded comes first: most requests mean it, and need no look at the library.
+        called = [entry for entry in known if name in entry.all_names]
+        if len(called) == 1:
+            return called[0]
+        return find_entry(name, await self.entries())
+
+    @asynccontextmanager
+    async def _lease(self, entry: ModelEntry, keep_alive_s: float | None) -> AsyncIterator[LoadedModel]:
+        slot = self._slots.get(entry.id)
+        if slot is None:
+            default_s = self._pinned_s if entry.id in self._pinned else self._keep_alive_s
+            slot = self._slots[entry.id] = _Slot(entry, default_s)
+        elif slot.session is None:
+            # The library may have changed since it was unloaded.
+            slot.entry = entry
+        await self._enter(slot)
+        if keep_alive_s is not None:
+            slot.keep_alive_s = keep_alive_s
+        try:
+            assert slot.session is not None
+            self._last_used = entry.id
+            yield LoadedModel(entry, slot.session, self._profile(slot))
+        finally:
+            self._leave(slot)
+
+    def _profile(self, slot: _Slot) -> Profile:
+        loaded = slot.snapshot.loaded
+        if loaded is not None:
+            self._profiles[slot.entry.id] = Profile(loaded.order.plan.model)
+        return self._profiles[slot.entry.id]
+
+    async def _enter(self, slot: _Slot) -> None:
+        """Count a request as one of the model's, once it is loaded."""
+        if self._is_closed:
+            raise _ending()
+        if slot.is_ready:
+            self._hold(slot)
+            return
+        if sum(len(each.waiting) for each in self._slots.values()) >= MAX_WAITING:
+            raise ApiError(503, "Too many requests wait for models to be loaded.", code="queue_full", headers=RETRY)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        slot.waiting.append(future)
+        if slot not in self._wanted and slot is not self._loading:
+            self._wanted.append(slot)
+        self._changed.set()
+        try:
+            await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                self._leave(slot)
+            elif future in slot.waiting:
+                slot.waiting.remove(future)
+            raise
+
+    def _hold(self, slot: _Slot) -> None:
+        slot.users += 1
+        if slot.held is not None:
+            slot.held = slot.held.busy()
+
+    def _leave(self, slot: _Slot) -> None:
+        slot.users -= 1
+        if not slot.users and slot.held is not None:
+            held = replace(slot.held, keep_alive_s=slot.keep_alive_s)
+            slot.held = held.idle(time.monotonic(), answered=True)
+        self._changed.set()
+
+    def _admit(self, slot: _Slot) -> None:
+        """Let in the requests that wait for a model that is loaded now."""
+        for future in slot.waiting:
+            if not future.done():
+                self._hold(slot)
+                future.set_result(None)
+        slot.waiting.clear()
+
+    def _refuse(self, slot: _Slot, error: ApiError) -> None:
+        for future in slot.waiting:
+            if not future.done():
+                future.set_exception(error)
+        slot.waiting.clear()
+
+    # ------------------------------------------------------------------ loading and unloading
+
+    async def _run(self) -> None:
+        while True:
+            await self._unload_idle()
+            if self._wanted:
+                slot = self._wanted.pop(0)
+                self._loading = slot
+                try:
+                    await self._load(slot)
+                except ApiError as error:
+                    self._refuse(slot, error)
+                except EngineError as error:
+                    self._refuse(slot, _refusal(error))
+                except Exception:
+                    _log.exception("a load failed")
+                    self._refuse(slot, ApiError(500, "A bug in Layerdeck; the log says more.", code="internal"))
+                finally:
+                    self._loading = None
+                    for each in self._slots.values():
+                        each.is_leaving = False
+                        if each.is_ready:
+                            # Its memory was not needed after all, or it came back meanwhile.
+                            self._admit(each)
+                continue
+            await self._wait(next_expiry_s(self._held()))
+
+    async def _wait(self, until_s: float | None) -> None:
+        """Wait until something has changed, or until a time of the monotonic clock."""
+        self._changed.clear()
+        seconds = None if until_s is None else max(0.0, until_s - time.monotonic())
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), seconds)
+
+    def _held(self, but: _Slot | None = None) -> list[HeldModel]:
+        return [each.held for each in self._slots.values() if each.held is not None and each is not but]
+
+    async def _unload_idle(self) -> None:
+        over = {held.key for held in expired(self._held(), time.monotonic())}
+        for slot in list(self._slots.values()):
+            if slot.held is not None and slot.held.key in over and not slot.users:
+                await self._unload(slot)
+
+    async def _unload(self, slot: _Slot) -> None:
+        """End the model's child; returns when its memory is free."""
+        session, slot.session, slot.held = slot.session, None, None
+        if session is not None:
+            await asyncio.to_thread(session.close)
+
+    async def _load(self, slot: _Slot) -> None:
+        """Load a model, after what has to go; requests that wait for it are let in.
+
+        Raises:
+            ApiError, EngineError: it cannot be loaded.
+        """
+        if slot.snapshot.loaded is not None:
+            self._admit(slot)
+            return
+        await self._unload(slot)  # of a session whose model was lost
+        order = await self._make_room(slot)
+        session = ModelSession(partial(self._on_update, asyncio.get_running_loop(), slot), holders=self._parts.holders)
+        slot.session = session
+        ended: asyncio.Future[LoadEnding] = asyncio.get_running_loop().create_future()
+        slot.ended = ended
+        session.load(order)
+        try:
+            ending = await ended
+        except asyncio.CancelledError:
+            await asyncio.to_thread(session.close)
+            raise
+        if not isinstance(ending, Loaded):
+            await self._unload(slot)
+            raise error_of(ending)
+        self._note_held(slot)
+        self._admit(slot)
+
+    def _note_held(self, slot: _Slot) -> None:
+        info = slot.snapshot.loaded
+        if info is None:
+            return  # Lost a moment later; the next request loads it again.
+        plan = info.order.plan
+        loaded = LoadedLayout(plan.edit, info.measured, info.forecast, info.context, info.flash_attention)
+        key = identify(plan.model.paths)
+        held = HeldModel(key, slot.entry.id, keep_alive_s=slot.keep_alive_s)
+        held = held.holding(held_bytes(loaded), frozenset(plan.used_endpoints))
+        slot.held = held.idle(time.monotonic(), answered=False)
+
+    async def _make_room(self, slot: _Slot) -> LoadOrder:
+        """Return the load, planned for devices on which no idle model is left; unload those that are in its way.
+
+        Raises:
+            ApiError: it does not fit, even with all others gone.
+        """
+        while True:
+            # Asked anew in each round: answers that were waited for may have taken minutes.
+            rig = await asyncio.to_thread(self._parts.rig)
+            others = self._held(slot)
+            idle = [held for held in others if not held.is_busy]
+            order, room = await asyncio.to_thread(self._planned, slot.entry, rig, others, idle)
+            # A forecast alone refuses nothing: with nothing else loaded the load is tried, and says what it measured.
+            if others and room.still_short:
+                raise _no_room(slot.entry, room)
+            victims = {held.key for held in room.victims}
+            leaving = [each for each in self._slots.values() if each.held is not None and each.held.key in victims]
+            busy = [each for each in leaving if each.users]
+            # All of them, before the first wait: a request must not enter a model that is about to be unloaded.
+            for each in leaving:
+                each.is_leaving = True
+            if not busy:
+                for each in leaving:
+                    await self._unload(each)
+                return order
+            while any(each.users for each in busy):
+                await self._wait(None)
+
+    def _planned(
+        self, entry: ModelEntry, rig: Rig, others: Sequence[HeldModel], idle: Sequence[HeldModel]
+    ) -> tuple[LoadOrder, Room]:
+        order = self._parts.plan(entry, rig_beside(rig, others, idle))
+        plan = order.plan
+        if plan.violations:
+            raise RuleViolationError(tuple((each.rule, each.message, each.remedy) for each in plan.violations))
+        return order, find_room(plan.forecast, others, lambda leaving: rig_beside(rig, others, leaving))
+
+    def _on_update(self, loop: asyncio.AbstractEventLoop, slot: _Slot, update: SessionUpdate) -> None:
+        """Take an update of a session, in its thread."""
+        with suppress(RuntimeError):  # the loop has ended
+            if isinstance(update, LoadEnding):
+                loop.call_soon_threadsafe(self._on_ending, slot, update)
+
+    def _on_ending(self, slot: _Slot, ending: LoadEnding) -> None:
+        if slot.ended is not None and not slot.ended.done():
+            slot.ended.set_result(ending)
+        elif isinstance(ending, Failed | Crashed):
+            _log.warning("%s was lost: %s", slot.entry.id, ending.kind)
+            slot.held = None
+
+    # ------------------------------------------------------------------ what is told
+
+    def states(self) -> dict[str, dict[str, Any]]:
+        """Return the state of each model that is loaded or wanted, by its id."""
+        return {slot.entry.id: self._state(slot) for slot in self._slots.values()}
+
+    def _state(self, slot: _Slot) -> dict[str, Any]:
+        info = slot.snapshot.loaded
+        is_loading = slot is self._loading or slot in self._wanted
+        state: dict[str, Any] = {
+            "state": "loaded" if info is not None else "loading" if is_loading else "unloaded",
+            "requests": slot.users,
+            "waiting": len(slot.waiting),
+        }
+        if info is not None:
+            plan = info.order.plan
+            held = slot.held
+            expires_s = None if held is None or held.expires_s == UNTIL_UNLOADED_S else held.expires_s
+            state |= {
+                "n_ctx": info.n_ctx,
+                "n_ctx_seq": info.n_ctx_seq,
+                "parallel": info.slots,
+                "layout": msgspec.Raw(encode_layout(LayoutFile(plan.model.name, plan.edit.layout, plan.edit.context))),
+                "devices": info.measured,
+                "forecast": info.forecast,
+                "unload_in_s": None if expires_s is None else max(0.0, expires_s - time.monotonic()),
+            }
+        elif slot.snapshot.stage is not None:
+            state["stage"] = slot.snapshot.stage
+        return state
+
+
+def _ending() -> ApiError:
+    return ApiError(503, "The server is ending.", code="ending")
+
+
+def _refusal(error: EngineError) -> ApiError:
+    fields = {key: value for key, value in error.fields().items() if key not in ("path",)}
+    return ApiError(503, error.summary(), code=error.kind, fields=fields)
+
+
+def _no_room(entry: ModelEntry, room: Room) -> ApiError:
+    device, missing_bytes = room.still_short[0]
+    names = ", ".join(f"{format_bytes(size_bytes)} on {name}" for name, size_bytes in room.still_short)
+    return ApiError(
+        503,
+        f"{entry.id} does not fit: {names} missing.",
+        type="out_of_memory_error",
+        code="does_not_fit",
+        fields={
+            "device": device,
+            "missing_bytes": missing_bytes,
+            "devices": [{"device": name, "missing_bytes": size_bytes} for name, size_bytes in room.still_short],
+        },
+    )

@@ -1,0 +1,196 @@
+"""The server as an object: a thread with an event loop of its own, in the command line's process or in the window's."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+import threading
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from engine.api.server.app import Api
+from engine.api.server.guard import Access, Receive, Scope, Send
+from engine.api.server.journal import Journal
+from engine.api.server.pool import ModelPool
+from engine.api.wire.names import ModelEntry
+from engine.base.errors import ArgumentError
+
+_log = logging.getLogger("layerdeck.server")
+
+MAX_CONNECTIONS = 256
+MAX_HEADER_BYTES = 32 << 10
+HEADER_SECONDS = 15.0
+"""How long a connection may be open without a whole request line and headers."""
+KEEP_ALIVE_SECONDS = 30
+STOP_SECONDS = 15.0
+"""How long models may take to end; a session takes some seconds at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where the server listens. `certificate`, `private_key`: PEM files for TLS, empty for none."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    certificate: str = ""
+    private_key: str = ""
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http{'s' if self.certificate else ''}://{host}:{self.port}"
+
+
+class ApiServer:
+    """Made stopped; `start` and `stop` are called once each, from one thread. `port`: the one it got, for port 0."""
+
+    def __init__(self, address: Address, access: Access, pool: ModelPool, *, version: str, journal: Journal) -> None:
+        self.address, self.pool, self.journal = address, pool, journal
+        self._api = Api(pool, journal, access, version)
+        self._api.on_start = self._on_start
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._begun = threading.Event()
+        self._server: uvicorn.Server | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Listen, and serve in a thread of its own.
+
+        Raises:
+            ArgumentError: the address cannot be listened on.
+        """
+        listening = _listen(self.address)
+        self.address = Address(
+            self.address.host, listening.getsockname()[1], self.address.certificate, self.address.private_key
+        )
+        config = uvicorn.Config(
+            self._api.application(),
+            http=_Protocol,
+            ws="none",
+            loop="asyncio",
+            lifespan="on",
+            # uvicorn's own lines would name paths, and go where it likes; the journal has what is to be known.
+            log_config=None,
+            log_level=logging.CRITICAL,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            # Without a proxy that we know of, anybody could write another client's address into a header.
+            proxy_headers=False,
+            limit_concurrency=MAX_CONNECTIONS,
+            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=1,
+            ssl_certfile=self.address.certificate or None,
+            ssl_keyfile=self.address.private_key or None,
+        )
+        try:
+            config.load()
+        except OSError as error:
+            listening.close()
+            raise ArgumentError(f"The certificate or its key cannot be used: {error.strerror or error}.") from None
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._run, args=(listening,), name="api-server", daemon=True)
+        self._thread.start()
+        self._begun.wait()
+
+    def stop(self) -> None:
+        """End every model that it has loaded, then the server, waiting a bounded time. A second call only waits."""
+        if self._server is not None and not self._server.should_exit:
+            if self._loop is not None and self.is_running:
+                # Models first: answers under way and requests that wait get an ending that is sent.
+                with suppress(TimeoutError, RuntimeError):
+                    asyncio.run_coroutine_threadsafe(self.pool.close(), self._loop).result(STOP_SECONDS)
+            self._server.should_exit = True
+        if self._thread is not None:
+            self._thread.join(STOP_SECONDS)
+
+    def preload(self, entry: ModelEntry) -> Future[None]:
+        """Begin to load a model before anybody asks for it; the result raises `ApiError` if it cannot be loaded."""
+        return asyncio.run_coroutine_threadsafe(self.pool.preload(entry), self.loop)
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop of the server that runs; for calls of the pool from other threads."""
+        assert self._loop is not None
+        return self._loop
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it serves."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def _on_start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._begun.set()
+
+    def _run(self, listening: socket.socket) -> None:
+        assert self._server is not None
+        try:
+            asyncio.run(self._server.serve(sockets=[listening]))
+        except Exception:
+            _log.exception("the server failed")
+        finally:
+            listening.close()
+            self._begun.set()
+
+
+class _Protocol(H11Protocol):
+    """uvicorn's, with a limit on how long headers may take, and a transport that can be broken off."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        app = self.app
+
+        async def with_transport(scope: Scope, receive: Receive, send: Send) -> None:
+            scope["layerdeck.transport"] = transport
+            await app(scope, receive, send)
+
+        self.app = with_transport
+        self._header_timer = self.loop.call_later(HEADER_SECONDS, self._end_if_silent)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._header_timer.cancel()
+        super().connection_lost(exc)
+
+    def _end_if_silent(self) -> None:
+        if self.cycle is None:
+            self.transport.abort()
+
+
+def _listen(address: Address) -> socket.socket:
+    """Return a socket that is bound, so that a refusal is a sentence here and not a log line of a thread."""
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, place = found[0]
+        listening = socket.socket(family, kind, protocol)
+    except (OSError, UnicodeError) as error:
+        raise ArgumentError(f"--host {address.host}: {getattr(error, 'strerror', None) or error}.") from None
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(place)
+        # uvicorn listens a moment after it has started; who connects until then waits.
+        listening.listen(MAX_CONNECTIONS)
+        listening.setblocking(False)
+    except OSError as error:
+        listening.close()
+        raise ArgumentError(f"Cannot listen on {address.host}:{address.port}: {_why(error)}") from None
+    return listening
+
+
+def _why(error: OSError) -> str:
+    match error.errno:
+        case errno.EADDRINUSE:
+            return "another program uses this port. Choose another one with --port."
+        case errno.EACCES:
+            return "ports below 1024 need rights that this program does not have. Choose another one with --port."
+        case errno.EADDRNOTAVAIL:
+            return "this computer does not have this address."
+    return f"{error.strerror or error}."

@@ -1,0 +1,202 @@
+"""What a model writes, taken apart: thought, answer and calls of tools; and what its end says in numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from engine.api.wire.errors import ApiError
+from engine.api.wire.question import Profile, Question, call_reader
+from engine.api.wire.tool_calls import CallDelta
+from engine.chat.thinking import Delta, Splitter
+from engine.runtime.protocol.messages import TokenChoice
+from engine.runtime.session.events import Done, Token
+
+NO_CHANCE = -9999.0
+"""Logarithm of a probability that is too small to be told from 0; OpenAI writes this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a piece of text adds to an answer. `choices`: how its tokens were chosen, if that was asked for."""
+
+    reasoning: str = ""
+    content: str = ""
+    calls: tuple[CallDelta, ...] = ()
+    choices: tuple[TokenChoice, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.reasoning or self.content or self.calls or self.choices)
+
+
+class Reader(Protocol):
+    """Takes the text of one answer piece by piece."""
+
+    @property
+    def has_calls(self) -> bool: ...
+
+    def add(self, token: Token) -> Part: ...
+
+    def end(self) -> Part: ...
+
+
+class PlainReader:
+    """Takes a text in which nothing is looked for."""
+
+    has_calls = False
+
+    def add(self, token: Token) -> Part:
+        """Return the next piece."""
+        return Part(content=token.text, choices=token.choices)
+
+    def end(self) -> Part:
+        """Return nothing: no piece is held back."""
+        return Part()
+
+
+class AnswerReader:
+    """Takes the text of one answer piece by piece."""
+
+    def __init__(self, question: Question, profile: Profile) -> None:
+        self._splitter = Splitter()
+        self._calls = call_reader(question, profile) if question.uses_tools else None
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether the model has called a tool."""
+        return self._calls is not None and self._calls.has_calls
+
+    def add(self, token: Token) -> Part:
+        """Take the next piece."""
+        delta = self._splitter.add(token.text)
+        # Probabilities are those of the answer; OpenAI has none for thoughts.
+        return self._part(delta, () if self._splitter.is_thinking else token.choices)
+
+    def end(self) -> Part:
+        """Return what was held back; nothing follows."""
+        part = self._part(self._splitter.rest(), ())
+        if self._calls is None:
+            return part
+        found = self._calls.end()
+        return Part(part.reasoning, part.content + found.content, (*part.calls, *found.calls))
+
+    def _part(self, delta: Delta, choices: tuple[TokenChoice, ...]) -> Part:
+        if self._calls is None or not delta.content:
+            return Part(delta.reasoning, delta.content, (), choices)
+        found = self._calls.add(delta.content)
+        return Part(delta.reasoning, found.content, found.calls, choices)
+
+
+@dataclass(slots=True)
+class Call:
+    """A whole call."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class Answer:
+    """A whole answer, as far as it has come. `done`: the engine's report, None until the end."""
+
+    reasoning: str = ""
+    content: str = ""
+    calls: list[Call] = field(default_factory=list)
+    choices: list[TokenChoice] = field(default_factory=list)
+    done: Done | None = None
+
+    def add(self, part: Part) -> None:
+        """Take the next part."""
+        self.reasoning += part.reasoning
+        self.content += part.content
+        self.choices += part.choices
+        for call in part.calls:
+            if call.name:
+                self.calls.append(Call(call.id, call.name))
+            if self.calls:
+                self.calls[-1].arguments += call.arguments
+
+    @property
+    def finish_reason(self) -> str:
+        """OpenAI's word for why the answer ended."""
+        return finish_reason(self.done, has_calls=bool(self.calls))
+
+
+class AnswerWriter(Protocol):
+    """Writes the answer to one request in the form of one interface. `index`: number of an answer, from 0.
+
+    A stream is `begin`, `part`s and `end` for each answer, and then `close`; or `fail`, wherever it is.
+    """
+
+    def whole(self, answers: Sequence[Answer]) -> dict[str, object]:
+        """Return the document of a request that does not stream."""
+
+    def begin(self, index: int) -> bytes: ...
+
+    def part(self, index: int, part: Part) -> bytes: ...
+
+    def end(self, index: int, done: Done, *, has_calls: bool) -> bytes: ...
+
+    def close(self, done: Sequence[Done]) -> bytes: ...
+
+    def fail(self, error: ApiError) -> bytes: ...
+
+
+def finish_reason(done: Done | None, *, has_calls: bool) -> str:
+    """Return OpenAI's word for why an answer ended."""
+    if done is not None and done.stop_reason in ("length", "context_full"):
+        return "length"
+    return "tool_calls" if has_calls else "stop"
+
+
+def usage_of(answers: Sequence[Done]) -> dict[str, object]:
+    """Return the tokens of the answers to one request; they share the prompt."""
+    prompt = answers[0].prompt_tokens if answers else 0
+    completion = sum(each.generated_tokens for each in answers)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": answers[0].cached_tokens if answers else 0},
+    }
+
+
+def timings_of(done: Done) -> dict[str, object]:
+    """Return llama.cpp's numbers of an answer, in tokens and milliseconds."""
+    read = done.prompt_tokens - done.cached_tokens
+    return {
+        "cache_n": done.cached_tokens,
+        "prompt_n": read,
+        "prompt_ms": _milliseconds(read, done.prompt_tokens_per_second),
+        "prompt_per_second": done.prompt_tokens_per_second,
+        "predicted_n": done.generated_tokens,
+        "predicted_ms": _milliseconds(done.generated_tokens, done.generation_tokens_per_second),
+        "predicted_per_second": done.generation_tokens_per_second,
+    }
+
+
+def _milliseconds(tokens: int, per_second: float) -> float:
+    return 1000 * tokens / per_second if per_second else 0.0
+
+
+def logprobs_of(choices: Iterable[TokenChoice], count: int) -> list[dict[str, object]]:
+    """Return OpenAI's entries for tokens, each with `count` alternatives."""
+    return [
+        {
+            **_entry(choice.text, choice.probability),
+            "top_logprobs": [_entry(text, probability) for text, probability in choice.likeliest[:count]],
+        }
+        for choice in choices
+    ]
+
+
+def _entry(text: str, probability: float) -> dict[str, object]:
+    return {"token": text, "logprob": logarithm(probability), "bytes": list(text.encode(errors="replace"))}
+
+
+def logarithm(probability: float) -> float:
+    """Return the natural logarithm, or `NO_CHANCE`."""
+    return math.log(probability) if probability > 0 else NO_CHANCE

@@ -1,0 +1,323 @@
+"""`/v1/messages` and `/v1/messages/count_tokens`: Anthropic's form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from engine.api.wire import sse
+from engine.api.wire.answer import Answer, Part
+from engine.api.wire.errors import ApiError, invalid
+from engine.api.wire.media import image_of_base64, image_of_url
+from engine.api.wire.openai_chat import decode
+from engine.api.wire.question import (
+    AUTO,
+    NONE,
+    REQUIRED,
+    Question,
+    check_question,
+    check_tool,
+    checked_settings,
+    keep_alive_seconds,
+)
+from engine.api.wire.segments import Segment, Segments, Step, segments_of
+from engine.runtime.protocol.messages import ChatMessage, MediaFile, ToolCall
+from engine.runtime.session.events import Done
+
+
+class ImageSource(msgspec.Struct):
+    """Where an image is; only base64 is taken."""
+
+    type: str
+    data: str | None = None
+    url: str | None = None
+
+
+class Block(msgspec.Struct):
+    """A block of a message; which field counts depends on `type`."""
+
+    type: str
+    text: str | None = None
+    source: ImageSource | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: Any = None
+    thinking: str | None = None
+
+
+class MessageIn(msgspec.Struct):
+    """A message of the conversation."""
+
+    role: str
+    content: str | list[Block]
+
+
+class ToolIn(msgspec.Struct):
+    """A tool; those with another `type` run on Anthropic's servers."""
+
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    type: str | None = None
+
+
+class ToolChoice(msgspec.Struct):
+    """Whether a tool has to be called."""
+
+    type: str
+    name: str | None = None
+
+
+class Thinking(msgspec.Struct):
+    """Whether the model thinks before it answers; a budget is ignored."""
+
+    type: str
+
+
+class MessagesRequest(msgspec.Struct, kw_only=True):
+    """A request for a message; all other fields are ignored."""
+
+    messages: list[MessageIn]
+    model: str | None = None
+    max_tokens: int | None = None
+    system: str | list[Block] | None = None
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    tools: list[ToolIn] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    keep_alive: str | float | None = None
+
+
+def read_messages(body: bytes) -> Question:
+    """Return the question of a request. Takes a moment if it has images.
+
+    Raises:
+        ApiError: it cannot be followed.
+    """
+    request = decode(body, MessagesRequest)
+    settings = checked_settings(
+        {
+            "max_tokens": request.max_tokens,
+            "stop": [text for text in request.stop_sequences if text] if request.stop_sequences else None,
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "top_k": request.top_k,
+        }
+    )
+    system = _system(request.system)
+    messages = [message for place, each in enumerate(request.messages) for message in _messages(each, place)]
+    thinks = None if request.thinking is None else request.thinking.type != "disabled"
+    if not request.messages:
+        raise invalid("messages is empty; send at least one.", "messages")
+    return check_question(
+        Question(
+            model=request.model or "",
+            messages=(*((ChatMessage("system", system),) if system else ()), *messages),
+            tools=tuple(_tool(tool, f"tools[{place}]") for place, tool in enumerate(request.tools or ())),
+            choice=_choice(request.tool_choice),
+            settings=settings,
+            values={} if thinks is None else {"enable_thinking": thinks},
+            streams=bool(request.stream),
+            keep_alive_s=keep_alive_seconds(request.keep_alive),
+        )
+    )
+
+
+def _system(system: str | list[Block] | None) -> str:
+    if system is None or isinstance(system, str):
+        return system or ""
+    return "\n\n".join(block.text or "" for block in system)
+
+
+def _tool(tool: ToolIn, place: str) -> dict[str, Any]:
+    if tool.input_schema is None:
+        raise invalid(f"{place} has no input_schema; tools of Anthropic's servers do not run here.", place)
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+    return check_tool({"type": "function", "function": function}, place)
+
+
+def _choice(choice: ToolChoice | None) -> str:
+    if choice is None:
+        return AUTO
+    match choice.type:
+        case "auto":
+            return AUTO
+        case "any":
+            return REQUIRED
+        case "none":
+            return NONE
+        case "tool" if choice.name:
+            return choice.name
+    raise invalid('tool_choice.type is "auto", "any", "none", or "tool" with a name.', "tool_choice")
+
+
+def _messages(message: MessageIn, number: int) -> list[ChatMessage]:
+    """Return the messages for the template: results of tools have a role of their own there."""
+    place = f"messages[{number}]"
+    if message.role not in ("user", "assistant", "system"):
+        raise invalid(f"{place}.role is {message.role[:40]}; use user or assistant.", f"{place}.role")
+    if isinstance(message.content, str):
+        return [ChatMessage(message.role, message.content)]  # type: ignore[arg-type]
+    found: list[ChatMessage] = []
+    texts: list[str] = []
+    media: list[MediaFile] = []
+    calls: list[ToolCall] = []
+    thoughts: list[str] = []
+    for at, block in enumerate(message.content):
+        where = f"{place}.content[{at}]"
+        match block.type:
+            case "text":
+                texts.append(block.text or "")
+            case "image" if block.source is not None:
+                media.append(_image(block.source, where))
+            case "tool_use" if block.name:
+                arguments = json.dumps(block.input or {}, ensure_ascii=False)
+                calls.append(ToolCall(block.id or "", block.name, arguments))
+            case "tool_result":
+                text, images = _result(block.content, where)
+                found.append(ChatMessage("tool", text, call_id=block.tool_use_id or ""))
+                media += images
+            case "thinking":
+                thoughts.append(block.thinking or "")
+            case "redacted_thinking":
+                continue
+            case _:
+                raise invalid(f"{where} is of type {block.type[:40]}, which is not supported.", where)
+    if texts or media or calls or not found:
+        found.append(
+            ChatMessage(
+                message.role,  # type: ignore[arg-type]
+                "\n".join(texts),
+                tuple(media),
+                reasoning="\n".join(thoughts) if message.role == "assistant" else "",
+                calls=tuple(calls) if message.role == "assistant" else (),
+            )
+        )
+    return found
+
+
+def _image(source: ImageSource, place: str) -> MediaFile:
+    if source.type == "base64" and source.data is not None:
+        return image_of_base64(source.data, place)
+    return image_of_url(source.url or "", place)
+
+
+def _result(content: object, place: str) -> tuple[str, list[MediaFile]]:
+    if content is None or isinstance(content, str):
+        return content or "", []
+    try:
+        blocks = msgspec.convert(content, list[Block])
+    except msgspec.ValidationError as error:
+        raise invalid(f"{place}.content: {error}.", place) from None
+    texts = [block.text or "" for block in blocks if block.type == "text"]
+    return "\n".join(texts), [_image(block.source, place) for block in blocks if block.source is not None]
+
+
+# ------------------------------------------------------------------ answers
+
+
+def stop_reason(done: Done | None, *, has_calls: bool) -> str:
+    """Return Anthropic's word for why an answer ended."""
+    if done is not None and done.stop_reason in ("length", "context_full"):
+        return "max_tokens"
+    return "tool_use" if has_calls else "end_turn"
+
+
+def _usage(done: Done | None) -> dict[str, int]:
+    cached = 0 if done is None else done.cached_tokens
+    return {
+        "input_tokens": 0 if done is None else done.prompt_tokens - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": 0 if done is None else done.generated_tokens,
+    }
+
+
+class MessageWriter:
+    """Makes the documents of an answer; see `AnswerWriter`. There is one answer to a request."""
+
+    def __init__(self, id: str, model: str) -> None:
+        self._head = {"id": f"msg_{id}", "type": "message", "role": "assistant", "model": model}
+        self._segments = Segments()
+
+    def whole(self, answers: Sequence[Answer]) -> dict[str, object]:
+        (answer,) = answers
+        return {
+            **self._head,
+            "content": [_block(each, whole=True) for each in segments_of(answer)],
+            "stop_reason": stop_reason(answer.done, has_calls=bool(answer.calls)),
+            "stop_sequence": None,
+            "usage": _usage(answer.done),
+        }
+
+    def begin(self, index: int) -> bytes:
+        message: dict[str, object] = {
+            **self._head,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": _usage(None),
+        }
+        return _event("message_start", message=message)
+
+    def part(self, index: int, part: Part) -> bytes:
+        return b"".join(map(_written, self._segments.take(part)))
+
+    def end(self, index: int, done: Done, *, has_calls: bool) -> bytes:
+        delta = {"stop_reason": stop_reason(done, has_calls=has_calls), "stop_sequence": None}
+        ends = b"".join(map(_written, self._segments.end()))
+        return ends + _event("message_delta", delta=delta, usage=_usage(done))
+
+    def close(self, done: Sequence[Done]) -> bytes:
+        return _event("message_stop")
+
+    def fail(self, error: ApiError) -> bytes:
+        return sse.event("error", error.anthropic_document())
+
+
+def _event(name: str, **fields: object) -> bytes:
+    return sse.event(name, {"type": name, **fields})
+
+
+def _block(segment: Segment, *, whole: bool) -> dict[str, object]:
+    text = segment.text if whole else ""
+    match segment.kind:
+        case "reasoning":
+            return {"type": "thinking", "thinking": text, "signature": ""}
+        case "content":
+            return {"type": "text", "text": text}
+    return {"type": "tool_use", "id": segment.id, "name": segment.name, "input": _object(text)}
+
+
+def _object(arguments: str) -> object:
+    """Return the arguments of a call as Anthropic has them; an answer that was cut short may have no whole object."""
+    try:
+        found = json.loads(arguments) if arguments else {}
+    except (ValueError, RecursionError):
+        found = {}
+    return found if isinstance(found, dict) else {}
+
+
+def _written(step: Step) -> bytes:
+    segment = step.segment
+    match step.verb:
+        case "begin":
+            block = _block(segment, whole=False)
+            return _event("content_block_start", index=segment.number, content_block=block)
+        case "end":
+            return _event("content_block_stop", index=segment.number)
+    delta = {
+        "reasoning": {"type": "thinking_delta", "thinking": step.text},
+        "content": {"type": "text_delta", "text": step.text},
+        "call": {"type": "input_json_delta", "partial_json": step.text},
+    }[segment.kind]
+    return _event("content_block_delta", index=segment.number, delta=delta)

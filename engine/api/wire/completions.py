@@ -1,0 +1,188 @@
+"""`/v1/completions`: texts that go on, without a chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from engine.api.wire import sse
+from engine.api.wire.answer import Answer, Part, finish_reason, logarithm, timings_of, usage_of
+from engine.api.wire.errors import ApiError, invalid
+from engine.api.wire.openai_chat import SamplingFields, StreamOptions, decode
+from engine.api.wire.question import MAX_CHOICES, Profile
+from engine.chat.presets import chat_sampling
+from engine.runtime.protocol.messages import Generate, TokenChoice, Tokenise
+from engine.runtime.session.events import Done
+
+MAX_ANSWERS = 64
+"""Prompts times `n`."""
+MAX_LOGPROBS = 20
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's; without a chat template most models would never end."""
+
+Prompt = str | tuple[int, ...]
+
+
+class CompletionRequest(SamplingFields, kw_only=True):
+    """A request for completions; all other fields are ignored."""
+
+    prompt: str | list[Any]
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    best_of: int | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    logprobs: int | None = None
+
+    @property
+    def prompts(self) -> tuple[Prompt, ...]:
+        """The prompts, each as text or as tokens."""
+        return prompts_of(self.prompt, "prompt")
+
+    @property
+    def count(self) -> int:
+        """Answers to each prompt."""
+        return 1 if self.n is None else self.n
+
+
+def prompts_of(value: str | list[Any], place: str) -> tuple[Prompt, ...]:
+    """Return texts, or lists of tokens, from any of the four forms that OpenAI has.
+
+    Raises:
+        ApiError: it is none of them.
+    """
+    if isinstance(value, str):
+        return (value,)
+    if value and all(_is_token(each) for each in value):
+        return (tuple(value),)
+    found: list[Prompt] = []
+    for each in value:
+        if isinstance(each, str):
+            found.append(each)
+        elif isinstance(each, list) and each and all(_is_token(token) for token in each):
+            found.append(tuple(each))
+        else:
+            raise invalid(f"{place} is a text, a list of tokens, or a list of either.", place)
+    if not found:
+        raise invalid(f"{place} is empty.", place)
+    return tuple(found)
+
+
+def _is_token(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31
+
+
+def read_completion(body: bytes) -> CompletionRequest:
+    """Return the request in a body.
+
+    Raises:
+        ApiError: it cannot be followed.
+    """
+    request = decode(body, CompletionRequest)
+    if request.suffix:
+        raise invalid("suffix is not supported; leave it out.", "suffix")
+    if request.best_of not in (None, 1, request.n):
+        raise invalid("best_of is not supported; use n.", "best_of")
+    if not 1 <= request.count <= MAX_CHOICES:
+        raise invalid(f"n is {request.count}; use 1 to {MAX_CHOICES}.", "n")
+    if len(request.prompts) * request.count > MAX_ANSWERS:
+        raise invalid(f"These are more than {MAX_ANSWERS} answers in one request.", "prompt")
+    if not 0 <= (request.logprobs or 0) <= MAX_LOGPROBS:
+        raise invalid(f"logprobs is {request.logprobs}; use 0 to {MAX_LOGPROBS}.", "logprobs")
+    request.settings()
+    return request
+
+
+def completion_requests(request: CompletionRequest, texts: Sequence[str], profile: Profile) -> list[Generate]:
+    """Return a request for each answer, those to one prompt side by side."""
+    limit = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+    alternatives = None if request.logprobs is None else max(1, request.logprobs)
+    settings = request.settings(max_tokens=limit if limit >= 0 else None, alternatives=alternatives)
+    asked = []
+    for text in texts:
+        for number in range(request.count):
+            own = dict(settings)
+            if isinstance(request.seed, int) and request.seed >= 0:
+                own["seed"] = (request.seed + number) % (1 << 32)
+            asked.append(Generate(prompt=text, sampling=chat_sampling(profile.file, None, own).settings))
+    return asked
+
+
+def counting_requests(asked: Sequence[Generate]) -> list[Tokenise]:
+    """Return requests that count the tokens of these prompts."""
+    return [Tokenise(text=each.prompt) for each in asked]
+
+
+class CompletionWriter:
+    """Makes the documents of an answer; see `AnswerWriter`."""
+
+    def __init__(self, id: str, model: str, created: int, request: CompletionRequest, texts: Sequence[str]) -> None:
+        self._head = {"id": f"cmpl-{id}", "object": "text_completion", "created": created, "model": model}
+        self._request, self._texts = request, texts
+        self._offsets: dict[int, int] = {}
+
+    def whole(self, answers: Sequence[Answer]) -> dict[str, object]:
+        choices = [
+            {
+                **self._choice(index, self._echo(index) + each.content, each.choices),
+                "finish_reason": finish_reason(each.done, has_calls=False),
+            }
+            for index, each in enumerate(answers)
+        ]
+        done = [each.done for each in answers if each.done is not None]
+        return {**self._head, "choices": choices, "usage": self._usage(done), "timings": timings_of(done[-1])}
+
+    def begin(self, index: int) -> bytes:
+        echo = self._echo(index)
+        return self._chunk(index, echo) if echo else b""
+
+    def part(self, index: int, part: Part) -> bytes:
+        return self._chunk(index, part.content, part.choices)
+
+    def end(self, index: int, done: Done, *, has_calls: bool) -> bytes:
+        choice = {**self._choice(index, "", ()), "finish_reason": finish_reason(done, has_calls=has_calls)}
+        return sse.data({**self._head, "choices": [choice], "timings": timings_of(done)})
+
+    def close(self, done: Sequence[Done]) -> bytes:
+        options = self._request.stream_options
+        if options is None or not options.include_usage:
+            return sse.DONE
+        return sse.data({**self._head, "choices": [], "usage": self._usage(done)}) + sse.DONE
+
+    def fail(self, error: ApiError) -> bytes:
+        return sse.data(error.document())
+
+    def _usage(self, done: Sequence[Done]) -> dict[str, object]:
+        """Return the tokens of all answers; each prompt counts once."""
+        usage = usage_of(done)
+        # Answers to one prompt are side by side.
+        prompt = sum(each.prompt_tokens for each in done[:: self._request.count])
+        completion = sum(each.generated_tokens for each in done)
+        return {**usage, "prompt_tokens": prompt, "total_tokens": prompt + completion}
+
+    def _echo(self, index: int) -> str:
+        return self._texts[index // self._request.count] if self._request.echo else ""
+
+    def _chunk(self, index: int, text: str, choices: Sequence[TokenChoice] = ()) -> bytes:
+        return sse.data({**self._head, "choices": [self._choice(index, text, choices)]})
+
+    def _choice(self, index: int, text: str, choices: Sequence[TokenChoice]) -> dict[str, object]:
+        logprobs = None if self._request.logprobs is None else self._logprobs(index, choices)
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}
+
+    def _logprobs(self, index: int, choices: Sequence[TokenChoice]) -> dict[str, object]:
+        offsets = []
+        for each in choices:
+            offsets.append(self._offsets.get(index, 0))
+            self._offsets[index] = offsets[-1] + len(each.text)
+        most = self._request.logprobs or 0
+        return {
+            "tokens": [each.text for each in choices],
+            "token_logprobs": [logarithm(each.probability) for each in choices],
+            "top_logprobs": [
+                {text: logarithm(probability) for text, probability in each.likeliest[:most]} for each in choices
+            ],
+            "text_offset": offsets,
+        }

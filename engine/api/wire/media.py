@@ -1,0 +1,62 @@
+"""Images and sounds of a request: data URLs and base64 only. No address that a request names is ever fetched."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+
+from engine.api.wire.errors import ApiError, invalid
+from engine.base.errors import EngineError
+from engine.runtime.media.images.pictures import MAX_IMAGE_BYTES, inspect_image, is_image
+from engine.runtime.media.sounds.recordings import MAX_SOUND_BYTES, inspect_sound, is_sound
+from engine.runtime.protocol.messages import ImageFile, SoundFile
+
+
+def image_of_url(url: str, place: str) -> ImageFile:
+    """Return the image in a data URL; takes a moment, since a child decodes it.
+
+    Raises:
+        ApiError: it is another address, or no image that can be read.
+    """
+    head, comma, body = url.partition(",")
+    if not head.lower().startswith("data:"):
+        raise invalid("Images are taken as data URLs only (data:image/png;base64,...); no address is fetched.", place)
+    if not comma or not head.lower().endswith(";base64"):
+        raise invalid("The data URL of an image has to be base64 (data:image/png;base64,...).", place)
+    return image_of_base64(body, place)
+
+
+def image_of_base64(text: str, place: str) -> ImageFile:
+    """Return an image from base64; takes as long and raises as `image_of_url` does."""
+    data = _decoded(text, MAX_IMAGE_BYTES, place)
+    if not is_image(data):
+        raise invalid("This is no image that can be read: JPEG, PNG, GIF, BMP and WebP are.", place)
+    try:
+        looked = inspect_image(data, "The image")
+    except EngineError as error:
+        raise invalid(error.summary(), place) from None
+    return ImageFile(
+        sha256=hashlib.sha256(data).hexdigest(), width_px=looked.width_px, height_px=looked.height_px, data=data
+    )
+
+
+def sound_of_base64(text: str, place: str) -> SoundFile:
+    """Return a sound from base64; takes as long and raises as `image_of_url` does."""
+    data = _decoded(text, MAX_SOUND_BYTES, place)
+    if not is_sound(data):
+        raise invalid("This is no sound that can be read: WAV, MP3 and FLAC are.", place)
+    try:
+        heard = inspect_sound(data, "The sound")
+    except EngineError as error:
+        raise invalid(error.summary(), place) from None
+    return SoundFile(sha256=hashlib.sha256(data).hexdigest(), length_ms=heard.length_ms, data=data)
+
+
+def _decoded(text: str, most_bytes: int, place: str) -> bytes:
+    if len(text) * 3 // 4 > most_bytes + 4:
+        raise ApiError(413, f"The file is larger than {most_bytes >> 20} MiB.", param=place)
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise invalid("This is no base64.", place) from None

@@ -1,0 +1,411 @@
+"""`/v1/chat/completions`: from OpenAI's JSON to a question, and from an answer to OpenAI's JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from engine.api.wire import sse
+from engine.api.wire.answer import Answer, Part, finish_reason, logprobs_of, timings_of, usage_of
+from engine.api.wire.errors import ApiError, invalid
+from engine.api.wire.media import image_of_url, sound_of_base64
+from engine.api.wire.question import (
+    AUTO,
+    NONE,
+    REQUIRED,
+    Question,
+    check_question,
+    check_tool,
+    checked_schema,
+    checked_settings,
+    keep_alive_seconds,
+)
+from engine.planning.settings.sampling_table import SAMPLING_KEYS
+from engine.runtime.protocol.messages import ChatMessage, ImageFile, MediaFile, SoundFile, ToolCall
+from engine.runtime.session.events import Done
+
+MAX_TOP_LOGPROBS = 20
+Kind = TypeVar("Kind", bound=msgspec.Struct)
+
+
+class ImageUrl(msgspec.Struct):
+    """An image of a message; `detail` is ignored."""
+
+    url: str
+
+
+class InputAudio(msgspec.Struct):
+    """A sound of a message, in base64."""
+
+    data: str
+
+
+class ContentPart(msgspec.Struct):
+    """A part of a message; which field counts depends on `type`."""
+
+    type: str
+    text: str | None = None
+    image_url: ImageUrl | str | None = None
+    input_audio: InputAudio | None = None
+    refusal: str | None = None
+
+
+class FunctionOfCall(msgspec.Struct):
+    """The function of a call; some clients send the arguments as an object."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class CallOfMessage(msgspec.Struct):
+    """A call in the history."""
+
+    function: FunctionOfCall
+    id: str | None = None
+
+
+class MessageIn(msgspec.Struct):
+    """A message of the conversation."""
+
+    role: str
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[CallOfMessage] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+class StreamOptions(msgspec.Struct):
+    """Options of a stream."""
+
+    include_usage: bool | None = None
+
+
+class JsonSchema(msgspec.Struct):
+    """A named schema; `strict` is always so."""
+
+    schema: dict[str, Any] | None = None
+
+
+class ResponseFormat(msgspec.Struct):
+    """What the answer has to be: `text`, `json_object` or `json_schema`. llama.cpp's clients have `schema` here."""
+
+    type: str
+    json_schema: JsonSchema | None = None
+    schema: dict[str, Any] | None = None
+
+
+class SamplingFields(msgspec.Struct, kw_only=True):
+    """Fields about sampling that several requests share, as OpenAI and llama.cpp call them."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    max_tokens: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repeat_penalty: float | None = None
+    penalty_last_n: int | None = msgspec.field(default=None, name="repeat_last_n")
+    typ_p: float | None = msgspec.field(default=None, name="typical_p")
+    top_n_sigma: float | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_penalty_last_n: int | None = None
+    dynatemp_range: float | None = None
+    dynatemp_exponent: float | None = None
+    grammar: str | None = None
+    logit_bias: dict[str, Any] | list[Any] | None = None
+
+    def settings(self, **further: object) -> dict[str, object]:
+        """Return the samplers that are set.
+
+        Raises:
+            ApiError: one is outside its range, or cannot be followed.
+        """
+        if self.logit_bias:
+            raise invalid("logit_bias is not supported; leave it out.", "logit_bias")
+        values = {key: getattr(self, key, None) for key in SAMPLING_KEYS if key not in ("alternatives", "json_schema")}
+        if isinstance(self.stop, str):
+            values["stop"] = [self.stop]
+        if isinstance(values["stop"], list):
+            # An empty text ends nothing; some clients send one for "none".
+            values["stop"] = [text for text in values["stop"] if text]
+        if self.seed is not None:
+            values["seed"] = None if self.seed < 0 else self.seed % (1 << 32)
+        return checked_settings({**values, **further})
+
+
+class ChatRequest(SamplingFields, kw_only=True):
+    """A request for a chat completion; all other fields are ignored."""
+
+    messages: list[MessageIn]
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    response_format: ResponseFormat | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    keep_alive: str | float | None = None
+    functions: list[Any] | None = None
+    modalities: list[str] | None = None
+    audio: dict[str, Any] | None = None
+
+
+def decode(body: bytes, kind: type[Kind]) -> Kind:
+    """Return the request in a body.
+
+    Raises:
+        ApiError: it is no JSON, or has a value of a wrong type.
+    """
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise invalid(f"{error}.") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise invalid(f"The body is not JSON: {error}.") from None
+    except RecursionError:
+        raise invalid("The body is nested too deep.") from None
+
+
+def read_chat(body: bytes) -> Question:
+    """Return the question of a request. Takes a moment if it has images.
+
+    Raises:
+        ApiError: it cannot be followed.
+    """
+    request = decode(body, ChatRequest)
+    if request.functions:
+        raise invalid("functions is out of date; send tools.", "functions")
+    if request.audio or "audio" in (request.modalities or ()):
+        raise invalid("Answers are text; leave audio and modalities out.", "modalities")
+    limit = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+    has_logprobs = bool(request.logprobs)
+    n_alternatives = request.top_logprobs or 0
+    if n_alternatives and not has_logprobs:
+        raise invalid("top_logprobs needs logprobs: true.", "top_logprobs")
+    if not 0 <= n_alternatives <= MAX_TOP_LOGPROBS:
+        raise invalid(f"top_logprobs is {n_alternatives}; use 0 to {MAX_TOP_LOGPROBS}.", "top_logprobs")
+    tools = tuple(check_tool(tool, f"tools[{place}]") for place, tool in enumerate(request.tools or ()))
+    options = request.stream_options
+    return check_question(
+        Question(
+            model=request.model or "",
+            messages=tuple(_message(each, place) for place, each in enumerate(request.messages)),
+            tools=tools,
+            choice=_choice(request.tool_choice),
+            settings=request.settings(
+                max_tokens=limit if limit is None or limit >= 0 else None,
+                alternatives=max(1, n_alternatives) if has_logprobs else None,
+            ),
+            schema=_schema(request.response_format),
+            values=_values(request),
+            n=1 if request.n is None else request.n,
+            streams=bool(request.stream),
+            includes_usage=bool(options and options.include_usage),
+            top_logprobs=n_alternatives if has_logprobs else None,
+            keep_alive_s=keep_alive_seconds(request.keep_alive),
+        )
+    )
+
+
+def _values(request: ChatRequest) -> dict[str, object]:
+    values: dict[str, object] = {}
+    if request.reasoning_effort is not None:
+        values = {"reasoning_effort": request.reasoning_effort}
+        if request.reasoning_effort == "none":
+            values = {"enable_thinking": False}
+    return {**values, **(request.chat_template_kwargs or {})}
+
+
+def _choice(choice: str | dict[str, Any] | None) -> str:
+    if choice is None:
+        return AUTO
+    if isinstance(choice, str):
+        if choice not in (AUTO, NONE, REQUIRED):
+            raise invalid('tool_choice is "auto", "none", "required", or names a function.', "tool_choice")
+        return choice
+    function = choice.get("function")
+    name = function.get("name") if isinstance(function, dict) else choice.get("name")
+    if not isinstance(name, str) or not name:
+        raise invalid("tool_choice names no function.", "tool_choice")
+    return name
+
+
+def _schema(wanted: ResponseFormat | None) -> str:
+    if wanted is None or wanted.type == "text":
+        return ""
+    place = "response_format"
+    if wanted.type == "json_object":
+        return checked_schema(wanted.schema or {"type": "object"}, place)
+    if wanted.type == "json_schema":
+        schema = wanted.schema if wanted.json_schema is None else wanted.json_schema.schema
+        return checked_schema(schema, f"{place}.json_schema.schema")
+    raise invalid('response_format.type is "text", "json_object" or "json_schema".', place)
+
+
+_ROLES: Mapping[str, Any] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+
+
+def _message(message: MessageIn, number: int) -> ChatMessage:
+    place = f"messages[{number}]"
+    role = _ROLES.get(message.role)
+    if role is None:
+        raise invalid(f"{place}.role is {message.role[:40]}; use {', '.join(_ROLES)}.", f"{place}.role")
+    content, media = _content(message.content, place)
+    if message.tool_call_id is None and role == "tool":
+        raise invalid(f"{place} is a tool's result and has no tool_call_id.", place)
+    if content is None and not message.tool_calls and role != "assistant":
+        raise invalid(f"{place} has no content.", place)
+    return ChatMessage(
+        role,
+        content or "",
+        media,
+        reasoning=message.reasoning_content or "",
+        calls=tuple(_call(call) for call in message.tool_calls or ()) if role == "assistant" else (),
+        call_id=message.tool_call_id or "" if role == "tool" else "",
+        name=message.name or "",
+    )
+
+
+def _call(call: CallOfMessage) -> ToolCall:
+    arguments = call.function.arguments
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
+    return ToolCall(call.id or "", call.function.name, text or "{}")
+
+
+def _content(content: str | list[ContentPart] | None, place: str) -> tuple[str | None, tuple[MediaFile, ...]]:
+    if content is None or isinstance(content, str):
+        return content, ()
+    texts: list[str] = []
+    media: list[MediaFile] = []
+    for number, part in enumerate(content):
+        at = f"{place}.content[{number}]"
+        match part.type:
+            case "text" | "input_text" | "output_text" if part.text is not None:
+                texts.append(part.text)
+            case "refusal":
+                texts.append(part.refusal or "")
+            case "image_url" | "input_image" if part.image_url is not None:
+                media.append(_image(part.image_url, at))
+            case "input_audio" if part.input_audio is not None:
+                media.append(_sound(part.input_audio, at))
+            case _:
+                raise invalid(f"{at} is of type {part.type[:40]}; use text, image_url or input_audio.", at)
+    return "\n".join(texts), tuple(media)
+
+
+def _image(image: ImageUrl | str, place: str) -> ImageFile:
+    return image_of_url(image if isinstance(image, str) else image.url, place)
+
+
+def _sound(sound: InputAudio, place: str) -> SoundFile:
+    return sound_of_base64(sound.data, place)
+
+
+# ------------------------------------------------------------------ answers
+
+
+class ChatWriter:
+    """Makes the documents of one answer. `id` and `created` (seconds since 1970) are the same in all of them."""
+
+    def __init__(self, id: str, model: str, created: int, question: Question) -> None:
+        self._head = {"id": f"chatcmpl-{id}", "created": created, "model": model}
+        self._question = question
+
+    def whole(self, answers: Sequence[Answer]) -> dict[str, object]:
+        """Return the answer to a request that does not stream."""
+        done = [each.done for each in answers if each.done is not None]
+        choices = [
+            {
+                "index": index,
+                "message": _message_out(each),
+                "logprobs": self._logprobs(each.choices) if self._question.top_logprobs is not None else None,
+                "finish_reason": each.finish_reason,
+            }
+            for index, each in enumerate(answers)
+        ]
+        return {
+            **self._head,
+            "object": "chat.completion",
+            "choices": choices,
+            "usage": usage_of(done),
+            "timings": timings_of(done[-1]) if done else None,
+        }
+
+    def begin(self, index: int) -> bytes:
+        """Return the first chunk of a choice, which names the role."""
+        return sse.data(self._chunk(index, {"role": "assistant", "content": None}))
+
+    def part(self, index: int, part: Part) -> bytes:
+        """Return the chunks for a part."""
+        deltas: list[dict[str, object]] = []
+        if part.reasoning:
+            deltas.append({"reasoning_content": part.reasoning})
+        if part.content or part.choices:
+            deltas.append({"content": part.content})
+        for call in part.calls:
+            function = {"name": call.name, "arguments": call.arguments} if call.name else {"arguments": call.arguments}
+            first = {"id": call.id, "type": "function"} if call.name else {}
+            deltas.append({"tool_calls": [{"index": call.index, **first, "function": function}]})
+        return b"".join(sse.data(self._chunk(index, delta, part)) for delta in deltas)
+
+    def end(self, index: int, done: Done, *, has_calls: bool) -> bytes:
+        """Return the last chunk of a choice."""
+        chunk = self._chunk(index, {}, finish=finish_reason(done, has_calls=has_calls))
+        return sse.data({**chunk, "timings": timings_of(done)})
+
+    def close(self, done: Sequence[Done]) -> bytes:
+        """Return the end of the stream, with the tokens of all choices if they were asked for."""
+        if not self._question.includes_usage:
+            return sse.DONE
+        usage = {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": usage_of(done)}
+        return sse.data(usage) + sse.DONE
+
+    def fail(self, error: ApiError) -> bytes:
+        """Return the end of a stream that fails after its first bytes."""
+        return sse.data(error.document())
+
+    def _chunk(
+        self, index: int, delta: Mapping[str, object], part: Part | None = None, finish: str | None = None
+    ) -> dict[str, object]:
+        choice: dict[str, object] = {"index": index, "delta": delta, "finish_reason": finish}
+        if part is not None and part.choices and "content" in delta:
+            choice["logprobs"] = self._logprobs(part.choices)
+        return {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
+
+    def _logprobs(self, choices: Sequence[Any]) -> dict[str, object]:
+        return {"content": logprobs_of(choices, self._question.top_logprobs or 0)}
+
+
+def _message_out(answer: Answer) -> dict[str, object]:
+    message: dict[str, object] = {"role": "assistant", "content": answer.content}
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
+    if answer.calls:
+        message["content"] = answer.content or None
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments or "{}"}}
+            for call in answer.calls
+        ]
+    return message

@@ -1,0 +1,375 @@
+"""What every form of a chat request is translated to, and the request of the engine that comes of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from engine.api.wire.errors import invalid
+from engine.api.wire.tool_calls import HERMES, MARKS, MISTRAL, CallReader, is_harmony, is_llama, types_of
+from engine.chat.asking import MAX_SENT_BYTES, answer_request
+from engine.chat.presets import chat_sampling
+from engine.chat.thinking import TEMPLATE_KEY, marks_of
+from engine.model.gguf.model_file import ModelFile
+from engine.planning.settings.sampling_table import SAMPLING_BY_KEY
+from engine.runtime.protocol.messages import (
+    ChatMessage,
+    CountTokens,
+    Generate,
+    TemplateInput,
+    ToolCall,
+)
+
+MAX_CHOICES = 16
+"""Answers to one request (`n`)."""
+MAX_DEPTH = 64
+"""Objects within objects, in definitions of tools and in schemas."""
+MAX_TOOLS = 256
+MAX_MESSAGES = 10_000
+AUTO, NONE, REQUIRED = "auto", "none", "required"
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One chat request.
+
+    `tools`: OpenAI tool definitions. `choice`: AUTO, NONE, REQUIRED, or the name of the tool that has to be called.
+    `settings`: values of samplers that the request chooses, by their keys.
+    `schema`: JSON schema of the answer, as text; empty for none.
+    `values`: further variables of the chat template.
+    `top_logprobs`: alternatives that are told with each token; None for no probabilities.
+    `keep_alive_s`: how long the model stays loaded after its last answer; None if the request leaves that open.
+    """
+
+    model: str
+    messages: tuple[ChatMessage, ...]
+    tools: tuple[Document, ...] = ()
+    choice: str = AUTO
+    settings: Mapping[str, object] = field(default_factory=dict)
+    schema: str = ""
+    values: Mapping[str, object] = field(default_factory=dict)
+    n: int = 1
+    streams: bool = False
+    includes_usage: bool = False
+    top_logprobs: int | None = None
+    keep_alive_s: float | None = None
+
+    @property
+    def uses_tools(self) -> bool:
+        """Whether the model may call tools."""
+        return bool(self.tools) and self.choice != NONE
+
+    @property
+    def is_forced(self) -> bool:
+        """Whether the answer has to be a call."""
+        return self.uses_tools and self.choice != AUTO
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What translation has to know of the model that answers."""
+
+    file: ModelFile
+
+    @property
+    def template(self) -> str:
+        """Its chat template; empty for none."""
+        text = self.file.metadata.get(TEMPLATE_KEY)
+        return text if isinstance(text, str) else ""
+
+    @property
+    def knows_tools(self) -> bool:
+        """Whether the chat template writes definitions of tools."""
+        return "tools" in self.template
+
+
+def generate_request(question: Question, profile: Profile, choice: int = 0) -> Generate:
+    """Return the request for answer number `choice`."""
+    settings = dict(question.settings)
+    begun, schema = "", question.schema
+    values = dict(question.values)
+    if question.is_forced:
+        schema = json.dumps(forced_schema(question), ensure_ascii=False)
+        # The answer then goes on after the mark that the model was trained to write before a call.
+        begun = f"{HERMES}\n" if _writes_hermes(profile) else ""
+    if schema:
+        settings["json_schema"] = schema
+        if marks_of(profile.template) is not None:
+            # The grammar leaves no room for a thought. One that the template has begun is ended before the answer.
+            values.setdefault("enable_thinking", False)
+            begun = begun or "\n"
+    # One seed for all would give the same answer n times.
+    seed = settings.get("seed")
+    if isinstance(seed, int) and choice:
+        settings["seed"] = (seed + choice) % (1 << 32)
+    sampling = chat_sampling(profile.file, None, settings).settings
+    request = answer_request(messages_for(question, profile), sampling, begun=begun)
+    marks = tuple(sorted({*request.marks, *MARKS})) if question.uses_tools else request.marks
+    return msgspec.structs.replace(request, marks=marks, template_input=template_input(question, profile, values))
+
+
+def count_request(question: Question, profile: Profile) -> CountTokens:
+    """Return the request for the number of tokens of the prompt."""
+    return CountTokens(
+        messages=messages_for(question, profile), template_input=template_input(question, profile, question.values)
+    )
+
+
+def call_reader(question: Question, profile: Profile) -> CallReader:
+    """Return the reader of the calls in an answer."""
+    template = profile.template if profile.knows_tools else ""
+    return CallReader(template, types_of(question.tools), forced=question.is_forced)
+
+
+def template_input(question: Question, profile: Profile, values: Mapping[str, object]) -> TemplateInput:
+    """Return what the template gets besides the messages."""
+    given = question.uses_tools and profile.knows_tools
+    return TemplateInput(
+        tools=json.dumps(question.tools, ensure_ascii=False) if given else "",
+        values=json.dumps(dict(values), ensure_ascii=False) if values else "",
+    )
+
+
+def messages_for(question: Question, profile: Profile) -> tuple[ChatMessage, ...]:
+    """Return the messages as this model's template takes them."""
+    messages = question.messages
+    if not profile.knows_tools and (question.uses_tools or any(each.calls or each.call_id for each in messages)):
+        return _described(question)
+    if MISTRAL in profile.template:
+        return tuple(map(_with_short_ids, messages))
+    return messages
+
+
+def _writes_hermes(profile: Profile) -> bool:
+    template = profile.template
+    return not profile.knows_tools or (HERMES in template and not is_harmony(template) and not is_llama(template))
+
+
+def forced_schema(question: Question) -> Document:
+    """Return the schema of a call: of the named tool, or of any."""
+    tools = [each for each in question.tools if question.choice in (REQUIRED, each["function"]["name"])]
+    definitions: Document = {}
+    calls = []
+    for number, tool in enumerate(tools):
+        parameters = tool["function"].get("parameters") or {"type": "object"}
+        arguments = _with_own_definitions(parameters, f"tool{number}", definitions)
+        properties = {"name": {"const": tool["function"]["name"]}, "arguments": arguments}
+        calls.append({"type": "object", "properties": properties, "required": ["name", "arguments"]})
+    body = calls[0] if len(calls) == 1 else {"oneOf": calls}
+    return {**body, "$defs": definitions}
+
+
+def _with_own_definitions(parameters: Document, prefix: str, definitions: Document) -> Document:
+    """Return a schema as a part of another one; what its references mean is added to `definitions` of that one.
+
+    llama-cpp-python's converter names a rule by the last word of a reference, so that each has to be unique, and it
+    does not look for definitions beside a reference.
+    """
+    names: dict[str, str] = {}
+    pending: list[str] = []
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, list):
+            return [moved(each) for each in value]
+        if not isinstance(value, dict):
+            return value
+        reference = value.get("$ref")
+        if not isinstance(reference, str) or not reference.startswith("#"):
+            return {key: moved(each) for key, each in value.items()}
+        if reference not in names:
+            names[reference] = f"{prefix}-{len(names)}"
+            pending.append(reference)
+        return {"$ref": f"#/$defs/{names[reference]}"}
+
+    body = moved({key: value for key, value in parameters.items() if key not in ("$defs", "definitions")})
+    while pending:
+        reference = pending.pop()
+        definitions[names[reference]] = moved(_target(parameters, reference))
+    return dict(body)
+
+
+def _target(schema: Document, reference: str) -> Any:
+    """Return what a JSON pointer means.
+
+    Raises:
+        ApiError: there is nothing.
+    """
+    found: Any = schema
+    for word in filter(None, reference[1:].split("/")):
+        key = word.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list) and key.isascii() and key.isdigit() and int(key) < len(found):
+            found = found[int(key)]
+        elif isinstance(found, dict) and key in found:
+            found = found[key]
+        else:
+            raise invalid(f"The schema of a tool refers to {reference[:200]}, which is not there.", "tools")
+    return found
+
+
+# ------------------------------------------------------------------ models whose template knows no tools
+
+_TOOL_PROMPT = """You can call these functions, given as JSON schemas:
+{tools}
+
+To call one, answer with nothing but this, once for each call:
+<tool_call>
+{{"name": "NAME OF THE FUNCTION", "arguments": {{...}}}}
+</tool_call>
+The results come in the next message. Answer in plain text when no function is needed."""
+
+
+def _described(question: Question) -> tuple[ChatMessage, ...]:
+    """Return the messages with tools in the system prompt, and calls and results as text."""
+    messages = [_as_text(each) for each in question.messages]
+    if not question.uses_tools:
+        return tuple(messages)
+    tools = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in question.tools)
+    prompt = _TOOL_PROMPT.format(tools=tools)
+    if messages and messages[0].role == "system":
+        first = messages.pop(0)
+        prompt = f"{first.content}\n\n{prompt}"
+    return (ChatMessage("system", prompt), *messages)
+
+
+def _as_text(message: ChatMessage) -> ChatMessage:
+    if message.role == "tool":
+        return ChatMessage("user", f"<tool_response>\n{message.content}\n</tool_response>")
+    if not message.calls:
+        return message
+    calls = [
+        f'{HERMES}\n{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}}}\n</tool_call>'
+        for call in message.calls
+    ]
+    text = "\n".join(filter(None, (message.content, *calls)))
+    return ChatMessage(message.role, text, message.media, reasoning=message.reasoning)
+
+
+def _with_short_ids(message: ChatMessage) -> ChatMessage:
+    """Return a message whose call ids have nine letters and digits: Mistral's templates refuse others."""
+    calls = tuple(ToolCall(_short(call.id), call.name, call.arguments) for call in message.calls)
+    return msgspec.structs.replace(message, calls=calls, call_id=message.call_id and _short(message.call_id))
+
+
+def _short(call_id: str) -> str:
+    if len(call_id) == 9 and call_id.isascii() and call_id.isalnum():
+        return call_id
+    return hashlib.sha256(call_id.encode(errors="replace")).hexdigest()[:9]
+
+
+# ------------------------------------------------------------------ checks that all forms share
+
+
+def checked_settings(values: Mapping[str, object]) -> dict[str, object]:
+    """Return values of samplers that are set, each in its range.
+
+    Raises:
+        ApiError: one is not.
+    """
+    found: dict[str, object] = {}
+    for key, value in values.items():
+        if value is None:
+            continue
+        try:
+            found[key] = SAMPLING_BY_KEY[key].kind.checked(value)
+        except ValueError as error:
+            raise invalid(f"{key}: {error}.", key) from None
+    return found
+
+
+def check_question(question: Question) -> Question:
+    """Return the question as it is asked.
+
+    Raises:
+        ApiError: it has no messages or too many, or a tool or schema that cannot be used.
+    """
+    if not question.messages:
+        raise invalid("messages is empty; send at least one.", "messages")
+    if len(question.messages) > MAX_MESSAGES:
+        raise invalid(f"messages has more than {MAX_MESSAGES} entries.", "messages")
+    if not 1 <= question.n <= MAX_CHOICES:
+        raise invalid(f"n is {question.n}; use 1 to {MAX_CHOICES}.", "n")
+    if len(question.tools) > MAX_TOOLS:
+        raise invalid(f"tools has more than {MAX_TOOLS} entries.", "tools")
+    names = [tool["function"]["name"] for tool in question.tools]
+    if question.choice == REQUIRED and not names:
+        raise invalid("tool_choice is required, and there are no tools.", "tool_choice")
+    if question.choice not in (AUTO, NONE, REQUIRED, *names):
+        raise invalid(f"tool_choice names {question.choice[:80]}, which is not among the tools.", "tool_choice")
+    if question.schema and question.is_forced:
+        raise invalid("response_format and a required tool exclude each other; leave one of them out.", "tool_choice")
+    if sum(len(file.data) for message in question.messages for file in message.media) > MAX_SENT_BYTES:
+        raise invalid(f"The images and sounds are larger than {MAX_SENT_BYTES >> 20} MiB together.", "messages")
+    return question if question.uses_tools else replace(question, choice=NONE)
+
+
+def check_tool(tool: object, place: str) -> Document:
+    """Return the definition of a function.
+
+    Raises:
+        ApiError: it is none.
+    """
+    function = tool.get("function") if isinstance(tool, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str) or not 0 < len(name) <= 128:
+        raise invalid(f"{place} is not a function with a name of 1 to 128 characters.", place)
+    assert isinstance(function, dict)
+    parameters = function.get("parameters")
+    if parameters is not None and not isinstance(parameters, dict):
+        raise invalid(f"{place}.function.parameters is not a JSON schema object.", place)
+    check_depth(parameters, place)
+    kept = {key: function[key] for key in ("name", "description", "parameters") if function.get(key) is not None}
+    return {"type": "function", "function": kept}
+
+
+def check_depth(value: object, place: str) -> None:
+    """Raise `ApiError` for a value that is nested more than `MAX_DEPTH` deep."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for each in level
+            if isinstance(each, dict | list)
+            for child in (each.values() if isinstance(each, dict) else each)
+        ]
+        if not level:
+            return
+    raise invalid(f"{place} is nested more than {MAX_DEPTH} deep.", place)
+
+
+def checked_schema(schema: object, place: str) -> str:
+    """Return a JSON schema as text.
+
+    Raises:
+        ApiError: it is no object, or nested too deep.
+    """
+    if not isinstance(schema, dict):
+        raise invalid(f"{place} is not a JSON schema object.", place)
+    check_depth(schema, place)
+    return json.dumps(schema, ensure_ascii=False)
+
+
+def keep_alive_seconds(value: str | float | None) -> float | None:
+    """Return how long a model stays loaded: "5m", "30s", "2h", seconds; below 0 until it has to go.
+
+    Raises:
+        ApiError: it is none of these.
+    """
+    if value is None:
+        return None
+    text = str(value).strip()
+    factor = {"s": 1, "m": 60, "h": 3600}.get(text[-1:], 0)
+    try:
+        seconds = float(text[:-1]) * factor if factor else float(text)
+    except ValueError:
+        raise invalid('keep_alive is a time such as "5m", seconds, 0, or -1 for as long as possible.') from None
+    if math.isnan(seconds):
+        raise invalid("keep_alive is not a number.", "keep_alive")
+    return float("inf") if seconds < 0 else seconds

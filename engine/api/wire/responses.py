@@ -1,0 +1,332 @@
+"""`/v1/responses`: OpenAI's newer form, as coding agents send it. Nothing is stored between two requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from engine.api.wire import sse
+from engine.api.wire.answer import Answer, Part
+from engine.api.wire.errors import ApiError, invalid
+from engine.api.wire.media import image_of_url
+from engine.api.wire.openai_chat import decode
+from engine.api.wire.question import (
+    AUTO,
+    NONE,
+    REQUIRED,
+    Question,
+    check_question,
+    check_tool,
+    checked_schema,
+    checked_settings,
+    keep_alive_seconds,
+)
+from engine.api.wire.segments import Segment, Segments, Step, segments_of
+from engine.runtime.protocol.messages import ChatMessage, MediaFile, ToolCall
+from engine.runtime.session.events import Done
+
+
+class ResponsesRequest(msgspec.Struct, kw_only=True):
+    """A request for a response; all other fields are ignored."""
+
+    input: str | list[dict[str, Any]]
+    model: str | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    text: dict[str, Any] | None = None
+    reasoning: dict[str, Any] | None = None
+    stream: bool | None = None
+    previous_response_id: str | None = None
+    conversation: Any = None
+    background: bool | None = None
+    metadata: dict[str, Any] | None = None
+    keep_alive: str | float | None = None
+
+
+def read_responses(body: bytes) -> tuple[Question, ResponsesRequest]:
+    """Return the question of a request, and the request. Takes a moment if it has images.
+
+    Raises:
+        ApiError: it cannot be followed.
+    """
+    request = decode(body, ResponsesRequest)
+    if request.previous_response_id or request.conversation:
+        raise invalid("Responses are not stored here: send the whole conversation as input.", "previous_response_id")
+    if request.background:
+        raise invalid("background is not supported; leave it out.", "background")
+    settings = checked_settings(
+        {"max_tokens": request.max_output_tokens, "temperature": request.temperature, "top_p": request.top_p}
+    )
+    messages = [ChatMessage("system", request.instructions)] if request.instructions else []
+    if isinstance(request.input, str):
+        messages.append(ChatMessage("user", request.input))
+    else:
+        messages += _Items().messages(request.input)
+        if not request.input:
+            raise invalid("input is empty; send at least one item.", "input")
+    effort = (request.reasoning or {}).get("effort")
+    values: dict[str, object] = {} if effort is None else {"reasoning_effort": effort}
+    question = Question(
+        model=request.model or "",
+        messages=tuple(messages),
+        tools=_tools(request.tools or ()),
+        choice=_choice(request.tool_choice),
+        settings=settings,
+        schema=_schema((request.text or {}).get("format")),
+        values={"enable_thinking": False} if effort == "none" else values,
+        streams=bool(request.stream),
+        keep_alive_s=keep_alive_seconds(request.keep_alive),
+    )
+    return check_question(question), request
+
+
+def _tools(tools: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """Return the functions among tools; those that run on OpenAI's servers are left out, as agents send them always."""
+    return tuple(
+        check_tool({"type": "function", "function": tool}, f"tools[{place}]")
+        for place, tool in enumerate(tools)
+        if tool.get("type") == "function"
+    )
+
+
+def _choice(choice: str | dict[str, Any] | None) -> str:
+    if choice is None:
+        return AUTO
+    name = choice if isinstance(choice, str) else choice.get("name")
+    if isinstance(choice, str) and choice not in (AUTO, NONE, REQUIRED):
+        raise invalid('tool_choice is "auto", "none", "required", or names a function.', "tool_choice")
+    if not isinstance(name, str) or not name:
+        raise invalid("tool_choice names no function.", "tool_choice")
+    return name
+
+
+def _schema(wanted: object) -> str:
+    kind = wanted.get("type") if isinstance(wanted, dict) else None
+    if kind in (None, "text"):
+        return ""
+    assert isinstance(wanted, dict)
+    if kind == "json_object":
+        return '{"type": "object"}'
+    if kind == "json_schema":
+        return checked_schema(wanted.get("schema"), "text.format.schema")
+    raise invalid('text.format.type is "text", "json_object" or "json_schema".', "text")
+
+
+class _Items:
+    """Makes messages of input items: thoughts and calls belong to the message of the assistant beside them."""
+
+    def __init__(self) -> None:
+        self._found: list[ChatMessage] = []
+        self._thoughts: list[str] = []
+
+    def messages(self, items: Sequence[dict[str, Any]]) -> list[ChatMessage]:
+        """Return the messages of a conversation.
+
+        Raises:
+            ApiError: an item cannot be used.
+        """
+        for number, item in enumerate(items):
+            place = f"input[{number}]"
+            match item.get("type", "message"):
+                case "message":
+                    self._message(item, place)
+                case "function_call":
+                    self._call(item, place)
+                case "function_call_output":
+                    text, media = _content(item.get("output"), place)
+                    self._found.append(ChatMessage("tool", text, media, call_id=str(item.get("call_id") or "")))
+                case "reasoning":
+                    parts = item.get("content") or item.get("summary") or []
+                    self._thoughts += [str(part.get("text", "")) for part in parts if isinstance(part, dict)]
+                case other:
+                    raise invalid(f"{place} is of type {str(other)[:40]}, which is not supported.", place)
+        return self._found
+
+    def _message(self, item: dict[str, Any], place: str) -> None:
+        roles = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+        role = roles.get(str(item.get("role")))
+        if role is None:
+            raise invalid(f"{place}.role is none of {', '.join(roles)}.", place)
+        text, media = _content(item.get("content"), place)
+        thoughts = self._taken_thoughts() if role == "assistant" else ""
+        self._found.append(ChatMessage(role, text, media, reasoning=thoughts))  # type: ignore[arg-type]
+
+    def _call(self, item: dict[str, Any], place: str) -> None:
+        name, arguments = item.get("name"), item.get("arguments")
+        if not isinstance(name, str) or not isinstance(arguments, str):
+            raise invalid(f"{place} has no name, or no arguments as text.", place)
+        call = ToolCall(str(item.get("call_id") or ""), name, arguments or "{}")
+        last = self._found[-1] if self._found else None
+        if last is not None and last.role == "assistant" and not self._thoughts:
+            self._found[-1] = msgspec.structs.replace(last, calls=(*last.calls, call))
+        else:
+            self._found.append(ChatMessage("assistant", "", reasoning=self._taken_thoughts(), calls=(call,)))
+
+    def _taken_thoughts(self) -> str:
+        thoughts, self._thoughts = "\n".join(self._thoughts), []
+        return thoughts
+
+
+def _content(content: object, place: str) -> tuple[str, tuple[MediaFile, ...]]:
+    if content is None or isinstance(content, str):
+        return content or "", ()
+    if not isinstance(content, list):
+        raise invalid(f"{place} has no text and no list of parts.", place)
+    texts: list[str] = []
+    media: list[MediaFile] = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind in ("input_text", "output_text", "text") and isinstance(part.get("text"), str):
+            texts.append(part["text"])
+        elif kind == "refusal":
+            texts.append(str(part.get("refusal") or ""))
+        elif kind == "input_image" and isinstance(part.get("image_url"), str):
+            media.append(image_of_url(part["image_url"], place))
+        else:
+            raise invalid(f"{place} has a part of type {str(kind)[:40]}; use input_text or input_image.", place)
+    return "\n".join(texts), tuple(media)
+
+
+# ------------------------------------------------------------------ answers
+
+
+class ResponseWriter:
+    """Makes the documents of an answer; see `AnswerWriter`. There is one answer to a request."""
+
+    def __init__(self, id: str, model: str, created: int, question: Question, request: ResponsesRequest) -> None:
+        self._id, self._model, self._created = id, model, created
+        self._question, self._request = question, request
+        self._segments = Segments()
+        self._sequence = 0
+        self._done: Done | None = None
+
+    def whole(self, answers: Sequence[Answer]) -> dict[str, object]:
+        (answer,) = answers
+        return self._response(segments_of(answer), answer.done)
+
+    def begin(self, index: int) -> bytes:
+        response = {**self._response([], None), "status": "in_progress"}
+        return self._event("response.created", response=response) + self._event(
+            "response.in_progress", response=response
+        )
+
+    def part(self, index: int, part: Part) -> bytes:
+        return b"".join(map(self._written, self._segments.take(part)))
+
+    def end(self, index: int, done: Done, *, has_calls: bool) -> bytes:
+        self._done = done
+        return b"".join(map(self._written, self._segments.end()))
+
+    def close(self, done: Sequence[Done]) -> bytes:
+        response = self._response(self._segments.all, self._done)
+        return self._event(f"response.{response['status']}", response=response)
+
+    def fail(self, error: ApiError) -> bytes:
+        response = self._response(self._segments.all, self._done)
+        told = {"code": error.code or "server_error", "message": error.message}
+        return self._event("response.failed", response={**response, "status": "failed", "error": told})
+
+    def _event(self, event: str, /, **fields: object) -> bytes:
+        document = {"type": event, "sequence_number": self._sequence, **fields}
+        self._sequence += 1
+        return sse.event(event, document)
+
+    def _response(self, segments: Sequence[Segment], done: Done | None) -> dict[str, object]:
+        is_cut = done is not None and done.stop_reason in ("length", "context_full")
+        request = self._request
+        prompt, answer = (0, 0) if done is None else (done.prompt_tokens, done.generated_tokens)
+        usage = {
+            "input_tokens": prompt,
+            "input_tokens_details": {"cached_tokens": 0 if done is None else done.cached_tokens},
+            "output_tokens": answer,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": prompt + answer,
+        }
+        return {
+            "id": f"resp_{self._id}",
+            "object": "response",
+            "created_at": self._created,
+            "status": "incomplete" if is_cut else "completed",
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "instructions": request.instructions,
+            "max_output_tokens": request.max_output_tokens,
+            "metadata": request.metadata or {},
+            "model": self._model,
+            "output": [self._item(each, done=done is not None) for each in segments],
+            "parallel_tool_calls": True,
+            "previous_response_id": None,
+            "reasoning": request.reasoning or {},
+            "store": False,
+            "temperature": request.temperature,
+            "text": request.text or {"format": {"type": "text"}},
+            "tool_choice": request.tool_choice or AUTO,
+            "tools": [{**tool["function"], "type": "function"} for tool in self._question.tools],
+            "top_p": request.top_p,
+            "truncation": "disabled",
+            "usage": None if done is None else usage,
+        }
+
+    def _item_id(self, segment: Segment) -> str:
+        prefix = {"reasoning": "rs", "content": "msg", "call": "fc"}[segment.kind]
+        return f"{prefix}_{self._id}{segment.number}"
+
+    def _item(self, segment: Segment, *, done: bool) -> dict[str, object]:
+        head = {"id": self._item_id(segment), "status": "completed" if done else "in_progress"}
+        match segment.kind:
+            case "reasoning":
+                content = [{"type": "reasoning_text", "text": segment.text}] if done else []
+                return {**head, "type": "reasoning", "summary": [], "content": content}
+            case "content":
+                return {**head, "type": "message", "role": "assistant", "content": [_text(segment)] if done else []}
+        arguments = (segment.text or "{}") if done else ""
+        return {**head, "type": "function_call", "call_id": segment.id, "name": segment.name, "arguments": arguments}
+
+    def _written(self, step: Step) -> bytes:
+        segment = step.segment
+        place = {"item_id": self._item_id(segment), "output_index": segment.number}
+        at = {**place, "content_index": 0}
+        if step.verb == "begin":
+            added = self._event(
+                "response.output_item.added", output_index=segment.number, item=self._item(segment, done=False)
+            )
+            if segment.kind != "content":
+                return added
+            return added + self._event("response.content_part.added", **at, part={**_text(segment), "text": ""})
+        if step.verb == "add":
+            return self._delta(segment, step.text)
+        return self._ended(segment) + self._event(
+            "response.output_item.done", output_index=segment.number, item=self._item(segment, done=True)
+        )
+
+    def _delta(self, segment: Segment, text: str) -> bytes:
+        place: dict[str, object] = {"item_id": self._item_id(segment), "output_index": segment.number}
+        match segment.kind:
+            case "reasoning":
+                return self._event("response.reasoning_text.delta", **place, content_index=0, delta=text)
+            case "content":
+                return self._event("response.output_text.delta", **place, content_index=0, delta=text, logprobs=[])
+        return self._event("response.function_call_arguments.delta", **place, delta=text)
+
+    def _ended(self, segment: Segment) -> bytes:
+        place: dict[str, object] = {"item_id": self._item_id(segment), "output_index": segment.number}
+        match segment.kind:
+            case "reasoning":
+                return self._event("response.reasoning_text.done", **place, content_index=0, text=segment.text)
+            case "content":
+                done = self._event(
+                    "response.output_text.done", **place, content_index=0, text=segment.text, logprobs=[]
+                )
+                return done + self._event("response.content_part.done", **place, content_index=0, part=_text(segment))
+        arguments = segment.text or "{}"
+        return self._event("response.function_call_arguments.done", **place, name=segment.name, arguments=arguments)
+
+
+def _text(segment: Segment) -> dict[str, object]:
+    return {"type": "output_text", "text": segment.text, "annotations": [], "logprobs": []}

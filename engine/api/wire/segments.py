@@ -1,0 +1,83 @@
+"""An answer as a row of segments, thought, text and calls, each of which begins and ends: Anthropic and Responses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from engine.api.wire.answer import Answer, Part
+from engine.api.wire.tool_calls import CallDelta
+
+Kind = Literal["reasoning", "content", "call"]
+
+
+@dataclass(slots=True)
+class Segment:
+    """One segment. `text`: of a call, its arguments. `id`, `name`: of a call."""
+
+    number: int
+    kind: Kind
+    text: str = ""
+    id: str = ""
+    name: str = ""
+
+
+class Step(NamedTuple):
+    """What happens to a segment. `text`: what is added."""
+
+    verb: Literal["begin", "add", "end"]
+    segment: Segment
+    text: str = ""
+
+
+class Segments:
+    """Divides the parts of one answer. `all`: the segments so far; only the last one grows."""
+
+    def __init__(self) -> None:
+        self.all: list[Segment] = []
+        self._is_open = False
+
+    def take(self, part: Part) -> list[Step]:
+        """Return the steps for a part."""
+        steps: list[Step] = []
+        if part.reasoning:
+            steps += self._add("reasoning", part.reasoning)
+        if part.content:
+            steps += self._add("content", part.content)
+        for call in part.calls:
+            steps += self._add("call", call.arguments, call)
+        return steps
+
+    def end(self) -> list[Step]:
+        """Return the end of the last segment."""
+        if not self._is_open:
+            return []
+        self._is_open = False
+        return [Step("end", self.all[-1])]
+
+    def _add(self, kind: Kind, text: str, call: CallDelta | None = None) -> Iterator[Step]:
+        is_new = not self._is_open or self.all[-1].kind != kind or (call is not None and bool(call.name))
+        if is_new:
+            yield from self.end()
+            segment = Segment(len(self.all), kind)
+            if call is not None:
+                segment.id, segment.name = call.id, call.name
+            self.all.append(segment)
+            self._is_open = True
+            yield Step("begin", segment)
+        if text:
+            self.all[-1].text += text
+            yield Step("add", self.all[-1], text)
+
+
+def segments_of(answer: Answer) -> list[Segment]:
+    """Return the segments of a whole answer."""
+    found: list[Segment] = []
+    if answer.reasoning:
+        found.append(Segment(len(found), "reasoning", answer.reasoning))
+    if answer.content:
+        found.append(Segment(len(found), "content", answer.content))
+    for call in answer.calls:
+        found.append(Segment(len(found), "call", call.arguments, call.id, call.name))
+    return found

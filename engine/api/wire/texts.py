@@ -1,0 +1,56 @@
+"""`/tokenize` and `/detokenize`, as llama.cpp's server has them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.api.wire.errors import ApiError
+from engine.api.wire.openai_chat import decode
+from engine.runtime.protocol.messages import Detokenise, Tokenise, Tokenised
+
+MAX_TOKENS = 1 << 20
+
+
+class TokeniseRequest(msgspec.Struct):
+    """`add_special`: with the tokens that texts of this model begin and end with."""
+
+    content: str
+    add_special: bool = False
+    with_pieces: bool = False
+    model: str | None = None
+
+    def request(self) -> Tokenise:
+        """Return the engine's request."""
+        return Tokenise(text=self.content, add_special=self.add_special)
+
+
+class DetokeniseRequest(msgspec.Struct):
+    """Tokens whose text is wanted."""
+
+    tokens: list[int]
+    model: str | None = None
+
+    def request(self) -> Detokenise:
+        """Return the engine's request."""
+        return Detokenise(tokens=tuple(self.tokens))
+
+
+def read_tokenise(body: bytes) -> TokeniseRequest:
+    """Return a request for tokens; raises `ApiError`."""
+    return decode(body, TokeniseRequest)
+
+
+def read_detokenise(body: bytes) -> DetokeniseRequest:
+    """Return a request for text; raises `ApiError`."""
+    request = decode(body, DetokeniseRequest)
+    if len(request.tokens) > MAX_TOKENS:
+        raise ApiError(400, f"At most {MAX_TOKENS} tokens can be taken at a time.", param="tokens")
+    return request
+
+
+def tokens_document(answer: Tokenised, *, with_pieces: bool) -> dict[str, object]:
+    """Return the tokens, with the text of each if it is wanted."""
+    if not with_pieces:
+        return {"tokens": answer.tokens}
+    pairs = zip(answer.tokens, answer.pieces, strict=True)
+    return {"tokens": [{"id": token, "piece": piece} for token, piece in pairs]}

@@ -1,0 +1,538 @@
+"""Finds calls of tools in the text of a model as it comes; the result does not depend on the pieces.
+
+Families write calls differently. Which marks a model uses is read off its chat template. Some of these marks are
+control tokens: `MARKS` has to be among `Generate.marks`, so that they are part of the text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from engine.chat.thinking import overlap
+
+HERMES = "<tool_call>"
+PYTHON_TAG = "<|python_tag|>"
+MISTRAL = "[TOOL_CALLS]"
+DEEPSEEK = "<｜tool▁call▁begin｜>"
+GEMMA = "<|tool_call>"
+FUNCTION_GEMMA = "<start_function_call>"
+HARMONY = "<|channel|>"
+_DEEPSEEK_SEPARATOR, _DEEPSEEK_END = "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+_NOISE = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+"""Marks around all calls of an answer."""
+MARKS = frozenset(
+    {
+        *(HERMES, "</tool_call>", PYTHON_TAG, MISTRAL, "[ARGS]", "[CALL_ID]"),
+        *(DEEPSEEK, _DEEPSEEK_SEPARATOR, _DEEPSEEK_END, *_NOISE),
+        *(GEMMA, "<tool_call|>", '<|"|>', FUNCTION_GEMMA, "<end_function_call>", "<escape>"),
+        *("<|start|>", HARMONY, "<|message|>", "<|end|>"),
+    }
+)
+_MAX_HEAD = 400
+"""Characters of what comes before the arguments of a call."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallDelta:
+    """A piece of call `index`. `id` and `name` are set in its first piece only."""
+
+    index: int
+    arguments: str = ""
+    id: str = ""
+    name: str = ""
+
+
+class Found(NamedTuple):
+    """What a piece of text adds."""
+
+    content: str = ""
+    calls: tuple[CallDelta, ...] = ()
+
+
+class _Call(ABC):
+    """One way to write a call. `name` is known before the first piece of `arguments` is given out."""
+
+    def __init__(self) -> None:
+        self.name = ""
+        self.text = ""
+        """All that was read, to be given out as content if it is no call."""
+
+    def add(self, text: str) -> tuple[str, str | None]:
+        """Return what `text` adds to the arguments, and what comes after the call; None: it has not ended."""
+        self.text += text
+        arguments, rest = self.read(text)
+        if rest:
+            self.text = self.text[: len(self.text) - len(rest)]
+        return arguments, rest
+
+    @abstractmethod
+    def read(self, text: str) -> tuple[str, str | None]:
+        """See `add`."""
+
+    def end(self) -> str:
+        """Return what is left of the arguments; the text has ended."""
+        return ""
+
+
+class _Strings:
+    """Tells which characters of JSON are those of its strings."""
+
+    def __init__(self) -> None:
+        self._is_open = self._is_escaped = False
+
+    def has(self, character: str) -> bool:
+        """Return whether the next character belongs to a string, its quotes included."""
+        if not self._is_open:
+            self._is_open = character == '"'
+            return self._is_open
+        if self._is_escaped:
+            self._is_escaped = False
+        elif character == "\\":
+            self._is_escaped = True
+        else:
+            self._is_open = character != '"'
+        return True
+
+
+class JsonCall(_Call):
+    """`{"name": "look", "arguments": {...}}`; Llama says `parameters`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._depth = 0
+        self._strings = _Strings()
+        self._key = ""
+        self._token: list[str] = []
+        self._is_value = False
+        self._held = ""
+        """Arguments that came before the name."""
+
+    def read(self, text: str) -> tuple[str, str | None]:
+        given: list[str] = []
+        for place, character in enumerate(text):
+            if not self._depth:
+                if character == "{":
+                    self._depth = 1
+                elif not character.isspace() and character != "[":
+                    return "", text[place:]
+            elif self._strings.has(character):
+                self._add(character, given)
+            elif self._depth > 1 or character in "{[":
+                self._depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(character, 0)
+                self._add(character, given)
+            elif character == "}":
+                self._end_value(given)
+                return self._given(given), text[place + 1 :]
+            elif character == ":" and not self._is_value:
+                self._key, self._token, self._is_value = _text("".join(self._token)), [], True
+            elif character == ",":
+                self._end_value(given)
+            elif not character.isspace():
+                self._add(character, given)
+        return self._given(given), None
+
+    def _add(self, character: str, given: list[str]) -> None:
+        """Add a character to the key or the value; the arguments are given out as they come if they are an object."""
+        self._token.append(character)
+        if self._is_value and self._key in ("arguments", "parameters") and self._token[0] == "{":
+            given.append(character)
+
+    def _end_value(self, given: list[str]) -> None:
+        value = "".join(self._token).strip()
+        if self._is_value and self._key == "name":
+            self.name = _text(value)
+        elif self._is_value and value[:1] == '"' and self._key in ("arguments", "parameters"):
+            # Arguments as OpenAI has them: the text of an object.
+            given.append(_text(value))
+        self._token, self._is_value = [], False
+
+    def _given(self, given: list[str]) -> str:
+        pieces = self._held + "".join(given)
+        self._held = "" if self.name else pieces
+        return pieces if self.name else ""
+
+
+class _Closed(_Call):
+    """A call that is read once its end mark has come."""
+
+    def __init__(self, end: str, parse: Callable[[str], tuple[str, str]]) -> None:
+        super().__init__()
+        self._end, self._parse, self._held = end, parse, ""
+
+    def read(self, text: str) -> tuple[str, str | None]:
+        self._held += text
+        place = self._held.find(self._end)
+        if place < 0:
+            return "", None
+        inner, rest = self._held[:place], self._held[place + len(self._end) :]
+        self.name, arguments = self._parse(inner)
+        return arguments, rest
+
+    def end(self) -> str:
+        # A model may leave out the end mark of its last call, or its token ends the answer.
+        self.name, arguments = self._parse(self._held)
+        return arguments
+
+
+class _Arguments(_Call):
+    """The arguments alone, a JSON object, of a function whose name is known."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self._depth = 0
+        self._strings = _Strings()
+
+    def read(self, text: str) -> tuple[str, str | None]:
+        begin = 0
+        for place, character in enumerate(text):
+            if not self._depth and character != "{":
+                if not character.isspace():
+                    return "", text[place:]
+                begin = place + 1
+            elif not self._strings.has(character):
+                self._depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(character, 0)
+                if not self._depth:
+                    return text[begin : place + 1], text[place + 1 :]
+        return text[begin:], None
+
+
+class _Headed(_Call):
+    """A call whose arguments follow a head that names the function: `look[ARGS]{...}`."""
+
+    def __init__(self, head: re.Pattern[str]) -> None:
+        super().__init__()
+        self._head, self._held = head, ""
+        self._body: _Arguments | None = None
+
+    def read(self, text: str) -> tuple[str, str | None]:
+        if self._body is None:
+            self._held += text
+            match = self._head.match(self._held)
+            if match is None:
+                return "", None if len(self._held) < _MAX_HEAD else self._held
+            self.name = next(filter(None, match.groups()), "")
+            self._body = _Arguments(self.name)
+            text = self._held[match.end() :]
+        return self._body.read(text)
+
+
+class _Choice(_Call):
+    """A call that shows by its beginning how it is written."""
+
+    def __init__(self, choose: Callable[[str], _Call | None]) -> None:
+        super().__init__()
+        self._choose, self._held = choose, ""
+        self._chosen: _Call | None = None
+
+    def read(self, text: str) -> tuple[str, str | None]:
+        if self._chosen is None:
+            self._held += text
+            self._chosen = self._choose(self._held.lstrip())
+            if self._chosen is None:
+                return "", None
+            text = self._held.lstrip()
+        arguments, rest = self._chosen.read(text)
+        self.name = self._chosen.name
+        return arguments, rest
+
+    def end(self) -> str:
+        if self._chosen is None:
+            return ""
+        arguments = self._chosen.end()
+        self.name = self._chosen.name
+        return arguments
+
+
+# ------------------------------------------------------------------ how families write calls
+
+_FUNCTION = re.compile(r"\s*<function=([^>\n]+)>")
+_PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_GLM_PAIR = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+_MISTRAL_HEAD = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\][^\[]*)?\[ARGS\]\s*(?=\{)")
+_DEEPSEEK_HEAD = re.compile(
+    rf"(?:function{_DEEPSEEK_SEPARATOR}([\w.-]+)\s*```json\s*|([\w.-]+){_DEEPSEEK_SEPARATOR}\s*)(?=\{{)"
+)
+_HARMONY_HEAD = re.compile(r".*?to=functions\.([\w.-]+)(?:(?!<\|message\|>).)*<\|message\|>\s*(?=\{)", re.DOTALL)
+_GEMMA_CALL = re.compile(r"\s*call:([\w.-]+)\s*\{(.*)\}\s*", re.DOTALL)
+
+_HARMONY_MARKS = ("<|end|>", "<|start|>", HARMONY, "to=functions.")
+
+Types = Mapping[str, Mapping[str, object]]
+"""JSON types of parameters, by the name of a tool and the name of a parameter."""
+
+
+def _hermes(types: Types) -> _Call:
+    def choose(text: str) -> _Call | None:
+        if not text:
+            return None
+        if text.startswith("{"):
+            return JsonCall()
+        return _Closed("</tool_call>", lambda inner: _tagged(inner, types))
+
+    return _Choice(choose)
+
+
+def _tagged(inner: str, types: Types) -> tuple[str, str]:
+    """Read Qwen3-Coder's form, `<function=look><parameter=town>`, and GLM's, `look<arg_key>town</arg_key>`."""
+    head = _FUNCTION.match(inner)
+    if head is not None:
+        name, pairs = head[1].strip(), _PARAMETER.findall(inner)
+    else:
+        name, pairs = inner.partition("<arg_key>")[0].strip(), _GLM_PAIR.findall(inner)
+    known = types.get(name, {})
+    return name, json.dumps({key.strip(): _typed(value, known.get(key.strip())) for key, value in pairs})
+
+
+def _typed(value: str, type_: object) -> object:
+    """Return the value of a parameter that is written without quotes: a text unless its schema has another type."""
+    if type_ == "string":
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+def _mistral(_types: Types) -> _Call:
+    def choose(text: str) -> _Call | None:
+        if not text:
+            return None
+        if text[0] in "[{":
+            return JsonCall()
+        return _Headed(_MISTRAL_HEAD)
+
+    return _Choice(choose)
+
+
+def _gemma(inner: str) -> tuple[str, str]:
+    """Read `call:look{town:<escape>Bonn<escape>,days:2}`; Gemma 4 has another mark around texts."""
+    match = _GEMMA_CALL.fullmatch(inner)
+    if match is None:
+        return "", ""
+    texts: list[str] = []
+
+    def keep(found: re.Match[str]) -> str:
+        texts.append(found[1])
+        return f'"\x00{len(texts) - 1}"'
+
+    body = re.sub(r"<escape>(.*?)<escape>", keep, match[2].replace('<|"|>', "<escape>"), flags=re.DOTALL)
+    body = re.sub(r"([{,]|^)\s*([\w.-]+)\s*:", r'\1"\2":', body)
+    body = re.sub("\x00(\\d+)", lambda found: json.dumps(texts[int(found[1])])[1:-1], body)
+    return match[1], "{" + body + "}"
+
+
+_STYLES: Mapping[str, Callable[[Types], _Call]] = {
+    HERMES: _hermes,
+    PYTHON_TAG: lambda _types: JsonCall(),
+    MISTRAL: _mistral,
+    DEEPSEEK: lambda _types: _Headed(_DEEPSEEK_HEAD),
+    GEMMA: lambda _types: _Closed("<tool_call|>", _gemma),
+    FUNCTION_GEMMA: lambda _types: _Closed("<end_function_call>", _gemma),
+}
+_BETWEEN = (*_NOISE, "</tool_call>", _DEEPSEEK_END, "```", "]", ",", ";")
+"""What stands between calls, or after the last one."""
+
+
+def begin_marks_of(template: str) -> tuple[str, ...]:
+    """Return the marks before a call that a chat template uses; Hermes' if it knows no tools, as we describe them."""
+    found = tuple(mark for mark in _STYLES if mark in template)
+    if not found and HARMONY not in template:
+        return (HERMES,)
+    return found
+
+
+def is_llama(template: str) -> bool:
+    """Return whether a template has calls written as bare JSON, as Llama 3's does."""
+    return "<|start_header_id|>" in template and '"parameters"' in template
+
+
+def is_harmony(template: str) -> bool:
+    """Return whether a template is gpt-oss's, whose calls are messages to `functions.NAME`."""
+    return HARMONY in template and "to=functions." in template
+
+
+class CallReader:
+    """Takes the text of an answer, without its thought, piece by piece."""
+
+    def __init__(self, template: str, types: Types | None = None, *, forced: bool = False) -> None:
+        """`forced`: the text is one call as JSON, because a grammar has it so."""
+        self._types = types or {}
+        self._marks = begin_marks_of(template)
+        self._harmony = is_harmony(template)
+        self._bare = is_llama(template) or forced
+        self._forced = forced
+        self._id_length = 9 if MISTRAL in template else 0
+        self._held = ""
+        self._call: _Call | None = None
+        self._is_bare = False
+        self._index = 0
+        self._named = self._arguments_given = False
+        self._has_content = False
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether a call has begun."""
+        return self._index > 0
+
+    def add(self, text: str) -> Found:
+        """Take more text."""
+        content: list[str] = []
+        calls: list[CallDelta] = []
+        self._held += text
+        while self._held:
+            before = len(self._held), self._call
+            if self._call is not None:
+                self._read_call(content, calls)
+            else:
+                content.append(self._read_content())
+            if (len(self._held), self._call) == before:
+                break
+        return self._found(content, calls)
+
+    def end(self) -> Found:
+        """Return what was held back; nothing follows."""
+        content: list[str] = []
+        calls: list[CallDelta] = []
+        if self._call is not None:
+            arguments = self._call.end()
+            if not self._give(arguments, calls) and not self.has_calls:
+                content.append(self._call.text)
+            self._call = None
+        elif not self.has_calls:
+            content.append(self._held)
+        self._held = ""
+        return self._found(content, calls)
+
+    def _found(self, content: Sequence[str], calls: Sequence[CallDelta]) -> Found:
+        text = "".join(content)
+        if self.has_calls and not text.strip():
+            text = ""
+        self._has_content = self._has_content or bool(text)
+        return Found(text, tuple(calls))
+
+    def _read_content(self) -> str:
+        held = self._held
+        if self.has_calls:
+            held = held.lstrip()
+            for between in _BETWEEN:
+                if held.startswith(between):
+                    self._held = held[len(between) :]
+                    return ""
+            if any(between.startswith(held) for between in _BETWEEN):
+                return ""
+            if self._continues_list(held):
+                self._call, self._held = JsonCall(), held
+                return ""
+        if self._bare and not self._has_content and not self.has_calls and held.lstrip()[:1] == "{":
+            self._call, self._is_bare, self._held = JsonCall(), True, held.lstrip()
+            return ""
+        if self._bare and not self._has_content and not held.strip():
+            return ""
+        if self._harmony:
+            return self._read_harmony()
+        places = {mark: held.find(mark) for mark in self._marks}
+        mark = min((each for each in places if places[each] >= 0), key=places.__getitem__, default=None)
+        if mark is not None:
+            content = held[: places[mark]]
+            self._held = held[places[mark] + len(mark) :]
+            self._call = _STYLES[mark](self._types)
+            return _without_noise(content.rstrip())
+        # White space before a call belongs to neither.
+        clear = len(held) - max(overlap(held, each) for each in (*self._marks, *_NOISE))
+        clear = len(held[:clear].rstrip()) if self._types else clear
+        if self.has_calls:
+            clear = min(clear, len(held))
+        content, self._held = held[:clear], held[clear:]
+        return _without_noise(content)
+
+    def _continues_list(self, held: str) -> bool:
+        """Whether another call of a list begins, as Mistral and Llama write several."""
+        return held.startswith("{") and (self._is_bare or MISTRAL in self._marks or PYTHON_TAG in self._marks)
+
+    def _read_harmony(self) -> str:
+        """Read messages of gpt-oss: a call, or text between marks that are no part of it."""
+        held = self._held.lstrip() if not self._has_content or self.has_calls else self._held
+        if held.startswith("<|end|>"):
+            self._held = held[len("<|end|>") :]
+            return ""
+        if held.startswith(_HARMONY_MARKS):
+            header, message, text = held.partition("<|message|>")
+            if "to=functions." in header:
+                self._call, self._held = _Headed(_HARMONY_HEAD), held
+            else:
+                self._held = text if message else held
+            return ""
+        place = min((at for mark in _HARMONY_MARKS if (at := held.find(mark)) >= 0), default=-1)
+        clear = place if place >= 0 else len(held) - max(overlap(held, mark) for mark in _HARMONY_MARKS)
+        content, self._held = held[:clear], held[clear:]
+        return content
+
+    def _read_call(self, content: list[str], calls: list[CallDelta]) -> None:
+        assert self._call is not None
+        arguments, rest = self._call.add(self._held)
+        self._held = rest or ""
+        given = self._give(arguments, calls)
+        if rest is None:
+            return
+        if not given and not self._named:
+            # It looked like a call: a bare object, or a mark without one.
+            content.append(self._call.text)
+            self._bare = False
+        elif not self._arguments_given:
+            calls.append(CallDelta(self._index - 1, "{}"))
+        self._call, self._named = None, False
+
+    def _give(self, arguments: str, calls: list[CallDelta]) -> bool:
+        """Give out a piece of the call that is being read; return whether it has a name."""
+        assert self._call is not None
+        if not self._call.name:
+            return False
+        if not self._named:
+            self._named, self._arguments_given = True, False
+            calls.append(CallDelta(self._index, "", new_call_id(self._id_length), self._call.name))
+            self._index += 1
+        if arguments:
+            self._arguments_given = True
+            calls.append(CallDelta(self._index - 1, arguments))
+        return True
+
+
+def new_call_id(length: int = 0) -> str:
+    """Return an id for a call; Mistral's templates refuse any that has not nine letters and digits."""
+    return secrets.token_hex(length)[:length] if length else f"call_{secrets.token_hex(12)}"
+
+
+def types_of(tools: Sequence[Mapping[str, Any]]) -> Types:
+    """Return the JSON types of the parameters of OpenAI tool definitions."""
+    found: dict[str, dict[str, object]] = {}
+    for tool in tools:
+        function = tool.get("function") or {}
+        parameters = function.get("parameters")
+        properties = parameters.get("properties") if isinstance(parameters, dict) else None
+        named = properties if isinstance(properties, dict) else {}
+        found[str(function.get("name", ""))] = {
+            key: value.get("type") if isinstance(value, dict) else None for key, value in named.items()
+        }
+    return found
+
+
+def _without_noise(text: str) -> str:
+    for mark in _NOISE:
+        text = text.replace(mark, "")
+    return text
+
+
+def _text(token: str) -> str:
+    """Return the text of a JSON string as it stands in a call; the token itself if it is none."""
+    try:
+        value = json.loads(token, strict=False)
+    except (ValueError, RecursionError):
+        return token.strip().strip('"')
+    return value if isinstance(value, str) else str(token).strip()

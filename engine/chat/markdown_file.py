@@ -1,0 +1,242 @@
+"""A conversation as a Markdown file, and back: the messages of the shown branch.
+
+People and other programs read the file as plain Markdown. Below each heading an HTML comment, which Markdown viewers
+hide, has the values of that message that its text does not show. All comments begin with one key that occurs nowhere
+else in the file. So text that looks like a heading or a comment of ours is taken for what it is, and the text of a
+message may be edited by hand. Only the probabilities of tokens (`Message.choices`) are not written.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from engine.base.language import tr
+from engine.base.texts import one_line
+from engine.chat.conversation import Conversation
+from engine.chat.exports import data_address, data_url, heading
+from engine.chat.message import Attachment, Message
+from engine.runtime.media.sounds.recordings import MIMES
+
+VERSION = 1
+KEY_CHARACTERS = 12
+_FIRST = re.compile(r"^<!-- layerdeck-conversation (\d+) ([0-9a-f]+) (\{.*\}) -->$", re.MULTILINE)
+SOUND_TYPES = frozenset(MIMES.values())
+_SYSTEM = {"part": "system"}
+_HIDDEN_OF_CHAT = ("id", "system", "leaf", "draft", "forked_from", "deleted_ms")
+"""Fields of a conversation that its comment leaves out: they are in the text, or say nothing in another database."""
+_HIDDEN_OF_MESSAGE = ("parent", "content", "reasoning", "choices")
+
+
+@dataclass(frozen=True, slots=True)
+class MarkdownConversation:
+    """A conversation that was read from Markdown. `files`: bytes of attachments by their SHA-256."""
+
+    conversation: Conversation
+    messages: tuple[Message, ...]
+    files: Mapping[str, bytes]
+
+
+def as_markdown(
+    conversation: Conversation, messages: Sequence[Message], files: Mapping[str, bytes] | None = None
+) -> str:
+    """Return messages as Markdown, which `read_markdown` reads again.
+
+    `files`: bytes of attachments by their SHA-256. Images and sounds among them are part of the text.
+    """
+    parts = _parts(conversation, messages, files)
+    # The key marks our comments; text of a message that looks like one has another key.
+    key = _key_for(text for _, _, text in parts)
+    first = {name: value for name, value in msgspec.to_builtins(conversation).items() if name not in _HIDDEN_OF_CHAT}
+    written = [f"# {_title(conversation)}\n<!-- layerdeck-conversation {VERSION} {key} {_comment(first)} -->\n"]
+    for title, values, text in parts:
+        written.append(f"## {title}\n<!-- {key} {_comment(values)} -->\n\n{text}\n")
+    return "\n".join(written)
+
+
+def is_markdown_file(text: str) -> bool:
+    """Return whether a text was written by `as_markdown`."""
+    return text.startswith("# ") and _FIRST.search(_with_line_feeds(text)) is not None
+
+
+def read_markdown(text: str) -> MarkdownConversation:
+    """Return the conversation that `as_markdown` wrote.
+
+    Raises:
+        ValueError: the file was changed so that it cannot be read; with the reason.
+    """
+    text = _with_line_feeds(text)
+    first = _FIRST.search(text)
+    if first is None:
+        raise ValueError(tr("the comment below the title is missing"))
+    if int(first[1]) != VERSION:
+        raise ValueError(
+            tr(
+                "it has version {found!r}, and this program reads version {version}; update Layerdeck",
+                found=int(first[1]),
+                version=VERSION,
+            )
+        )
+    comments = list(re.finditer(rf"^<!-- {first[2]} (\{{.*\}}) -->$", text, re.MULTILINE))
+    conversation = msgspec.convert({**_values(first[3]), "id": ""}, Conversation)
+    shown_title = text[: first.start()].removeprefix("# ").strip()
+    if shown_title != _title(conversation):
+        conversation = msgspec.structs.replace(conversation, title=shown_title)  # edited by hand
+    system = ""
+    messages: list[Message] = []
+    files: dict[str, bytes] = {}
+    for number, comment in enumerate(comments):
+        # The heading of the next part is the line before its comment.
+        end = len(text) if number + 1 == len(comments) else text.rfind("\n##", 0, comments[number + 1].start())
+        part = text[comment.end() : max(end, comment.end())].removeprefix("\n\n").removesuffix("\n")
+        values = _values(comment[1])
+        # The system prompt is a part without a message.
+        if values == _SYSTEM:
+            system = part
+            continue
+        found, bytes_of = _read_message(values, part, messages[-1].id if messages else None)
+        messages.append(found)
+        files |= bytes_of
+    leaf = messages[-1].id if messages else None
+    return MarkdownConversation(msgspec.structs.replace(conversation, system=system, leaf=leaf), tuple(messages), files)
+
+
+# ------------------------------------------------------------------ writing
+
+
+def _parts(
+    conversation: Conversation, messages: Sequence[Message], files: Mapping[str, bytes] | None
+) -> list[tuple[str, dict[str, Any], str]]:
+    """Return heading, values and text of each part."""
+    parts: list[tuple[str, dict[str, Any], str]] = []
+    if conversation.system:
+        parts.append(("System", dict(_SYSTEM), conversation.system))
+    for message in messages:
+        values = msgspec.to_builtins(message)
+        for name in _HIDDEN_OF_MESSAGE:
+            values.pop(name, None)
+        for attachment in values["attachments"]:
+            # The text of an attachment is visible in the file; its comment only says how long it is.
+            attachment["lines"] = attachment.pop("text").count("\n") + 1
+        values["reasoning_lines"] = len(_quoted(message.reasoning))
+        blocks = [_attached(each, files) for each in message.attachments]
+        if message.reasoning:
+            blocks.append("\n".join(_quoted(message.reasoning)))
+        parts.append((heading(message), values, "\n\n".join([*blocks, message.content])))
+    return parts
+
+
+def _attached(attachment: Attachment, files: Mapping[str, bytes] | None) -> str:
+    """Return an attachment as a block: an image, a sound as a link, the text of another file between fences."""
+    name = _bracketed(one_line(attachment.name))
+    if address := data_address(attachment, files):
+        return f"![{name}]({address})"
+    if attachment.kind == "audio" and attachment.mime in SOUND_TYPES and (address := data_url(attachment, files)):
+        return f"[Attached: {name}]({address})"
+    words = f"Attached: {one_line(attachment.name)}"
+    if not attachment.text:
+        return words
+    fence = "```"
+    while fence in attachment.text:
+        fence += "`"
+    return f"{words}\n{fence}\n{attachment.text}\n{fence}"
+
+
+def _quoted(reasoning: str) -> list[str]:
+    if not reasoning:
+        return []
+    return [f"> {line}" if line else ">" for line in reasoning.split("\n")]
+
+
+def _title(conversation: Conversation) -> str:
+    return one_line(conversation.title) or "Conversation"
+
+
+def _comment(values: Mapping[str, Any]) -> str:
+    """Return values as JSON on one line that cannot end an HTML comment."""
+    text = json.dumps(values, ensure_ascii=False)
+    return text.replace("--", "-\\u002d").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _key_for(texts: Iterable[str]) -> str:
+    """Return a key that is in none of the texts; the same texts have the same key."""
+    whole = "\n".join(texts)
+    # A digest and not a random key: the same conversation gives the same file.
+    digest = hashlib.sha256(whole.encode("utf-8", "replace"))
+    while (key := digest.hexdigest()[:KEY_CHARACTERS]) in whole:
+        digest.update(b"again")
+    return key
+
+
+def _bracketed(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("[", "\\[").replace("]", "\\]")
+
+
+# ------------------------------------------------------------------ reading
+
+
+def _with_line_feeds(text: str) -> str:
+    """Return a file that an editor on Windows has saved with the line ends that `as_markdown` writes."""
+    return text.replace("\r\n", "\n") if text[: text.find("\n")].endswith("\r") else text
+
+
+def _read_message(values: dict[str, Any], part: str, parent: str | None) -> tuple[Message, dict[str, bytes]]:
+    """Return a message and the bytes of its attachments. `part`: the text below its comment."""
+    quoted = values.pop("reasoning_lines", 0)
+    lines = part.split("\n")
+    files: dict[str, bytes] = {}
+    for attachment in values.get("attachments", ()):
+        attachment["text"] = _take_attached(lines, attachment.pop("lines", 1), attachment.get("sha256"), files)
+    reasoning: list[str] = []
+    while len(reasoning) < quoted and lines and lines[0].startswith(">"):
+        reasoning.append(lines.pop(0).removeprefix(">").removeprefix(" "))
+    if reasoning:
+        _take_blank(lines)
+    message = msgspec.convert(
+        {**values, "content": "\n".join(lines), "reasoning": "\n".join(reasoning), "parent": parent}, Message
+    )
+    return message, files
+
+
+def _take_attached(lines: list[str], count: int, sha256: object, files: dict[str, bytes]) -> str:
+    """Remove the block of an attachment from the beginning of `lines`; return its text, and put its bytes in `files`.
+
+    `count`: lines of the text.
+    """
+    if not lines or not re.match(r"!\[|\[?Attached: ", lines[0]):
+        return ""  # removed by hand
+    address = re.search(r"\(data:[^;]*;base64,([^)]*)\)$", lines.pop(0))
+    text = ""
+    if address is not None:
+        try:
+            data = base64.b64decode(address[1], validate=True)
+        except binascii.Error as error:
+            raise ValueError(tr("an attachment is damaged: {error}", error=error)) from None
+        if hashlib.sha256(data).hexdigest() != sha256:
+            raise ValueError(tr("an attachment does not match its checksum"))
+        files[str(sha256)] = data
+    elif lines and lines[0].startswith("```"):
+        text = "\n".join(lines[1 : 1 + count])
+        del lines[: count + 2]
+    _take_blank(lines)
+    return text
+
+
+def _take_blank(lines: list[str]) -> None:
+    if lines and not lines[0]:
+        del lines[0]
+
+
+def _values(text: str) -> dict[str, Any]:
+    values = json.loads(text)
+    if not isinstance(values, dict):
+        raise TypeError(tr("an object is missing"))
+    return values

@@ -1,0 +1,97 @@
+"""Messages between the library and its child process.
+
+Answers are pairs: the index of a model in the request, and its result.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from engine.devices.device import Rig
+from engine.library.facts import Facts
+from engine.library.fit import Fit
+from engine.planning.fit.strategies.constraints import Constraints
+from engine.planning.settings.context_settings import KvType
+from engine.planning.speed.speeds import Speeds
+from engine.runtime.protocol.messages import Failure, Hello, Message, Request
+
+
+class ReadHeaders(Request, frozen=True, tag="read_headers", kw_only=True):
+    """Request: read the headers of models, each with all of its parts.
+
+    Paths are bytes, because file names on Linux need not be text.
+    """
+
+    models: tuple[tuple[bytes, ...], ...]
+
+
+class PlanModels(Request, frozen=True, tag="plan_models", kw_only=True):
+    """Request: forecast models, each by the path of its first part.
+
+    The fields `order` to `speeds` are those of `Constraints`.
+    """
+
+    models: tuple[bytes, ...]
+    rig: Rig
+    strategy: str
+    order: tuple[str, ...]
+    off: frozenset[str]
+    split: bool
+    kv_types: tuple[KvType, ...]
+    speeds: Speeds
+
+    @property
+    def constraints(self) -> Constraints:
+        return Constraints(order=self.order, off=self.off, split=self.split, kv_types=self.kv_types, speeds=self.speeds)
+
+
+LibraryRequest = ReadHeaders | PlanModels
+
+
+class FactsFound(Message, frozen=True, tag="facts_found", kw_only=True):
+    """Answer to `ReadHeaders` with some of the headers; several of them may follow."""
+
+    found: tuple[tuple[int, Facts], ...]
+
+
+class FitsFound(Message, frozen=True, tag="fits_found", kw_only=True):
+    """Answer to `PlanModels` with some of the forecasts; several of them may follow."""
+
+    found: tuple[tuple[int, Fit], ...]
+
+
+class Working(Message, frozen=True, tag="working"):
+    """Heartbeat, sent while there is no result yet."""
+
+
+class AllFound(Message, frozen=True, tag="all_found"):
+    """The last answer to a request."""
+
+
+AnyFound = FactsFound | FitsFound | Working | AllFound | Hello | Failure
+
+
+def read_request(models: Iterable[Iterable[Path]]) -> ReadHeaders:
+    """Return the request to read the headers of `models`."""
+    return ReadHeaders(models=tuple(tuple(map(os.fsencode, paths)) for paths in models))
+
+
+def plan_request(models: Iterable[Path], rig: Rig, strategy: str, constraints: Constraints) -> PlanModels:
+    """Return the request to forecast `models`."""
+    return PlanModels(
+        models=tuple(map(os.fsencode, models)),
+        rig=rig,
+        strategy=strategy,
+        order=constraints.order,
+        off=constraints.off,
+        split=constraints.split,
+        kv_types=constraints.kv_types,
+        speeds=constraints.speeds,
+    )
+
+
+def path_of(encoded: bytes) -> Path:
+    """Decode a path of a request."""
+    return Path(os.fsdecode(encoded))

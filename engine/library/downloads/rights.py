@@ -1,0 +1,68 @@
+"""The rights that a download's process keeps: it writes into the folders of its files, and reads what a program needs.
+
+The process handles the answers of strangers' servers. With Landlock (Linux) it can then reach no other file of the
+user, so a flaw in the HTTP or TLS code costs a download and no more.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+from engine.base.confinement import code_folders, confine, system_folders
+from engine.library.downloads.part_file import storage_error
+from engine.runtime.protocol.network import Download
+
+
+def give_up_rights(order: Download) -> bool:
+    """Make the folders of `order`, and give up all files but those; return whether the system can do that.
+
+    For a process with a single thread, see `confine`.
+
+    Raises:
+        StorageError: if a folder cannot be made.
+    """
+    writable = tuple(writable_folders(order))
+    return confine(readable=(*code_folders(), *system_folders(), Path("/dev"), *_network_files()), writable=writable)
+
+
+def writable_folders(order: Download) -> Iterator[Path]:
+    """Yield the folders that `order` writes into, which are made first: a rule needs a folder that exists.
+
+    Raises:
+        StorageError: if a folder cannot be made.
+    """
+    for file in order.files:
+        target = Path(file.target)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise storage_error(error, target) from error
+        yield target.parent
+        # Links and refs of the Hugging Face cache are in other folders of the same repository. Those are made when
+        # the file is whole, because others take a snapshot's folder for a model that is there.
+        for path in (file.link, *(ref for ref, _ in order.refs)):
+            if path is not None:
+                yield from _existing_folders(Path(path).parent, Path(os.path.commonpath((target.parent, path))))
+
+
+def _existing_folders(folder: Path, root: Path) -> Iterator[Path]:
+    """Yield the folders from `root` down to `folder` that exist. Each may be a link to another disk."""
+    for each in (folder, *folder.parents):
+        if each.is_dir():
+            yield each
+        if each == root:
+            return
+
+
+def _network_files() -> Iterator[Path]:
+    """Yield the files outside of the system's folders that name resolution and TLS read."""
+    # Under WSL this is a link into /mnt.
+    yield Path(os.path.realpath("/etc/resolv.conf"))
+    paths = ssl.get_default_verify_paths()
+    for path in (paths.cafile, paths.capath):
+        if path is not None:
+            yield Path(path)
+            yield Path(os.path.realpath(path))

@@ -1,0 +1,102 @@
+"""The steps of a scan: the window takes them one by one in the background, the command line all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from engine.base.cancellation import CancelToken
+from engine.base.errors import LibraryError
+from engine.base.language import tr
+from engine.library.census import Census, Changes, FoundFile, compare, with_missing
+from engine.library.children import read_headers
+from engine.library.facts import Facts, fingerprint
+from engine.library.fit import Fit
+from engine.library.grouping import FactsOf, group, join_parts
+from engine.library.index import LibraryIndex, State
+from engine.library.listed import Listed, by_name, listed
+from engine.library.notes import Notes
+from engine.library.scan import scan
+from engine.library.stores import Store
+
+Known = Mapping[Path, tuple[State, Facts]]
+
+
+def rescan(index: LibraryIndex, stores: Sequence[Store]) -> tuple[Census, Changes]:
+    """Scan `stores`, save the result, and return it with the differences to the previous scan."""
+    before, after = index.census(), scan(stores)
+    changes = _changes(before, after, current_facts(before, index.facts()))
+    after = with_missing(after, changes)
+    index.save_census(after)
+    return after, changes
+
+
+def _changes(before: Census, after: Census, facts: FactsOf) -> Changes:
+    there = {file.path for file in after.files}
+    known = {file.path for file in before.files}
+    lost_sizes = {file.size_bytes for file in before.files if file.path not in there}
+    # A fingerprint reads the disk. Only a new file of the size of a lost one can be that file.
+    arrived = (file for file in after.files if file.path not in known and file.size_bytes in lost_sizes)
+    return compare(before, after, facts, {file.path: fingerprint(file.path) for file in arrived})
+
+
+def current_facts(census: Census, known: Known) -> dict[Path, Facts]:
+    """Return the facts that are still valid: those of files that have not changed since they were read."""
+    found = {}
+    for file in census.files:
+        kept = known.get(file.path)
+        if kept is not None and kept[0] == file.state:
+            found[file.path] = kept[1]
+    return found
+
+
+def unread(census: Census, facts: FactsOf) -> tuple[tuple[Path, ...], ...]:
+    """Return the models and side files, each with its parts, whose headers are not read yet."""
+    copies = join_parts(file for file in census.files if not file.is_missing)
+    return tuple(copy.paths for copy in copies if copy.path not in facts)
+
+
+def read_facts_of(
+    census: Census,
+    wanted: Sequence[tuple[Path, ...]],
+    tell: Callable[[Path, Facts], None],
+    token: CancelToken,
+) -> dict[Path, tuple[State, Facts]]:
+    """Read headers, and return their facts with the file states. `tell` is called with each in this thread."""
+    states = {file.path: file.state for file in census.files}
+    found: dict[Path, tuple[State, Facts]] = {}
+
+    def take(paths: tuple[Path, ...], facts: Facts) -> None:
+        found[paths[0]] = (states[paths[0]], facts)
+        tell(paths[0], facts)
+
+    read_headers(wanted, take, token)
+    return found
+
+
+def list_models(
+    files: Sequence[FoundFile], facts: FactsOf, notes: Mapping[str, Notes], fits: Mapping[str, Fit]
+) -> tuple[Listed, ...]:
+    """Return the rows of the list by name."""
+    return by_name(listed(entry, notes, fits) for entry in group(files, facts))
+
+
+def check_folder(path: Path) -> Path:
+    """Return the absolute path of a folder to add to the library.
+
+    Raises:
+        LibraryError: if it is not a folder or cannot be read.
+    """
+    try:
+        folder = path.expanduser().absolute()
+        # `iterdir` may open the folder only for the first entry.
+        with_entries = folder.iterdir()
+        next(with_entries, None)
+    except NotADirectoryError as error:
+        raise LibraryError(tr("{path} is a file; choose its folder.", path=path)) from error
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise LibraryError(
+            tr("{path} cannot be opened ({reason}); choose another folder.", path=path, reason=reason)
+        ) from error
+    return folder

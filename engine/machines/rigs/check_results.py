@@ -1,0 +1,104 @@
+"""Stored results of the engine's self-check, by engine build, driver and device, and their use on a rig."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+import msgspec
+
+from engine.base.engine_build import engine_build
+from engine.base.errors import PlacedError
+from engine.base.json_file import read_kept, write_kept
+from engine.devices.device import FEATURES, Device, Fault, Feature, Findings, Rig
+from engine.machines.rigs.engine_checks import Checked
+from engine.planning.fit.calibration import device_key
+
+VERSION = 1
+MAX_FILE_BYTES = 1 << 20
+KEPT_DEVICES = 64
+NO_DRIVERS: Mapping[str, str] = MappingProxyType({})
+_ABOUT_A_TYPE = ("weights", "flash_attention")
+"""Features that can be broken for a single type; the others are used or not as a whole."""
+
+
+class KeptCheck(msgspec.Struct, frozen=True):
+    """A stored result. `of`: type of weights or cache, empty if it is about none. `reason`: a sentence if it failed."""
+
+    feature: str
+    of: str
+    ok: bool
+    reason: str = ""
+
+
+class CheckResults(msgspec.Struct, frozen=True):
+    """Results by `book_key`, the key of a device with its engine build and driver."""
+
+    version: int = VERSION
+    devices: dict[str, tuple[KeptCheck, ...]] = {}
+
+    def with_results(self, rig: Rig, drivers: Mapping[str, str], results: Iterable[Checked]) -> CheckResults:
+        """Return a copy with new results for devices of `rig`. Results of other engine builds are dropped."""
+        engine = engine_build()
+        # Another build has other kernels, so its results say nothing about this one.
+        devices = {key: kept for key, kept in self.devices.items() if key.startswith(f"{engine} |")}
+        for result in results:
+            # A lack of memory or a silent child says nothing about the kernels.
+            if not result.is_known:
+                continue
+            case = result.case
+            fresh = KeptCheck(case.feature, case.of, result.ok, result.reason)
+            for device in filter(None, map(rig.device, case.devices)):
+                key = book_key(device, drivers)
+                # Taken out and put in again: the dict keeps the order of use, and the oldest devices are dropped below.
+                before = devices.pop(key, ())
+                same = (case.feature, case.of)
+                devices[key] = (*(kept for kept in before if (kept.feature, kept.of) != same), fresh)
+        return CheckResults(devices=dict(list(devices.items())[-KEPT_DEVICES:]))
+
+    def apply(self, rig: Rig, drivers: Mapping[str, str]) -> Rig:
+        """Return `rig` with the results of its devices."""
+        return Rig(tuple(self.judged(each, drivers) for each in rig.devices), self.judged(rig.host, drivers))
+
+    def judged(self, device: Device, drivers: Mapping[str, str] = NO_DRIVERS) -> Device:
+        """Return `device` with its results. Workers have no driver."""
+        kept = self.devices.get(book_key(device, drivers))
+        if kept is None:
+            return device
+        faults = tuple(_fault(each) for each in kept if not each.ok and each.feature in FEATURES)
+        off = {fault.feature for fault in faults}
+        can_split = device.capabilities.tensor_split or device.fault("tensor_split") is not None
+        able = replace(
+            device.capabilities,
+            # What only an earlier verdict took away comes back with a better one.
+            tensor_split=can_split and "tensor_split" not in off,
+            repeatable=device.capabilities.repeatable and "repeated" not in off,
+        )
+        return replace(device, findings=Findings(faults, is_checked=True), capabilities=able)
+
+
+def _fault(kept: KeptCheck) -> Fault:
+    feature: Feature = kept.feature  # type: ignore[assignment]
+    return Fault(feature, kept.reason, kept.of if feature in _ABOUT_A_TYPE else "")
+
+
+def book_key(device: Device, drivers: Mapping[str, str]) -> str:
+    """Return the key of results: engine build, driver and device."""
+    return f"{engine_build()} | {drivers.get(device.id, '')} | {device_key(device)} {device.name}"
+
+
+def read_check_results(path: Path) -> CheckResults:
+    """Return the stored results; empty if the file is missing, damaged or of another version."""
+    book = read_kept(path, CheckResults, MAX_FILE_BYTES)
+    return book if book is not None and book.version == VERSION else CheckResults()
+
+
+def write_check_results(path: Path, book: CheckResults) -> None:
+    """Store the results.
+
+    Raises:
+        PlacedError: if the file cannot be written.
+    """
+    write_kept(path, book, what="engine's checks", fail=PlacedError)

@@ -1,0 +1,180 @@
+"""Installs, switches and removes engine packs, and checks them in children of their own before they are used."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from engine.base.cancellation import CancelToken
+from engine.base.engine_build import engine_build, engine_version
+from engine.base.errors import EngineError, WorkerCrashedError, WorkerStalledError
+from engine.devices.device import Device, Rig
+from engine.devices.packs.manifest import find_damage
+from engine.devices.packs.store import (
+    PACKS_VARIABLE,
+    ListedPack,
+    Pack,
+    PackBook,
+    PackStore,
+    Verdict,
+    file_states,
+    list_packs,
+    read_book,
+    write_book,
+)
+from engine.machines.rigs.discovery import devices_of, host_device
+from engine.machines.rigs.engine_checks import Checked, Checker, cases_of, how_it_ended, write_source
+from engine.runtime.process.questions import Questions, raise_if_cancelled
+from engine.runtime.protocol.messages import DeviceList, ListDevices, PackLoad
+
+NO_DEVICE = "No device for it was found: is the card's driver installed?"
+TIMEOUT_S = 60.0
+"""Time-out of a check: a driver with many cards takes long to initialise."""
+_TYPE = "F16"
+"""Weight type of the check. Faults of other types are found by the engine's self-check."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackInstaller:
+    """Manages the packs of `store` and stores verdicts in the file `book`. `argv` replaces our child's command."""
+
+    store: PackStore
+    book: Path
+    cancel: CancelToken | None = None
+    argv: Sequence[str] | None = None
+
+    def listed(self) -> tuple[ListedPack, ...]:
+        """Return all packs with their states."""
+        return list_packs(self.store, read_book(self.book), engine_build())
+
+    def install(self, archive: Path) -> Verdict:
+        """Install the pack in a file, switch it on and check it.
+
+        Raises:
+            EngineError: as `PackStore.install`, and as `check`.
+        """
+        # Switched on before the check: a pack of the same name may have been switched off once.
+        pack = self.store.install(archive, engine_version())
+        self._write(read_book(self.book).switched(pack.name, on=True))
+        return self.check(pack)
+
+    def remove(self, name: str) -> None:
+        """Remove a pack and its verdicts; raises as `PackStore.remove`."""
+        folder = self.store.remove(name)
+        # Switched on, so that the book forgets it: installed again later, it is on.
+        self._write(read_book(self.book).without(folder).switched(name, on=True))
+
+    def switch(self, name: str, *, on: bool) -> None:
+        """Switch a pack on or off; raises `PackError` if there is none of that name."""
+        self._write(read_book(self.book).switched(self.store.pack(name).name, on=on))
+
+    def check_new(self) -> tuple[Verdict, ...]:
+        """Check the packs that are on and have no verdict for their present files and this engine."""
+        book = read_book(self.book)
+        packs = (pack for pack in self.store.packs() if pack.name not in book.off)
+        return tuple(self.check(pack) for pack in packs if book.verdict_on(pack.folder, engine_build()) is None)
+
+    def check_all(self, tell: Callable[[Pack], None] = lambda _pack: None) -> tuple[Verdict, ...]:
+        """Check every pack again; `tell` is called before each.
+
+        Raises:
+            EngineError: after the cancel, or if the verdicts cannot be written.
+        """
+        found = []
+        for pack in self.store.packs():
+            tell(pack)
+            found.append(self.check(pack))
+        return tuple(found)
+
+    def check(self, pack: Pack) -> Verdict:
+        """Check one pack; store and return the verdict.
+
+        Raises:
+            EngineError: after the cancel, or if the verdicts cannot be written.
+        """
+        verdict = self._judged(pack)
+        self._write(read_book(self.book).with_verdict(verdict))
+        return verdict
+
+    def _write(self, book: PackBook) -> None:
+        write_book(self.book, book)
+
+    def _judged(self, pack: Pack) -> Verdict:
+        manifest = pack.manifest
+        names = () if manifest is None else manifest.files
+        verdict = Verdict(
+            name=pack.name,
+            folder=str(pack.folder),
+            engine=engine_build(),
+            library="" if manifest is None else manifest.library,
+            files=file_states(pack.folder, names),
+            ok=False,
+            reason=pack.fault,
+        )
+        if manifest is None:
+            return verdict
+        # Version and hashes before any code of the pack runs.
+        if fault := manifest.misfit(engine_version()) or find_damage(pack.folder, manifest):
+            return msgspec.structs.replace(verdict, reason=fault)
+        with _alone(verdict) as environment:
+            loaded, devices = self._loaded(pack, environment)
+            if not loaded.reason and devices:
+                loaded = self._computing(loaded, devices, environment)
+        reason = loaded.reason or ("" if devices else NO_DEVICE)
+        return msgspec.structs.replace(verdict, ok=not loaded.reason, reason=reason, devices=loaded.devices)
+
+    def _loaded(self, pack: Pack, environment: Mapping[str, str]) -> tuple[PackLoad, tuple[Device, ...]]:
+        try:
+            with self._child(environment) as child:
+                answer = child.ask(ListDevices(), DeviceList)
+        # A crash while loading is the pack's fault: nothing else is loaded in this child.
+        except (WorkerCrashedError, WorkerStalledError) as error:
+            return PackLoad(name=pack.name, reason=f"The engine {how_it_ended(error)} when it loads the pack."), ()
+        except EngineError as error:
+            # A cancel ends the child with an `EngineError` too, and is no fault of the pack.
+            raise_if_cancelled(self.cancel)
+            return PackLoad(name=pack.name, reason=error.summary()), ()
+        loaded = next((each for each in answer.packs if each.name == pack.name), None)
+        if loaded is None:
+            return PackLoad(name=pack.name, reason="The engine did not load it."), ()
+        names = set(loaded.devices)
+        return loaded, tuple(device for device in devices_of(answer.devices) if device.id in names)
+
+    def _computing(self, loaded: PackLoad, devices: tuple[Device, ...], environment: Mapping[str, str]) -> PackLoad:
+        """Return the verdict `loaded`, or one with the reason if a device of the pack computes wrong logits."""
+        checker = Checker(Rig(devices, host_device()), self.argv, self.cancel, environment)
+        with tempfile.TemporaryDirectory(prefix="layerdeck-pack-") as scratch:
+            source = Path(scratch, "source.gguf")
+            write_source(source)
+            cases = [
+                case for device in devices for case in cases_of(device, {_TYPE: source}) if case.feature == "weights"
+            ]
+            failed = next((checked for checked in checker.run(cases) if _fails(checked)), None)
+        if failed is None:
+            return loaded
+        return msgspec.structs.replace(loaded, reason=f"{failed.case.devices[0]}: {failed.reason}")
+
+    def _child(self, environment: Mapping[str, str]) -> Questions:
+        return Questions(
+            timeout_s=TIMEOUT_S, argv=self.argv, cancel=self.cancel, name="pack check", environment=environment
+        )
+
+
+@contextmanager
+def _alone(verdict: Verdict) -> Iterator[Mapping[str, str]]:
+    """Yield the environment of a child that loads only this pack."""
+    with tempfile.TemporaryDirectory(prefix="layerdeck-pack-") as scratch:
+        # A list of its own with this pack alone, judged good beforehand: the check is what finds out.
+        book = Path(scratch, "packs.json")
+        write_book(book, PackBook(verdicts=(msgspec.structs.replace(verdict, ok=True),)))
+        yield {PACKS_VARIABLE: str(book)}
+
+
+def _fails(checked: Checked) -> bool:
+    # A pack that is not used costs less than one that every load waits for.
+    return not checked.ok and (checked.is_known or checked.is_stalled)

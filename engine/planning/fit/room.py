@@ -1,0 +1,63 @@
+"""Whether a model fits beside those that are loaded, and which of them have to go if it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from engine.devices.device import Rig
+from engine.planning.fit.loaded_models import HeldModel, choose_victims, rows_fit
+from engine.planning.plan.report import DeviceRow
+
+_Leaving = Sequence[HeldModel]
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The models that stand in the way of a load.
+
+    `victims`: models to unload first; none if the load can begin.
+    `short`: bytes missing by device while they stay, as (device, bytes).
+    `still_short`: the same once they are unloaded.
+    `workers`: RPC workers of the layout that one of them uses.
+    """
+
+    victims: tuple[HeldModel, ...] = ()
+    short: tuple[tuple[str, int], ...] = ()
+    still_short: tuple[tuple[str, int], ...] = ()
+    workers: tuple[str, ...] = ()
+
+
+def find_room(rows: Sequence[DeviceRow], others: Sequence[HeldModel], rig_without: Callable[[_Leaving], Rig]) -> Room:
+    """Return the models to unload before a load with the needs of `rows`.
+
+    If unloading all of them is not enough, the models that hold memory on short devices are named: a forecast refuses
+    no load.
+
+    `others`: loaded models that the load does not replace. `rig_without`: returns the rig after some of them were
+        unloaded.
+    """
+    beside = rig_without(())
+    if rows_fit(rows, beside):
+        return Room()
+    victims = choose_victims(others, lambda leaving: rows_fit(rows, rig_without(leaving)))
+    short = _short(rows, beside)
+    # A forecast may be wrong, so people may still load: they see what would have to go.
+    if victims is None:
+        ids = {device for device, _ in short}
+        endpoints = {device.endpoint for device in beside.devices if device.id in ids}
+        victims = tuple(model for model in others if ids & model.held_bytes.keys() or endpoints & model.endpoints)
+    still_short = _short(rows, rig_without(victims))
+    used = {row.id for row in rows if row.need_bytes}
+    workers = tuple(each.id for each in beside.devices if each.is_rpc and each.holdings and each.id in used)
+    return Room(victims, short, still_short, workers)
+
+
+def _short(rows: Sequence[DeviceRow], rig: Rig) -> tuple[tuple[str, int], ...]:
+    devices = {device.id: device for device in rig.all_devices}
+    short = [
+        (row.id, row.need_bytes + devices[row.id].margin_bytes - devices[row.id].available_bytes)
+        for row in rows
+        if row.need_bytes and row.id in devices
+    ]
+    return tuple((device, missing_bytes) for device, missing_bytes in short if missing_bytes > 0)

@@ -1,0 +1,182 @@
+"""Handler of `Generate`: computes the prompt, then samples one token after another.
+
+`begin` makes a `Generation` from the request. The decode loop puts its tokens into batches, and calls `take_logits`
+when the last of them was computed. Each request has its own sampler, stop texts and limits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from engine.runtime.child.generate.media_reader import MediaReader
+from engine.runtime.child.generate.prompt import NOT_REPLACED, Replaced, read_prompt, with_answer_start
+from engine.runtime.child.generate.sampling import ChoiceReader, SamplerChain, settings_of
+from engine.runtime.child.generate.slots import Slots
+from engine.runtime.child.generate.tasks import SequenceTask
+from engine.runtime.child.generate.text import PieceDecoder, StopTexts
+from engine.runtime.child.load.loaded_context import LoadedContext
+from engine.runtime.child.load.media import MediaPrompt
+from engine.runtime.child.native.failures import RequestError, failure
+from engine.runtime.protocol.messages import (
+    Answer,
+    Generate,
+    Generated,
+    Message,
+    Piece,
+    Reading,
+    StopReason,
+    TokenChoice,
+)
+
+
+def begin(loaded: LoadedContext, slots: Slots, request: Generate) -> Generation:
+    """Return the task of a generation.
+
+    Raises:
+        RequestError: the model generates no text, or the prompt is empty, too long or cannot be read.
+    """
+    if not loaded.makes_text:
+        raise failure("argument", "This model does not continue text; chat needs a model that generates.")
+    if "" in settings_of(request).stop:
+        raise failure("argument", "A text that ends the answer is empty; leave it out.")
+    prompt, replaced, positions = read_prompt(
+        loaded, request.messages, request.prompt, request.template, request.template_input
+    )
+    tokens, first = with_answer_start(loaded, request, prompt)
+    return Generation(loaded, slots, request, tokens, first, prompt, positions=positions, replaced=replaced)
+
+
+class Generation(SequenceTask):
+    """A running generation. `tokens`: the prompt, then the sampled tokens.
+
+    `first`: text of the first piece, which the chat template has written already: an opening reasoning tag.
+    `positions`: token positions of the prompt that are worth a checkpoint.
+    `replaced`: why the chat template was not used.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedContext,
+        slots: Slots,
+        request: Generate,
+        tokens: list[int],
+        first: str,
+        prompt: MediaPrompt,
+        *,
+        positions: Sequence[int] = (),
+        replaced: Replaced = NOT_REPLACED,
+    ) -> None:
+        super().__init__(request.id, tokens, MediaReader(loaded, prompt), positions)
+        self._slots = slots
+        self._vocabulary = loaded.vocabulary
+        self._is_end = loaded.engine.low.llama_vocab_is_eog
+        self._cells = prompt.cells
+        # An image with M-RoPE takes more KV cells than positions. All images are in the prompt, so that the difference
+        # stays the same for the whole answer.
+        self._further_cells = prompt.cells(tokens) - len(tokens)
+        self._room = loaded.context_tokens - self._further_cells
+        settings = settings_of(request)
+        self._most = settings.max_tokens
+        self._sampler = SamplerChain(loaded, settings, [token for token in tokens if token >= 0])
+        self._decoder = PieceDecoder(loaded, request.marks)
+        self._choices = ChoiceReader(loaded, settings.alternatives) if settings.alternatives else None
+        self._chosen: list[TokenChoice] = []
+        self._first = first
+        self._stops = StopTexts(settings.stop)
+        self._prompt_tokens = prompt.cells(tokens)
+        self._replaced = replaced
+        self._cached = self._evaluated = self._generated = 0
+        self._started: float | None = None
+        self._begun: float | None = None
+
+    def begin(self) -> None:
+        if self._started is None and self.slot is not None:
+            self._started = time.perf_counter()
+            self._cached = self._cells(self.slot.tokens)
+
+    @property
+    def reading(self) -> Reading:
+        held = 0 if self.slot is None else self._cells(self.slot.tokens)
+        read_tokens = min(held, self._prompt_tokens)
+        return Reading(
+            request=self.id,
+            read_tokens=read_tokens,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=min(self._cached, read_tokens),
+        )
+
+    def read(self, count: int) -> Answer | None:
+        if self._begun is not None:
+            return None  # After a failed batch a running answer computes its tokens again; that is no progress.
+        self._evaluated += count
+        return self.reading
+
+    def take_logits(self, place: int, answers: list[Message]) -> bool:
+        if self._begun is None:
+            self._begun = time.perf_counter()
+            if self._first:
+                answers.append(self._piece(self._first))
+        if self._generated == self._most:
+            return self._end("length", answers)
+        try:
+            token = self._sampler.sample(place)
+        except RequestError as end:
+            answers.append(end.message_for(self.id))
+            return False
+        # Checked before the token is counted: the end of the answer is no text.
+        if self._is_end(self._vocabulary, token):
+            return self._end("end_of_text", answers)
+        self._generated += 1
+        if self._choices is not None:
+            self._chosen.append(self._choices.read(place, token))
+        if text := self._stops.add(self._decoder.add(token)):
+            answers.append(self._piece(text))
+        if self._stops.found:
+            return self._end("end_of_text", answers)
+        # The sampled token would need a cell of its own to be decoded.
+        if len(self.tokens) >= self._room:
+            return self._end("context_full", answers)
+        if self._generated == self._most:
+            return self._end("length", answers)
+        self.tokens.append(token)
+        return True
+
+    def stopped(self) -> Message:
+        return self._final_message("stopped")
+
+    def free(self) -> None:
+        super().free()
+        self._sampler.free()
+
+    def _end(self, reason: StopReason, answers: list[Message]) -> bool:
+        text = "" if self._stops.found else self._stops.add(self._decoder.rest()) + self._stops.rest()
+        if text:
+            answers.append(self._piece(text))
+        answers.append(self._final_message(reason))
+        return False
+
+    def _piece(self, text: str) -> Piece:
+        # The whole prompt is in the cache by now, so that this counts as `_cells` does, which would take longer.
+        held = None if self.slot is None else len(self.slot.tokens) + self._further_cells
+        chosen, self._chosen = tuple(self._chosen), []
+        return Piece(request=self.id, text=text, choices=chosen, context_used=held)
+
+    def _final_message(self, reason: StopReason) -> Generated:
+        now = time.perf_counter()
+        started = now if self._started is None else self._started
+        begun = now if self._begun is None else self._begun
+        return Generated(
+            request=self.id,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached,
+            evaluated_tokens=self._evaluated,
+            generated_tokens=self._generated,
+            prompt_seconds=begun - started,
+            generation_seconds=now - begun,
+            context_used=0 if self.slot is None else self._cells(self.slot.tokens),
+            stop_reason=reason,
+            replaced=self._replaced.sentence,
+            replaced_for_log=self._replaced.for_log,
+            checkpoint_bytes=self._slots.checkpoint_bytes,
+        )

@@ -1,0 +1,168 @@
+"""Handlers of `SaveSequence` and `RestoreSequence`: a slot's KV state to a file, and back into a slot.
+
+The parent chooses the file (see `RestoreSequence`). A restored slot is an ordinary slot with cached tokens: the next
+request whose prompt begins with them continues there (`Slots.take`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from pathlib import Path
+
+import msgspec
+
+from engine.runtime.child.generate.checkpoints import Checkpoint
+from engine.runtime.child.generate.saved_kv_state import (
+    DamagedSequenceError,
+    KeptCheckpoint,
+    SequenceFileError,
+    SequenceHeader,
+    SequenceReader,
+    header_of,
+    model_identity,
+    refusal,
+    write_sequence,
+)
+from engine.runtime.child.generate.slots import Slot, Slots
+from engine.runtime.child.generate.tasks import StandaloneTask
+from engine.runtime.child.load.loaded_context import LoadedContext
+from engine.runtime.child.load.media import with_numbers, without_numbers
+from engine.runtime.child.native.failures import RequestError, failure
+from engine.runtime.protocol.messages import RestoreSequence, SaveSequence, SequenceRestored, SequenceSaved
+
+KEPT_CHECKPOINTS = 2
+"""Checkpoints saved with a sequence: the last two, before and after the last question.
+
+With them a restored conversation can go on, answer the last question again, or replace it.
+"""
+WAIT_S = 0.05
+"""Seconds that `run_part` waits for the writing thread if no other request is running."""
+
+
+def begin_saving(loaded: LoadedContext, slots: Slots, request: SaveSequence) -> SaveTask:
+    """Copy the KV state of an ended request out of the context, and begin to write it.
+
+    Raises:
+        RequestError: the request still runs, or its tokens are no longer cached.
+    """
+    slot = slots.holding(request.of)
+    if slot is None:
+        raise failure("argument", f"Nothing of request {request.of} is cached any more; ask again and save then.")
+    if slot.taken:
+        raise failure("argument", f"Request {request.of} is still under way; save it when it has ended.")
+    low, context = loaded.engine.low, loaded.context
+    size_bytes = int(low.llama_state_seq_get_size(context, slot.number))
+    state = (ctypes.c_uint8 * size_bytes)()
+    if not size_bytes or int(low.llama_state_seq_get_data(context, state, size_bytes, slot.number)) != size_bytes:
+        raise failure("internal", "llama.cpp did not give the state of the sequence.")
+    # Negative tokens of images count in the order of this process. The file gets numbers of its own, with names.
+    tokens, images = without_numbers(loaded.media, slot.tokens)
+    checkpoints = slot.checkpoints[-KEPT_CHECKPOINTS:]
+    kept = tuple(KeptCheckpoint(each.tokens, each.size_bytes) for each in checkpoints)
+    states = [memoryview(state).cast("B"), *(each.state for each in checkpoints)]
+    header = msgspec.structs.replace(header_of(loaded, len(tokens), size_bytes, "", kept), images=images)
+    return SaveTask(request, tokens, states, header)
+
+
+class SaveTask(StandaloneTask):
+    """Computes the digest and writes the file in a thread of its own, so that answers go on meanwhile."""
+
+    def __init__(
+        self, request: SaveSequence, tokens: list[int], states: list[memoryview], header: SequenceHeader
+    ) -> None:
+        super().__init__(request.id)
+        self._path, self._tokens, self._states, self._header = Path(request.path), tokens, states, header
+        self._written_bytes = 0
+        self._fault = ""
+        self._thread = threading.Thread(target=self._write, name="save a sequence", daemon=True)
+        self._thread.start()
+
+    def run_part(self, slots: Slots) -> SequenceSaved | None:
+        self._thread.join(0 if any(slot.taken for slot in slots.all) else WAIT_S)
+        if self._thread.is_alive():
+            return None
+        if self._fault:
+            raise failure("argument", self._fault)
+        return SequenceSaved(request=self.id, tokens=len(self._tokens), size_bytes=self._written_bytes)
+
+    def _write(self) -> None:
+        try:
+            self._written_bytes = write_sequence(
+                self._path,
+                self._tokens,
+                self._states,
+                lambda digest: msgspec.structs.replace(self._header, digest=digest),
+            )
+        except SequenceFileError as error:
+            self._fault = str(error)
+
+
+def begin_restoring(loaded: LoadedContext, request: RestoreSequence) -> RestoreTask:
+    """Check the header of the file, and return the task that restores it.
+
+    Raises:
+        RequestError: with a `Failure`. Kind `model_file`: no load of this model can ever restore the file, because it
+            is damaged or belongs to another model. Kind `argument`: a load with other settings may restore it.
+    """
+    if not loaded.makes_text:
+        raise failure("argument", "This model does not continue text, so no sequence can be restored.")
+    reader = SequenceReader(Path(request.path))
+    try:
+        header = reader.header()
+        refused = refusal(loaded, header)
+    except SequenceFileError as error:
+        raise _failure_of(error) from None
+    if refused is not None:
+        kind = "argument" if header.model == model_identity(loaded) else "model_file"
+        raise failure(kind, f"{Path(request.path).name} cannot be restored. {refused}")
+    return RestoreTask(loaded, request, reader, header.images)
+
+
+def _failure_of(error: SequenceFileError) -> RequestError:
+    return failure("model_file" if isinstance(error, DamagedSequenceError) else "argument", str(error))
+
+
+class RestoreTask(StandaloneTask):
+    """Reads the file into one slot, between two batches."""
+
+    n_slots = 1
+
+    def __init__(
+        self, loaded: LoadedContext, request: RestoreSequence, reader: SequenceReader, images: tuple[str, ...]
+    ) -> None:
+        super().__init__(request.id)
+        self._loaded = loaded
+        self._reader = reader
+        self._images = images
+        self._name = Path(request.path).name
+
+    def run_part(self, slots: Slots) -> SequenceRestored:
+        try:
+            tokens, state, checkpoints = self._reader.content()
+        except SequenceFileError as error:
+            raise _failure_of(error) from None
+        size = self._loaded.vocabulary_size
+        if not all(-len(self._images) <= token < size for token in tokens):
+            raise failure("model_file", f"{self._name} is damaged: it holds tokens that the model does not have.")
+        (slot,) = self.slots
+        if not self._restore(slot, state, len(tokens)):
+            # llama_state_seq_set_data may have changed cells before it failed, and does not say which.
+            slots.empty_all()
+            reason = self._loaded.log.facts.reason() or "no reason was given"
+            raise failure("model_file", f"llama.cpp does not take the state in {self._name}: {reason}.")
+        numbered = with_numbers(self._loaded.media, tokens, self._images)
+        slots.adopt(slot, numbered, [Checkpoint(count, memoryview(kept)) for count, kept in checkpoints])
+        return SequenceRestored(request=self.id, tokens=len(tokens))
+
+    def _restore(self, slot: Slot, state: bytes, count: int) -> bool:
+        low, loaded = self._loaded.engine.low, self._loaded
+        loaded.log.begin_computation(lambda _failed: None)
+        buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
+        taken = int(low.llama_state_seq_set_data(loaded.context, buffer, len(state), slot.number))
+        if taken != len(state):
+            return False
+        # The bytes are untrusted. Positions that do not match the tokens would corrupt later batches.
+        first = int(low.llama_memory_seq_pos_min(loaded.memory, slot.number))
+        last = int(low.llama_memory_seq_pos_max(loaded.memory, slot.number))
+        return 0 <= first <= last == count - 1

@@ -1,0 +1,217 @@
+"""Runs this child as an RPC worker: ggml's RPC server in a thread, with a cap on its memory.
+
+ggml's server accepts every connection. For a worker behind a tunnel, only the tunnel may connect. On Linux a socket
+filter (classic BPF) on the listening socket drops packets from all source ports but the tunnel's, and another user
+cannot bind a port that is in use.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import struct
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from engine.base.errors import EngineError
+from engine.base.kept_weights import LOOK_S, WeightKeeper
+from engine.runtime.child.native.bindings import Bindings
+from engine.runtime.child.native.devices import CPU_ID
+from engine.runtime.child.native.failures import failure
+from engine.runtime.child.native.rights import data_bytes, limit_data
+from engine.runtime.protocol.messages import Serve, Serving
+
+_SO_ATTACH_FILTER = 26
+_LOAD_HALF, _JUMP_EQUAL, _RETURN = 0x28, 0x15, 0x06
+"""Opcodes of linux/filter.h. A TCP socket's filter sees the packet from the TCP header on, which begins with the source
+port."""
+_INSTRUCTION = struct.Struct("HBBI")
+_ALL = 0xFFFFFFFF
+
+
+def admit_only(listening: int, client_port: int) -> bool:
+    """Let a listening socket drop packets from source ports other than `client_port`.
+
+    Return whether the system supports that. Connections made before stay open. `listening`: descriptor of the socket.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    # Load the half word at offset 0, the source port. If it is `client_port`, accept the whole packet; else skip that
+    # instruction, and drop it.
+    program = ((_LOAD_HALF, 0, 0, 0), (_JUMP_EQUAL, 0, 1, client_port), (_RETURN, 0, 0, _ALL), (_RETURN, 0, 0, 0))
+    code = ctypes.create_string_buffer(b"".join(_INSTRUCTION.pack(*each) for each in program))
+    with socket.socket(fileno=os.dup(listening)) as door:
+        try:
+            door.setsockopt(
+                socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", len(program), ctypes.addressof(code))
+            )
+        except OSError:
+            return False
+    return True
+
+
+def own_sockets() -> dict[str, int]:
+    """Return the descriptor of each socket of this process, by inode."""
+    found = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # closed by now
+            link = str(entry.readlink())
+            if link.startswith("socket:["):
+                found[link.removeprefix("socket:[").removesuffix("]")] = int(entry.name)
+    return found
+
+
+SLACK_BYTES = 8 << 20
+"""Allowance above the cap for graphs, replies and pages of the allocator. Measured: 3.4 MiB with a 252 MiB model."""
+RECEIVE_SHARE = 64
+"""Divisor of the cap for the receive buffer: ggml's server holds a tensor in memory while it is copied to the device.
+
+The largest tensors of a model may need more. Then a plan that fills the cap to the last byte fails.
+"""
+DEFAULT_STACK_BYTES = 2 << 20
+SERVER_STACK_BYTES = 1 << 20
+KEEPER_STACK_BYTES = 256 << 10
+START_SECONDS = 10.0
+LISTENING, CONNECTED = "0A", "01"
+"""TCP states in /proc/net/tcp."""
+TABLE = Path("/proc/net/tcp")
+
+
+def serve(engine: Bindings, request: Serve) -> Serving:
+    """Start the RPC server, and return when its socket accepts connections. It runs until the process ends.
+
+    Raises:
+        RequestError: no such device, the address cannot be used, or the server did not start.
+    """
+    device = engine.cpu_device() if request.device == CPU_ID else engine.device_by_name(request.device.encode())
+    if not device:
+        names = ", ".join(engine.device_name(known) for known in engine.devices())
+        raise failure("argument", f"There is no device {request.device} to serve; choose one of {names}.")
+    port = request.port or _free_port(request.host)
+    _check_address(request.host, port)
+    _keep_weights(request)
+    ended = threading.Event()
+    # RLIMIT_DATA counts thread stacks, of which the default is 8 MiB: small stacks leave the cap to clients.
+    threading.stack_size(SERVER_STACK_BYTES)
+    thread = threading.Thread(target=_run, args=(engine, request, port, device, ended), name="rpc-server", daemon=True)
+    thread.start()
+    # 0 is the default size again, for threads of libraries.
+    threading.stack_size(0)
+    _wait_until_listening(request.host, port, ended)
+    is_guarded = request.client_port is not None and _guard(port, request.client_port)
+    # After the start, so that what the server itself takes is not counted against the cap.
+    baseline_bytes, enforced = data_bytes(), False
+    if request.cap_bytes is not None:
+        enforced = limit_data(baseline_bytes + request.cap_bytes + _slack_bytes(request.cap_bytes, request.n_threads))
+    return Serving(port=port, caps_enforced=enforced, baseline_bytes=baseline_bytes, is_guarded=is_guarded)
+
+
+def _run(engine: Bindings, request: Serve, port: int, device: int, ended: threading.Event) -> None:
+    devices = (ctypes.c_void_p * 1)(device)
+    endpoint = f"{request.host}:{port}".encode()
+    folder = None if request.kept_weights is None else request.kept_weights.encode()
+    engine.rpc_start_server(endpoint, folder, request.n_threads, 1, ctypes.addressof(devices))
+    # The server returns only if it cannot listen or accept.
+    ended.set()
+
+
+def _keep_weights(request: Serve) -> None:
+    """Start a thread that keeps the folder of cached weights sound and within its quota."""
+    if request.kept_weights is None:
+        return
+    keeper = WeightKeeper(Path(request.kept_weights), request.kept_quota_bytes)
+    try:
+        keeper.begin()
+    except EngineError as error:
+        raise failure("argument", error.summary()) from None
+
+    def look() -> None:
+        while True:
+            time.sleep(LOOK_S)
+            keeper.look()
+
+    threading.stack_size(KEEPER_STACK_BYTES)
+    threading.Thread(target=look, name="kept-weights", daemon=True).start()
+    threading.stack_size(0)
+
+
+def _free_port(host: str) -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError as error:
+            raise failure("argument", f"Cannot listen on {host}: {error.strerror or error}.") from None
+        return int(probe.getsockname()[1])
+
+
+def _check_address(host: str, port: int) -> None:
+    """Bind the address once, for the system's reason if it cannot be used: ggml's server logs none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise failure(
+                "argument",
+                f"Cannot listen on {host}:{port}: {reason}. Choose another port or a numeric address of this machine.",
+            ) from None
+
+
+def _wait_until_listening(host: str, port: int, ended: threading.Event) -> None:
+    # ggml's server does not report that it listens, so that the system's table is read every 5 ms.
+    deadline = time.monotonic() + START_SECONDS
+    while not is_listening(host, port):
+        if ended.wait(0.005):
+            raise failure("internal", f"The RPC server on {host}:{port} ended as it started.")
+        if time.monotonic() > deadline:
+            raise failure("internal", f"The RPC server on {host}:{port} did not start in {START_SECONDS:.0f} s.")
+
+
+def is_listening(host: str, port: int) -> bool:
+    """Return whether this process listens at an address.
+
+    It is looked up in the system's table, because a test connection would take the only place in the server's backlog.
+    """
+    if sys.platform.startswith("linux") and TABLE.exists():
+        # The socket must be ours: another process may have taken the port since it was found free.
+        return not _inodes(port, LISTENING).isdisjoint(own_sockets())
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        return probe.connect_ex((host, port)) == 0
+
+
+def _inodes(port: int, state: str) -> set[str]:
+    """Return the inodes of this machine's TCP sockets with local port `port` in a state of /proc/net/tcp."""
+    rows = [line.split() for line in TABLE.read_text(encoding="ascii").splitlines()[1:]]
+    return {row[9] for row in rows if row[3] == state and int(row[1].rpartition(":")[2], 16) == port}
+
+
+def _guard(port: int, client_port: int) -> bool:
+    """Let the server's socket accept only `client_port`; return False if the system cannot do that."""
+    if not TABLE.exists():
+        return False
+    own = own_sockets()
+    # ggml opens the socket, so that it has to be found by its inode.
+    doors = [own[inode] for inode in _inodes(port, LISTENING) if inode in own]
+    if not doors or not all(admit_only(door, client_port) for door in doors):
+        return False
+    # The filter came after listen(). A connection from between stays open, so that the worker gives up.
+    if _inodes(port, CONNECTED):
+        raise failure("busy", f"Somebody connected to port {port} before its door was closed; start again.")
+    return True
+
+
+def _slack_bytes(cap_bytes: int, n_threads: int) -> int:
+    """Return the memory that the server itself needs; each compute thread after the first adds a stack."""
+    if not sys.platform.startswith("linux"):
+        return 0
+    import resource
+
+    stack_bytes, _ = resource.getrlimit(resource.RLIMIT_STACK)
+    if stack_bytes == resource.RLIM_INFINITY:
+        stack_bytes = DEFAULT_STACK_BYTES
+    return SLACK_BYTES + cap_bytes // RECEIVE_SHARE + (n_threads - 1) * stack_bytes

@@ -1,0 +1,77 @@
+"""Sums llama.cpp's bytes for each buffer type to one row for each device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from engine.devices.device import CPU_ID, Rig
+from engine.planning.layout.engine_parameters import split_members
+from engine.planning.memory.estimate import DeviceMemory, Grade
+from engine.planning.plan.plan import Plan
+from engine.planning.plan.report import DeviceRow, make_row
+from engine.runtime.protocol.messages import META_PREFIX, Part
+
+
+def rows_from_parts(
+    parts: Iterable[Part], rig: Rig, grade: Grade, estimate: Mapping[str, DeviceMemory] | None = None
+) -> tuple[DeviceRow, ...]:
+    """Return a row for every device of `rig`, the host last.
+
+    Parts of devices that are not in the rig are left out. The overhead of a device is 0, because llama.cpp does not
+    report it. For a tensor split llama.cpp reports one Meta device. Its members then get weights and state from the
+    arithmetic with the grade `estimated`, and the reported compute buffer, which each member has in full.
+
+    `estimate`: estimated memory of the members of a tensor split; None if it was reported for each member.
+    """
+    sums: dict[str, list[int]] = {device_id: [0] * 6 for device_id in rig.ids}
+    whole_compute_bytes: int | None = None
+    for part in parts:
+        row = sums.get(part.device)
+        if row is None:
+            if part.buffer_type.startswith(META_PREFIX):
+                whole_compute_bytes = (whole_compute_bytes or 0) + part.compute_bytes
+            continue
+        # Mapped weights of the CPU are page cache, which the system can drop. A mapping that a GPU reads (Metal) stays.
+        row[1 if part.mapped and part.device == CPU_ID else 0] += part.weights_bytes
+        row[2] += part.kv_cache_bytes
+        row[3] += part.recurrent_bytes
+        row[4] += part.compute_bytes
+        row[5] += part.output_bytes
+    rows = tuple(make_row(device, DeviceMemory(*sums[device.id]), grade) for device in rig.all_devices)
+    if whole_compute_bytes is None or estimate is None:
+        return rows
+    return tuple(
+        row if (memory := estimate.get(row.id)) is None else _member_row(row, rig, memory, whole_compute_bytes)
+        for row in rows
+    )
+
+
+def with_copies(rows: Iterable[DeviceRow], rig: Rig, estimate: Mapping[str, DeviceMemory]) -> tuple[DeviceRow, ...]:
+    """Return `rows` with the part of each compute buffer that holds copies for pipeline parallelism.
+
+    llama.cpp does not report that part; the arithmetic gives it. If the copies did not fit, llama.cpp allocated without
+    them, and the buffer is smaller than `estimate` by at least their size. The part is then 0.
+    """
+    return tuple(_with_copies(row, rig, estimate.get(row.id, DeviceMemory())) for row in rows)
+
+
+def _with_copies(row: DeviceRow, rig: Rig, memory: DeviceMemory) -> DeviceRow:
+    device = rig.device(row.id)
+    if device is None or row.compute_bytes <= memory.compute_bytes - memory.pipeline_bytes:
+        return row
+    return make_row(device, replace(row.memory, pipeline_bytes=memory.pipeline_bytes), row.grade)
+
+
+def member_estimate(plan: Plan, parts: Iterable[Part]) -> Mapping[str, DeviceMemory] | None:
+    """Return the estimated memory of a tensor split's members; None unless llama.cpp reported them as one device."""
+    if not any(part.buffer_type.startswith(META_PREFIX) for part in parts):
+        return None
+    devices = plan.resolved.model_estimate.devices
+    return {member: devices.get(member, DeviceMemory()) for member in split_members(plan.edit.layout)}
+
+
+def _member_row(row: DeviceRow, rig: Rig, memory: DeviceMemory, compute_bytes: int) -> DeviceRow:
+    device = rig.device(row.id)
+    assert device is not None
+    return make_row(device, replace(memory, compute_bytes=compute_bytes, overhead_bytes=0), Grade.ESTIMATED)

@@ -1,0 +1,126 @@
+"""Signs of life of a child whose native code is silent: processor time, memory, disk and network use of the process.
+
+llama.cpp reports nothing while it allocates or computes a long batch. The parent takes a child for stalled after 60 s
+of silence, so that a child sends a heartbeat as long as these counters show that it works.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+TICK_SECONDS = 1.0
+
+# Least growth in a tick that counts as work. Reading the counters themselves takes less than each of these.
+CPU_SECONDS = 0.02
+MEMORY_BYTES = 1 << 20
+READ_BYTES = 1 << 16
+NETWORK_BYTES = 1 << 10
+
+_TCP_INFO_BYTES = 192
+_ACKED_AND_RECEIVED = struct.Struct("=QQ")
+_ACKED_OFFSET = 120
+"""Offset of tcpi_bytes_acked in `struct tcp_info` (linux/tcp.h). tcpi_bytes_received follows it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceUse:
+    """Counters of this process since its start. `network_bytes`: sent and received over TCP connections."""
+
+    cpu_seconds: float
+    resident_bytes: int
+    read_bytes: int
+    network_bytes: int
+
+    def shows_work_since(self, earlier: ResourceUse) -> bool:
+        """Return whether the process has worked since `earlier`, beyond what reading the counters takes."""
+        # Memory shrinks when buffers are freed, and the network count when a connection closes: both are work as well.
+        return (
+            self.cpu_seconds - earlier.cpu_seconds >= CPU_SECONDS
+            or abs(self.resident_bytes - earlier.resident_bytes) >= MEMORY_BYTES
+            or self.read_bytes - earlier.read_bytes >= READ_BYTES
+            or abs(self.network_bytes - earlier.network_bytes) >= NETWORK_BYTES
+        )
+
+
+def current_use() -> ResourceUse:
+    """Read this process's counters. Without /proc only the processor time is known; the others are 0."""
+    return ResourceUse(time.process_time(), resident_bytes(), _read_bytes(), _network_bytes())
+
+
+class WorkHeartbeat:
+    """Calls `tell` from a thread of its own after each `tick_seconds` in which the process visibly worked.
+
+    While the process waits for a disk or a server that does not answer, the counters stand still. Then `tell` is not
+    called, and the parent's stall timeout runs out. Use as a context manager: the thread ends with it.
+    """
+
+    def __init__(self, tell: Callable[[], None], *, tick_seconds: float = TICK_SECONDS) -> None:
+        self._tell = tell
+        self._tick_seconds = tick_seconds
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ticks", daemon=True)
+
+    def __enter__(self) -> WorkHeartbeat:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        use = current_use()
+        while not self._ended.wait(self._tick_seconds):
+            now = current_use()
+            if now.shows_work_since(use):
+                self._tell()
+            # Compared tick by tick: counters that creep do not add up to work.
+            use = now
+
+
+def resident_bytes() -> int:
+    """Return the resident memory of this process; 0 if the system does not report it."""
+    # Field 1 of statm is the number of resident pages (proc(5)).
+    try:
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _read_bytes() -> int:
+    try:
+        # rchar counts read() also from the page cache; read_bytes counts pages of mapped files from the disk.
+        lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
+        return sum(int(line.split()[1]) for line in lines if line.startswith(("rchar:", "read_bytes:")))
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _network_bytes() -> int:
+    """Return the bytes that the peers of our TCP connections acknowledged or sent; 0 on systems other than Linux."""
+    # Weights go to an RPC worker for minutes over a slow network. The process itself then only waits in send().
+    if not sys.platform.startswith("linux"):
+        return 0
+    total = 0
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            if not str(entry.readlink()).startswith("socket:"):
+                continue
+            # A copy of the descriptor, because `socket` closes it; the connection belongs to native code.
+            with socket.socket(fileno=os.dup(int(entry.name))) as connection:
+                known = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+            total += sum(_ACKED_AND_RECEIVED.unpack_from(known, _ACKED_OFFSET))
+        except (OSError, struct.error):
+            continue  # Closed by now, or no TCP connection.
+    return total

@@ -1,0 +1,106 @@
+"""The preferences page: each field is a menu entry, and a change counts at once. Loading the last model at start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pytestqt.qtbot import QtBot
+
+from app.run_marks import EndedRun, RunMarks
+from app.window.preferences import PreferencesDialog
+from app.wiring import WindowParts
+from tests.support.models import write_tiny_llama
+from tests.support.windows import WindowOpener
+from widgets.common.text import set_zoom
+
+
+def page(window: WindowParts) -> PreferencesDialog:
+    window.actions["preferences"].trigger()
+    (dialog,) = window.main.findChildren(PreferencesDialog)
+    assert dialog.isVisible()
+    return dialog
+
+
+def test_a_field_of_the_page_is_an_entry_of_the_menus(window: WindowParts) -> None:
+    dialog, settings = page(window), window.desk.settings
+    for name, kept in (
+        ("step_back", "steps_back"),
+        ("reload_lost", "reload_lost"),
+        ("ask_when_full", "asks_when_full"),
+        ("load_last_model", "loads_last_model"),
+    ):
+        box = dialog.switches[name]
+        assert not box.isChecked()
+        box.click()
+        assert window.actions[name].isChecked()
+        assert getattr(settings, kept) is True
+        window.actions[name].trigger()
+        assert not box.isChecked()
+    assert window.actions["preferences"].shortcut().toString() == "Ctrl+,"
+    dialog.close()
+
+
+def test_colours_language_and_zoom_are_chosen_on_the_page(window: WindowParts) -> None:
+    dialog, settings = page(window), window.desk.settings
+    dialog.theme_box.setCurrentIndex(0)
+    dialog.theme_box.activated.emit(0)
+    assert (settings.theme, window.theme.name) == ("light", "light")
+    window.actions["theme_dark"].trigger()
+    assert dialog.theme_box.currentText() == "Dark"
+    try:
+        dialog.zoom_box.activated.emit(dialog.zoom_box.findData(150))
+        assert (settings.zoom_percent, dialog.zoom_box.currentData()) == (150, 150)
+        dialog.zoom_box.activated.emit(dialog.zoom_box.findData(90))
+        assert settings.zoom_percent == 90
+        window.actions["zoom_reset"].trigger()
+        assert dialog.zoom_box.currentData() == 100
+    finally:
+        set_zoom(1.0)
+    dialog.close()
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_the_last_model_is_loaded_at_the_start_of_those_who_want_it(
+    open_window: WindowOpener, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool
+) -> None:
+    first = open_window()
+    with qtbot.waitSignal(first.desk.opener.model_changed):
+        first.desk.opener.open(write_tiny_llama(tmp_path / "ada.gguf", n_layers=2))
+    first.desk.settings.loads_last_model = wanted
+    first.main.close()
+
+    again = open_window()
+    loads: list[str] = []
+    monkeypatch.setattr(again.desk.loader, "load", lambda: loads.append(again.desk.models.current.name))
+    marks = RunMarks(tmp_path / "runs")
+    looked: list[str] = []
+
+    def take_ended() -> tuple[EndedRun, ...]:
+        looked.append("looked")
+        return ()
+
+    monkeypatch.setattr(marks, "take_ended", take_ended)
+    again.follow_run(marks)
+    qtbot.waitUntil(lambda: loads == ["ada"] if wanted else bool(looked))
+    qtbot.waitUntil(lambda: not again.desk.opener.is_opening)
+    assert bool(again.desk.document.model) is wanted
+    marks.end()
+
+
+def test_the_chat_offers_to_load_the_last_model(
+    open_window: WindowOpener, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = open_window()
+    with qtbot.waitSignal(first.desk.opener.model_changed):
+        first.desk.opener.open(write_tiny_llama(tmp_path / "ada.gguf", n_layers=2))
+    title = first.desk.settings.recent_models[0].title
+    first.main.close()
+
+    again = open_window()
+    loads: list[str] = []
+    monkeypatch.setattr(again.desk.loader, "load", lambda: loads.append(again.desk.models.current.name))
+    chat = again.views.current.chat
+    assert chat.start_banner.button.text() == f"Load {title}"
+    chat.start_requested.emit()
+    qtbot.waitUntil(lambda: loads == ["ada"])

@@ -1,0 +1,93 @@
+"""Answers as rows of segments: thoughts, texts and calls in the forms of Anthropic and Responses."""
+
+from __future__ import annotations
+
+import json
+
+from engine.api.wire.answer import Answer, Part
+from engine.api.wire.anthropic import MessageWriter
+from engine.api.wire.question import Question
+from engine.api.wire.responses import ResponsesRequest, ResponseWriter
+from engine.api.wire.tool_calls import CallDelta
+from engine.runtime.protocol.messages import ChatMessage
+from engine.runtime.session.events import Done
+
+PARTS = (
+    Part(reasoning="Hm"),
+    Part(reasoning="m."),
+    Part(content="I "),
+    Part(content="look.", calls=(CallDelta(0, "", "c1", "look"),)),
+    Part(calls=(CallDelta(0, '{"a"'), CallDelta(0, ":1}"), CallDelta(1, "", "c2", "look"), CallDelta(1, "{}"))),
+)
+DONE = Done(
+    prompt_tokens=5,
+    generated_tokens=7,
+    prompt_tokens_per_second=1.0,
+    generation_tokens_per_second=1.0,
+    stop_reason="end_of_text",
+    cached_tokens=2,
+)
+QUESTION = Question("", (ChatMessage("user", "Hi"),))
+
+
+def events(data: bytes) -> list[dict[str, object]]:
+    found = []
+    for block in data.decode().removesuffix("\n\n").split("\n\n"):
+        name, line = block.split("\n")
+        document = json.loads(line.removeprefix("data: "))
+        assert name == f"event: {document['type']}"
+        found.append(document)
+    return found
+
+
+def whole() -> Answer:
+    answer = Answer()
+    for part in PARTS:
+        answer.add(part)
+    answer.done = DONE
+    return answer
+
+
+def test_a_message_with_all_kinds_of_blocks() -> None:
+    writer = MessageWriter("1", "m")
+    told = [writer.begin(0), *(writer.part(0, part) for part in PARTS), writer.end(0, DONE, has_calls=True)]
+    blocks: dict[object, str] = {}
+    kinds = []
+    for event in events(b"".join([*told, writer.close([DONE])])):
+        if event["type"] == "content_block_start":
+            kinds.append(event["content_block"]["type"])  # type: ignore[index]
+            blocks[event["index"]] = ""
+        elif event["type"] == "content_block_delta":
+            delta = event["delta"]
+            assert isinstance(delta, dict)
+            blocks[event["index"]] += next(str(value) for key, value in delta.items() if key != "type")
+    assert kinds == ["thinking", "text", "tool_use", "tool_use"]
+    assert list(blocks.values()) == ["Hmm.", "I look.", '{"a":1}', "{}"]
+    document = MessageWriter("1", "m").whole([whole()])
+    assert document["stop_reason"] == "tool_use"
+    assert document["usage"] == {
+        "input_tokens": 3, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 2, "output_tokens": 7,
+    }  # fmt: skip
+    assert [block["type"] for block in document["content"]] == kinds  # type: ignore[attr-defined]
+
+
+def test_a_response_with_all_kinds_of_items() -> None:
+    request = ResponsesRequest(input="Hi")
+    writer = ResponseWriter("1", "m", 0, QUESTION, request)
+    told = [writer.begin(0), *(writer.part(0, part) for part in PARTS), writer.end(0, DONE, has_calls=True)]
+    found = events(b"".join([*told, writer.close([DONE])]))
+    added = [event["item"]["id"] for event in found if event["type"] == "response.output_item.added"]  # type: ignore[index]
+    done = [event["item"]["id"] for event in found if event["type"] == "response.output_item.done"]  # type: ignore[index]
+    assert added == done == ["rs_10", "msg_11", "fc_12", "fc_13"]
+    last = found[-1]
+    assert last["type"] == "response.completed"
+    document = ResponseWriter("1", "m", 0, QUESTION, request).whole([whole()])
+    assert last["response"] == document
+
+
+def test_a_call_without_whole_arguments() -> None:
+    answer = Answer()
+    answer.add(Part(calls=(CallDelta(0, '{"a": ', "c", "look"),)))
+    answer.done = DONE
+    document = json.loads(json.dumps(MessageWriter("1", "m").whole([answer])))
+    assert document["content"][0]["input"] == {}

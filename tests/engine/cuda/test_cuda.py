@@ -1,0 +1,115 @@
+"""Loads on CUDA cards that count: real requests, real refusals, and contexts on the cards that are used."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.cuda.cards import BLOCK_BYTES, Account
+from tests.engine.cuda.conftest import CONTEXT_MIB, Cards
+from tests.support.command_line import run_cli
+from tests.support.models import write_tiny_llama
+
+pytestmark = pytest.mark.engine("cuda")
+
+N_LAYERS = 8
+PARTS = ("weights_bytes", "kv_cache_bytes", "compute_bytes", "output_bytes")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """About 60 MB."""
+    folder = tmp_path_factory.mktemp("models")
+    return write_tiny_llama(
+        folder / "tiny.gguf", n_layers=N_LAYERS, n_embd=512, n_head=8, n_ff=1024, n_vocab=8192, n_ctx_train=8192
+    )
+
+
+def layout_file(folder: Path, *runs: tuple[str, str], **context: object) -> Path:
+    document = {
+        "version": 1,
+        "model": {"name": "tiny", "layers": N_LAYERS},
+        "split_mode": "layer",
+        "runs": [{"device": device, "layers": layers} for device, layers in runs],
+        "context": {"n_ctx": 4096, "n_ubatch": 512, **context},
+    }
+    path = folder / "layout.json"
+    path.write_text(json.dumps(document), encoding="utf-8")
+    return path
+
+
+def events_of(model: Path, layout: Path, *words: str) -> list[dict[str, Any]]:
+    return run_cli("load", str(model), "--layout", str(layout), "--json", *words).events
+
+
+def loader(cards: Cards) -> dict[int, Account]:
+    return cards.ledger().of_loader()
+
+
+def test_cards_are_listed_and_a_full_one_costs_its_own_lane_only(cards: Cards) -> None:
+    devices = run_cli("devices").document["devices"]
+    assert [(device["id"], device["total_bytes"] >> 20) for device in devices] == [
+        ("CUDA0", 24576),
+        ("CUDA1", 24576),
+        ("CUDA2", 12288),
+        ("CUDA3", 64),
+    ]
+    assert devices[3]["free_bytes"] == devices[3]["total_bytes"]
+    assert cards.ledger().used_cards() == {0, 1, 2}
+
+
+def test_a_load_takes_what_was_forecast_on_the_cards_of_its_layout_only(
+    cards: Cards, model: Path, tmp_path: Path
+) -> None:
+    layout = layout_file(tmp_path, ("CUDA2", "0-2"), ("CPU", "3-3"), ("CUDA0", "4-7"))
+    (loaded,) = [event for event in events_of(model, layout) if event["event"] == "loaded"]
+    forecast = {row["id"]: row for row in loaded["forecast"]}
+    rows = {row["id"]: row for row in loaded["devices"]}
+    assert {name: [row[part] for part in PARTS] for name, row in rows.items()} == {
+        name: [row[part] for part in PARTS] for name, row in forecast.items()
+    }
+    accounts = loader(cards)
+    assert accounts.keys() == {0, 2}
+    for number, account in accounts.items():
+        assert account.context_bytes == CONTEXT_MIB << 20
+        assert account.buffer_peak_bytes >= sum(rows[f"CUDA{number}"][part] for part in PARTS)
+
+
+def test_a_layout_on_the_processor_makes_no_context(cards: Cards, model: Path, tmp_path: Path) -> None:
+    rig = tmp_path / "rig.json"
+    rig.write_text(run_cli("devices").out, encoding="utf-8")
+    before = set(cards.ledger().accounts)
+    events = events_of(model, layout_file(tmp_path, ("CPU", "0-7")), "--rig", str(rig))
+    assert events[-1]["event"] == "loaded"
+    accounts = cards.ledger().accounts
+    assert [pid for pid in accounts.keys() - before if accounts[pid]] == []
+
+
+def test_a_card_without_room_refuses_and_is_named(cards: Cards, model: Path, tmp_path: Path) -> None:
+    cards.insert("RTX 3090=8.6=24576, RTX 5070=12.0=480")
+    events = events_of(model, layout_file(tmp_path, ("CUDA0", "0-3"), ("CUDA1", "4-7")))
+    assert events[-1]["event"] == "out_of_memory"
+    assert events[-1]["device"] == "CUDA1"
+    assert events[-1]["requested_bytes"] > (events[-1]["free_bytes"] or 0)
+
+
+def test_memory_that_runs_out_in_the_first_long_prompt_is_told_as_such(
+    cards: Cards, model: Path, tmp_path: Path
+) -> None:
+    layout = layout_file(tmp_path, ("CUDA1", "0-7"), flash_attn="off", n_ubatch=2048)
+    cards.insert("RTX 5070=12.0=12288, RTX 3090=8.6=24576")
+    assert events_of(model, layout)[-1]["event"] == "loaded"
+    loaded_bytes = loader(cards)[1].peak_bytes
+    cards.insert("RTX 5070=12.0=12288, RTX 3090=8.6=24576")
+    prompt = ("--prompt", "a b c d e f " * 250, "-n", "2")
+    assert events_of(model, layout, *prompt)[-1]["event"] == "done"
+    answered_bytes = loader(cards)[1].peak_bytes
+    assert answered_bytes > loaded_bytes + 2 * BLOCK_BYTES
+    cards.insert(f"RTX 5070=12.0=12288, RTX 3090=8.6={(answered_bytes - BLOCK_BYTES) >> 20}")
+    loaded, ending = [event for event in events_of(model, layout, *prompt) if event["event"] in ("loaded", "failed")]
+    assert loaded["event"] == "loaded"
+    assert ending["kind"] == "does_not_fit"
+    assert ending["message"].startswith("CUDA1 ran out of memory during the answer")

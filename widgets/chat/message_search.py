@@ -1,0 +1,128 @@
+"""Search in the messages of one conversation: in the text as it is drawn, not in its Markdown source.
+
+Messages are searched from the first to the last in batches, in the thread that parses Markdown. Most messages are ruled
+out by their source alone; only the others are parsed.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from PySide6.QtCore import QObject, Signal
+
+from widgets.chat.shown import ShownMessage
+from widgets.markdown.matches import drawn_lines, match_pattern
+from widgets.markdown.stream import parse_whole
+from widgets.markdown.typesetter import Typesetter
+
+BATCH_S = 0.02
+"""Seconds of a batch. It is short, because the thread also parses the answer that is being written."""
+_MARKUP = re.compile(r"[*_`~\\\[\]]")
+"""Characters of Markdown that may stand inside a word."""
+_WORD = re.compile(r"[^\W_]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A match in a message.
+
+    message: id of the message.
+    place: number of messages above it.
+    number: number of the match in the message, counted from 0.
+    """
+
+    message: str
+    place: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """The matches of one batch. `begin`: place of the message that the next batch starts with."""
+
+    ticket: int
+    begin: int
+    matches: tuple[Match, ...]
+
+
+class MessageSearch(QObject):
+    """Searches one text at a time; a new search replaces the one before."""
+
+    progressed = Signal()
+    """More messages were searched; `matches` and `is_done` have changed."""
+
+    def __init__(self, typesetter: Typesetter, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._typesetter = typesetter
+        self._messages: tuple[ShownMessage, ...] = ()
+        self._ticket = 0
+        self._counts: dict[tuple[str, str], int] = {}
+        """Numbers of matches by id and text of a message, for the text that is searched."""
+        self.query = ""
+        self.matches: list[Match] = []
+        self.is_done = True
+
+    def start(self, query: str, messages: Sequence[ShownMessage]) -> None:
+        """Search for `query`, ignoring case; an empty one has no matches."""
+        if query != self.query:
+            self._counts.clear()
+        self.query, self._messages = query, tuple(messages)
+        # Batches of the search before are dropped by their ticket.
+        self._ticket += 1
+        self.matches = []
+        self.is_done = not query.strip()
+        if self.is_done:
+            self.progressed.emit()
+        else:
+            self._search_from(0)
+
+    def _search_from(self, begin: int) -> None:
+        ticket, query, messages, counts = self._ticket, self.query, self._messages, self._counts
+
+        def work() -> _Batch:
+            return _search(ticket, query, messages, begin, counts)
+
+        self._typesetter.parse(work, self._on_batch)
+
+    def _on_batch(self, batch: _Batch) -> None:
+        if batch.ticket != self._ticket:
+            return  # another search has begun
+        self.matches += batch.matches
+        self.is_done = batch.begin >= len(self._messages)
+        self.progressed.emit()
+        if not self.is_done and batch.ticket == self._ticket:
+            self._search_from(batch.begin)
+
+
+def _search(
+    ticket: int, query: str, messages: Sequence[ShownMessage], begin: int, counts: dict[tuple[str, str], int]
+) -> _Batch:
+    """Search messages from `begin` on until the time of a batch is over; at least one."""
+    end_s = time.monotonic() + BATCH_S
+    pattern = match_pattern(query)
+    # Markup is removed from both sides, since "in**side**" is drawn as "inside".
+    longest = max(_WORD.findall(_MARKUP.sub("", query)), key=len, default="")
+    word = re.compile(re.escape(longest), re.IGNORECASE)
+    found: list[Match] = []
+    place = begin
+    while place < len(messages):
+        message = messages[place]
+        key = (message.id, message.text)
+        # Unchanged messages are not parsed again when the conversation goes on.
+        if key not in counts:
+            counts[key] = _count(pattern, word, message.text)
+        found += (Match(message.id, place, number) for number in range(counts[key]))
+        place += 1
+        if time.monotonic() >= end_s:
+            break
+    return _Batch(ticket, place, tuple(found))
+
+
+def _count(pattern: re.Pattern[str], word: re.Pattern[str], text: str) -> int:
+    # An entity such as "&auml;" is drawn as a letter that the source does not have.
+    if "&" not in text and word.search(_MARKUP.sub("", text)) is None:
+        return 0
+    return sum(1 for line in drawn_lines(parse_whole(text)) for _ in pattern.finditer(line))

@@ -1,0 +1,72 @@
+"""Combo boxes, spin boxes and sliders that the mouse wheel changes only while they have the keyboard focus.
+
+All fields of the window are made of these classes. With Qt's own, scrolling through a form changes each value that
+comes under the pointer: a combo box takes the focus from the wheel, and a spin box or slider needs no focus at all.
+"""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QWheelEvent
+from PySide6.QtWidgets import QComboBox, QDoubleSpinBox, QSlider, QSpinBox, QWidget
+
+
+class ComboBox(QComboBox):
+    """A combo box that ignores the wheel while it has no focus."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        # Qt's default is WheelFocus: the first notch of the wheel would give the focus, the second a value.
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+
+    def wheelEvent(self, event: QWheelEvent) -> None:
+        """Choose another entry, or leave the wheel to the area that scrolls around the box."""
+        if self.hasFocus():
+            super().wheelEvent(event)
+        else:
+            event.ignore()
+
+
+class SpinBox(QSpinBox):
+    """A spin box that ignores the wheel while it has no focus."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+
+    def wheelEvent(self, event: QWheelEvent) -> None:
+        """Step, or leave the wheel to the area that scrolls around the box."""
+        if self.hasFocus():
+            super().wheelEvent(event)
+        else:
+            event.ignore()
+
+
+class DoubleSpinBox(QDoubleSpinBox):
+    """A spin box for fractions that ignores the wheel while it has no focus."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+
+    def wheelEvent(self, event: QWheelEvent) -> None:
+        """Step, or leave the wheel to the area that scrolls around the box."""
+        if self.hasFocus():
+            super().wheelEvent(event)
+        else:
+            event.ignore()
+
+
+class Slider(QSlider):
+    """A horizontal slider that ignores the wheel while it has no focus."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(Qt.Orientation.Horizontal, parent)
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+
+    def wheelEvent(self, event: QWheelEvent) -> None:
+        """Step, or leave the wheel to the area that scrolls around the slider."""
+        if self.hasFocus():
+            super().wheelEvent(event)
+        else:
+            event.ignore()

@@ -1,0 +1,59 @@
+"""Matches of a search in Markdown as it is drawn: in parsed blocks, and in the document made of them.
+
+Both give the same matches in the same order, so that a match is found again in a document that is drawn later.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from PySide6.QtGui import QTextCursor, QTextDocument
+
+from widgets.markdown.blocks import Block, Line, Run
+from widgets.markdown.document import LINE_BREAK, OBJECT
+
+NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
+_SPACES = str.maketrans({"\n": " ", LINE_BREAK: " ", NO_BREAK_SPACE: " ", "\t": " "})
+
+
+def match_pattern(query: str) -> re.Pattern[str]:
+    """Return the pattern of a text: case is ignored, and a line break inside a paragraph counts as a space."""
+    return re.compile(re.escape(query.translate(_SPACES)), re.IGNORECASE)
+
+
+def drawn_lines(blocks: Iterable[Block]) -> Iterator[str]:
+    """Yield the text of each paragraph, line of code and table cell, as `MarkdownDocument` writes them."""
+    for block in blocks:
+        if isinstance(block, Line):
+            marker = f"{block.marker}\t" if block.marker else ""
+            yield _line(marker + _text(block.runs))
+        else:
+            yield from (_line(_text(cell)) for row in block.rows for cell in row)
+
+
+def find_matches(document: QTextDocument, pattern: re.Pattern[str]) -> Iterator[QTextCursor]:
+    """Yield a selection for each match in a document."""
+    # Not `QTextDocument.find`: counting in parsed blocks and highlighting must follow the same rules.
+    block = document.begin()
+    while block.isValid():
+        text = _line(block.text())
+        for match in pattern.finditer(text):
+            cursor = QTextCursor(block)
+            # Qt counts UTF-16 units: a character outside the basic plane, such as an emoji, is two of them.
+            cursor.setPosition(block.position() + _units(text[: match.start()]))
+            cursor.setPosition(block.position() + _units(text[: match.end()]), QTextCursor.MoveMode.KeepAnchor)
+            yield cursor
+        block = block.next()
+
+
+def _text(runs: Iterable[Run]) -> str:
+    return "".join(OBJECT if run.formula else run.text for run in runs)
+
+
+def _line(text: str) -> str:
+    return text.translate(_SPACES)
+
+
+def _units(text: str) -> int:
+    return len(text.encode("utf-16-le", "surrogatepass")) // 2

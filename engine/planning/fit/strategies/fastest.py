@@ -148,11 +148,14 @@ def _layouts(bench: Workbench, speeds: Speeds) -> Iterator[Layout]:
     # Sharing a model between devices costs hops. It pays only if a device that cannot hold the model reads faster.
     if by_speed and any(bandwidth(device, speeds) >= bandwidth(by_speed[-1], speeds) for device in whole):
         return
+    is_one_speed = len({_speed_of(device, speeds) for device in bench.devices}) == 1
     # Quick and promising ones come first: the search for an initial layout may end after any of them.
     for candidate in fewest_candidates(bench):
         yield candidate.layout
-        # Among devices of one speed only hops make a difference, and the fewest devices have the fewest hops.
-        if bench.holds_all(candidate.layout) and len({_speed_of(device, speeds) for device in bench.devices}) == 1:
+        # Among devices of one speed only hops make a difference, and the fewest devices have the fewest hops. If a split
+        # is asked for, a later candidate may be the first that is one.
+        is_wanted = not bench.constraints.split or _is_split(candidate.layout)
+        if is_one_speed and is_wanted and bench.holds_all(candidate.layout):
             return
     first, *orders = _orders(bench, by_speed, speeds)
     filled = fill(bench, first)

@@ -50,6 +50,8 @@ class EditState:
         self.pace = pace
         self.forecast: Forecast | None = None
         """The last forecast that was drawn."""
+        self.left: tuple[Layout | None, Layout | None] = None, None
+        """The last layout in split mode layer, and the layout that replaced it when the mode was changed."""
 
 
 class LayoutDocument(QObject):
@@ -94,9 +96,26 @@ class LayoutDocument(QObject):
         return None if self._state is None else self._state.edit
 
     @property
+    def left(self) -> tuple[Layout | None, Layout | None]:
+        """The `left` of the current edit state."""
+        return (None, None) if self._state is None else self._state.left
+
+    @left.setter
+    def left(self, layouts: tuple[Layout | None, Layout | None]) -> None:
+        if self._state is not None:
+            self._state.left = layouts
+
+    @property
     def is_untouched(self) -> bool:
         """Whether nothing was edited since the model was opened."""
         return self._state is None or self._state.undo_stack.count() == 0
+
+    @property
+    def is_at_start(self) -> bool:
+        """Whether the edit is the one that the model was opened with, also after undo."""
+        stack = None if self._state is None else self._state.undo_stack
+        # A full stack has dropped its first steps.
+        return stack is None or (stack.index() == 0 and stack.count() < UNDO_STEPS)
 
     @property
     def is_dragging(self) -> bool:

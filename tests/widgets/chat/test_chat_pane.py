@@ -378,3 +378,36 @@ def test_without_a_model_the_empty_chat_leaves_opening_one_to_the_welcome_page(p
     assert not pane.empty.button.isVisible()
     pane.show_messages(exchange())
     assert pane.start_banner.button.isVisible()
+
+
+def test_a_custom_template_without_text_is_not_that_of_another_conversation(pane: ChatPane) -> None:
+    pane.heading.settings_button.click()
+    panel = pane.settings_panel
+    assert panel is not None
+    field = panel.template_field
+    field.choice_box.setCurrentText(OTHER)
+    field.choice_box.activated.emit(field.choice_box.currentIndex())
+    field.show_template("", is_same=True)
+    assert (field.choice_box.currentText(), field.text_edit.isHidden()) == (OTHER, False)
+    field.show_template("")
+    assert (field.choice_box.currentText(), field.text_edit.isHidden()) == (OF_MODEL, True)
+
+
+def test_what_comes_and_goes_makes_the_panel_no_wider(qtbot: QtBot, pane: ChatPane) -> None:
+    pane.resize(264, 700)
+    least_px = pane.minimumSizeHint().width()
+    banners = (pane.full_banner, pane.lost_banner, pane.start_banner, pane.overflow_banner)
+    pane.start_banner.show_words("Load SmolLM2 135M Instruct, the model that you used last.", "Load SmolLM2 135M")
+    pane.check_button.show()
+    for banner in banners:
+        banner.show()
+        assert pane.minimumSizeHint().width() == least_px
+        qtbot.waitUntil(lambda banner=banner: banner.rect().contains(banner.button.mapTo(banner, QPoint(0, 30))))
+        assert banner.label.geometry().bottom() < banner.button.mapTo(banner, QPoint(0, 0)).y()
+        banner.hide()
+    pane.reading.show_share(0.5, "reading 120 of 1 300 tokens · 12 tokens/s")
+    assert pane.minimumSizeHint().width() == least_px
+    pane.reading.show_share(None, "")
+    pane.resize(700, 700)
+    pane.lost_banner.show()
+    qtbot.waitUntil(lambda: pane.lost_banner.label.geometry().right() < pane.lost_banner.button.parentWidget().x())

@@ -46,6 +46,8 @@ class EditState:
         self.model = tables.memory.model
         self.tables = tables
         self.edit = edit
+        self.begun = edit
+        """The edit that the model was opened with."""
         self.undo_stack = undo_stack
         self.pace = pace
         self.forecast: Forecast | None = None
@@ -111,11 +113,9 @@ class LayoutDocument(QObject):
         return self._state is None or self._state.undo_stack.count() == 0
 
     @property
-    def is_at_start(self) -> bool:
-        """Whether the edit is the one that the model was opened with, also after undo."""
-        stack = None if self._state is None else self._state.undo_stack
-        # A full stack has dropped its first steps.
-        return stack is None or (stack.index() == 0 and stack.count() < UNDO_STEPS)
+    def has_first_layout(self) -> bool:
+        """Whether the layout is the one that the model was opened with, as after undo, or back from another mode."""
+        return self._state is None or self._state.edit.layout == self._state.begun.layout
 
     @property
     def is_dragging(self) -> bool:

@@ -20,7 +20,6 @@ from widgets.common.elided_label import ElidedLabel
 from widgets.common.roles import plain_label
 from widgets.common.wrap_layout import WrapLayout
 
-
 LEAST_SENTENCE_PX = 220
 """With less width beside the buttons, a sentence is above them."""
 LEAST_BAR_PX = 40

@@ -86,7 +86,7 @@ class AutoLayoutPresenter(OneDialog[AutoLayoutDialog]):
         found = None if edit is None or model is None else self._found.get((model.paths[0], edit.layout))
         if found is not None:
             return found
-        if self._document.is_at_start:
+        if self._document.has_first_layout:
             return tr("This layout was proposed when the model was opened. It was the fastest layout found that fits.")
         return tr("These layers were placed by hand or by a layout file.")
 

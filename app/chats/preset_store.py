@@ -29,7 +29,7 @@ class PresetStore(QObject):
         self._path = path
         self._models = models
         self._background = background
-        self._writer = Worker("Saving presets")
+        self._writer = Worker("presets")
         self._notices = notices
         self._presets: dict[str, Preset] = {}
         self._is_read = False

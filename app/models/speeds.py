@@ -66,7 +66,7 @@ class SpeedRepository(QObject):
         self._document = document
         self._background = background
         self._notices = notices
-        self._writer = Worker("Keeping speeds")
+        self._writer = Worker("speeds")
         self._path = path or speeds_path()
         self.book = read_speed_book(self._path)
         self._answered: dict[tuple[Path, Edit], float] = {}

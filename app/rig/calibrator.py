@@ -29,7 +29,7 @@ class Calibrator(QObject):
         super().__init__(parent)
         self._live = live
         self._background = background
-        self._writer = Worker("Keeping the calibration")
+        self._writer = Worker("calibration")
         self._path = path or calibration_path()
         self._used_bytes: dict[str, int] = {}
         self._before: dict[str, int] | None = None

@@ -224,15 +224,17 @@ def test_work_of_one_worker_is_done_in_its_order(qtbot: QtBot) -> None:
     may_begin = threading.Event()
     written: list[str] = []
     told: list[str] = []
+    failed: list[EngineError] = []
 
     def write_slowly() -> None:
         assert may_begin.wait(DEADLINE_S)
         written.append("first")
 
-    background.run("first", write_slowly, lambda _: told.append("first"), told.append, worker=worker)
+    background.run("first", write_slowly, lambda _: told.append("first"), failed.append, worker=worker)
     background.run(
-        "second", lambda: written.append("second"), lambda _: told.append("second"), told.append, worker=worker
+        "second", lambda: written.append("second"), lambda _: told.append("second"), failed.append, worker=worker
     )
-    background.run("beside", lambda: None, lambda _: may_begin.set(), told.append)
+    background.run("beside", lambda: None, lambda _: may_begin.set(), failed.append)
     qtbot.waitUntil(lambda: told == ["first", "second"])
     assert written == ["first", "second"]
+    assert not failed

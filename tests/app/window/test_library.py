@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QMenu, QMessageBox, QPushButton
+from PySide6.QtWidgets import QMenu, QMessageBox, QPushButton, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.paths import library_path
@@ -359,6 +360,10 @@ def test_find_searches_in_what_is_shown(window: WindowParts, models: Path, qtbot
     assert not main.docks["chat"].isVisible()
 
 
+def has_menus(owner: QWidget, menus: list[QMenu]) -> bool:
+    return owner.findChildren(QMenu) == menus
+
+
 @pytest.mark.qt_log_ignore("plugin does not support", extend=True)  # no window manager takes popups to the front
 def test_menus_of_the_library_are_deleted_when_they_close(window: WindowParts, models: Path, qtbot: QtBot) -> None:
     show_library(window, qtbot)
@@ -369,4 +374,4 @@ def test_menus_of_the_library_are_deleted_when_they_close(window: WindowParts, m
         button.click()
         (menu,) = (menu for menu in owner.findChildren(QMenu) if menu not in before)
         menu.close()
-        qtbot.waitUntil(lambda owner=owner, before=before: owner.findChildren(QMenu) == before)
+        qtbot.waitUntil(partial(has_menus, owner, before))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -408,11 +409,12 @@ def test_what_comes_and_goes_makes_the_panel_no_wider(qtbot: QtBot, pane: ChatPa
     for banner in banners:
         banner.show()
         assert pane.minimumSizeHint().width() == least_px
-        qtbot.waitUntil(lambda banner=banner: has_button_below(banner))
+        qtbot.waitUntil(partial(has_button_below, banner))
         banner.hide()
     pane.reading.show_share(0.5, "reading 120 of 1 300 tokens · 12 tokens/s")
     assert pane.minimumSizeHint().width() == least_px
     pane.reading.show_share(None, "")
     pane.resize(700, 700)
     pane.lost_banner.show()
-    qtbot.waitUntil(lambda: pane.lost_banner.label.geometry().right() < pane.lost_banner.button.parentWidget().x())
+    lost = pane.lost_banner
+    qtbot.waitUntil(lambda: lost.label.geometry().right() < lost.button.mapTo(lost, QPoint(0, 0)).x())

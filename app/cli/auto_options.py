@@ -34,6 +34,9 @@ def add_auto_arguments(command: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     command.add_argument("--split", action="store_true", help="with --auto: use several devices even if one is enough")
     command.add_argument(
+        "--one-backend", action="store_true", help="with --auto: use devices of one backend only, such as CUDA"
+    )
+    command.add_argument(
         "--kv-types", type=_kv_types, metavar="T[,T...]",
         help="with --auto context: allowed KV cache types, in order of preference",
     )  # fmt: skip
@@ -59,6 +62,7 @@ def constraints_of(options: Namespace, rig: Rig, n_layers: int) -> Constraints:
         pins=pins,
         output=outputs[0] if outputs else None,
         split=options.split,
+        one_backend=options.one_backend,
         kv_types=options.kv_types or (),
         # A context length that was asked for is the longest that strategy context goes to.
         max_ctx=options.ctx or None,
@@ -75,7 +79,7 @@ def check_auto_options(options: Namespace) -> None:
     """
     if options.auto is None:
         given = {"--off": options.off, "--order": options.order, "--pin": options.pin, "--split": options.split,
-                 "--kv-types": options.kv_types}  # fmt: skip
+                 "--one-backend": options.one_backend, "--kv-types": options.kv_types}  # fmt: skip
         for name, value in given.items():
             if value:
                 raise ArgumentError(f"{name} needs an automatic layout; add --auto STRATEGY, or remove the option.")

@@ -51,6 +51,7 @@ class KeptWishes(msgspec.Struct, frozen=True):
     off: tuple[str, ...] = ()
     kv_types: tuple[KvType, ...] = ()
     split: bool = False
+    one_backend: bool = False
 
 
 class KeptPins(msgspec.Struct, frozen=True):
@@ -108,7 +109,14 @@ class AutoLayouts(QObject):
     def set_wishes(self, wishes: AutoWishes) -> None:
         """Set and store the options."""
         self.wishes = wishes
-        kept = KeptWishes(wishes.strategy, wishes.order, tuple(sorted(wishes.off)), wishes.kv_types, wishes.split)
+        kept = KeptWishes(
+            wishes.strategy,
+            wishes.order,
+            tuple(sorted(wishes.off)),
+            wishes.kv_types,
+            wishes.split,
+            wishes.one_backend,
+        )
         self._settings.keep("auto_layout", kept)
         self.wishes_changed.emit(wishes)
 
@@ -224,6 +232,7 @@ class AutoLayouts(QObject):
             ),
             output=pins.output if pins.output in ids else None,
             split=wishes.split,
+            one_backend=wishes.one_backend,
             kv_types=wishes.kv_types,
         )
 
@@ -231,7 +240,7 @@ class AutoLayouts(QObject):
 def _wishes(kept: KeptWishes) -> AutoWishes:
     names = {words.name for words in STRATEGY_WORDS}
     strategy = kept.strategy if kept.strategy in names else "fewest"
-    return AutoWishes(strategy, kept.order, frozenset(kept.off), kept.kv_types, kept.split)
+    return AutoWishes(strategy, kept.order, frozenset(kept.off), kept.kv_types, kept.split, kept.one_backend)
 
 
 def _toggled(pins: Pins, layout: Layout, first: int, last: int) -> tuple[PinnedLayers, ...]:

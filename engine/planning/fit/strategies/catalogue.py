@@ -17,6 +17,7 @@ from engine.planning.fit.strategies.experts import experts
 from engine.planning.fit.strategies.fastest import fastest
 from engine.planning.fit.strategies.fewest import fewest
 from engine.planning.fit.strategies.longest_context import longest_context
+from engine.planning.fit.strategies.one_backend import best_backend
 from engine.planning.fit.strategies.priority import priority
 from engine.planning.fit.strategies.proportional import proportional
 from engine.planning.memory.model_memory import ModelMemory
@@ -79,7 +80,12 @@ def auto_layout(
     found = None
     with limited(SEARCH_SECONDS, lambda: watch is not None and watch.is_over):
         for n_ctx in context_lengths(memory.model, rig, context):
-            found = strategy(memory, rig, msgspec.structs.replace(context, n_ctx=n_ctx), constraints)
+            sized = msgspec.structs.replace(context, n_ctx=n_ctx)
+
+            def find(devices: Rig, sized: ContextSettings = sized) -> AutoLayout:
+                return strategy(memory, devices, sized, constraints)
+
+            found = best_backend(find, memory, rig, constraints) if constraints.one_backend else find(rig)
             if found.fits or name == "context":
                 break
     assert found is not None  # There is at least one length.

@@ -42,7 +42,7 @@ def run_fit(options: Namespace) -> int:
     def options_of(model: ModelFile) -> FitOptions:
         constraints = constraints_of(options, rig, model.n_layers)
         watched = replace(constraints, speeds=speeds, watch=Watch(tell=patience()))
-        return FitOptions(rig, options.auto, context_of(options, model, None), watched)
+        return FitOptions(rig, options.auto, context_of(options, model, None), watched, options.text_only)
 
     found = fit_repo(address, hub.settings, hub.token, HeaderCache(remote_headers_path()), options_of)
     if options.json:
@@ -83,6 +83,7 @@ def _row(fit: QuantisationFit, name: str) -> dict[str, object]:
         "tokens_per_second": None if speed is None else [round(each, 2) for each in speed],
         "expected_tokens_per_second": None if speed is None else round(fit.expected_per_second, 2),
         "speed_source": None if speed is None else fit.speed_source,
+        "projector": None if fit.projector is None else fit.projector.path,
         "layout": _layout(fit, name),
         "devices": list(fit.rows),
     }
@@ -105,6 +106,10 @@ def _text(found: RepoFit) -> str:
     lines += ["", found.why]
     others = [fit.quantisation.label for fit in found.fits if fit.grade == "header"]
     lines.append(f"Read from the header of {', '.join(others)}; the others are estimated by the size of their files.")
+    if any(fit.projector is not None for fit in found.fits):
+        lines.append("Projectors are counted; --text-only leaves them out.")
+    elif found.listing.projectors:
+        lines.append("Its projectors are not counted (--text-only).")
     return "\n".join(lines)
 
 

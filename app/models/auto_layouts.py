@@ -70,6 +70,7 @@ class AutoLayouts(QObject):
     wishes_changed = Signal(AutoWishes)
     pins_changed = Signal(Pins)
     found = Signal(AutoLayout)
+    projectors_counted = Signal(bool)
     searching = Signal(str)
 
     def __init__(
@@ -119,6 +120,16 @@ class AutoLayouts(QObject):
         )
         self._settings.keep("auto_layout", kept)
         self.wishes_changed.emit(wishes)
+
+    @property
+    def counts_projectors(self) -> bool:
+        """Whether forecasts of models that are not open count the projector that belongs to the model."""
+        return self._settings.counts_projectors
+
+    def count_projectors(self, wanted: bool) -> None:
+        """Set and store whether such forecasts count projectors."""
+        self._settings.counts_projectors = wanted
+        self.projectors_counted.emit(wanted)
 
     # ------------------------------------------------------------------ pins
 

@@ -216,7 +216,7 @@ def test_speeds_are_measured_on_request_and_kept(tmp_path: Path, capsys: pytest.
 def test_one_backend_mixes_no_devices(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cards = [
         {"id": name, "backend": name[:-1], "total_bytes": size}
-        for name, size in {"CUDA0": "3GiB", "Vulkan0": "2900MiB", "Vulkan1": "2900MiB"}.items()
+        for name, size in {"CUDA0": "4000MiB", "Vulkan0": "3200MiB", "Vulkan1": "3200MiB"}.items()
     ]
     rig = tmp_path / "mixed.json"
     rig.write_text(json.dumps({"version": 1, "devices": cards, "host": {"total_bytes": "32GiB"}}))

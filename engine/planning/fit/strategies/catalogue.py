@@ -59,6 +59,16 @@ def find_strategy(name: str) -> Strategy:
     return strategy
 
 
+def search(
+    name: str, memory: ModelMemory, rig: Rig, context: ContextSettings, constraints: Constraints = NO_CONSTRAINTS
+) -> AutoLayout:
+    """Return what the strategy called `name` finds for these settings; raises as `auto_layout`."""
+    strategy = find_strategy(name)
+    if not constraints.one_backend:
+        return strategy(memory, rig, context, constraints)
+    return best_backend(lambda devices: strategy(memory, devices, context, constraints), memory, rig, constraints)
+
+
 def auto_layout(
     name: str,
     model: ModelFile | ModelMemory,
@@ -75,17 +85,13 @@ def auto_layout(
         ArgumentError: there is no strategy of this name.
         CancelledError: the search was cancelled by `constraints.watch`.
     """
-    strategy, watch = find_strategy(name), constraints.watch
+    find_strategy(name)
+    watch = constraints.watch
     memory = model if isinstance(model, ModelMemory) else ModelMemory(model)
     found = None
     with limited(SEARCH_SECONDS, lambda: watch is not None and watch.is_over):
         for n_ctx in context_lengths(memory.model, rig, context):
-            sized = msgspec.structs.replace(context, n_ctx=n_ctx)
-
-            def find(devices: Rig, sized: ContextSettings = sized) -> AutoLayout:
-                return strategy(memory, devices, sized, constraints)
-
-            found = best_backend(find, memory, rig, constraints) if constraints.one_backend else find(rig)
+            found = search(name, memory, rig, msgspec.structs.replace(context, n_ctx=n_ctx), constraints)
             if found.fits or name == "context":
                 break
     assert found is not None  # There is at least one length.

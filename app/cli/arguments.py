@@ -165,6 +165,7 @@ def _add_layout_arguments(
     command: argparse.ArgumentParser, *, file_needed: bool = True, several_files: bool = False
 ) -> None:
     from app.cli.auto_options import add_auto_arguments
+    from app.cli.placing_options import add_place_argument
     from app.cli.settings_options import add_settings_arguments
 
     if several_files:
@@ -176,6 +177,7 @@ def _add_layout_arguments(
     command.add_argument("--rig", type=Path, metavar="R", help="rig file (default: this computer)")
     command.add_argument("--layout", type=Path, metavar="L", help="layout file (default: the initial layout)")
     add_auto_arguments(command)
+    add_place_argument(command)
     add_settings_arguments(command)
 
 

@@ -10,6 +10,7 @@ from app.cli.auto_options import check_auto_options, constraints_of, with_margin
 from app.cli.hub import find_hub, repo_of
 from app.cli.inputs import patience, this_machine
 from app.cli.output import print_document, print_line
+from app.cli.placing_options import rig_of
 from app.cli.settings_options import context_of
 from app.paths import remote_headers_path, speeds_path
 from engine.base.units import format_bytes
@@ -42,7 +43,9 @@ def run_fit(options: Namespace) -> int:
     def options_of(model: ModelFile) -> FitOptions:
         constraints = constraints_of(options, rig, model.n_layers)
         watched = replace(constraints, speeds=speeds, watch=Watch(tell=patience()))
-        return FitOptions(rig, options.auto, context_of(options, model, None), watched, options.text_only)
+        return FitOptions(
+            rig_of(options, rig), options.auto, context_of(options, model, None), watched, options.text_only
+        )
 
     found = fit_repo(address, hub.settings, hub.token, HeaderCache(remote_headers_path()), options_of)
     if options.json:

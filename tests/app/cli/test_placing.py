@@ -136,7 +136,7 @@ REFUSED = {
     "--place output=CUDA0 --place output=CPU": "--place output: CUDA0 and CPU were given; give one.",
     "--place output=CUDA0 --device CUDA1": "--place output: CUDA0 is not among the devices of --device; add it there.",
     "--place output=CUDA0 --auto fewest --pin output=CPU": "is pinned to CPU and to CUDA0; pin it to one device",
-    "--place mmproj=CUDA0 --mmproj {mmproj} --mmproj-device CPU": "--mmproj-device CPU contradicts --place mmproj=CUDA0",
+    "--place mmproj=CUDA0 --mmproj {mmproj} --mmproj-device CPU": "contradicts --place mmproj=CUDA0; remove one",
 }
 
 

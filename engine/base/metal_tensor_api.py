@@ -2,7 +2,7 @@
 
 ggml-metal uses the tensor API (`metal_tensor`, MetalPerformancePrimitives) on M5 and A19 chips and later. It tries a
 small kernel first, but its matrix kernels can still fail to compile with the headers of some versions of macOS, and
-then no model loads: whisper.cpp issue 3601 and llama.cpp issue 17986, "Input types must match cooperative tensor types".
+then no model loads: "Input types must match cooperative tensor types" (llama.cpp issue 17986, whisper.cpp issue 3601).
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ def side_file_advice(side_files: SideFiles, layout: Layout) -> Iterator[Advice]:
         yield Advice(
             "row_adapter",
             tr(
-                "In split mode row the engine splits the matrices of a LoRA adapter by rows too, and adds them in a "
-                "separate step for each token. Nobody has tested whether that is right."
+                "In split mode row the engine splits the matrices of a LoRA adapter by rows too; whether it computes "
+                "right then is not known."
             ),
             tr("Choose split mode layer, or remove the adapter."),
         )

@@ -92,8 +92,7 @@ def test_fits_count_the_projector_unless_only_text_is_wanted(
     words = ("--folder", str(folder), "--fit", "--rig", str(rig))
     assert document(capsys, *words)["models"][0]["quantisations"][0]["fit"]["projector"] == "mmproj-ada.gguf"
     assert "fits on CUDA0  its projector counted" in run_here(capsys, "library", *words).out
-    words = (*words, "--text-only")
-    assert document(capsys, *words)["models"][0]["quantisations"][0]["fit"]["projector"] is None
+    assert document(capsys, *words, "--text-only")["models"][0]["quantisations"][0]["fit"]["projector"] is None
 
 
 def test_a_measured_speed_leads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -84,8 +84,8 @@ def test_modules_are_where_they_were_placed(capsys: pytest.CaptureFixture[str], 
     assert (decisions["projector"]["value"], decisions["projector"]["overridden"]) == ("CUDA1", True)
     assert answer.document["layout"]["output"] == "CPU"
     assert {run["device"] for run in answer.document["layout"]["runs"]} != {"CPU"}
-    for words in (("--auto", "fewest"), ("--device", "CUDA1,Vulkan0")):
-        assert layout_of(capsys, folder, *words, "--place", "output=Vulkan0")["output"] == "Vulkan0"
+    for others in (("--auto", "fewest"), ("--device", "CUDA1,Vulkan0")):
+        assert layout_of(capsys, folder, *others, "--place", "output=Vulkan0")["output"] == "Vulkan0"
 
 
 def test_a_layout_file_keeps_its_layers(capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path) -> None:

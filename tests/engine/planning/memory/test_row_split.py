@@ -46,7 +46,7 @@ RIG = make_rig(arc(0), arc(1))
 def memory_of(file_type: str = "F16", **shape: int) -> ModelMemory:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "m.gguf"
-        sizes = {"n_layers": 8, "n_embd": 1024, "n_head": 16, "n_ff": 2816, "n_vocab": 4096} | shape
+        sizes: dict[str, Any] = {"n_layers": 8, "n_embd": 1024, "n_head": 16, "n_ff": 2816, "n_vocab": 4096} | shape
         return ModelMemory(read_model(write_header_only(path, file_type=file_type, **sizes)))
 
 

@@ -6,8 +6,9 @@ import pytest
 
 from engine.base.metal_tensor_api import tells_of_tensor_api
 from engine.runtime.session.events import Crashed, Failed, Fallback, Loaded, Progress
-from tests.engine.runtime.session.test_session import fake, make_order
+from tests.engine.runtime.session.test_session import fake
 from tests.support.fake_worker import METAL_LINES
+from tests.support.orders import make_order
 
 
 @pytest.mark.parametrize("how", ["", "abort"])

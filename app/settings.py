@@ -169,6 +169,8 @@ class Settings:
     """Whether the settings bar shows cache types and flash attention."""
     shows_report_details = _switch("window/report_details")
     """Whether the load report shows its table."""
+    counts_projectors = _switch("counts_projectors", default=True)
+    """Whether forecasts in the library and of the hub count the projector that belongs to the model."""
     loads_last_model = _switch("load_last_model")
     """Whether the model that was opened last is opened and loaded at the start."""
     zoom_percent = Preference("window/zoom", _zoom_percent)

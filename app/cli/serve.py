@@ -184,8 +184,11 @@ class Catalogue:
         document = None
         if is_named and options.layout is not None:
             document = read_layout(options.layout, n_layers=model.n_layers)
-        elif entry.layout and options.auto is None:
+        elif entry.layout and options.auto is None and options.device is None:
             document = parse_layout(entry.layout, source=entry.id, n_layers=model.n_layers)
+        if not is_named:
+            # Modules are those of the named model: another one may lack them.
+            options.place = []
         if not is_named or options.mmproj is None:
             options.mmproj, options.lora = entry.projector, options.lora if is_named else []
         return load_order(options, asked_on(options, model, rig, document).plan)

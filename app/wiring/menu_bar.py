@@ -109,7 +109,9 @@ def make_actions(
                 show_prompt=PromptPresenter(models, theme, main).show,
                 show_saved_states=SavedKvStatesPresenter(desk.states, main).show,
             ),
-            view_menu(theme, desk.settings, notices, arranger.arrange, main.reset_docks, library.toggle),
+            view_menu(
+                theme, desk.settings, notices, desk.auto_layouts, arranger.arrange, main.reset_docks, library.toggle
+            ),
             help_menu(
                 show_handbook=partial(show_handbook, main),
                 show_keys=lambda: show_keys(main, actions.shortcuts()),

@@ -58,6 +58,12 @@ class Attempt(Event, frozen=True, kw_only=True, tag="attempt"):
     reason: str
 
 
+class Fallback(Event, frozen=True, kw_only=True, tag="fallback"):
+    """A load failed in a part of the engine that can be left out, and begins anew without it. `message`: sentences."""
+
+    message: str
+
+
 class Loaded(Event, frozen=True, kw_only=True, tag="loaded"):
     """End of a load that succeeded.
 
@@ -178,4 +184,4 @@ class Cancelled(Event, frozen=True, kw_only=True, tag="cancelled"):
 LoadEnding = Loaded | OutOfMemory | Failed | Crashed | Cancelled
 RequestEnding = Done | Answered | OutOfMemory | Failed | Crashed | Cancelled
 RequestEvent = Reading | Token | RequestEnding
-AnyEvent = Progress | Attempt | Reading | Token | LoadEnding | RequestEnding
+AnyEvent = Progress | Attempt | Fallback | Reading | Token | LoadEnding | RequestEnding

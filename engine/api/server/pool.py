@@ -23,6 +23,7 @@ from engine.api.wire.errors import ApiError, error_of
 from engine.api.wire.names import ModelEntry, find_entry
 from engine.api.wire.question import Profile
 from engine.base.errors import EngineError, RuleViolationError
+from engine.base.texts import escape
 from engine.base.units import format_bytes
 from engine.devices.device import Device, Rig
 from engine.devices.holder import MemoryHolder
@@ -129,6 +130,8 @@ class ModelPool:
         self._loading: _Slot | None = None
         self._profiles: dict[str, Profile] = {}
         self._last_used = ""
+        self._offered_ids: set[str] | None = None
+        """Ids of all models, as of the last look."""
         self._is_closed = False
 
     # ------------------------------------------------------------------ from the beginning to the end
@@ -155,7 +158,7 @@ class ModelPool:
         Raises:
             ApiError: it cannot be loaded.
         """
-        async with self._lease(entry, None):
+        async with self._lease(entry, None, answers=False):
             pass
 
     # ------------------------------------------------------------------ models of others
@@ -202,7 +205,7 @@ class ModelPool:
     async def entries(self) -> tuple[ModelEntry, ...]:
         """Return the models that may be asked for."""
         offered = tuple(await asyncio.to_thread(self._parts.entries))
-        ids = {entry.id for entry in offered}
+        ids = self._offered_ids = {entry.id for entry in offered}
         lent = (slot.entry for slot in self._slots.values() if slot.lent is not None and slot.entry.id not in ids)
         return (*offered, *lent)
 
@@ -219,12 +222,18 @@ class ModelPool:
             raise ApiError(400, "The request names no model, and there is not one alone; name it.", param="model")
         # What is loaded comes first: most requests mean it, and need no look at the library.
         called = [entry for entry in known if name in entry.all_names]
-        if len(called) == 1:
+        # An id comes before another name of what is loaded.
+        if len(called) == 1 and (called[0].id == name or self._has_no_id(name)):
             return called[0]
         return find_entry(name, await self.entries())
 
+    def _has_no_id(self, name: str) -> bool:
+        return self._offered_ids is not None and name not in self._offered_ids
+
     @asynccontextmanager
-    async def _lease(self, entry: ModelEntry, keep_alive_s: float | None) -> AsyncIterator[LoadedModel]:
+    async def _lease(
+        self, entry: ModelEntry, keep_alive_s: float | None, *, answers: bool = True
+    ) -> AsyncIterator[LoadedModel]:
         slot = self._slots.get(entry.id)
         if slot is None:
             default_s = self._pinned_s if entry.id in self._pinned else self._keep_alive_s
@@ -240,7 +249,7 @@ class ModelPool:
             self._last_used = entry.id
             yield LoadedModel(entry, slot.session, self._profile(slot))
         finally:
-            self._leave(slot)
+            self._leave(slot, answered=answers)
 
     def _profile(self, slot: _Slot) -> Profile:
         loaded = slot.snapshot.loaded
@@ -266,9 +275,11 @@ class ModelPool:
             await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled() and future.exception() is None:
-                self._leave(slot)
+                self._leave(slot, answered=False)
             elif future in slot.waiting:
                 slot.waiting.remove(future)
+                # A load that waits for room is not begun for nobody.
+                self._changed.set()
             raise
 
     def _hold(self, slot: _Slot) -> None:
@@ -276,11 +287,11 @@ class ModelPool:
         if slot.held is not None:
             slot.held = slot.held.busy()
 
-    def _leave(self, slot: _Slot) -> None:
+    def _leave(self, slot: _Slot, *, answered: bool) -> None:
         slot.users -= 1
         if not slot.users and slot.held is not None:
             held = replace(slot.held, keep_alive_s=slot.keep_alive_s)
-            slot.held = held.idle(time.monotonic(), answered=True)
+            slot.held = held.idle(time.monotonic(), answered=answered)
         self._changed.set()
 
     def _admit(self, slot: _Slot) -> None:
@@ -304,6 +315,8 @@ class ModelPool:
             await self._unload_idle()
             if self._wanted:
                 slot = self._wanted.pop(0)
+                if not slot.waiting:
+                    continue  # Its clients have gone away.
                 self._loading = slot
                 try:
                     await self._load(slot)
@@ -359,6 +372,8 @@ class ModelPool:
             return  # Its owner moves it to another layout; `lend` or `take_back` follows.
         await self._unload(slot)  # of a session whose model was lost
         order = await self._make_room(slot)
+        if order is None:
+            return
         session = ModelSession(partial(self._on_update, asyncio.get_running_loop(), slot), holders=self._parts.holders)
         slot.session = session
         ended: asyncio.Future[LoadEnding] = asyncio.get_running_loop().create_future()
@@ -386,8 +401,10 @@ class ModelPool:
         held = held.holding(held_bytes(loaded), frozenset(plan.used_endpoints))
         slot.held = held.idle(time.monotonic(), answered=False)
 
-    async def _make_room(self, slot: _Slot) -> LoadOrder:
+    async def _make_room(self, slot: _Slot) -> LoadOrder | None:
         """Return the load, planned for devices on which no idle model is left; unload those that are in its way.
+
+        None: those who waited for it have gone away. Nothing is unloaded for them.
 
         Raises:
             ApiError: it does not fit, even with all others gone.
@@ -398,6 +415,8 @@ class ModelPool:
             others = self._held(slot)
             lent = [each.lent for each in self._slots.values() if each.lent is not None]
             order, room = await asyncio.to_thread(self._planned, slot.entry, rig, others, lent)
+            if not slot.waiting:
+                return None
             # A forecast alone refuses nothing: with nothing else loaded the load is tried, and says what it measured.
             if others and room.still_short:
                 raise _no_room(slot.entry, room)
@@ -411,7 +430,7 @@ class ModelPool:
                 for each in leaving:
                     await self._unload(each)
                 return order
-            while any(each.users for each in busy):
+            while any(each.users for each in busy) and slot.waiting:
                 await self._wait(None)
 
     def _planned(
@@ -431,13 +450,20 @@ class ModelPool:
         with suppress(RuntimeError):  # the loop has ended
             if isinstance(update, LoadEnding):
                 loop.call_soon_threadsafe(self._on_ending, slot, update)
+            elif isinstance(update, Snapshot) and update.loaded is None:
+                loop.call_soon_threadsafe(self._on_unloaded, slot)
 
     def _on_ending(self, slot: _Slot, ending: LoadEnding) -> None:
         if slot.ended is not None and not slot.ended.done():
             slot.ended.set_result(ending)
         elif isinstance(ending, Failed | Crashed):
-            _log.warning("%s was lost: %s", slot.entry.id, ending.kind)
+            _log.warning("%s was lost: %s", escape(slot.entry.id), ending.kind)
+
+    def _on_unloaded(self, slot: _Slot) -> None:
+        """Count no memory of a child that was lost; its next request loads it again."""
+        if slot.snapshot.loaded is None and slot.held is not None:
             slot.held = None
+            self._changed.set()
 
     # ------------------------------------------------------------------ what is told
 

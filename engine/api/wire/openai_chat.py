@@ -11,7 +11,7 @@ import msgspec
 from engine.api.wire import sse
 from engine.api.wire.answer import Answer, Part, finish_reason, logprobs_of, timings_of, usage_of
 from engine.api.wire.errors import ApiError, invalid
-from engine.api.wire.media import image_of_url, sound_of_base64
+from engine.api.wire.media import check_files, image_of_url, sound_of_base64
 from engine.api.wire.question import (
     AUTO,
     NONE,
@@ -23,7 +23,7 @@ from engine.api.wire.question import (
     checked_settings,
     keep_alive_seconds,
 )
-from engine.planning.settings.sampling_table import SAMPLING_KEYS
+from engine.planning.settings.sampling_table import MAX_SEED, SAMPLING_KEYS
 from engine.runtime.protocol.messages import ChatMessage, ImageFile, MediaFile, SoundFile, ToolCall
 from engine.runtime.session.events import Done
 
@@ -140,8 +140,13 @@ class SamplingFields(msgspec.Struct, kw_only=True):
             # An empty text ends nothing; some clients send one for "none".
             values["stop"] = [text for text in values["stop"] if text]
         if self.seed is not None:
-            values["seed"] = None if self.seed < 0 else self.seed % (1 << 32)
+            values["seed"] = seed_of(self.seed)
         return checked_settings({**values, **further})
+
+
+def seed_of(seed: int) -> int | None:
+    """Return a seed of the engine; None for a random one, which llama.cpp's clients ask for by -1 or 4294967295."""
+    return None if seed < 0 or seed == MAX_SEED + 1 else seed % (MAX_SEED + 1)
 
 
 class ChatRequest(SamplingFields, kw_only=True):
@@ -201,6 +206,8 @@ def read_chat(body: bytes) -> Question:
     if not 0 <= n_alternatives <= MAX_TOP_LOGPROBS:
         raise invalid(f"top_logprobs is {n_alternatives}; use 0 to {MAX_TOP_LOGPROBS}.", "top_logprobs")
     tools = tuple(check_tool(tool, f"tools[{place}]") for place, tool in enumerate(request.tools or ()))
+    parts = (part for each in request.messages if isinstance(each.content, list) for part in each.content)
+    check_files(sum(part.image_url is not None or part.input_audio is not None for part in parts))
     options = request.stream_options
     return check_question(
         Question(

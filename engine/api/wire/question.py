@@ -17,7 +17,7 @@ from engine.chat.asking import MAX_SENT_BYTES, answer_request
 from engine.chat.presets import chat_sampling
 from engine.chat.thinking import TEMPLATE_KEY, marks_of
 from engine.model.gguf.model_file import ModelFile
-from engine.planning.settings.sampling_table import SAMPLING_BY_KEY
+from engine.planning.settings.sampling_table import MAX_SEED, SAMPLING_BY_KEY
 from engine.runtime.protocol.messages import (
     ChatMessage,
     CountTokens,
@@ -109,7 +109,7 @@ def generate_request(question: Question, profile: Profile, choice: int = 0) -> G
     # One seed for all would give the same answer n times.
     seed = settings.get("seed")
     if isinstance(seed, int) and choice:
-        settings["seed"] = (seed + choice) % (1 << 32)
+        settings["seed"] = (seed + choice) % (MAX_SEED + 1)
     sampling = chat_sampling(profile.file, None, settings).settings
     request = answer_request(messages_for(question, profile), sampling, begun=begun)
     marks = tuple(sorted({*request.marks, *MARKS})) if question.uses_tools else request.marks

@@ -19,6 +19,7 @@ from starlette.routing import Route
 from engine.api.server.answering import answer_question, send_answers
 from engine.api.server.asking import ask
 from engine.api.server.exchange import Endpoint, Exchange, Handler
+from engine.api.server.forecasts import Forecasts
 from engine.api.server.guard import Access, App, Guard
 from engine.api.server.journal import Journal
 from engine.api.server.metrics import metrics_text
@@ -48,6 +49,7 @@ class Api:
     def __init__(self, pool: ModelPool, journal: Journal, access: Access, version: str) -> None:
         self.pool, self.journal, self._access, self._version = pool, journal, access, version
         self._begun_s = time.time()
+        self._forecasts = Forecasts(pool)
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="api-body")
         self.on_start: Callable[[], None] = lambda: None
 
@@ -89,6 +91,7 @@ class Api:
         try:
             yield
         finally:
+            await self._forecasts.close()
             await self.pool.close()
             self._readers.shutdown(wait=False, cancel_futures=True)
 
@@ -113,12 +116,16 @@ class Api:
         )
 
     async def _models(self, exchange: Exchange) -> None:
-        states = self.pool.states()
         entries = await self.pool.entries()
+        states = self.pool.states()
+        await self._forecasts.prepare([each for each in entries if not _is_loaded(states, each)])
+        states = self.pool.states()
         await exchange.respond({"object": "list", "data": [self._model_document(each, states) for each in entries]})
 
     async def _model(self, exchange: Exchange) -> None:
         entry = await self.pool.entry(exchange.path_name)
+        if not _is_loaded(self.pool.states(), entry):
+            await self._forecasts.of(entry)
         await exchange.respond(self._model_document(entry, self.pool.states()))
 
     def _model_document(self, entry: ModelEntry, states: dict[str, dict[str, Any]]) -> dict[str, object]:
@@ -135,6 +142,7 @@ class Api:
             "n_ctx_train": entry.n_ctx_train,
             "has_kept_layout": bool(entry.layout),
             **{key: state[key] for key in ("state", "n_ctx_seq", "parallel", "layout") if key in state},
+            **({} if state["state"] == "loaded" else self._forecasts.known(entry)),
         }
 
     # ------------------------------------------------------------------ texts
@@ -223,6 +231,10 @@ class Api:
         if len(body) > _LARGE_BODY_BYTES or b"data:" in body or b"base64" in body or b"input_audio" in body:
             return await asyncio.get_running_loop().run_in_executor(self._readers, read, body)
         return read(body)
+
+
+def _is_loaded(states: dict[str, dict[str, Any]], entry: ModelEntry) -> bool:
+    return bool(states.get(entry.id, {}).get("state") == "loaded")
 
 
 def _refuse(status: int, message: str) -> Callable[[Request, Exception], Awaitable[Response]]:

@@ -70,6 +70,18 @@ class PoolParts:
     holders: Callable[[Device], tuple[MemoryHolder, ...]] = lambda _device: ()
 
 
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """Memory of loaded models. `own`: of those that the pool may unload. `lent`: of those that it may not."""
+
+    own: tuple[HeldModel, ...]
+    lent: tuple[HeldModel, ...]
+
+    @property
+    def all(self) -> tuple[HeldModel, ...]:
+        return (*self.own, *self.lent)
+
+
 class _Slot:
     """A model that is loaded or wanted. `users`: requests that it answers."""
 
@@ -120,7 +132,7 @@ class ModelPool:
         pinned_s: float = UNTIL_UNLOADED_S,
         pinned: Sequence[str] = (),
     ) -> None:
-        self._parts, self._keep_alive_s = parts, keep_alive_s
+        self.parts, self._keep_alive_s = parts, keep_alive_s
         self._pinned_s, self._pinned = pinned_s, frozenset(pinned)
         self._slots: dict[str, _Slot] = {}
         self._wanted: list[_Slot] = []
@@ -204,7 +216,7 @@ class ModelPool:
 
     async def entries(self) -> tuple[ModelEntry, ...]:
         """Return the models that may be asked for."""
-        offered = tuple(await asyncio.to_thread(self._parts.entries))
+        offered = tuple(await asyncio.to_thread(self.parts.entries))
         ids = self._offered_ids = {entry.id for entry in offered}
         lent = (slot.entry for slot in self._slots.values() if slot.lent is not None and slot.entry.id not in ids)
         return (*offered, *lent)
@@ -237,6 +249,7 @@ class ModelPool:
         slot = self._slots.get(entry.id)
         if slot is None:
             default_s = self._pinned_s if entry.id in self._pinned else self._keep_alive_s
+            default_s = default_s if entry.keep_alive_s is None else entry.keep_alive_s
             slot = self._slots[entry.id] = _Slot(entry, default_s)
         elif slot.session is None:
             # The library may have changed since it was unloaded.
@@ -374,7 +387,7 @@ class ModelPool:
         order = await self._make_room(slot)
         if order is None:
             return
-        session = ModelSession(partial(self._on_update, asyncio.get_running_loop(), slot), holders=self._parts.holders)
+        session = ModelSession(partial(self._on_update, asyncio.get_running_loop(), slot), holders=self.parts.holders)
         slot.session = session
         ended: asyncio.Future[LoadEnding] = asyncio.get_running_loop().create_future()
         slot.ended = ended
@@ -411,14 +424,13 @@ class ModelPool:
         """
         while True:
             # Asked anew in each round: answers that were waited for may have taken minutes.
-            rig = await asyncio.to_thread(self._parts.rig)
-            others = self._held(slot)
-            lent = [each.lent for each in self._slots.values() if each.lent is not None]
-            order, room = await asyncio.to_thread(self._planned, slot.entry, rig, others, lent)
+            rig = await asyncio.to_thread(self.parts.rig)
+            beside = self.holdings(slot)
+            order, room = await asyncio.to_thread(self._planned, slot.entry, rig, beside)
             if not slot.waiting:
                 return None
             # A forecast alone refuses nothing: with nothing else loaded the load is tried, and says what it measured.
-            if others and room.still_short:
+            if beside.own and room.still_short:
                 raise _no_room(slot.entry, room)
             victims = {held.key for held in room.victims}
             leaving = [each for each in self._slots.values() if each.held is not None and each.held.key in victims]
@@ -433,17 +445,14 @@ class ModelPool:
             while any(each.users for each in busy) and slot.waiting:
                 await self._wait(None)
 
-    def _planned(
-        self, entry: ModelEntry, rig: Rig, others: Sequence[HeldModel], lent: Sequence[HeldModel]
-    ) -> tuple[LoadOrder, Room]:
-        """Return the load and what has to go for it: of `others` any, of `lent` none."""
-        idle = [held for held in others if not held.is_busy]
-        all_held = (*others, *lent)
-        order = self._parts.plan(entry, rig_beside(rig, all_held, idle))
+    def _planned(self, entry: ModelEntry, rig: Rig, beside: Holdings) -> tuple[LoadOrder, Room]:
+        """Return the load, and what has to go for it of the pool's own models."""
+        idle = [held for held in beside.own if not held.is_busy]
+        order = self.parts.plan(entry, rig_beside(rig, beside.all, idle))
         plan = order.plan
         if plan.violations:
             raise RuleViolationError(tuple((each.rule, each.message, each.remedy) for each in plan.violations))
-        return order, find_room(plan.forecast, others, lambda leaving: rig_beside(rig, all_held, leaving))
+        return order, find_room(plan.forecast, beside.own, lambda leaving: rig_beside(rig, beside.all, leaving))
 
     def _on_update(self, loop: asyncio.AbstractEventLoop, slot: _Slot, update: SessionUpdate) -> None:
         """Take an update of a session, in its thread."""
@@ -466,6 +475,16 @@ class ModelPool:
             self._changed.set()
 
     # ------------------------------------------------------------------ what is told
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a model answers or is being loaded."""
+        return self._loading is not None or any(slot.users for slot in self._slots.values())
+
+    def holdings(self, but: _Slot | None = None) -> Holdings:
+        """Return what loaded models hold."""
+        lent = tuple(each.lent for each in self._slots.values() if each.lent is not None and each is not but)
+        return Holdings(tuple(self._held(but)), lent)
 
     def states(self) -> dict[str, dict[str, Any]]:
         """Return the state of each model that is loaded or wanted, by its id."""

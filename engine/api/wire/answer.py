@@ -164,6 +164,12 @@ def usage_of(answers: Sequence[Done]) -> dict[str, object]:
     }
 
 
+def warnings_of(answers: Sequence[Done]) -> dict[str, list[str]]:
+    """Return what a client should know of answers, as further keys of a document: a template that was not used."""
+    told = list(dict.fromkeys(done.replaced for done in answers if done.replaced))
+    return {"warnings": told} if told else {}
+
+
 def timings_of(done: Done) -> dict[str, object]:
     """Return llama.cpp's numbers of an answer, in tokens and milliseconds."""
     read = done.prompt_tokens - done.cached_tokens

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from engine.api.wire import sse
-from engine.api.wire.answer import Answer, Part, finish_reason, logprobs_of, timings_of, usage_of
+from engine.api.wire.answer import Answer, Part, finish_reason, logprobs_of, timings_of, usage_of, warnings_of
 from engine.api.wire.errors import ApiError, invalid
 from engine.api.wire.media import check_files, image_of_url, sound_of_base64
 from engine.api.wire.question import (
@@ -358,6 +358,7 @@ class ChatWriter:
             "choices": choices,
             "usage": usage_of(done),
             "timings": timings_of(done[-1]) if done else None,
+            **warnings_of(done),
         }
 
     def begin(self, index: int) -> bytes:
@@ -380,7 +381,7 @@ class ChatWriter:
     def end(self, index: int, done: Done, *, has_calls: bool) -> bytes:
         """Return the last chunk of a choice."""
         chunk = self._chunk(index, {}, finish=finish_reason(done, has_calls=has_calls))
-        return sse.data({**chunk, "timings": timings_of(done)})
+        return sse.data({**chunk, "timings": timings_of(done), **warnings_of([done])})
 
     def close(self, done: Sequence[Done]) -> bytes:
         """Return the end of the stream, with the tokens of all choices if they were asked for."""

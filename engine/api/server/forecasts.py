@@ -123,6 +123,6 @@ def _key(entry: ModelEntry) -> tuple[object, ...]:
     """Return what a plan depends on besides the devices."""
     try:
         state = entry.path.stat()
-        return entry.path, entry.layout, entry.projector, state.st_mtime_ns, state.st_size
+        return entry.id, entry.path, entry.layout, entry.projector, state.st_mtime_ns, state.st_size
     except OSError:
-        return entry.path, entry.layout, entry.projector
+        return entry.id, entry.path, entry.layout, entry.projector

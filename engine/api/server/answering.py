@@ -11,6 +11,7 @@ from engine.api.server.pool import LoadedModel, ModelPool
 from engine.api.wire.answer import Answer, AnswerReader, AnswerWriter, Part, Reader
 from engine.api.wire.errors import check_length
 from engine.api.wire.question import Question, count_request, generate_request
+from engine.base.texts import escape
 from engine.runtime.protocol.messages import AnyModelRequest, CountTokens, Tokenise
 from engine.runtime.session.events import Done, RequestEnding, RequestEvent, Token
 
@@ -132,7 +133,7 @@ class _Answers:
             self._answers[index].done = event
             self._exchange.record.note_done(event, has_own_prompt=index % self._per_prompt == 0)
             if event.replaced_for_log:
-                _log.warning("%s: %s", self._model.id, event.replaced_for_log)
+                _log.info("%s: %s", escape(self._model.id), event.replaced_for_log)
             return self._readers[index].end()
         return Part()
 

@@ -13,7 +13,7 @@ from engine.api.wire.errors import check_length
 from engine.api.wire.question import Question, count_request, generate_request
 from engine.base.texts import escape
 from engine.runtime.protocol.messages import AnyModelRequest, CountTokens, Tokenise
-from engine.runtime.session.events import Done, RequestEnding, RequestEvent, Token
+from engine.runtime.session.events import Done, Reading, RequestEnding, RequestEvent, Token
 
 _log = logging.getLogger("layerdeck.server")
 
@@ -104,7 +104,9 @@ class _Answers:
         for index, event in events:
             await self._check(index, event)
         await self._exchange.begin_stream()
-        await self._exchange.send(b"".join(map(writer.begin, range(len(self._answers)))))
+        prompts = {index: event for index, event in events if isinstance(event, Reading)}
+        begins = [writer.begin(index, prompts.get(index)) for index in range(len(self._answers))]
+        await self._exchange.send(b"".join(begins))
         while True:
             await self._exchange.send(await self._written(events, writer))
             if self._requests.is_over:

@@ -39,6 +39,8 @@ from engine.runtime.protocol.messages import Counted, Detokenise, Detokenised, E
 _LARGE_BODY_BYTES = 1 << 16
 """Bodies from here on are read in a thread, and so are those with files: the loop serves others meanwhile."""
 
+_BARE = frozenset({"/v1/models", "/v1/chat/completions", "/v1/embeddings", "/v1/responses"})
+"""Paths that are also there without /v1. `/completions` is not: llama.cpp's own has another form."""
 READERS = 2
 """Threads that read such bodies: each image and sound is decoded in a child, one at a time in each thread."""
 
@@ -69,6 +71,12 @@ class Api:
             self._route("/v1/messages/count_tokens", "POST", self._count_tokens),
             self._route("/tokenize", "POST", self._tokenise),
             self._route("/detokenize", "POST", self._detokenise),
+        ]
+        # llama.cpp's clients, and those whose base address has no /v1.
+        routes += [
+            Route(each.path.removeprefix("/v1"), each.endpoint, methods=[*(each.methods or ())])
+            for each in routes
+            if each.path in _BARE
         ]
         app = Starlette(
             routes=routes,

@@ -25,7 +25,7 @@ from engine.api.wire.question import (
 )
 from engine.api.wire.segments import Segment, Segments, Step, segments_of
 from engine.runtime.protocol.messages import ChatMessage, MediaFile, ToolCall
-from engine.runtime.session.events import Done
+from engine.runtime.session.events import Done, Reading
 
 
 class ImageSource(msgspec.Struct):
@@ -247,13 +247,13 @@ def _stop_sequence(done: Done | None) -> str | None:
     return None if done is None else done.stop_text or None
 
 
-def _usage(done: Done | None) -> dict[str, int]:
-    cached = 0 if done is None else done.cached_tokens
+def _usage(known: Done | Reading | None) -> dict[str, int]:
+    cached = 0 if known is None else known.cached_tokens
     return {
-        "input_tokens": 0 if done is None else done.prompt_tokens - cached,
+        "input_tokens": 0 if known is None else known.prompt_tokens - cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
-        "output_tokens": 0 if done is None else done.generated_tokens,
+        "output_tokens": known.generated_tokens if isinstance(known, Done) else 0,
     }
 
 
@@ -275,13 +275,13 @@ class MessageWriter:
             **warnings_of([] if answer.done is None else [answer.done]),
         }
 
-    def begin(self, index: int) -> bytes:
+    def begin(self, index: int, prompt: Reading | None) -> bytes:
         message: dict[str, object] = {
             **self._head,
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": _usage(None),
+            "usage": _usage(prompt),
         }
         return _event("message_start", message=message)
 
@@ -330,7 +330,12 @@ def _written(step: Step) -> bytes:
             block = _block(segment, whole=False)
             return _event("content_block_start", index=segment.number, content_block=block)
         case "end":
-            return _event("content_block_stop", index=segment.number)
+            end = _event("content_block_stop", index=segment.number)
+            if segment.kind != "reasoning":
+                return end
+            # Clients keep it with the thought and send it back; nothing here signs one.
+            signature = {"type": "signature_delta", "signature": ""}
+            return _event("content_block_delta", index=segment.number, delta=signature) + end
     delta = {
         "reasoning": {"type": "thinking_delta", "thinking": step.text},
         "content": {"type": "text_delta", "text": step.text},

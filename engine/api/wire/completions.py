@@ -13,7 +13,7 @@ from engine.api.wire.question import MAX_CHOICES, Profile, keep_alive_seconds
 from engine.chat.presets import chat_sampling
 from engine.planning.settings.sampling_table import MAX_SEED
 from engine.runtime.protocol.messages import Generate, TokenChoice, Tokenise
-from engine.runtime.session.events import Done
+from engine.runtime.session.events import Done, Reading
 
 MAX_ANSWERS = 64
 """Prompts times `n`."""
@@ -142,7 +142,7 @@ class CompletionWriter:
         done = [each.done for each in answers if each.done is not None]
         return {**self._head, "choices": choices, "usage": self._usage(done), "timings": timings_of(done[-1])}
 
-    def begin(self, index: int) -> bytes:
+    def begin(self, index: int, prompt: Reading | None) -> bytes:
         echo = self._echo(index)
         return self._chunk(index, echo) if echo else b""
 

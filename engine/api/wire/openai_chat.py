@@ -25,7 +25,7 @@ from engine.api.wire.question import (
 )
 from engine.planning.settings.sampling_table import MAX_SEED, SAMPLING_KEYS
 from engine.runtime.protocol.messages import ChatMessage, ImageFile, MediaFile, SoundFile, ToolCall
-from engine.runtime.session.events import Done
+from engine.runtime.session.events import Done, Reading
 
 MAX_TOP_LOGPROBS = 20
 Kind = TypeVar("Kind", bound=msgspec.Struct)
@@ -134,6 +134,8 @@ class SamplingFields(msgspec.Struct, kw_only=True):
         if self.logit_bias:
             raise invalid("logit_bias is not supported; leave it out.", "logit_bias")
         values = {key: getattr(self, key, None) for key in SAMPLING_KEYS if key not in ("alternatives", "json_schema")}
+        if self.max_tokens is not None and self.max_tokens < 0:
+            values["max_tokens"] = None  # llama.cpp's word for no limit
         if isinstance(self.stop, str):
             values["stop"] = [self.stop]
         if isinstance(values["stop"], list):
@@ -163,6 +165,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     response_format: ResponseFormat | None = None
+    json_schema: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     keep_alive: str | float | None = None
@@ -219,7 +222,7 @@ def read_chat(body: bytes) -> Question:
                 max_tokens=limit if limit is None or limit >= 0 else None,
                 alternatives=max(1, n_alternatives) if has_logprobs else None,
             ),
-            schema=_schema(request.response_format),
+            schema=_schema(request.response_format, request.json_schema),
             values=_values(request),
             n=1 if request.n is None else request.n,
             streams=bool(request.stream),
@@ -253,7 +256,9 @@ def _choice(choice: str | dict[str, Any] | None) -> str:
     return name
 
 
-def _schema(wanted: ResponseFormat | None) -> str:
+def _schema(wanted: ResponseFormat | None, of_llama: dict[str, Any] | None) -> str:
+    if of_llama is not None and (wanted is None or wanted.type == "text"):
+        return checked_schema(of_llama, "json_schema")
     if wanted is None or wanted.type == "text":
         return ""
     place = "response_format"
@@ -361,7 +366,7 @@ class ChatWriter:
             **warnings_of(done),
         }
 
-    def begin(self, index: int) -> bytes:
+    def begin(self, index: int, prompt: Reading | None) -> bytes:
         """Return the first chunk of a choice, which names the role."""
         return sse.data(self._chunk(index, {"role": "assistant", "content": None}))
 
@@ -388,6 +393,7 @@ class ChatWriter:
         if not self._question.includes_usage:
             return sse.DONE
         usage = {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": usage_of(done)}
+        usage |= {"timings": timings_of(done[-1])} if done else {}
         return sse.data(usage) + sse.DONE
 
     def fail(self, error: ApiError) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -113,9 +113,18 @@ def generate_request(question: Question, profile: Profile, choice: int = 0) -> G
     if isinstance(seed, int) and choice:
         settings["seed"] = (seed + choice) % (MAX_SEED + 1)
     sampling = chat_sampling(profile.file, None, settings).settings
-    request = answer_request(messages_for(question, profile), sampling, begun=begun)
+    messages = messages_for(question, profile)
+    if not begun and _is_begun(messages):
+        # As with Anthropic and llama.cpp: the answer goes on from a last message that is the assistant's own.
+        messages, begun = messages[:-1], messages[-1].content
+    request = answer_request(messages, sampling, begun=begun)
     marks = tuple(sorted({*request.marks, *MARKS})) if question.uses_tools else request.marks
     return msgspec.structs.replace(request, marks=marks, template_input=template_input(question, profile, values))
+
+
+def _is_begun(messages: Sequence[ChatMessage]) -> bool:
+    last = messages[-1]
+    return len(messages) > 1 and last.role == "assistant" and bool(last.content) and not (last.calls or last.media)
 
 
 def count_request(question: Question, profile: Profile) -> CountTokens:

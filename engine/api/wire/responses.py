@@ -25,7 +25,7 @@ from engine.api.wire.question import (
 )
 from engine.api.wire.segments import Segment, Segments, Step, segments_of
 from engine.runtime.protocol.messages import ChatMessage, MediaFile, ToolCall
-from engine.runtime.session.events import Done
+from engine.runtime.session.events import Done, Reading
 
 
 class ResponsesRequest(msgspec.Struct, kw_only=True):
@@ -218,7 +218,7 @@ class ResponseWriter:
         (answer,) = answers
         return self._response(segments_of(answer), answer.done)
 
-    def begin(self, index: int) -> bytes:
+    def begin(self, index: int, prompt: Reading | None) -> bytes:
         response = {**self._response([], None), "status": "in_progress"}
         return self._event("response.created", response=response) + self._event(
             "response.in_progress", response=response

@@ -121,9 +121,7 @@ def test_a_load_that_fails_after_pings_ends_the_stream_with_an_error(
         while b"\r\n0\r\n\r\n" not in received:
             received += connection.recv(4096)
         assert b'data: {"error":{"message":"The layout cannot be used."' in received
-        while not server.server.journal.ended:
-            pass
-        (entry,) = server.server.journal.ended
+        (entry,) = server.ended
         assert (entry.status, entry.code) == (200, "argument")
 
 
@@ -355,12 +353,12 @@ def test_tokens_of_several_prompts_are_added(paths: tuple[Path, Path]) -> None:
     with running([entry_of(paths[0])]) as server:
         asked = {"prompt": ["One", "Two and some more"], "n": 2, "max_tokens": 1}
         usage = server.post("/v1/completions", asked).document["usage"]
-        entry = server.server.journal.ended[-1]
+        entry = server.ended[-1]
         assert (entry.prompt_tokens, entry.answer_tokens) == (usage["prompt_tokens"], 4)
         assert server.server.journal.totals.prompt_tokens == usage["prompt_tokens"]
         asked = {"messages": [{"role": "user", "content": "Hi"}], "n": 3, "max_tokens": 1}
         usage = server.post("/v1/chat/completions", asked).document["usage"]
-        assert server.server.journal.ended[-1].prompt_tokens == usage["prompt_tokens"]
+        assert server.ended[-1].prompt_tokens == usage["prompt_tokens"]
 
 
 def test_a_fault_of_this_computer_is_not_a_client_that_left(
@@ -374,7 +372,7 @@ def test_a_fault_of_this_computer_is_not_a_client_that_left(
         monkeypatch.setattr(server.server.pool, "entries", entries)
         reply = server.get("/v1/models")
         assert (reply.status, reply.error["code"]) == (500, "internal")
-        assert server.server.journal.ended[-1].status == 500
+        assert server.ended[-1].status == 500
     caplog.clear()
 
 

@@ -138,11 +138,12 @@ class Catalogue:
             path = Path(name)
             entry = entry_of_file(path) if path.is_file() else self._by_name(name)
             found[entry.id] = entry
-        self._named = with_preferences(tuple(found.values()), self._preferences)
+        self._named = tuple(found.values())
         for alias, target in self._preferences.aliases.items():
             if alias in self._options.alias and not any(alias in each.all_names for each in self.entries()):
                 raise ArgumentError(f"--alias {alias}: {target} is no file and no model of the library.")
-        return self._named
+        # Those that only an alias names are loaded when somebody asks for them.
+        return tuple(each for each in with_preferences(self._named, self._preferences) if each.id in found)
 
     def _by_name(self, name: str) -> ModelEntry:
         try:
@@ -153,7 +154,7 @@ class Catalogue:
     def entries(self) -> tuple[ModelEntry, ...]:
         """Return all models that may be asked for; a file that was named comes before the same one of the library."""
         if self._options.only:
-            return self._named
+            return with_preferences(self._named, self._preferences)
         paths = {entry.path.resolve() for entry in self._named}
         taken = {entry.id for entry in self._named}
         others = (each for each in self._library() if each.path.resolve() not in paths and each.id not in taken)

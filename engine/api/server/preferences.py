@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 from engine.api.server.offers import entry_of_file
 from engine.api.wire.errors import ApiError
 from engine.api.wire.names import ModelEntry, find_entry
 from engine.api.wire.question import keep_alive_seconds
-from engine.base.errors import ArgumentError
+from engine.base.errors import ArgumentError, EngineError
 from engine.base.json_file import JsonObject, parse_document, read_file
 
 VERSION = 1
@@ -85,13 +85,13 @@ def check_alias(name: str) -> str:
 def with_preferences(entries: Sequence[ModelEntry], preferences: Preferences) -> tuple[ModelEntry, ...]:
     """Return entries with their further names and idle times; files that are in no library become entries.
 
-    What names no model is left out: a library changes, and a name may mean something again tomorrow.
+    What names no model, or no file that can be opened, is left out: a library changes, and a name may mean something again tomorrow.
     """
     found = list(entries)
     for alias, target in preferences.aliases.items():
         place = _place_of(found, target)
-        if place is None and Path(target).is_file():
-            found.append(entry_of_file(Path(target)))
+        if place is None and (entry := _entry_of(Path(target))) is not None:
+            found.append(entry)
             place = len(found) - 1
         if place is not None and alias not in found[place].all_names:
             found[place] = replace(found[place], names=(*found[place].names, alias))
@@ -100,6 +100,21 @@ def with_preferences(entries: Sequence[ModelEntry], preferences: Preferences) ->
         if place is not None:
             found[place] = replace(found[place], keep_alive_s=seconds)
     return tuple(found)
+
+
+def _entry_of(path: Path) -> ModelEntry | None:
+    """Return the entry of a file, None if it is no model that can be opened."""
+    try:
+        state = path.stat()
+        return _entry_in_state(path, state.st_mtime_ns, state.st_size) if path.is_file() else None
+    except (OSError, EngineError):
+        return None
+
+
+@lru_cache(maxsize=256)
+def _entry_in_state(path: Path, _changed_ns: int, _size_bytes: int) -> ModelEntry:
+    # Lists are made for many requests, and a header may have megabytes.
+    return entry_of_file(path)
 
 
 def _place_of(entries: Sequence[ModelEntry], target: str) -> int | None:

@@ -45,6 +45,13 @@ def test_an_id_comes_before_a_name_that_a_user_gave() -> None:
     assert find_entry("b", with_preferences(entries, Preferences({"b": "a"}))).path == Path("b")
 
 
+def test_a_file_that_is_no_model_is_left_out(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF")
+    entries = [ModelEntry("a", Path("a"))]
+    assert with_preferences(entries, Preferences({"b": str(broken)})) == tuple(entries)
+
+
 def test_a_missing_file_prefers_nothing(tmp_path: Path) -> None:
     assert read_preferences(tmp_path / "none.json") == Preferences()
 

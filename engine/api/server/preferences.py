@@ -85,7 +85,8 @@ def check_alias(name: str) -> str:
 def with_preferences(entries: Sequence[ModelEntry], preferences: Preferences) -> tuple[ModelEntry, ...]:
     """Return entries with their further names and idle times; files that are in no library become entries.
 
-    What names no model, or no file that can be opened, is left out: a library changes, and a name may mean something again tomorrow.
+    What names no model, or no file that can be opened, is left out: a library changes, and a name may mean something
+    again tomorrow.
     """
     found = list(entries)
     for alias, target in preferences.aliases.items():

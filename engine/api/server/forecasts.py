@@ -48,8 +48,7 @@ class Forecasts:
     async def of(self, entry: ModelEntry) -> dict[str, Any]:
         """Return the forecast of one model."""
         async with self._lock:
-            if self._fresh(entry) is None:
-                self._rig = await asyncio.to_thread(self._pool.parts.rig)
+            if self._fresh(entry) is None and await self._look():
                 await self._plan(entry)
         return self.known(entry)
 
@@ -87,7 +86,8 @@ class Forecasts:
 
     async def _plan_all(self, entries: Sequence[ModelEntry]) -> None:
         async with self._lock:
-            self._rig = await asyncio.to_thread(self._pool.parts.rig)
+            if not await self._look():
+                return
         for entry in entries:
             # Plans take the interpreter from answers that are under way; the next list goes on.
             if self._pool.is_busy:
@@ -95,6 +95,15 @@ class Forecasts:
             async with self._lock:
                 if self._fresh(entry) is None:
                     await self._plan(entry)
+
+    async def _look(self) -> bool:
+        """Look at the devices; return False if nothing can be planned for them."""
+        try:
+            self._rig = await asyncio.to_thread(self._pool.parts.rig)
+        except (EngineError, NotImplementedError):
+            # A pool whose models are loaded elsewhere has no devices of its own.
+            return False
+        return True
 
     async def _plan(self, entry: ModelEntry) -> None:
         assert self._rig is not None

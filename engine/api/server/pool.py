@@ -132,7 +132,7 @@ class ModelPool:
         pinned_s: float = UNTIL_UNLOADED_S,
         pinned: Sequence[str] = (),
     ) -> None:
-        self.parts, self._keep_alive_s = parts, keep_alive_s
+        self._parts, self._keep_alive_s = parts, keep_alive_s
         self._pinned_s, self._pinned = pinned_s, frozenset(pinned)
         self._slots: dict[str, _Slot] = {}
         self._wanted: list[_Slot] = []
@@ -216,7 +216,7 @@ class ModelPool:
 
     async def entries(self) -> tuple[ModelEntry, ...]:
         """Return the models that may be asked for."""
-        offered = tuple(await asyncio.to_thread(self.parts.entries))
+        offered = tuple(await asyncio.to_thread(self._parts.entries))
         ids = self._offered_ids = {entry.id for entry in offered}
         lent = (slot.entry for slot in self._slots.values() if slot.lent is not None and slot.entry.id not in ids)
         return (*offered, *lent)
@@ -387,7 +387,7 @@ class ModelPool:
         order = await self._make_room(slot)
         if order is None:
             return
-        session = ModelSession(partial(self._on_update, asyncio.get_running_loop(), slot), holders=self.parts.holders)
+        session = ModelSession(partial(self._on_update, asyncio.get_running_loop(), slot), holders=self._parts.holders)
         slot.session = session
         ended: asyncio.Future[LoadEnding] = asyncio.get_running_loop().create_future()
         slot.ended = ended
@@ -424,7 +424,7 @@ class ModelPool:
         """
         while True:
             # Asked anew in each round: answers that were waited for may have taken minutes.
-            rig = await asyncio.to_thread(self.parts.rig)
+            rig = await asyncio.to_thread(self._parts.rig)
             beside = self.holdings(slot)
             order, room = await asyncio.to_thread(self._planned, slot.entry, rig, beside)
             if not slot.waiting:
@@ -448,7 +448,7 @@ class ModelPool:
     def _planned(self, entry: ModelEntry, rig: Rig, beside: Holdings) -> tuple[LoadOrder, Room]:
         """Return the load, and what has to go for it of the pool's own models."""
         idle = [held for held in beside.own if not held.is_busy]
-        order = self.parts.plan(entry, rig_beside(rig, beside.all, idle))
+        order = self._parts.plan(entry, rig_beside(rig, beside.all, idle))
         plan = order.plan
         if plan.violations:
             raise RuleViolationError(tuple((each.rule, each.message, each.remedy) for each in plan.violations))
@@ -475,6 +475,11 @@ class ModelPool:
             self._changed.set()
 
     # ------------------------------------------------------------------ what is told
+
+    @property
+    def parts(self) -> PoolParts:
+        """What it is made of."""
+        return self._parts
 
     @property
     def is_busy(self) -> bool:

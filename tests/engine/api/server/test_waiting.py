@@ -398,3 +398,13 @@ def test_a_text_of_any_length_is_refused_before_it_is_counted(paths: tuple[Path,
             error = reply.document["error"]
             assert (reply.status, error["n_prompt_tokens"], error["n_ctx"]) == (400, (1 << 20) // 256, 512), path
         assert server.post("/tokenize", {"content": "a" * (5 << 20)}).status == 400
+
+
+def test_a_list_without_devices_says_that_nothing_is_known(paths: tuple[Path, Path]) -> None:
+    def no_rig() -> Rig:
+        raise NotImplementedError
+
+    with running([entry_of(paths[0])], rig=no_rig) as server:
+        (model,) = server.get("/v1/models").document["data"]
+        assert (model["state"], model["fits"]) == ("unloaded", None)
+        assert server.get("/v1/models/first").document["fits"] is None

@@ -6,7 +6,6 @@ import json
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Sequence
 from contextlib import closing, suppress
 from copy import copy
 from dataclasses import asdict
@@ -21,6 +20,7 @@ from app.cli.output import print_line, say
 from app.cli.serve_options import access_of, address_of, is_loopback, keep_alive_of
 from app.paths import library_path
 from engine.api.server.journal import Journal, RequestEntry
+from engine.api.server.offers import entries_of_library, entry_of_file
 from engine.api.server.pool import DEFAULT_KEEP_ALIVE_S, ModelPool, PoolParts
 from engine.api.server.server import ApiServer
 from engine.api.wire.errors import ApiError
@@ -29,11 +29,8 @@ from engine.base.errors import ArgumentError, EngineError
 from engine.devices.device import Rig
 from engine.devices.rig_file import read_rig
 from engine.devices.telemetry.memory_holders import memory_holders
-from engine.library.entry import Entry, Quantisation
 from engine.library.index import LibraryIndex
 from engine.library.refresh import list_models
-from engine.model.gguf.file_names import split_tag
-from engine.model.gguf.parts import parse_part_name
 from engine.model.gguf.reader import read_model
 from engine.planning.fit.loaded_models import UNTIL_UNLOADED_S
 from engine.planning.fit.strategies.catalogue import find_strategy
@@ -132,7 +129,7 @@ class Catalogue:
         found = {}
         for name in self._options.names:
             path = Path(name)
-            entry = _entry_of_file(path) if path.is_file() else self._by_name(name)
+            entry = entry_of_file(path) if path.is_file() else self._by_name(name)
             found[entry.id] = entry
         self._named = tuple(found.values())
         return self._named
@@ -164,7 +161,7 @@ class Catalogue:
         with closing(LibraryIndex(library_path())) as index:
             census, facts = scan_library(index, self._folders)
             models = list_models(census.files, facts, index.notes(), {})
-            return tuple(entry for model in models for entry in _entries_of(model.entry, index))
+            return entries_of_library(models, index)
 
     def rig(self) -> Rig:
         """Return the devices as they are now."""
@@ -189,53 +186,6 @@ class Catalogue:
         if not is_named or options.mmproj is None:
             options.mmproj, options.lora = entry.projector, options.lora if is_named else []
         return load_order(options, asked_on(options, model, rig, document).plan)
-
-
-def _entry_of_file(path: Path) -> ModelEntry:
-    model = read_model(path)
-    part = parse_part_name(path.name)
-    stem = part.stem if part is not None else path.stem
-    return ModelEntry(
-        id=stem,
-        path=path,
-        names=_others(stem, (path.name, model.name, split_tag(stem)[0])),
-        size_bytes=model.size_bytes,
-        n_ctx_train=model.n_ctx_train,
-        quantisation=split_tag(stem)[1],
-    )
-
-
-def _entries_of(entry: Entry, index: LibraryIndex) -> list[ModelEntry]:
-    """Return a model of the library, once for each quantisation that can be opened."""
-    sound = [each for each in entry.quantisations if not each.fault]
-    return [_entry_of(entry, each, index, is_only=len(sound) == 1) for each in sound]
-
-
-def _entry_of(entry: Entry, quantisation: Quantisation, index: LibraryIndex, *, is_only: bool) -> ModelEntry:
-    copy_, facts = quantisation.copy, quantisation.facts
-    with_label = f"{entry.title}:{quantisation.label}" if quantisation.label else entry.title
-    name = with_label if not is_only else entry.title
-    is_proposed = quantisation is entry.proposed
-    part = parse_part_name(copy_.path.name)
-    stem = part.stem if part is not None else copy_.path.stem
-    layouts = [each for each in index.documents(facts.fingerprint) if each.kind == "layout"] if facts else []
-    projector = entry.side_file("projector", quantisation)
-    return ModelEntry(
-        id=name,
-        path=copy_.path,
-        names=_others(name, (with_label, stem, copy_.path.name, *((entry.title,) if is_proposed else ()))),
-        projector=None if projector is None else projector.file.path,
-        # Of several kept layouts none is the one; a request cannot say which.
-        layout=layouts[0].text if len(layouts) == 1 else "",
-        capabilities=entry.capabilities,
-        quantisation=quantisation.label,
-        size_bytes=quantisation.size_bytes,
-        n_ctx_train=None if facts is None else facts.n_ctx_train,
-    )
-
-
-def _others(name: str, names: Sequence[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(each for each in names if each and each != name))
 
 
 class _Printer:

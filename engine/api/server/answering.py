@@ -120,6 +120,7 @@ class _Answers:
         """Return what an event adds to an answer."""
         if isinstance(event, Token):
             self._exchange.record.note_first_token()
+            self._exchange.record.note_answered(event.text)
             return self._readers[index].add(event)
         if isinstance(event, Done):
             self._answers[index].done = event

@@ -112,6 +112,8 @@ class Endpoint:
         exchange = Exchange(scope, send, b"", record)
         try:
             exchange.body = await _body(receive)
+            if self._journal.keeps_texts:
+                record.note_asked(exchange.body)
             await self._while_connected(exchange, receive)
         except ApiError as error:
             await exchange.fail(error)

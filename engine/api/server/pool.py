@@ -80,6 +80,8 @@ class _Slot:
         self.is_leaving = False
         """Whether another model waits for its memory: further requests wait for it to come back."""
         self.held: HeldModel | None = None
+        self.lent: HeldModel | None = None
+        """Memory of a model that somebody else loads and unloads; None if the pool does."""
         self.ended: asyncio.Future[LoadEnding] | None = None
         """How its load ended."""
 
@@ -144,7 +146,7 @@ class ModelPool:
                 await self._task
         for slot in self._slots.values():
             self._refuse(slot, _ending())
-        sessions = [slot.session for slot in self._slots.values() if slot.session is not None]
+        sessions = [slot.session for slot in self._slots.values() if slot.session is not None and slot.lent is None]
         await asyncio.gather(*(asyncio.to_thread(session.close) for session in sessions))
 
     async def preload(self, entry: ModelEntry) -> None:
@@ -155,6 +157,32 @@ class ModelPool:
         """
         async with self._lease(entry, None):
             pass
+
+    # ------------------------------------------------------------------ models of others
+
+    def lend(self, entry: ModelEntry, session: ModelSession, held: HeldModel) -> None:
+        """Answer requests for a model that somebody else has loaded, who alone unloads it; in the loop.
+
+        Called again after each load of this session: requests that came meanwhile are let in. Nothing happens while the
+        pool itself has loaded this model.
+        """
+        slot = self._slots.setdefault(entry.id, _Slot(entry, UNTIL_UNLOADED_S))
+        if slot.session is not None and slot.lent is None:
+            return
+        slot.entry, slot.session, slot.lent = entry, session, held
+        if slot.is_ready:
+            self._admit(slot)
+        self._changed.set()
+
+    def take_back(self, id: str) -> None:
+        """End `lend`; requests that wait for the model have it loaded by the pool. In the loop."""
+        slot = self._slots.get(id)
+        if slot is None or slot.lent is None:
+            return
+        slot.session = slot.lent = None
+        if slot.waiting and slot not in self._wanted:
+            self._wanted.append(slot)
+        self._changed.set()
 
     # ------------------------------------------------------------------ what requests ask for
 
@@ -173,7 +201,10 @@ class ModelPool:
 
     async def entries(self) -> tuple[ModelEntry, ...]:
         """Return the models that may be asked for."""
-        return tuple(await asyncio.to_thread(self._parts.entries))
+        offered = tuple(await asyncio.to_thread(self._parts.entries))
+        ids = {entry.id for entry in offered}
+        lent = (slot.entry for slot in self._slots.values() if slot.lent is not None and slot.entry.id not in ids)
+        return (*offered, *lent)
 
     async def entry(self, name: str) -> ModelEntry:
         """Return the model that `name` means; raises as `use` does."""
@@ -324,6 +355,8 @@ class ModelPool:
         if slot.snapshot.loaded is not None:
             self._admit(slot)
             return
+        if slot.lent is not None:
+            return  # Its owner moves it to another layout; `lend` or `take_back` follows.
         await self._unload(slot)  # of a session whose model was lost
         order = await self._make_room(slot)
         session = ModelSession(partial(self._on_update, asyncio.get_running_loop(), slot), holders=self._parts.holders)
@@ -363,8 +396,8 @@ class ModelPool:
             # Asked anew in each round: answers that were waited for may have taken minutes.
             rig = await asyncio.to_thread(self._parts.rig)
             others = self._held(slot)
-            idle = [held for held in others if not held.is_busy]
-            order, room = await asyncio.to_thread(self._planned, slot.entry, rig, others, idle)
+            lent = [each.lent for each in self._slots.values() if each.lent is not None]
+            order, room = await asyncio.to_thread(self._planned, slot.entry, rig, others, lent)
             # A forecast alone refuses nothing: with nothing else loaded the load is tried, and says what it measured.
             if others and room.still_short:
                 raise _no_room(slot.entry, room)
@@ -382,13 +415,16 @@ class ModelPool:
                 await self._wait(None)
 
     def _planned(
-        self, entry: ModelEntry, rig: Rig, others: Sequence[HeldModel], idle: Sequence[HeldModel]
+        self, entry: ModelEntry, rig: Rig, others: Sequence[HeldModel], lent: Sequence[HeldModel]
     ) -> tuple[LoadOrder, Room]:
-        order = self._parts.plan(entry, rig_beside(rig, others, idle))
+        """Return the load and what has to go for it: of `others` any, of `lent` none."""
+        idle = [held for held in others if not held.is_busy]
+        all_held = (*others, *lent)
+        order = self._parts.plan(entry, rig_beside(rig, all_held, idle))
         plan = order.plan
         if plan.violations:
             raise RuleViolationError(tuple((each.rule, each.message, each.remedy) for each in plan.violations))
-        return order, find_room(plan.forecast, others, lambda leaving: rig_beside(rig, others, leaving))
+        return order, find_room(plan.forecast, others, lambda leaving: rig_beside(rig, all_held, leaving))
 
     def _on_update(self, loop: asyncio.AbstractEventLoop, slot: _Slot, update: SessionUpdate) -> None:
         """Take an update of a session, in its thread."""
@@ -415,6 +451,7 @@ class ModelPool:
         state: dict[str, Any] = {
             "state": "loaded" if info is not None else "loading" if is_loading else "unloaded",
             "requests": slot.users,
+            "lent": slot.lent is not None,
             "waiting": len(slot.waiting),
         }
         if info is not None:

@@ -21,6 +21,8 @@ from engine.api.server.journal import Journal
 from engine.api.server.pool import ModelPool
 from engine.api.wire.names import ModelEntry
 from engine.base.errors import ArgumentError
+from engine.planning.fit.loaded_models import HeldModel
+from engine.runtime.session.session import ModelSession
 
 _log = logging.getLogger("layerdeck.server")
 
@@ -115,6 +117,14 @@ class ApiServer:
     def preload(self, entry: ModelEntry) -> Future[None]:
         """Begin to load a model before anybody asks for it; the result raises `ApiError` if it cannot be loaded."""
         return asyncio.run_coroutine_threadsafe(self.pool.preload(entry), self.loop)
+
+    def lend(self, entry: ModelEntry, session: ModelSession, held: HeldModel) -> None:
+        """Answer requests for a model that the caller has loaded; see `ModelPool.lend`. For any thread."""
+        self.loop.call_soon_threadsafe(self.pool.lend, entry, session, held)
+
+    def take_back(self, id: str) -> None:
+        """End `lend`: no request begins with this session any more. For any thread."""
+        self.loop.call_soon_threadsafe(self.pool.take_back, id)
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:

@@ -211,6 +211,12 @@ class Loading(QObject):
         for number in answers & self._own:
             self.bridge.session.stop(number)
 
+    def stop_requests_of_programs(self) -> None:
+        """Stop the requests that came through the API server. Answers of the window go on."""
+        for run in self.bridge.session.snapshot.requests:
+            if run.id not in self._own:
+                self.bridge.session.stop(run.id)
+
     # ------------------------------------------------------------------ what becomes of it
 
     def _leave(self) -> None:

@@ -121,6 +121,9 @@ class MainWindow(QMainWindow):
             "report": self._dock(tr("Last load"), "report", self.reports, Qt.DockWidgetArea.BottomDockWidgetArea),
             "chat": self._dock(tr("Chat"), "chat", self.chat_view, Qt.DockWidgetArea.RightDockWidgetArea),
         }
+        # Last, so that Tab reaches it last. Its content is made when it is shown first (`ServePresenter`).
+        self.serve_dock = self._dock(tr("API server"), "serve", QWidget(), Qt.DockWidgetArea.BottomDockWidgetArea)
+        self.serve_dock.hide()
         # The side panels get the corners: the report lies between them.
         self.setCorner(Qt.Corner.BottomLeftCorner, Qt.DockWidgetArea.LeftDockWidgetArea)
         self.setCorner(Qt.Corner.BottomRightCorner, Qt.DockWidgetArea.RightDockWidgetArea)
@@ -139,7 +142,7 @@ class MainWindow(QMainWindow):
         """Add the docks to the View menu, and recent models to the File menu."""
         view = self.menus["View"]
         first = view.actions()[0]
-        view.insertActions(first, [dock.toggleViewAction() for dock in self.docks.values()])
+        view.insertActions(first, [dock.toggleViewAction() for dock in (*self.docks.values(), self.serve_dock)])
         view.insertSeparator(first)
         self.menus["File"].insertMenu(before_demo, self.recent_menu)
 
@@ -173,6 +176,10 @@ class MainWindow(QMainWindow):
         self.addDockWidget(Qt.DockWidgetArea.LeftDockWidgetArea, docks["models"])
         self.addDockWidget(Qt.DockWidgetArea.BottomDockWidgetArea, docks["report"])
         self.addDockWidget(Qt.DockWidgetArea.RightDockWidgetArea, docks["chat"])
+        self.serve_dock.setFloating(False)
+        self.serve_dock.hide()
+        # One above the other: side by side both tables would be cut.
+        self.tabifyDockWidget(docks["report"], self.serve_dock)
         roomy = self.height() >= ROOMY_HEIGHT
         self.resizeDocks([docks["models"], docks["chat"]], [208, 360 if roomy else 280], Qt.Orientation.Horizontal)
         self.fit_report()

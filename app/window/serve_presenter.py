@@ -48,6 +48,11 @@ class ServePresenter(QObject):
         if dock.isVisible():
             self._make()
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the next update waits until `UPDATE_MS` have passed since the last one."""
+        return self._timer.isActive()
+
     def show(self) -> None:
         """Show the panel."""
         # Its neighbour, the report of the last load, has little height before the first load.

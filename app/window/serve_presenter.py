@@ -55,10 +55,7 @@ class ServePresenter(QObject):
 
     def show(self) -> None:
         """Show the panel."""
-        # Its neighbour, the report of the last load, has little height before the first load.
-        self._main.open_report()
-        self._main.serve_dock.show()
-        self._main.serve_dock.raise_()
+        self._main.show_server()
         self._make().switch_button.setFocus()
 
     def _on_visibility_changed(self, visible: bool) -> None:
@@ -139,8 +136,7 @@ class ServePresenter(QObject):
             return
         self.n_updates += 1
         entries = self._server.take_requests()
-        pane.table.requests.set_rows(request_rows(entries))
-        pane.show_empty(not entries)
+        pane.show_requests(request_rows(entries))
         self._show_text()
 
     def _show_text(self) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
+from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QTableView, QWidget
 
 from engine.base.language import tr
@@ -26,6 +27,8 @@ HEADINGS = (
 _NUMBERS = frozenset({3, 4, 5, 6})
 """Columns that are aligned at the right."""
 _MODEL = 2
+_PADDING = 9
+"""Beside the text of a cell, in pixels; a little more than in the stylesheet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +125,19 @@ class RequestTable(QTableView):
             header.setSectionResizeMode(column, QHeaderView.ResizeMode.Interactive)
         header.setSectionResizeMode(_MODEL, QHeaderView.ResizeMode.Stretch)
         header.setMinimumSectionSize(24)
+
+    def showEvent(self, event: QShowEvent) -> None:
+        """Fit the columns: the stylesheet has set the fonts by now."""
+        super().showEvent(event)
         self._fit()
 
     def _fit(self) -> None:
-        metrics = self.fontMetrics()
+        metrics, header = self.fontMetrics(), self.horizontalHeader()
         samples = ("00:00:00", "192.0.2.100", "", "00000 (00000)", "00000", "0000.0", "00.00 s", tr("under way"))
         for column, sample in enumerate(samples):
             if column != _MODEL:
-                width = max(metrics.horizontalAdvance(HEADINGS[column]), metrics.horizontalAdvance(sample))
-                self.setColumnWidth(column, width + 18)
+                width = metrics.horizontalAdvance(sample) + 2 * _PADDING
+                self.setColumnWidth(column, max(width, header.sectionSizeHint(column)))
         self.verticalHeader().setDefaultSectionSize(metrics.height() + 6)
 
     @property

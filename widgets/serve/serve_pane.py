@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from PySide6.QtCore import Qt, Signal
@@ -15,6 +16,7 @@ from PySide6.QtWidgets import (
     QPushButton,
     QScrollArea,
     QSplitter,
+    QStackedWidget,
     QTabWidget,
     QVBoxLayout,
     QWidget,
@@ -24,7 +26,7 @@ from engine.base.language import tr
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.inputs import ComboBox, SpinBox
 from widgets.common.roles import plain_label, set_role
-from widgets.serve.request_table import RequestTable
+from widgets.serve.request_table import RequestRow, RequestTable
 from widgets.serve.snippets import PROGRAMS, snippet
 
 MASK = "•" * 12
@@ -95,6 +97,8 @@ class ServePane(QWidget):
     def _make_requests(self) -> None:
         self.table = RequestTable()
         self.empty_label = plain_label(tr("No program has asked yet."), "dim", wrap=True)
+        self.empty_label.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        self._stack = QStackedWidget()
         self.texts_box = QCheckBox(tr("Keep the texts of requests"))
         self.texts_box.setToolTip(
             tr("Texts of the last requests are kept in memory, and forgotten when this is switched off.")
@@ -158,26 +162,24 @@ class ServePane(QWidget):
         column.addLayout(head)
         column.addWidget(self.fault_label)
         column.addWidget(self.tabs, 1)
+        self.tabs.setCornerWidget(self.texts_box)
         self.tabs.addTab(self._requests_tab(), tr("Requests"))
-        self.tabs.addTab(_scrolling(self._settings_tab()), tr("Address and key"))
+        settings = _scrolling(self._settings_tab())
+        settings.setAccessibleName(tr("Address and key"))
+        self.tabs.addTab(settings, tr("Address and key"))
         self.tabs.addTab(self._snippets_tab(), tr("Programs"))
 
     def _requests_tab(self) -> QWidget:
+        self._stack.addWidget(self.empty_label)
+        self._stack.addWidget(self.table)
         parts = QSplitter(Qt.Orientation.Horizontal)
-        parts.addWidget(self.table)
+        parts.addWidget(self._stack)
         parts.addWidget(self.text_edit)
         parts.setStretchFactor(0, 2)
         parts.setStretchFactor(1, 1)
         parts.setChildrenCollapsible(False)
-        foot = QHBoxLayout()
-        foot.addWidget(self.empty_label, 1)
-        foot.addWidget(self.texts_box)
-        tab = QWidget()
-        column = QVBoxLayout(tab)
-        column.setContentsMargins(6, 6, 6, 6)
-        column.addWidget(parts, 1)
-        column.addLayout(foot)
-        return tab
+        parts.setAccessibleName(tr("Requests and their texts"))
+        return parts
 
     def _settings_tab(self) -> QWidget:
         tab = QWidget()
@@ -205,6 +207,9 @@ class ServePane(QWidget):
 
     def _snippets_tab(self) -> QWidget:
         head = QHBoxLayout()
+        label = plain_label(tr("Program"), "dim")
+        label.setBuddy(self.program_box)
+        head.addWidget(label)
         head.addWidget(self.program_box)
         head.addWidget(self.copy_snippet_button)
         head.addStretch(1)
@@ -266,14 +271,15 @@ class ServePane(QWidget):
         if text != self.text_edit.toPlainText():
             self.text_edit.setPlainText(text)
 
-    def show_empty(self, is_empty: bool) -> None:
-        """Say that there are no requests, or not."""
-        self.empty_label.setText(tr("No program has asked yet.") if is_empty else "")
+    def show_requests(self, rows: Sequence[RequestRow]) -> None:
+        """Show the requests, the newest first."""
+        self.table.requests.set_rows(rows)
+        self._stack.setCurrentWidget(self.table if rows else self.empty_label)
 
     def _refresh(self) -> None:
         status = self._status
+        # It stays enabled while the server starts or stops: a button that is disabled loses the keyboard.
         self.switch_button.setText(tr("Stop server") if status.is_on else tr("Start server"))
-        self.switch_button.setEnabled(not status.is_busy)
         set_role(self.switch_button, "danger" if status.is_on else "good")
         if status.is_busy:
             words = tr("Stopping…") if status.is_on else tr("Starting…")
@@ -314,6 +320,8 @@ class ServePane(QWidget):
     # ------------------------------------------------------------------ what people do
 
     def _on_switch(self) -> None:
+        if self._status.is_busy:
+            return
         if self._status.is_on:
             self.stop_requested.emit()
         else:

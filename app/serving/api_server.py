@@ -17,7 +17,7 @@ from PySide6.QtCore import QObject, Qt, Signal
 from app.background import Background
 from app.paths import APPLICATION, api_key_path, make_folder
 from app.serving.address import address_fault, is_loopback, listen_fault, own_names, reached_url
-from app.serving.key_file import read_keys, replace_keys
+from app.serving.key_file import read_keys, replace_keys, unusable
 from app.settings import Settings
 from engine.base.errors import ArgumentError, EngineError
 from engine.base.language import tr
@@ -275,7 +275,7 @@ def _keys(path: Path, *, fresh: bool) -> str:
     try:
         make_folder(path.parent)
     except OSError as error:
-        raise ArgumentError(f"{what}: {path} cannot be used: {error.strerror or error}.") from None
+        raise unusable(what, path, error) from None
     return (replace_keys if fresh else read_keys)(path, what).keys[0]
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.base.errors import ArgumentError
+from engine.base.language import tr
 
 MIN_KEY_CHARACTERS = 16
 MAX_KEY_FILE_BYTES = 64 << 10
@@ -35,12 +36,14 @@ def read_keys(path: Path, what: str) -> KeyFile:
         if not path.exists():
             return KeyFile((_write_new(path),), is_new=True)
         if path.stat().st_size > MAX_KEY_FILE_BYTES:
-            raise ArgumentError(f"{what}: {path} is larger than {MAX_KEY_FILE_BYTES >> 10} KiB.")
+            raise ArgumentError(
+                tr("{what}: {path} is larger than {size} KiB.", what=what, path=path, size=MAX_KEY_FILE_BYTES >> 10)
+            )
         lines = [line.strip() for line in path.read_bytes().splitlines()]
         # Elsewhere these bits do not tell who can read a file.
         is_exposed = os.name == "posix" and bool(path.stat().st_mode & 0o077)
     except OSError as error:
-        raise ArgumentError(f"{what}: {path} cannot be used: {error.strerror or error}.") from None
+        raise unusable(what, path, error) from None
     keys = []
     for number, line in enumerate(lines, start=1):
         if not line or line.startswith(b"#"):
@@ -48,12 +51,18 @@ def read_keys(path: Path, what: str) -> KeyFile:
         # A header holds visible ASCII only, so no client could send another key.
         if len(line) < MIN_KEY_CHARACTERS or any(not 0x21 <= byte <= 0x7E for byte in line):
             raise ArgumentError(
-                f"{what}: line {number} of {path} is no key: {MIN_KEY_CHARACTERS} or more letters, digits and"
-                " signs of ASCII without spaces."
+                tr(
+                    "{what}: line {number} of {path} is no key: {count} or more letters, digits and signs of ASCII "
+                    "without spaces.",
+                    what=what,
+                    number=number,
+                    path=path,
+                    count=MIN_KEY_CHARACTERS,
+                )
             )
         keys.append(line.decode())
     if not keys:
-        raise ArgumentError(f"{what}: {path} holds no key; remove it, and a new one is made.")
+        raise ArgumentError(tr("{what}: {path} holds no key; remove it, and a new one is made.", what=what, path=path))
     return KeyFile(tuple(keys), is_exposed=is_exposed)
 
 
@@ -68,7 +77,7 @@ def replace_keys(path: Path, what: str) -> KeyFile:
             fresh.unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise ArgumentError(f"{what}: {path} cannot be used: {error.strerror or error}.") from None
+        raise unusable(what, path, error) from None
     return KeyFile((key,), is_new=True)
 
 
@@ -79,3 +88,9 @@ def _write_new(path: Path) -> str:
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
         file.write(f"{key}\n")
     return key
+
+
+def unusable(what: str, path: Path, error: OSError) -> ArgumentError:
+    """Return the error for a file that cannot be read or made."""
+    reason = error.strerror or error
+    return ArgumentError(tr("{what}: {path} cannot be used: {reason}.", what=what, path=path, reason=reason))

@@ -49,7 +49,8 @@ REPORT_SHARE = 0.27
 BOTH_WIDTH = 1600
 """Least width of the window for the report and the panel of the API server side by side."""
 SERVER_SHARE = 0.3
-"""Least share of the panel of the API server in the height of the window when it is opened."""
+LEAST_SERVER_HEIGHT = 236
+"""The panel of the API server has this share of the window's height when it is opened, or at least this height."""
 SCREEN_ROOM = QSize(16, 40)
 """Room for the frame that the window manager adds."""
 MIN_SIZE = QSize(800, 480)
@@ -211,7 +212,7 @@ class MainWindow(QMainWindow):
             self._report_gives_way = True
         dock.show()
         dock.raise_()
-        height = round(self.height() * SERVER_SHARE)
+        height = max(round(self.height() * SERVER_SHARE), LEAST_SERVER_HEIGHT)
         if not dock.isFloating() and dock.height() < height:
             self.resizeDocks([dock], [height], Qt.Orientation.Vertical)
 

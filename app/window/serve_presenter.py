@@ -159,14 +159,11 @@ def request_rows(entries: Sequence[RequestEntry]) -> list[RequestRow]:
 
 
 def _row(entry: RequestEntry) -> RequestRow:
-    prompt = format_count(entry.prompt_tokens) if entry.prompt_tokens else ""
-    if entry.cached_tokens:
-        prompt += f" ({format_count(entry.cached_tokens)})"
     texts = (
         datetime.fromtimestamp(entry.began_s).strftime("%H:%M:%S"),
         entry.client,
         entry.model,
-        prompt,
+        format_count(entry.prompt_tokens) if entry.prompt_tokens else "",
         format_count(entry.answer_tokens) if entry.answer_tokens else "",
         "" if entry.tokens_per_second is None else f"{entry.tokens_per_second:.1f}",
         "" if entry.first_token_s is None else f"{entry.first_token_s:.2f} s",

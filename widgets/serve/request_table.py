@@ -27,7 +27,7 @@ HEADINGS = (
 _NUMBERS = frozenset({3, 4, 5, 6})
 """Columns that are aligned at the right."""
 _MODEL = 2
-_PADDING = 9
+_PADDING = 13
 """Beside the text of a cell, in pixels; a little more than in the stylesheet."""
 
 
@@ -133,7 +133,7 @@ class RequestTable(QTableView):
 
     def _fit(self) -> None:
         metrics, header = self.fontMetrics(), self.horizontalHeader()
-        samples = ("00:00:00", "192.0.2.100", "", "00000 (00000)", "00000", "0000.0", "00.00 s", tr("under way"))
+        samples = ("00:00:00", "192.0.2.100", "", "00 000", "00000", "0000.0", "00.00 s", tr("under way"))
         for column, sample in enumerate(samples):
             if column != _MODEL:
                 width = metrics.horizontalAdvance(sample) + 2 * _PADDING

@@ -118,6 +118,8 @@ class ServePane(QWidget):
         self.port_box.setGroupSeparatorShown(False)
         self.port_box.setKeyboardTracking(False)
         self.port_box.setValue(settings.port)
+        # As far from the frame as the text of the other fields.
+        self.port_box.lineEdit().setTextMargins(6, 0, 0, 0)
         self.key_box = QCheckBox(tr("Require the key"))
         self.key_box.setChecked(settings.needs_key)
         self.plain_box = QCheckBox(tr("Allow unencrypted requests"))
@@ -162,7 +164,6 @@ class ServePane(QWidget):
         column.addLayout(head)
         column.addWidget(self.fault_label)
         column.addWidget(self.tabs, 1)
-        self.tabs.setCornerWidget(self.texts_box)
         self.tabs.addTab(self._requests_tab(), tr("Requests"))
         settings = _scrolling(self._settings_tab())
         settings.setAccessibleName(tr("Address and key"))
@@ -185,7 +186,7 @@ class ServePane(QWidget):
         tab = QWidget()
         grid = QGridLayout(tab)
         grid.setContentsMargins(8, 8, 8, 8)
-        grid.setVerticalSpacing(6)
+        grid.setVerticalSpacing(4)
         for row, (text, field) in enumerate(
             ((tr("Address"), self.host_edit), (tr("Port"), self.port_box), (tr("Key"), self.key_edit))
         ):
@@ -201,6 +202,7 @@ class ServePane(QWidget):
         grid.addWidget(self.start_box, 1, 2)
         grid.addLayout(buttons, 2, 2)
         grid.addWidget(self.key_box, 3, 1)
+        grid.addWidget(self.texts_box, 3, 2)
         grid.setColumnStretch(1, 1)
         grid.setRowStretch(4, 1)
         return tab

@@ -43,9 +43,9 @@ def _python(base: str, key: str, model: str) -> str:
     # JSON strings are strings of Python too.
     return (
         "from openai import OpenAI\n\n"
-        f"client = OpenAI(base_url={json.dumps(base)}, api_key={json.dumps(key)})\n"
+        f"client = OpenAI(base_url={_quoted(base)}, api_key={_quoted(key)})\n"
         "answer = client.chat.completions.create(\n"
-        f"    model={json.dumps(model)},\n"
+        f"    model={_quoted(model)},\n"
         '    messages=[{"role": "user", "content": "Hello"}],\n'
         ")\n"
         "print(answer.choices[0].message.content)\n"
@@ -56,8 +56,8 @@ def _continue(base: str, key: str, model: str) -> str:
     # ~/.continue/config.yaml; JSON strings are strings of YAML too.
     return (
         "name: Layerdeck\nversion: 0.0.1\nschema: v1\nmodels:\n"
-        f"  - name: {json.dumps(model)}\n    provider: openai\n    model: {json.dumps(model)}\n"
-        f"    apiBase: {json.dumps(base)}\n    apiKey: {json.dumps(key)}\n    roles: [chat, edit, apply]\n"
+        f"  - name: {_quoted(model)}\n    provider: openai\n    model: {_quoted(model)}\n"
+        f"    apiBase: {_quoted(base)}\n    apiKey: {_quoted(key)}\n    roles: [chat, edit, apply]\n"
     )
 
 
@@ -71,3 +71,7 @@ def _zed(base: str, key: str, model: str, n_ctx: int) -> str:
         }
     }
     return f"// LAYERDECK_API_KEY={key}\n{json.dumps(settings, indent=2, ensure_ascii=False)}\n"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

@@ -10,10 +10,12 @@ import stat
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
 import openai
+import psutil
 import pytest
 from PySide6.QtGui import QGuiApplication
 from pytestqt.qtbot import QtBot
@@ -23,6 +25,7 @@ from app.paths import api_key_path
 from app.serving.api_server import ServerPhase
 from app.window.serve_presenter import ServePresenter
 from app.wiring import WindowParts
+from engine.base.units import MIB
 from engine.devices.device import CPU_ID
 from engine.planning.layout.layout import single_device
 from engine.planning.plan.edit import Edit
@@ -53,12 +56,16 @@ class Bench:
     def file(self, name: str, seed: int = 0) -> Path:
         return write_tiny_llama(self._folder / f"{name}.gguf", n_layers=N_LAYERS, seed=seed, n_ctx_train=1 << 17)
 
-    def load(self, path: Path, context: ContextSettings = LONG) -> OpenModel:
-        self.desk.opener.open(path)
+    def open(self, path: Path, device: str = CPU_ID) -> OpenModel:
+        """Make a model current, and put all of it on one device."""
+        self.desk.opener.open(path, beside=True)
         self.wait(lambda: self.desk.models.current.name == path.stem)
-        self.desk.document.replace(Edit(single_device(N_LAYERS, CPU_ID), context), "test")
+        self.desk.document.replace(Edit(single_device(N_LAYERS, device), LONG), "test")
+        return self.desk.models.current
+
+    def load(self, path: Path, device: str = CPU_ID) -> OpenModel:
+        model = self.open(path, device)
         self.desk.loader.load()
-        model = self.desk.models.current
         self.wait(lambda: model.loading.phase is Phase.READY)
         return model
 
@@ -120,10 +127,10 @@ class Bench:
         assert answer.usage.completion_tokens > 0
         return answer.model
 
-    def stream(self) -> Stream:
+    def stream(self, model: str = "") -> Stream:
         """Begin an answer that goes on until it is stopped, and wait for its first words."""
         self.wait(lambda: bool(self.desk.server.state.key))
-        stream = Stream(self.desk.server.state.url, self.desk.server.state.key)
+        stream = Stream(self.desk.server.state.url, self.desk.server.state.key, model)
         self.ask(stream.read)
         self.wait(stream.begun.is_set)
         return stream
@@ -137,13 +144,13 @@ class Bench:
 class Stream:
     """A client that reads a long answer."""
 
-    def __init__(self, url: str, key: str) -> None:
+    def __init__(self, url: str, key: str, model: str) -> None:
         self._connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=DEADLINE_S)
-        self._key = key
+        self._key, self._model = key, model
         self.begun, self.ended = threading.Event(), threading.Event()
 
     def read(self) -> None:
-        asked = {"messages": HELLO, "stream": True, "max_tokens": 100_000}
+        asked = {"model": self._model, "messages": HELLO, "stream": True, "max_tokens": 100_000}
         headers = {"Authorization": f"Bearer {self._key}"}
         try:
             self._connection.request("POST", "/v1/chat/completions", json.dumps(asked).encode(), headers)
@@ -191,8 +198,9 @@ def test_a_program_asks_the_model_that_the_window_has_loaded(bench: Bench) -> No
     assert bench.say_hello("") == "ada"
     assert model.loading.bridge.session.snapshot.loaded is child
     assert [held.name for held in bench.desk.models.held] == ["ada"]
-    bench.wait(lambda: len(pane.table.requests.rows) == 2)
-    row = pane.table.requests.rows[0].texts
+    rows = pane.table.requests
+    bench.wait(lambda: [row.texts[7] for row in rows.rows] == ["200", "200"])
+    row = rows.rows[0].texts
     assert row[1:3] == ("127.0.0.1", "ada")
     assert row[4] == "4"
     assert row[7] == "200"
@@ -255,6 +263,22 @@ def test_a_window_without_a_model_shows_the_one_that_a_program_asked_for(bench: 
     assert bench.desk.document.model is not None
 
 
+def test_a_model_whose_engine_was_killed_is_loaded_again_for_the_next_request(bench: Bench) -> None:
+    before = set(psutil.Process().children(recursive=True))
+    model = bench.load(bench.file("ada"))
+    engines = set(psutil.Process().children(recursive=True)) - before
+    bench.start()
+    stream = bench.stream()
+    for engine in engines:
+        with suppress(psutil.NoSuchProcess):
+            engine.kill()
+    bench.wait(stream.ended.is_set)
+    bench.wait(lambda: model.loading.phase is Phase.STOPPED)
+    assert bench.desk.server.state.phase is ServerPhase.ON
+    assert bench.say_hello("ada") == "ada"
+    assert model.loading.phase is Phase.READY
+
+
 def test_an_unknown_name_and_a_load_that_fails_are_told_to_the_program(bench: Bench) -> None:
     bench.load(bench.file("ada"))
     torn = bench.file("torn", seed=1)
@@ -270,6 +294,33 @@ def test_an_unknown_name_and_a_load_that_fails_are_told_to_the_program(bench: Be
     with pytest.raises(openai.InternalServerError):
         bench.say_hello("torn")
     assert bench.say_hello("ada") == "ada"
+
+
+def test_an_idle_model_goes_for_another_and_one_that_answers_is_waited_for(bench: Bench) -> None:
+    """Both are laid out on one worker, which serves one model at a time."""
+    bench.desk.rig.lab.start([160 * MIB])
+    bench.wait(lambda: len(bench.desk.rig.live.rig.devices) == 1)
+    (worker,) = bench.desk.rig.live.rig.ids[:1]
+    bench.open(bench.file("bob", seed=1), worker)
+    ada = bench.load(bench.file("ada"), device=worker)
+    bob = next(model for model in bench.desk.models.all if model.name == "bob")
+    bench.start()
+    assert bench.say_hello("bob") == "bob"
+    assert bench.desk.models.current is ada
+    assert [held.name for held in bench.desk.models.held] == ["bob"]
+    stream = bench.stream("bob")
+    with bench.client() as client:
+        waiting = bench.ask(
+            lambda: client.chat.completions.create(model="ada", messages=HELLO, max_tokens=4)  # type: ignore[arg-type]
+        )
+        # The wait is known to the models when bob is taken back from the server.
+        bench.wait(lambda: bench.desk.server.model_names == ())
+        assert bob.loading.phase is Phase.ANSWERING
+        assert not waiting.done()
+        stream.leave()
+        bench.wait(waiting.done)
+    assert waiting.result().model == "ada"
+    assert [held.name for held in bench.desk.models.held] == ["ada"]
 
 
 def test_faults_of_the_address_are_said_in_the_panel(bench: Bench) -> None:

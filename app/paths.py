@@ -118,6 +118,11 @@ def settings_path() -> Path:
     return user_config_path(APPLICATION, appauthor=False) / "layerdeck.ini"
 
 
+def serve_settings_path() -> Path:
+    """Return the file of names and idle times of models for the API server; people may edit it."""
+    return user_config_path(APPLICATION, appauthor=False) / "serve.json"
+
+
 def runs_path() -> Path:
     """Return the folder of run marks, one for each running window."""
     return user_data_path(APPLICATION, appauthor=False) / "running"

@@ -7,9 +7,11 @@ from argparse import Namespace
 from pathlib import Path
 
 from app.cli.output import say
+from app.paths import serve_settings_path
 from app.serving.address import is_loopback, own_names
 from app.serving.key_file import read_keys
 from engine.api.server.guard import Access, key_digest
+from engine.api.server.preferences import Preferences, check_alias, read_preferences
 from engine.api.server.server import Address
 from engine.api.wire.errors import ApiError
 from engine.api.wire.question import keep_alive_seconds
@@ -32,6 +34,10 @@ def add_serve_arguments(command: argparse.ArgumentParser) -> None:
         metavar="TIME",
         help="unload models after this idle time: 5m (default), 30s, 0, -1 for never",
     )
+    command.add_argument(
+        "--alias", type=_alias, action="append", default=[], metavar="NAME=FILE",
+        help="another name for a file, or for a model of the library; may repeat",
+    )  # fmt: skip
     command.add_argument(
         "--allow-host", action="append", default=[], metavar="NAME", help="a name of this computer; may repeat"
     )
@@ -94,6 +100,32 @@ def keep_alive_of(options: Namespace) -> float | None:
         return keep_alive_seconds(options.keep_alive)
     except ApiError as error:
         raise ArgumentError(f"--keep-alive: {error.message}") from None
+
+
+def preferences_of(options: Namespace) -> Preferences:
+    """Return the preferences of the settings file with those of the command line, which count more.
+
+    Raises:
+        ArgumentError: the file cannot be used.
+    """
+    kept = read_preferences(serve_settings_path())
+    aliases = dict(options.alias)
+    options.alias = tuple(aliases)
+    return Preferences(
+        aliases={**kept.aliases, **aliases},
+        keep_alive_s=kept.keep_alive_s,
+        keep_alive_of=kept.keep_alive_of if options.keep_alive is None else {},
+    )
+
+
+def _alias(text: str) -> tuple[str, str]:
+    name, equals, target = text.partition("=")
+    if not equals or not target:
+        raise argparse.ArgumentTypeError(f'"{text}" is no name; write NAME=FILE')
+    try:
+        return check_alias(name), target
+    except ArgumentError as error:
+        raise argparse.ArgumentTypeError(error.summary()) from None
 
 
 def _port(text: str) -> int:

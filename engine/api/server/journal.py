@@ -82,13 +82,14 @@ class Record:
             self.entry = replace(self.entry, first_token_s=time.monotonic() - self._begun_s)
             self._journal.put(self.entry)
 
-    def note_done(self, done: Done) -> None:
-        """Note the tokens of an answer; there may be several."""
+    def note_done(self, done: Done, *, has_own_prompt: bool) -> None:
+        """Note the tokens of an answer; there may be several. `has_own_prompt`: its prompt was not counted yet."""
+        entry = self.entry
         self.entry = replace(
-            self.entry,
-            prompt_tokens=done.prompt_tokens,
-            cached_tokens=done.cached_tokens,
-            answer_tokens=self.entry.answer_tokens + done.generated_tokens,
+            entry,
+            prompt_tokens=entry.prompt_tokens + done.prompt_tokens * has_own_prompt,
+            cached_tokens=entry.cached_tokens + done.cached_tokens * has_own_prompt,
+            answer_tokens=entry.answer_tokens + done.generated_tokens,
             tokens_per_second=done.generation_tokens_per_second or None,
         )
 

@@ -111,10 +111,10 @@ def test_texts_are_kept_only_if_asked_for(path: Path) -> None:
     journal = Journal()
     with running([entry_of(path)], journal=journal) as server:
         ask(server, "tiny")
-        assert all(journal.text_of(entry.number) is None for entry in journal.ended)
+        assert all(journal.text_of(entry.number) is None for entry in server.ended)
         journal.keeps_texts = True
         answer = ask(server, "tiny", max_tokens=8).document["choices"][0]["message"]["content"]
-        last = journal.ended[-1]
+        last = server.ended[-1]
         text = journal.text_of(last.number)
         assert text is not None
         assert '"Hi"' in text.asked

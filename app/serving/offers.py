@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -9,10 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from app.library.catalogue import LibraryCatalogue
+from app.paths import serve_settings_path
 from engine.api.server.offers import entries_of_library
+from engine.api.server.pool import DEFAULT_KEEP_ALIVE_S
+from engine.api.server.preferences import Preferences, read_preferences, with_preferences
 from engine.api.wire.names import ModelEntry
 from engine.base.cancellation import CancelToken
-from engine.base.errors import LibraryError
+from engine.base.errors import ArgumentError, LibraryError
+
+_log = logging.getLogger("layerdeck.server")
 
 RESCAN_S = 10.0
 """The library is looked at again at most this often."""
@@ -29,6 +35,7 @@ class Offers:
         # Replaced whole, so that any thread may read them.
         self._listed: tuple[ModelEntry, ...] = ()
         self._open: tuple[ModelEntry, ...] = ()
+        self._preferences = Preferences()
 
     def close(self) -> None:
         """End a scan that runs."""
@@ -69,7 +76,13 @@ class Offers:
         opened = self._open
         paths, ids = {entry.path for entry in opened}, {entry.id for entry in opened}
         others = (entry for entry in self._listed if entry.path not in paths and entry.id not in ids)
-        return (*(_joined(entry, listed.get(entry.path)) for entry in opened), *others)
+        own = (_joined(entry, listed.get(entry.path)) for entry in opened)
+        return with_preferences((*own, *others), self._preferences)
+
+    def keep_alive_s(self, entry: ModelEntry) -> float:
+        """Return the idle time of a model that is loaded for a request."""
+        kept = (entry.keep_alive_s, self._preferences.keep_alive_s)
+        return next((seconds for seconds in kept if seconds is not None), DEFAULT_KEEP_ALIVE_S)
 
     def _scan(self) -> None:
         catalogue = self._catalogue
@@ -77,6 +90,11 @@ class Offers:
             catalogue.scan()
         catalogue.read_headers(lambda _done, _whole: None, self._token)
         self._listed = entries_of_library(catalogue.contents().models, catalogue.index)
+        try:
+            self._preferences = read_preferences(serve_settings_path())
+        except ArgumentError as error:
+            # The models themselves can be asked for without it.
+            _log.info("%s", error.summary())
 
 
 def _joined(entry: ModelEntry, listed: ModelEntry | None) -> ModelEntry:

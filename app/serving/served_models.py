@@ -28,7 +28,7 @@ from app.notices import Notices
 from app.rig.live_rig import LiveRig
 from app.serving.offers import Offers
 from engine.api.server.offers import entry_of_model
-from engine.api.server.pool import DEFAULT_KEEP_ALIVE_S, no_room
+from engine.api.server.pool import no_room
 from engine.api.server.server import ApiServer
 from engine.api.wire.errors import ApiError, error_of
 from engine.api.wire.names import ModelEntry
@@ -298,7 +298,7 @@ class ServedModels(QObject):
             )
         self._planned, self._begun, self._ending_before = None, model, model.loading.snapshot.ending
         if model.is_of_program:
-            model.keep_alive(DEFAULT_KEEP_ALIVE_S)
+            model.keep_alive(self._offers.keep_alive_s(wanted.entry))
         self._loader.load_unasked(model, plan)
         self._look_at_begun()
 

@@ -21,7 +21,7 @@ from PySide6.QtGui import QGuiApplication
 from pytestqt.qtbot import QtBot
 
 from app.models.open_model import OpenModel
-from app.paths import api_key_path
+from app.paths import api_key_path, serve_settings_path
 from app.serving.api_server import ServerPhase
 from app.window.serve_presenter import ServePresenter
 from app.wiring import WindowParts
@@ -252,6 +252,20 @@ def test_a_model_that_is_not_loaded_is_loaded_in_the_window_beside_the_shown_one
     bench.desk.opener.show(loaded)
     assert bench.desk.document.model is loaded.file
     assert not loaded.status.is_edited
+
+
+def test_names_and_idle_times_of_the_user_count_in_the_window_too(bench: Bench) -> None:
+    path = bench.file("bob", seed=1)
+    bench.desk.library.catalogue.index.save_folders((path.parent,))
+    serve_settings_path().parent.mkdir(parents=True, exist_ok=True)
+    kept = {"version": 1, "aliases": {"mine": "bob"}, "models": {"bob": {"keep_alive": "30m"}}}
+    serve_settings_path().write_text(json.dumps(kept), encoding="utf-8")
+    try:
+        bench.start()
+        assert bench.say_hello("mine") == "bob"
+        assert bench.desk.models.current.keep_alive_s == 1800.0
+    finally:
+        serve_settings_path().unlink()
 
 
 def test_a_window_without_a_model_shows_the_one_that_a_program_asked_for(bench: Bench) -> None:

@@ -145,6 +145,10 @@ class ModelOpener(QObject):
 
         def show(found: tuple[OpenedFile, _FirstPlan]) -> None:
             (file, first), models = found, self._models
+            if self._live.rig.ids != rig.ids:
+                # Devices have changed meanwhile, so the layout is planned again.
+                self.open_aside(path, layout, leaving, opened, failed)
+                return
             model = models.find(file.key)
             if model is None and models.current.file is None:
                 model = models.place(file.model, file.key)

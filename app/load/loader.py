@@ -144,13 +144,19 @@ class Loader(QObject):
 
     def reload(self, model: OpenModel) -> None:
         """Load `model` again as it was before it was lost. Lab workers that stopped are started again first."""
+        if self._may_reload(model):
+            # Asked again then: another load may have begun while the workers were started.
+            self._lab.when_running(lambda: model.loading.reload() if self._may_reload(model) else None)
+
+    def _may_reload(self, model: OpenModel) -> bool:
         busy = self._models.loading
         if busy is None and not self.is_waiting:
-            self._lab.when_running(model.loading.reload)
-        elif busy is not model:
+            return True
+        if busy is not model:
             self._say(
                 tr("Another load is under way. Reload {name} when that has ended, or cancel it.", name=model.name)
             )
+        return False
 
     def answer(self, choice: LoadChoice) -> None:
         """Continue the load in the question, according to the answer."""

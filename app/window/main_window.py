@@ -42,6 +42,8 @@ LOW_HEIGHT = 620
 MIN_REPORT_HEIGHT = 136
 SHORT_REPORT_HEIGHT = 104
 EMPTY_REPORT_HEIGHT = 52
+PROPOSALS_REPORT_HEIGHT = 200
+"""Room for the sentence of a failed load, and for the first proposals below it."""
 QWIDGETSIZE_MAX = (1 << 24) - 1
 """Qt's constant for a widget without a maximum size; PySide does not export it."""
 REPORT_SHARE = 0.27
@@ -219,6 +221,14 @@ class MainWindow(QMainWindow):
     def fit_report(self) -> None:
         """Give the report the height that its table needs, or that of a few sentences while the table is hidden."""
         self.resizeDocks([self.docks["report"]], [self._report_height], Qt.Orientation.Vertical)
+
+    def make_room_for_proposals(self) -> bool:
+        """Make the report as high as proposals need. Return whether it was lower."""
+        dock = self.docks["report"]
+        is_low = dock.height() < PROPOSALS_REPORT_HEIGHT
+        if is_low:
+            self.resizeDocks([dock], [PROPOSALS_REPORT_HEIGHT], Qt.Orientation.Vertical)
+        return is_low
 
     @property
     def _report_height(self) -> int:

@@ -8,7 +8,7 @@ from functools import partial
 from app.chats.transfer import ChatTransfer
 from app.theme import Theme
 from app.window.actions import Actions
-from app.window.arrangement import Arranger
+from app.window.arrangement import Arrangement, Arranger
 from app.window.chat.conversation_list_presenter import SavedKvStatesPresenter, TransferPresenter
 from app.window.chat.prompt_presenter import PromptPresenter
 from app.window.chat.side_by_side import SideBySide
@@ -16,6 +16,7 @@ from app.window.devices.nearby_dialog import NearbyPresenter
 from app.window.devices.packs_dialog import PacksPresenter
 from app.window.devices.rig_presenter import KeptWeightsPresenter
 from app.window.help import open_log, show_about, show_handbook, show_keys
+from app.window.library.library_presenter import LibraryPage
 from app.window.main_window import MainWindow
 from app.window.menus import (
     chat_menu,
@@ -45,7 +46,7 @@ def make_actions(
     theme: Theme,
     *,
     show_auto_layout: Callable[[], None],
-    show_library: Callable[[], None],
+    library: LibraryPage,
     check_machine: Callable[[], None],
     arranger: Arranger,
 ) -> Actions:
@@ -57,7 +58,14 @@ def make_actions(
         main.chat_view.conversations.search_edit.setFocus()
 
     def find_in_chat() -> None:
-        main.docks["chat"].show()
+        if library.is_shown:
+            # Its page covers the conversation, and has a search field of its own.
+            library.show()
+            return
+        if main.docks["chat"].isHidden():
+            arranger.arrange(Arrangement.BOTH)
+        # It may lie behind another panel as a tab.
+        main.docks["chat"].raise_()
         views.current.chat.open_find()
 
     # `preferences` is made below, since its fields are bound to the finished actions.
@@ -106,7 +114,7 @@ def make_actions(
                 show_prompt=PromptPresenter(models, theme, main).show,
                 show_saved_states=SavedKvStatesPresenter(desk.states, main).show,
             ),
-            view_menu(theme, desk.settings, notices, arranger.arrange, main.reset_docks, show_library),
+            view_menu(theme, desk.settings, notices, arranger.arrange, main.reset_docks, library.toggle),
             help_menu(
                 show_handbook=partial(show_handbook, main),
                 show_keys=lambda: show_keys(main, actions.shortcuts()),

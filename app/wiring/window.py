@@ -110,7 +110,7 @@ def make_window(settings: Settings, theme: Theme, picture: FirstPicture | None =
         views,
         theme,
         show_auto_layout=auto_layout_presenter.show,
-        show_library=library_presenter.page.toggle,
+        library=library_presenter.page,
         check_machine=doctor.show,
         arranger=arranger,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from PySide6.QtCore import QObject
+from PySide6.QtCore import QObject, Qt
 from PySide6.QtWidgets import QMessageBox, QWidget
 
 from app.background import Background
@@ -101,6 +101,7 @@ class KeptWeightsPresenter(QObject):
         if not size_bytes:
             text = tr("Workers on this computer (layerdeck-cli rig serve) have no cached weights.")
         box = QMessageBox(QMessageBox.Icon.NoIcon, _TITLE, text, QMessageBox.StandardButton.Close, self._window)
+        box.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         if size_bytes:
             box.addButton(tr("&Empty"), QMessageBox.ButtonRole.DestructiveRole).clicked.connect(self._on_empty)
         box.open()

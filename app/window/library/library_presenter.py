@@ -261,6 +261,7 @@ class LibraryPresenter(QObject):
     def _show_folders(self) -> None:
         """Show a menu of the added folders, each to be removed from the library."""
         menu = QMenu(self._view)
+        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         menu.addAction(tr("&Add a Folder…"), self.add_folder)
         menu.addAction(tr("&Scan Again"), self._library.scan)
         menu.addSeparator()

@@ -38,4 +38,7 @@ def test_weights_are_counted_and_removed_when_asked(qtbot: QtBot) -> None:
     assert told.args is not None
     assert "3.0 MiB of cached weights removed" in told.args[0].text
     assert not file.exists()
-    assert [button.text() for button in open_box(presenter, window, qtbot).buttons()] == ["Close"]
+    last = open_box(presenter, window, qtbot)
+    assert [button.text() for button in last.buttons()] == ["Close"]
+    last.close()
+    qtbot.waitUntil(lambda: not window.findChildren(QMessageBox))

@@ -88,6 +88,11 @@ def kept_states_path() -> Path:
     return user_cache_path(APPLICATION, appauthor=False) / "states"
 
 
+def api_key_path() -> Path:
+    """Return the file with the key of the window's API server."""
+    return user_data_path(APPLICATION, appauthor=False) / "api_key"
+
+
 def packs_path() -> Path:
     """Return the folder of installed engine packs."""
     return user_data_path(APPLICATION, appauthor=False) / "packs"

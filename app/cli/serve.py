@@ -16,8 +16,9 @@ from app.cli.inputs import asked_on, load_order, this_machine
 from app.cli.library import checked_folder, scan_library
 from app.cli.output import say
 from app.cli.serve_log import ServeLog
-from app.cli.serve_options import access_of, address_of, is_loopback, keep_alive_of, preferences_of
+from app.cli.serve_options import access_of, address_of, keep_alive_of, preferences_of
 from app.paths import library_path
+from app.serving.address import is_loopback
 from engine.api.server.journal import Journal
 from engine.api.server.offers import entries_of_library, entry_of_file
 from engine.api.server.pool import DEFAULT_KEEP_ALIVE_S, ModelPool, PoolParts

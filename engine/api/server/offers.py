@@ -10,6 +10,7 @@ from engine.library.entry import Entry, Quantisation
 from engine.library.index import LibraryIndex
 from engine.library.listed import Listed
 from engine.model.gguf.file_names import split_tag
+from engine.model.gguf.model_file import ModelFile
 from engine.model.gguf.parts import parse_part_name
 from engine.model.gguf.reader import read_model
 
@@ -21,7 +22,12 @@ def entries_of_library(models: Iterable[Listed], index: LibraryIndex) -> tuple[M
 
 def entry_of_file(path: Path) -> ModelEntry:
     """Return the entry of a file; raises as `read_model` does."""
-    model = read_model(path)
+    return entry_of_model(read_model(path))
+
+
+def entry_of_model(model: ModelFile) -> ModelEntry:
+    """Return the entry of a file that was read."""
+    path = model.paths[0]
     part = parse_part_name(path.name)
     stem = part.stem if part is not None else path.stem
     return ModelEntry(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -54,6 +54,14 @@ MAX_WAITING = 64
 RETRY = {"Retry-After": "5"}
 
 
+def _no_rig() -> Rig:
+    raise NotImplementedError
+
+
+def _no_plan(_entry: ModelEntry, _rig: Rig) -> LoadOrder:
+    raise NotImplementedError
+
+
 @dataclass(frozen=True, slots=True)
 class PoolParts:
     """What a pool is made of; the functions block, and are called in threads.
@@ -62,12 +70,16 @@ class PoolParts:
     `rig`: the devices as they are now.
     `plan`: the load of a model on these devices; raises `EngineError`.
     `holders`: processes that hold memory of a device.
+    `load`: loads a model elsewhere and lends it, in place of `rig` and `plan`; raises `ApiError`. In the loop.
+    `keep_alive`: sets the idle time in seconds of a model that is lent. In the loop.
     """
 
     entries: Callable[[], Sequence[ModelEntry]]
-    rig: Callable[[], Rig]
-    plan: Callable[[ModelEntry, Rig], LoadOrder]
+    rig: Callable[[], Rig] = _no_rig
+    plan: Callable[[ModelEntry, Rig], LoadOrder] = _no_plan
     holders: Callable[[Device], tuple[MemoryHolder, ...]] = lambda _device: ()
+    load: Callable[[ModelEntry], Awaitable[None]] | None = None
+    keep_alive: Callable[[ModelEntry, float], None] = lambda _entry, _keep_alive_s: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,8 +269,12 @@ class ModelPool:
         await self._enter(slot)
         if keep_alive_s is not None:
             slot.keep_alive_s = keep_alive_s
+            if slot.lent is not None:
+                self._parts.keep_alive(slot.entry, keep_alive_s)
         try:
-            assert slot.session is not None
+            # A model that is lent may be taken back between the turn that let the request in and this one.
+            if slot.session is None:
+                raise ApiError(503, f"{entry.id} is being unloaded.", code="model_lost", headers=RETRY)
             self._last_used = entry.id
             yield LoadedModel(entry, slot.session, self._profile(slot))
         finally:
@@ -383,6 +399,9 @@ class ModelPool:
             return
         if slot.lent is not None:
             return  # Its owner moves it to another layout; `lend` or `take_back` follows.
+        if self._parts.load is not None:
+            await self._parts.load(slot.entry)
+            return
         await self._unload(slot)  # of a session whose model was lost
         order = await self._make_room(slot)
         if order is None:
@@ -431,7 +450,7 @@ class ModelPool:
                 return None
             # A forecast alone refuses nothing: with nothing else loaded the load is tried, and says what it measured.
             if beside.own and room.still_short:
-                raise _no_room(slot.entry, room)
+                raise no_room(slot.entry, room)
             victims = {held.key for held in room.victims}
             leaving = [each for each in self._slots.values() if each.held is not None and each.held.key in victims]
             busy = [each for each in leaving if each.users]
@@ -531,7 +550,8 @@ def _refusal(error: EngineError) -> ApiError:
     return ApiError(503, error.summary(), code=error.kind, fields=fields)
 
 
-def _no_room(entry: ModelEntry, room: Room) -> ApiError:
+def no_room(entry: ModelEntry, room: Room) -> ApiError:
+    """Return the error for a model that does not fit, even with all others gone."""
     device, missing_bytes = room.still_short[0]
     names = ", ".join(f"{format_bytes(size_bytes)} on {name}" for name, size_bytes in room.still_short)
     return ApiError(

@@ -34,12 +34,12 @@ from tests.support.patience import DEADLINE_S
 class RawChild:
     """A child as a context manager; one that is silent for `DEADLINE_S` is killed, which ends the reading.
 
-    `own_group`: it leads a group of processes, as it does for the app.
+    `own_group`: it leads a group of processes, as it does for the app. `command`: module and arguments of the child.
     """
 
-    def __init__(self, *, own_group: bool = False) -> None:
+    def __init__(self, *, own_group: bool = False, command: Sequence[str] = ("engine.runtime.child",)) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "engine.runtime.child"],
+            [sys.executable, "-m", *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -334,7 +334,7 @@ class Driver:
             partial(self._on_message, effect.child),
             partial(self._on_child_ended, effect.child),
             argv=self._options.argv,
-            stall_timeout_s=self._options.stall_timeout_s,
+            stall_timeout_s=effect.stall_limit_s or self._options.stall_timeout_s,
             environment=environment(effect.plan),
             about=effect.plan.mark,
             # A new cache for each child: a new one has no files yet.

@@ -20,11 +20,15 @@ from engine.runtime.session.load_order import LoadOrder
 
 @dataclass(frozen=True, slots=True)
 class StartChild:
-    """Start a child for `plan` and send it `request`. Its stall timeout runs until a `Watch` turns it off."""
+    """Start a child for `plan` and send it `request`. Its stall timeout runs until a `Watch` turns it off.
+
+    `stall_limit_s`: the stall timeout in seconds; None: that of the driver.
+    """
 
     child: int
     plan: Plan
     request: protocol.Load
+    stall_limit_s: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

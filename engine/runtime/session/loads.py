@@ -303,7 +303,7 @@ def _start(transition: Transition) -> None:
     assert load.request is not None
     transition.change_load(step=Step.LOADING)
     transition.change(child=Child(number, load.plan))
-    transition.do(effects.StartChild(number, load.plan, load.request))
+    transition.do(effects.StartChild(number, load.plan, load.request, load.asked.stall_limit_s))
 
 
 def take_message(transition: Transition, message: AnyMessage) -> None:

@@ -34,6 +34,7 @@ from engine.runtime.protocol.messages import AnyMessage, AnyModelRequest, Device
 from engine.runtime.requests import environment, load_request
 from engine.runtime.session import effects, inputs
 from engine.runtime.session.events import AnyEvent, Failed, RequestEnding, RequestEvent
+from engine.runtime.session.load_records import LoadRecorder
 from engine.runtime.session.machine import advance
 from engine.runtime.session.snapshot import Snapshot, snapshot_of
 from engine.runtime.session.state import STOP_TIMEOUT_S, State
@@ -174,6 +175,7 @@ class Driver:
         self._timers: dict[int, float] = {}
         self._works: dict[int, tuple[CancelToken, threading.Thread]] = {}
         self._last_child: ChildProcess | None = None
+        self._recorder = LoadRecorder()
 
     # ------------------------------------------------------------------ from any thread
 
@@ -316,6 +318,7 @@ class Driver:
         return max(0.0, self._options.stop_timeout_s - _TERMINATE_S - _KILL_S)
 
     def _report(self, news: SessionUpdate) -> None:
+        self._recorder.take(news)
         try:
             # A stream is removed with its ending, before it gets it, because its receiver may raise.
             if isinstance(news, RequestEvent) and news.request in self._streams:
@@ -342,6 +345,7 @@ class Driver:
         )
         # There is one child at a time: the one before has ended, and all effects for it were carried out.
         self._children = {effect.child: child}
+        self._recorder.begin_child(effect.plan)
         self._last_child = child
         child.start()
         child.send(effect.request)

@@ -99,6 +99,7 @@ class ChatPresenter(QObject):
         self._counter.counted.connect(self._on_counted)
         conversation.answering.changed.connect(self._on_answer_changed)
         conversation.answering.finished.connect(self._on_answer_ended)
+        conversation.answering.notice_given.connect(self._on_answer_notice)
         conversation.overflow_asked.connect(pane.overflow_banner.ask)
         pane.overflow_banner.answered.connect(conversation.answering.answer_overflow)
         pane.send_requested.connect(self._on_send)
@@ -166,6 +167,10 @@ class ChatPresenter(QObject):
             conversation = self._conversation
             shown = shown_messages(conversation.tree, conversation.open_message, conversation.left_out)
             self._pane.show_messages(shown, at_end=False)
+
+    def _on_answer_notice(self, run: AnswerRun, sentence: str) -> None:
+        if run.chat == self._conversation.chat.id:
+            self._pane.show_remark(sentence)
 
     def _show_growing(self) -> None:
         """Show the tokens in the context while a prompt is read or an answer is written."""

@@ -619,6 +619,16 @@ class Piece(Answer, frozen=True, tag="piece", kw_only=True):
     context_used: int | None = None
 
 
+class Shifted(Answer, frozen=True, tag="shifted", kw_only=True):
+    """The context was full, and the answer goes on without some tokens (`SamplingSettings.full_context`).
+
+    `kept_tokens`: first tokens that stay. `dropped_tokens`: tokens after them that were removed.
+    """
+
+    kept_tokens: int
+    dropped_tokens: int
+
+
 class Generated(FinalMessage, frozen=True, tag="generated", kw_only=True):
     """End of a generation.
 
@@ -630,6 +640,7 @@ class Generated(FinalMessage, frozen=True, tag="generated", kw_only=True):
     `replaced`: as of `Rendered`. `replaced_for_log`: the same without the template's own words, which may quote the
     conversation.
     `checkpoint_bytes`: host memory taken by the checkpoints of all sequences.
+    `dropped_tokens`: tokens that context shifts removed during the answer.
     """
 
     prompt_tokens: int
@@ -643,6 +654,7 @@ class Generated(FinalMessage, frozen=True, tag="generated", kw_only=True):
     replaced: str = ""
     replaced_for_log: str = ""
     checkpoint_bytes: int = 0
+    dropped_tokens: int = 0
 
 
 class Embedded(FinalMessage, frozen=True, tag="embedded", kw_only=True):
@@ -773,6 +785,7 @@ LoadMessage = Probed | StageProgress | LoadedModel | AllocationFailure | Stopped
 ModelAnswer = (
     Reading
     | Piece
+    | Shifted
     | Generated
     | Embedded
     | Tokenised

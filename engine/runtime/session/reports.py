@@ -71,6 +71,7 @@ def done_event(message: Generated) -> Done:
         replaced_for_log=show(message.replaced_for_log),
         cached_tokens=message.cached_tokens,
         checkpoint_bytes=message.checkpoint_bytes,
+        dropped_tokens=message.dropped_tokens,
     )
 
 

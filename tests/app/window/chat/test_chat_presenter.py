@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -27,6 +28,7 @@ from engine.runtime.session.status import ModelStatus, Phase
 from tests.support.models import write_tiny_llama
 from tests.support.windows import WindowOpener
 from widgets.chat.chat_pane import ChatPane
+from widgets.chat.settings_panel import SettingChange
 from widgets.chat.shown import MessageAction
 
 CONTEXT = ContextSettings(n_ctx=4096, n_batch=32, n_ubatch=32, threads=1, threads_batch=1)
@@ -159,6 +161,26 @@ def used(chat: ChatPane) -> int:
     """Return the number that the context meter shows."""
     digits = "".join(letter for letter in chat.context_text.partition("/")[0] if letter.isdigit())
     return int(digits or 0)
+
+
+def test_a_shift_that_the_loaded_cache_does_not_allow_is_not_taken(reading: WindowParts) -> None:
+    model, pane = reading.desk.models.current, reading.views.current.chat
+    model.conversation.answering.stop()
+    pane.heading.settings_button.click()
+    panel = pane.settings_panel
+    assert panel is not None
+    info = model.loading.snapshot.loaded
+    assert info is not None
+    quantised = replace(info, context=msgspec.structs.replace(info.context, type_v="q8_0"))
+    model.loading.snapshot = replace(model.loading.snapshot, loaded=quantised)
+    panel.value_changed.emit(SettingChange("full_context", "shift"))
+    assert "quantised KV cache (f16 and q8_0)" in panel.fault_label.text()
+    assert "full_context" not in model.conversation.chat.settings
+    assert panel.fields["full_context"].text == "end"
+    model.loading.snapshot = replace(model.loading.snapshot, loaded=info)
+    panel.value_changed.emit(SettingChange("full_context", "shift"))
+    assert panel.fault_label.text() == ""
+    assert model.conversation.chat.settings["full_context"] == "shift"
 
 
 def test_a_remark_on_a_restored_state_goes_with_the_next_question(reading: WindowParts, qtbot: QtBot) -> None:

@@ -26,6 +26,7 @@ from engine.runtime.protocol.messages import (
     Reading,
     Serve,
     Serving,
+    Shifted,
     StageProgress,
 )
 from tests.support.patience import DEADLINE_S
@@ -82,7 +83,7 @@ class RawChild:
     def answer(self) -> AnyMessage | None:
         """Return the next message that is neither progress nor a piece of text; those are in `heard`."""
         self.heard = []
-        while isinstance(message := self.message(), StageProgress | Reading | Piece):
+        while isinstance(message := self.message(), StageProgress | Reading | Piece | Shifted):
             self.heard.append(message)
         return message
 

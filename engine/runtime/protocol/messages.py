@@ -286,6 +286,19 @@ class CountTokens(ModelRequest, frozen=True, tag="count_tokens", kw_only=True):
     media: tuple[MediaFile, ...] = ()
 
 
+class CountVocabulary(Job, frozen=True, tag="count_vocabulary", kw_only=True):
+    """Count tokens with the vocabulary of a model that is not loaded; answered by `Counted` with `n_ctx` 0.
+
+    `path`: the model's first file. `idle_s`: seconds without a request after which the child ends. `access`: as of
+    `Load`.
+    """
+
+    path: str
+    count: CountTokens
+    idle_s: float
+    access: FileAccess | None = None
+
+
 class RenderTemplate(ModelRequest, frozen=True, tag="render_template", kw_only=True):
     """Render a conversation to its prompt, without generating; answered by `Rendered`.
 
@@ -393,7 +406,7 @@ class Quit(Request, frozen=True, tag="quit", kw_only=True):
 AnyModelRequest = (
     Generate | Embed | Tokenise | Detokenise | CountTokens | RenderTemplate | SaveSequence | RestoreSequence
 )
-DeviceRequest = ListDevices | MeasureSpeed | DeviceMemoryQuery | Serve | Logits | Quantise
+DeviceRequest = ListDevices | MeasureSpeed | DeviceMemoryQuery | Serve | Logits | Quantise | CountVocabulary
 AnyRequest = Probe | Load | AnyModelRequest | DeviceRequest | Stop | Quit
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from engine.base.confinement import code_folders, confine, device_folders, make_driver_caches, system_folders
 from engine.runtime.child.native.bindings import Bindings
-from engine.runtime.protocol.messages import AnyRequest, FileAccess, ListDevices, Load, Probe, Serve
+from engine.runtime.protocol.messages import AnyRequest, CountVocabulary, FileAccess, ListDevices, Load, Probe, Serve
 
 
 def data_bytes() -> int:
@@ -35,6 +35,8 @@ def limit_data(limit_bytes: int) -> bool:
 
 DISCOVERY_BYTES = 4 << 30
 """Memory limit of device discovery, for the drivers of many cards. The list itself takes some kilobytes."""
+VOCABULARY_BYTES = 4 << 30
+"""Memory limit of a child that reads a vocabulary. One of 260,000 tokens takes some hundred MiB."""
 PROBE_BYTES = 16 << 30
 """Memory limit of a probe. It allocates the vocabulary, recurrent state, the output buffer, and contexts of drivers."""
 
@@ -50,6 +52,9 @@ def give_up_rights(engine: Bindings, request: AnyRequest) -> None:
             _confine((), ())
         case Probe():
             _limit_memory(PROBE_BYTES)
+            _limit_files(request.access)
+        case CountVocabulary():
+            _limit_memory(VOCABULARY_BYTES)
             _limit_files(request.access)
         case Load():
             _limit_files(request.access)

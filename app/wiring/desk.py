@@ -42,6 +42,7 @@ from app.rig.sampling import HeadroomMonitor
 from app.settings import Settings
 from app.wiring.rig import RigParts, make_rig
 from engine.runtime.media.images.formula import FormulaProcess
+from engine.runtime.probing.vocabulary import VocabularyCounter
 from engine.runtime.session.status import Phase
 from widgets.markdown.formulas import Formula, FormulaKey
 from widgets.markdown.typesetter import Typesetter
@@ -78,6 +79,7 @@ class Desk:
     presets: PresetStore
     typesetter: Typesetter
     formulas: FormulaProcess
+    vocabulary: VocabularyCounter
 
     @property
     def loading(self) -> Loading:
@@ -94,6 +96,7 @@ class Desk:
         # First: results that arrive from now on are dropped, so that none reaches an object that is closed below.
         self.background.close()
         self.formulas.close()
+        self.vocabulary.close()
         self.library.close()
         self.examiner.close()
         self.finder.close()
@@ -181,6 +184,7 @@ def make_desk(
             draw_formula=partial(_draw_formula, formulas),
         ),
         formulas=formulas,
+        vocabulary=VocabularyCounter(),
     )
     _connect_notices(desk)
     _connect_chats(desk)

@@ -20,6 +20,7 @@ from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
 from app.models.opener import ModelOpener
 from app.models.reading_pace import ReadingPace, left_words
+from app.models.unloaded_counter import UnloadedCounter
 from app.notices import Notice
 from app.window.chat.attach_presenter import AttachPresenter
 from app.window.status_line import StatusLine
@@ -30,6 +31,7 @@ from engine.chat.message import Cut
 from engine.chat.tree import MessageTree
 from engine.model.demo.speaking import sample_questions
 from engine.model.gguf.model_file import ModelFile
+from engine.runtime.probing.vocabulary import VocabularyCounter
 from engine.runtime.session.events import Done, Reading, Token
 from engine.runtime.session.state import RequestState
 from engine.runtime.session.status import ModelStatus, Phase
@@ -60,6 +62,7 @@ class ChatPresenter(QObject):
         loader: Loader,
         archive: ChatArchive,
         background: Background,
+        vocabulary: VocabularyCounter,
         open_file: Callable[[], None],
         status_line: StatusLine,
         window: QWidget,
@@ -97,6 +100,11 @@ class ChatPresenter(QObject):
         conversation.restored.connect(self._on_restored)
         self._counter = ContextCounter(loading, self)
         self._counter.counted.connect(self._on_counted)
+        self._unloaded = UnloadedCounter(model, vocabulary, background, self)
+        self._unloaded.counted.connect(self._on_counted)
+        for changed in (model.planned_changed, conversation.chat_changed, conversation.shown_changed):
+            changed.connect(self._count_unloaded)
+        self._files.attacher.changed.connect(self._count_unloaded)
         conversation.answering.changed.connect(self._on_answer_changed)
         conversation.answering.finished.connect(self._on_answer_ended)
         conversation.answering.notice_given.connect(self._on_answer_notice)
@@ -181,6 +189,7 @@ class ChatPresenter(QObject):
     def _on_status_changed(self, status: ModelStatus) -> None:
         pane, file = self._pane, self._model.file
         pane.set_status(status)
+        self._count_unloaded()
         # The next context may be longer.
         if status.phase is Phase.LOADING:
             pane.set_context_full(False)
@@ -257,6 +266,19 @@ class ChatPresenter(QObject):
         self._pane.show_context(None if use.used is None else [_history(use.used)], use.total)
         if use.total is not None and (use.used or self._conversation.tree.messages):
             self._counter.count(self._conversation.counted_chat())
+
+    def _count_unloaded(self) -> None:
+        """Count the conversation with its draft and attachments, if no model is loaded that counts it."""
+        if not self._unloaded.is_wanted:
+            self._unloaded.forget()
+            return
+        files = [each.attachment for each in self._files.attacher.files if each.attachment is not None]
+        chat = self._conversation.unloaded_chat(files)
+        if chat is None:
+            self._unloaded.forget()
+            self._pane.show_context(None, None)
+        else:
+            self._unloaded.count(chat)
 
     def _on_counted(self, use: ContextUse) -> None:
         system = ContextPart(tr("system prompt"), use.system, "kv")

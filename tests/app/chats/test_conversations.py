@@ -55,6 +55,7 @@ def present(bench: Bench, pane: ChatPane) -> ChatPresenter:
         loader=desk.loader,
         archive=desk.archive,
         background=desk.background,
+        vocabulary=desk.vocabulary,
         open_file=lambda: None,
         status_line=StatusLine(pane),
         window=pane,

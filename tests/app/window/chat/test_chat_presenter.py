@@ -213,6 +213,41 @@ def test_without_a_model_the_banner_opens_one_and_a_remark_goes_with_its_convers
     assert pane.status_text == ""
 
 
+def test_the_meter_counts_a_draft_and_a_file_before_anything_is_loaded(
+    open_window: WindowOpener, qtbot: QtBot, tmp_path: Path
+) -> None:
+    window = open_window()
+    desk, meter = window.desk, window.views.current.chat.context_meter
+    with qtbot.waitSignal(desk.opener.model_changed):
+        desk.opener.open(write_tiny_llama(tmp_path / "ada.gguf", n_layers=2))
+    model, pane = desk.models.current, window.views.current.chat
+    conversation = model.conversation
+    n_ctx = model.planned_context
+    assert n_ctx
+    assert meter.text == ""
+    assert desk.vocabulary.pid is None, "nothing is counted before there is something to count"
+
+    def used() -> int:
+        words, _, total = meter.text.replace("\N{NARROW NO-BREAK SPACE}", "").replace(" ", "").partition("/")
+        assert not total or int(total) == n_ctx
+        return int(words) if words.isdecimal() else 0
+
+    pane.prompt_edit.setPlainText("What is a quay?")
+    qtbot.waitUntil(lambda: used() > 0)
+    draft = used()
+    pane.prompt_edit.setPlainText("What is a quay? " + "abc " * 20)
+    qtbot.waitUntil(lambda: used() == draft + 81)  # A token for each letter of the tiny model.
+    (tmp_path / "code.py").write_text("print('quay')\n" * 9)
+    pane.files_given.emit([tmp_path / "code.py"])
+    qtbot.waitUntil(lambda: used() > draft + 81 + 100)
+    assert "attachments" in meter.toolTip()
+    assert model.loading.phase is Phase.STOPPED
+    # Another context length has another total, and nothing is counted for nothing.
+    conversation.change_chat(msgspec.structs.replace(conversation.chat, draft=""))
+    pane.file_removed.emit(window.views.current.chat.attachments.files[0].id)
+    qtbot.waitUntil(lambda: meter.text == "")
+
+
 def test_retry_without_a_loaded_model_says_what_is_missing(open_window: WindowOpener) -> None:
     window = open_window()
     pane = window.views.current.chat

@@ -86,7 +86,7 @@ def _drop(name: str) -> None:
             bindings.Bindings.on_log = take  # type: ignore[method-assign]
         case "projector callback":
             projector = side_files.Projector
-            side_files.Projector = lambda *fields: projector(*fields[:-1], None)  # type: ignore[assignment, misc]
+            side_files.Projector = lambda *fields: projector(*fields[:-2], None, fields[-1])  # type: ignore[assignment, misc]
 
 
 def main() -> None:

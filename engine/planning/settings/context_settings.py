@@ -53,6 +53,9 @@ class ContextSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     threads_batch: int | None = None
     # Not a field of llama.cpp either: the child prevents a pipeline by an override (`model_loader.py`).
     pipeline: Pipeline = "auto"
+    # Of `mtmd_context_params`: tokens that a projector with images of any size makes of one; None: its file's own.
+    image_max_tokens: int | None = None
+    image_min_tokens: int | None = None
 
     @property
     def offload_batch(self) -> int:

@@ -145,7 +145,7 @@ class ModelChild:
             case ListDevices():
                 return list_devices(self._engine, request.endpoints, request.routes, self._packs or ())
             case Probe():
-                return probe(self._engine, self._log, request)
+                return probe(self._engine, self._log, request, self._pipe.send)
             case Load():
                 return self._load(request)
             case ModelRequest():

@@ -8,11 +8,14 @@ encodes (`clip_encode`: `is_allocated`). So the largest one is encoded here, and
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from engine.runtime.child.native.bindings import Bindings
+from engine.runtime.child.native.log import EngineLog, FailedAllocation
 from engine.runtime.media.images.pictures import CHANNELS, MAX_SIDE_PX
 
 NODES_AT_ONCE = 32
@@ -46,27 +49,43 @@ class NodeWatch:
         return self.ends_at_once or self._nodes % NODES_AT_ONCE == 0
 
 
-def reserve_largest(library: Any, handle: int, marker: str, watch: NodeWatch) -> bool:
-    """Let mtmd reserve memory for the largest input of each kind; return False if it could not.
+def reserve_largest(
+    library: Any,
+    handle: int,
+    marker: str,
+    watch: NodeWatch,
+    log: EngineLog,
+    end: Callable[[FailedAllocation], None],
+) -> None:
+    """Let mtmd reserve memory for the largest input of each kind. If a device refuses it, the process exits.
+
+    mtmd does not look whether `ggml_backend_sched_reserve` succeeded, and then writes to buffers that do not exist.
 
     `library`: the binding of mtmd. `handle`: a projector that was loaded without its warm-up.
+    `end`: sends the last message about a refused allocation.
     """
+    before, log.on_failed = log.on_failed, partial(_end_refused, end)
     watch.ends_at_once = True
     try:
-        done = True
         if library.mtmd_support_vision(handle):
             largest = max(_image_sizes(), key=lambda size: _image_tokens(library, handle, marker, *size))
             with ExitStack() as stack:
                 pixels = (ctypes.c_uint8 * (CHANNELS * largest[0] * largest[1]))()
-                done = _encode(library, handle, marker, stack, library.mtmd_bitmap_init(*largest, pixels))
+                _encode(library, handle, marker, stack, library.mtmd_bitmap_init(*largest, pixels))
         if library.mtmd_support_audio(handle):
             count = _SOUND_S * int(library.mtmd_get_audio_sample_rate(handle))
             with ExitStack() as stack:
                 samples = (ctypes.c_float * count)()
-                done &= _encode(library, handle, marker, stack, library.mtmd_bitmap_init_from_audio(count, samples))
-        return done
+                _encode(library, handle, marker, stack, library.mtmd_bitmap_init_from_audio(count, samples))
     finally:
         watch.ends_at_once = False
+        log.on_failed = before
+
+
+def _end_refused(end: Callable[[FailedAllocation], None], failed: FailedAllocation) -> None:
+    end(failed)
+    # From a native callback there is no way to end the load with an exception.
+    os._exit(1)
 
 
 def _image_sizes() -> list[tuple[int, int]]:
@@ -82,13 +101,12 @@ def _image_tokens(library: Any, handle: int, marker: str, width_px: int, height_
         return max((int(library.mtmd_input_chunk_get_n_tokens(chunk)) for chunk in chunks), default=0)
 
 
-def _encode(library: Any, handle: int, marker: str, stack: ExitStack, bitmap: Any) -> bool:
-    """Encode the longest part of an image or a sound; return False if mtmd could not allocate for it."""
+def _encode(library: Any, handle: int, marker: str, stack: ExitStack, bitmap: Any) -> None:
+    """Begin to encode the longest part of an image or a sound."""
     chunks = _chunks(library, handle, marker, stack, bitmap)
-    if not chunks:
-        return True
-    longest = max(chunks, key=lambda chunk: int(library.mtmd_input_chunk_get_n_tokens(chunk)))
-    return int(library.mtmd_encode_chunk(handle, longest)) == 0
+    if chunks:
+        longest = max(chunks, key=lambda chunk: int(library.mtmd_input_chunk_get_n_tokens(chunk)))
+        library.mtmd_encode_chunk(handle, longest)
 
 
 def _chunks(library: Any, handle: int, marker: str, stack: ExitStack, bitmap: Any) -> list[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from engine.runtime.child.load.largest_media import NodeWatch, reserve_largest
@@ -22,12 +22,21 @@ from engine.runtime.child.native.bindings import ACCELERATOR_TYPE, Bindings
 from engine.runtime.child.native.breakdown import BufferBytes
 from engine.runtime.child.native.devices import ResolvedDevices, resolve_devices
 from engine.runtime.child.native.failures import RequestError, failure
-from engine.runtime.child.native.log import EngineLog, FreeMemory, allocation_failure, context_failure, model_failure
-from engine.runtime.protocol.messages import Part, Probe, Probed
+from engine.runtime.child.native.log import (
+    EngineLog,
+    FailedAllocation,
+    FreeMemory,
+    allocation_failure,
+    context_failure,
+    model_failure,
+)
+from engine.runtime.protocol.messages import Message, Part, Probe, Probed
 
 
-def probe(engine: Bindings, log: EngineLog, request: Probe) -> Probed:
+def probe(engine: Bindings, log: EngineLog, request: Probe, send_final: Callable[[Message], None]) -> Probed:
     """Load the model without memory, read the planned sizes, and free everything.
+
+    `send_final`: sends the last message of a probe that ends inside of native code.
 
     Raises:
         RequestError: llama.cpp cannot load the model or make the context.
@@ -59,7 +68,7 @@ def probe(engine: Bindings, log: EngineLog, request: Probe) -> Probed:
             if log.facts.input_copies > 1:
                 sizes = without_surplus(sizes, buffer_types, engine.cpu_buffer_type(), _copies_bytes(loaded))
         return Probed(
-            parts=(*loaded.parts(sizes), *dry_projector(engine, log, devices, request, model)),
+            parts=(*loaded.parts(sizes), *dry_projector(engine, log, devices, request, model, send_final)),
             exact=sizes is not None,
             flash_attention=log.facts.flash_attention,
             graph_splits=log.facts.graph_splits,
@@ -69,12 +78,17 @@ def probe(engine: Bindings, log: EngineLog, request: Probe) -> Probed:
 
 
 def dry_projector(
-    engine: Bindings, log: EngineLog, devices: ResolvedDevices, request: Probe, model: int
+    engine: Bindings,
+    log: EngineLog,
+    devices: ResolvedDevices,
+    request: Probe,
+    model: int,
+    send_final: Callable[[Message], None],
 ) -> tuple[Part, ...]:
     """Return the compute buffers of a projector for the largest image; empty if they are unknown.
 
-    The projector is loaded for a moment. Its weights are allocated here first, because mtmd aborts if it cannot. It
-    fails without room for the compute buffers, so that these are unknown then.
+    The projector is loaded for a moment. Its weights are allocated here first, because mtmd aborts if it cannot.
+    Without room for the compute buffers the process ends with a `Failure`.
 
     Raises:
         RequestError: the projector has other limits for images than those of the settings.
@@ -95,9 +109,17 @@ def dry_projector(
     if not handle:
         check_image_limit(log, request.context)
         return ()
+
+    def end(failed: FailedAllocation) -> None:
+        device = devices.id_of_buffer_name(failed.buffer_type)
+        send_final(
+            failure(
+                "does_not_fit", f"{device} has no room for the largest image of the projector: {failed.text}."
+            ).message
+        )
+
     try:
-        if not reserve_largest(library, int(handle), marker, watch):
-            return ()
+        reserve_largest(library, int(handle), marker, watch, log, end)
         parts = exact_parts(devices, file, loaded_bytes(library, int(handle))) or ()
     finally:
         library.mtmd_free(handle)

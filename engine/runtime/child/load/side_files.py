@@ -9,7 +9,9 @@ from __future__ import annotations
 import ctypes
 import re
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,9 @@ from engine.runtime.child.native.bindings import Bindings
 from engine.runtime.child.native.breakdown import read_map
 from engine.runtime.child.native.devices import CPU_ID, ResolvedDevices
 from engine.runtime.child.native.failures import RequestError, failure
-from engine.runtime.child.native.log import EngineLog, FreeMemory, allocation_failure
+from engine.runtime.child.native.log import EngineLog, FailedAllocation, FreeMemory, allocation_failure
 from engine.runtime.child.native.stop import StopFlag
-from engine.runtime.protocol.messages import AdapterFile, AllocationFailure, Load, Part, ProjectorFile
+from engine.runtime.protocol.messages import AdapterFile, AllocationFailure, Load, Message, Part, ProjectorFile
 
 PROJECTOR = "projector"
 _OF_ENCODER = "_Z18clip_get_mem_usagePK8clip_ctx"
@@ -132,12 +134,22 @@ class LoadedSideFiles:
 
 
 class SideFileLoader:
-    """Loads adapters and projector after the model's weights."""
+    """Loads adapters and projector after the model's weights.
+
+    `send_final`: sends the last message of a load that ends inside of native code.
+    """
 
     def __init__(
-        self, engine: Bindings, devices: ResolvedDevices, log: EngineLog, free: FreeMemory, stop: StopFlag
+        self,
+        engine: Bindings,
+        devices: ResolvedDevices,
+        log: EngineLog,
+        free: FreeMemory,
+        stop: StopFlag,
+        send_final: Callable[[Message], None],
     ) -> None:
         self._engine, self._devices, self._log, self._free, self._stop = engine, devices, log, free, stop
+        self._send_final = send_final
 
     def load(self, load: Load, model: int, placed: tuple[Part, ...]) -> LoadedSideFiles:
         """Load the side files of a request. `placed`: what was allocated before, for the report of a failure.
@@ -171,14 +183,12 @@ class SideFileLoader:
         marker = new_marker()
         parameters.media_marker = marker.encode()
         parameters.cb_eval = watch.callback
-        failed_before = len(self._log.facts.failed)
         buffers = self._log.facts.buffers
         logged_before = len(buffers)
         handle = library.mtmd_init_from_file(file.path.encode(), model, parameters)
-        if handle and not reserve_largest(library, int(handle), marker, watch):
-            library.mtmd_free(handle)
-            self._raise_refused(failed_before, placed)
-            raise self._refusal(file.path, "there is no memory for the largest image that it reads")
+        if handle:
+            end = partial(self._end_refused, placed)
+            reserve_largest(library, int(handle), marker, watch, self._log, end)
         # mtmd logs compute buffers with the same words as the model's context; they must not be counted for that.
         logged = buffers[logged_before:]
         del buffers[logged_before:]
@@ -205,15 +215,26 @@ class SideFileLoader:
         handle = self._engine.low.llama_adapter_lora_init(model, file.path.encode())
         if handle:
             return handle
-        self._raise_refused(failed_before, placed)
-        raise self._refusal(file.path, "llama.cpp cannot use it as an adapter of this model")
-
-    def _raise_refused(self, failed_before: int, placed: tuple[Part, ...]) -> None:
-        """Raise `RequestError` if a device refused an allocation since there were `failed_before` refusals."""
         if len(self._log.facts.failed) > failed_before:
             refused = allocation_failure(self._devices, self._log.facts, self._free, "read", placed)
             if refused is not None:
                 raise RequestError(refused)
+        raise self._refusal(file.path, "llama.cpp cannot use it as an adapter of this model")
+
+    def _end_refused(self, placed: tuple[Part, ...], failed: FailedAllocation) -> None:
+        """Report a device without room for the largest image."""
+        self._free.note(failed)
+        self._send_final(
+            AllocationFailure(
+                stage="read",
+                device=self._devices.id_of_buffer_name(failed.buffer_type),
+                buffer_type=failed.buffer_type,
+                requested_bytes=failed.requested_bytes,
+                free_bytes=self._free.of(failed.buffer_type),
+                parts=placed,
+                text=failed.text,
+            )
+        )
 
     def _make_sure_of_room(self, file: ProjectorFile, placed: tuple[Part, ...]) -> None:
         """Allocate the size of the weights and free it again: if mtmd's own allocation fails, it aborts the process."""

@@ -135,11 +135,20 @@ def test_a_limit_below_the_minimum_is_refused_with_both_numbers(files: Files) ->
 
 
 def test_a_device_without_room_for_the_largest_image_refuses_the_load(files: Files) -> None:
-    with rpc_workers(24 * MIB) as (_, devices), RawChild() as child:
-        refused = child.ask(files.request(Load, "W0", devices))
+    cap_bytes = 8 * MIB
+    with rpc_workers(cap_bytes) as (_, devices):
+        with RawChild() as child:
+            child.send(files.request(Load, "W0", devices))
+            refused = child.answer()
         assert isinstance(refused, AllocationFailure), refused
         assert refused.device == "W0"
-        assert refused.requested_bytes > 24 * MIB
-        # With a smaller limit there is room, and the image is read.
+        assert refused.requested_bytes > cap_bytes
+    with rpc_workers(cap_bytes) as (_, devices):
+        with RawChild() as child:
+            probed = child.ask(files.request(Probe, "W0", devices))
+        assert isinstance(probed, Failure), probed
+        assert (probed.kind, "W0 has no room for the largest image" in probed.message) == ("does_not_fit", True)
+    # With a smaller limit there is room, and the image is read.
+    with rpc_workers(cap_bytes) as (_, devices), RawChild() as child:
         assert isinstance(child.ask(files.request(Load, "W0", devices, image_max_tokens=64)), LoadedModel)
         assert isinstance(ask(child, 1, LARGE), Generated)

@@ -81,5 +81,5 @@ class UnloadedCounter(QObject):
             self._refused = path
             _log.info("tokens of %s cannot be counted: %s", path.name, error.summary())
 
-        work = "Counting tokens"
-        self._latest.run(work, lambda _task: self._vocabulary.count(path, request), take, refuse, quiet=True)
+        count = self._vocabulary.count
+        self._latest.run("Counting tokens", lambda _task: count(path, request), take, refuse, quiet=True)

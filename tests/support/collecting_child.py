@@ -75,7 +75,7 @@ def _drop(name: str) -> None:
                     assert ctypes.cast(copied.tensor_split, ctypes.c_void_p).value == address
                     parameters.struct = copied
 
-            model_loader.ModelParameters.__init__ = make  # type: ignore[method-assign]
+            model_loader.ModelParameters.__init__ = make  # type: ignore[assignment, method-assign]
         case "log callback":
             taken: Callable[..., None] = bindings.Bindings.on_log
 
@@ -83,9 +83,9 @@ def _drop(name: str) -> None:
                 taken(engine, write)
                 engine._kept.clear()
 
-            bindings.Bindings.on_log = take  # type: ignore[method-assign]
+            bindings.Bindings.on_log = take  # type: ignore[assignment, method-assign]
         case "projector callback":
-            projector = side_files.Projector
+            projector: Any = side_files.Projector
             side_files.Projector = lambda *fields: projector(*fields[:-2], None, fields[-1])  # type: ignore[assignment, misc]
 
 

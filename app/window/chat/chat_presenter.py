@@ -99,12 +99,8 @@ class ChatPresenter(QObject):
         conversation.context_use_changed.connect(self._on_context_use)
         conversation.restored.connect(self._on_restored)
         self._counter = ContextCounter(loading, self)
-        self._counter.counted.connect(self._on_counted)
         self._unloaded = UnloadedCounter(model, vocabulary, background, self)
-        self._unloaded.counted.connect(self._on_counted)
-        for changed in (model.planned_changed, conversation.chat_changed, conversation.shown_changed):
-            changed.connect(self._count_unloaded)
-        self._files.attacher.changed.connect(self._count_unloaded)
+        self._connect_counters()
         conversation.answering.changed.connect(self._on_answer_changed)
         conversation.answering.finished.connect(self._on_answer_ended)
         conversation.answering.notice_given.connect(self._on_answer_notice)
@@ -122,6 +118,14 @@ class ChatPresenter(QObject):
         self._show_chat()
         self._show_messages()
         self._on_status_changed(model.status)
+
+    def _connect_counters(self) -> None:
+        conversation = self._conversation
+        self._counter.counted.connect(self._on_counted)
+        self._unloaded.counted.connect(self._on_counted)
+        for changed in (self._model.planned_changed, conversation.chat_changed, conversation.shown_changed):
+            changed.connect(self._count_unloaded)
+        self._files.attacher.changed.connect(self._count_unloaded)
 
     # ------------------------------------------------------------------ to the pane
 

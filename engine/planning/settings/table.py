@@ -259,8 +259,8 @@ SETTINGS: tuple[Setting, ...] = (
         "Context",
         tr("Largest image (tokens)"),
         tr(
-            "most tokens of an image, for projectors that read images of any size; the load reserves memory for such an "
-            "image; auto: the projector's own limit"
+            "most tokens of an image, for projectors that read images of any size; the load reserves memory for such "
+            "an image; auto: the projector's own limit"
         ),
         "context",
         rare=True,
@@ -272,8 +272,8 @@ SETTINGS: tuple[Setting, ...] = (
         "Context",
         tr("Smallest image (tokens)"),
         tr(
-            "fewest tokens of an image, to which smaller ones are enlarged, for projectors that read images of any size; "
-            "auto: the projector's own limit"
+            "fewest tokens of an image, to which smaller ones are enlarged, for projectors that read images of any "
+            "size; auto: the projector's own limit"
         ),
         "context",
         rare=True,

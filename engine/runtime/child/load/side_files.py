@@ -1,7 +1,8 @@
 """Loads the side files of a model: LoRA adapters, and the projector for images or sound.
 
 The bytes of a projector on each device come from a C++ function that is not part of the C interface
-(`clip_get_mem_usage`). If it is not exported, or returns another map than `read_map` knows, the sizes come from the log.
+(`clip_get_mem_usage`). If it is not exported, or returns another map than `read_map` knows, the sizes come from the
+log.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The largest image is reserved at the load, forecast by a probe, limited by settings, and refused where it cannot be."""
+"""The largest image is reserved at the load, forecast by a probe, and limited by settings; bad limits are refused."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_probe_forecasts_what_a_load_reserves_for_the_largest_image(files: Fil
         with RawChild() as child:
             sizes[limit] = computing(child.ask(files.request(Load, image_max_tokens=limit)))
         assert forecast == sizes[limit] > 0
-    assert sizes[64] < sizes[256] < sizes[None]  # type: ignore[operator]
+    assert sizes[64] < sizes[256] < sizes[None]
 
 
 def test_an_image_is_scaled_to_the_limit_and_read(files: Files) -> None:

@@ -17,6 +17,7 @@ from app.theme import DEFAULT_ZOOM, THEME_NAMES, ZOOM_STEPS
 from engine.base.json_file import UNREADABLE
 from engine.base.language import tr
 from engine.base.texts import show
+from engine.runtime.protocol.heartbeat import MAX_STALL_LIMIT_S, MIN_STALL_LIMIT_S
 from widgets.library.load_question import LoadAnswer
 from widgets.library.recent_models import RecentModel
 
@@ -144,6 +145,11 @@ def _size_bytes(kept: object) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() and len(text) < MAX_DIGITS else None
 
 
+def _stall_limit_s(kept: object) -> int | None:
+    seconds = _size_bytes(kept)
+    return seconds if seconds is not None and MIN_STALL_LIMIT_S <= seconds <= MAX_STALL_LIMIT_S else None
+
+
 def _zoom_percent(kept: object) -> int:
     text = str(kept)
     return int(text) if text in map(str, ZOOM_STEPS) else DEFAULT_ZOOM
@@ -169,6 +175,8 @@ class Settings:
     """Whether a model whose child died is loaded again without a question."""
     steps_back = _switch("steps_back")
     """Whether a load that runs out of memory tries other layouts."""
+    stall_limit_s = Preference("stall_limit_s", _stall_limit_s, lambda limit_s: "" if limit_s is None else str(limit_s))
+    """Seconds without progress after which a load or an answer is ended. None: the default."""
     without_room = Preference("without_room", _load_answer, lambda answer: "" if answer is None else answer.value)
     """The remembered answer if a model does not fit beside the loaded ones. None: ask."""
     arrangement = _text("window/arrangement")

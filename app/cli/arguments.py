@@ -61,6 +61,18 @@ def _temperature(text: str) -> float:
     return value
 
 
+def _stall_limit(text: str) -> int:
+    from engine.runtime.protocol.heartbeat import MAX_STALL_LIMIT_S, MIN_STALL_LIMIT_S
+
+    seconds = int(text) if text.isascii() and text.isdigit() and len(text) < 9 else -1
+    if not MIN_STALL_LIMIT_S <= seconds <= MAX_STALL_LIMIT_S:
+        raise argparse.ArgumentTypeError(
+            f'"{text}" is not a stall limit; use {MIN_STALL_LIMIT_S} to {MAX_STALL_LIMIT_S} seconds, because a shorter '
+            "one would end loads that go on"
+        )
+    return seconds
+
+
 def make_parser(words: Sequence[str]) -> Parser:
     """Return the parser of `layerdeck-cli` for `words`.
 
@@ -148,8 +160,15 @@ def _add_serve_arguments(command: argparse.ArgumentParser) -> None:
 
 def _add_retry_argument(command: argparse.ArgumentParser) -> None:
     from app.cli.settings_options import positive
+    from engine.runtime.process.child import DEFAULT_STALL_TIMEOUT_S
     from engine.runtime.session.load_order import DEFAULT_RETRIES
 
+    command.add_argument(
+        "--stall-limit",
+        type=_stall_limit,
+        metavar="SECONDS",
+        help=f"end a load or an answer after this time without progress (default {DEFAULT_STALL_TIMEOUT_S:g})",
+    )
     command.add_argument(
         "--retry",
         type=positive,

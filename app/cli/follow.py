@@ -30,6 +30,7 @@ from engine.runtime.session.events import (
     Reading,
     RequestEnding,
     RequestEvent,
+    Shifted,
     Stage,
     Token,
 )
@@ -183,7 +184,7 @@ class Follower:
             Ended: as `ask`.
         """
         *_, ending = self.events(self.ask(request), stops=stops)
-        assert not isinstance(ending, Done | Token | Reading)
+        assert not isinstance(ending, Done | Token | Shifted | Reading)
         return ending.answer if isinstance(ending, Answered) else ending
 
 

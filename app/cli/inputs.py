@@ -56,7 +56,8 @@ def load_order(options: Namespace, plan: Plan) -> LoadOrder:
         raise RuleViolationError(tuple((v.rule, v.message, v.remedy) for v in plan.violations))
     if plan.report.probe_only is not None:
         plan = _probed(plan)
-    return LoadOrder(plan, RetryPolicy(options.retry, constraints_of(options, plan.rig, plan.model.n_layers)))
+    retry = RetryPolicy(options.retry, constraints_of(options, plan.rig, plan.model.n_layers))
+    return LoadOrder(plan, retry, options.stall_limit)
 
 
 def _probed(plan: Plan) -> Plan:

@@ -281,7 +281,10 @@ class Loader(QObject):
             plan = now  # With the devices as they are after the wait.
         # What others gave back just now would be taken for what this load did not take.
         learns = wanted.plan.report.probe_only is None and not wanted.room.victims
-        wanted.model.loading.load(LoadOrder(plan, self._retry(plan)), forecast_is_whole=learns)
+        wanted.model.loading.load(self._order(plan), forecast_is_whole=learns)
+
+    def _order(self, plan: Plan) -> LoadOrder:
+        return LoadOrder(plan, self._retry(plan), self._settings.stall_limit_s)
 
     def _retry(self, plan: Plan) -> RetryPolicy:
         constraints = self._constraints_of(plan.model).kept_by(plan.edit.layout)

@@ -20,6 +20,7 @@ from engine.runtime.session.events import (
     OutOfMemory,
     Progress,
     Reading,
+    Shifted,
     Token,
 )
 from engine.runtime.session.session import ModelSession
@@ -40,6 +41,7 @@ class EngineBridge(QObject):
     cancelled = Signal(Cancelled)
     reading = Signal(Reading)
     token = Signal(Token)
+    shifted = Signal(Shifted)
     done = Signal(Done)
     answered = Signal(Answered)
     device_memory = Signal(object)  # tuple[DeviceMemoryReading, ...]
@@ -63,6 +65,7 @@ class EngineBridge(QObject):
             Cancelled: self.cancelled,
             Reading: self.reading,
             Token: self.token,
+            Shifted: self.shifted,
             Done: self.done,
             Answered: self.answered,
         }

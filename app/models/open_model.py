@@ -26,6 +26,8 @@ class OpenModel(QObject):
     changed = Signal()
     """`held` has changed."""
     status_changed = Signal(ModelStatus)
+    planned_changed = Signal()
+    """`planned_context` has changed."""
 
     def __init__(
         self, number: int, calibrator: Calibrator, clock: Callable[[], float], parent: QObject | None = None
@@ -77,8 +79,18 @@ class OpenModel(QObject):
 
     def show_edit(self, edit: Edit | None) -> None:
         """Set the current edit, for the status."""
+        before = self.planned_context
         self._edit = edit
+        if self.planned_context != before:
+            self.planned_changed.emit()
         self._refresh_status()
+
+    @property
+    def planned_context(self) -> int | None:
+        """Tokens of context that each request would have; the trained length if that is left open. None: unknown."""
+        if self._edit is None or self.file is None:
+            return None
+        return self._edit.context.n_ctx_each or self.file.n_ctx_train or None
 
     def show_wait(self, waits: str) -> None:
         """Set what its load waits for, as a sentence; empty: it does not wait."""

@@ -44,6 +44,7 @@ from app.serving.api_server import WindowApiServer
 from app.settings import Settings
 from app.wiring.rig import RigParts, make_rig
 from engine.runtime.media.images.formula import FormulaProcess
+from engine.runtime.probing.vocabulary import VocabularyCounter
 from engine.runtime.session.status import Phase
 from widgets.markdown.formulas import Formula, FormulaKey
 from widgets.markdown.typesetter import Typesetter
@@ -85,6 +86,7 @@ class Desk:
     presets: PresetStore
     typesetter: Typesetter
     formulas: FormulaProcess
+    vocabulary: VocabularyCounter
 
     @property
     def loading(self) -> Loading:
@@ -103,6 +105,7 @@ class Desk:
         self.formulas.close()
         # Before the models, so that programs get the ending of their answers, and load no other model.
         self.server.close()
+        self.vocabulary.close()
         self.library.close()
         self.examiner.close()
         self.finder.close()
@@ -200,6 +203,7 @@ def make_desk(
             draw_formula=partial(_draw_formula, formulas),
         ),
         formulas=formulas,
+        vocabulary=VocabularyCounter(),
     )
     _connect_notices(desk)
     _connect_chats(desk)

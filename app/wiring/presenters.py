@@ -67,6 +67,7 @@ def make_views(main: MainWindow, desk: Desk, theme: Theme, questions: Questions)
             loader=desk.loader,
             archive=desk.archive,
             background=desk.background,
+            vocabulary=desk.vocabulary,
             open_file=start_without_model,
             status_line=main.status_line,
             window=main,

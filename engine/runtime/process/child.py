@@ -27,6 +27,7 @@ from engine.base.metal_tensor_api import tells_of_tensor_api
 from engine.base.programs import LOG_MARK
 from engine.base.texts import show
 from engine.runtime.process.outcome import EndReason, ProcessOutcome, log_end
+from engine.runtime.process.records import log_start
 from engine.runtime.process.system import close_pipe, signal_process, spawn, wait_for_exit, worker_argv
 from engine.runtime.protocol.messages import PROTOCOL_VERSION, Aborting, AnyMessage, Hello, Quit, Request
 from engine.runtime.protocol.pipe import MAX_MESSAGE_BYTES
@@ -295,7 +296,11 @@ class ChildProcess:
             self._condition.wait_for(lambda: self._greeted or self._stdout_closed or self._ask_until_s is not None)
         stream = self._pipe("stdin")
         try:
+            is_first = True
             while self._greeted and (request := self._requests.get()) is not None:
+                if is_first:
+                    is_first = False
+                    log_start(self._name, self.pid, self._engine, self._environment, request)
                 if self._before_send is not None:
                     request = self._before_send(request)
                 stream.write(_encode(request) + b"\n")

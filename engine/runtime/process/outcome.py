@@ -252,9 +252,14 @@ def _exit_words(outcome: ProcessOutcome) -> str:
 
 
 @cache
-def _versions() -> str:
+def own_version() -> str:
+    """Return the version of this program."""
     try:
-        own = metadata.version("layerdeck")
+        return metadata.version("layerdeck")
     except metadata.PackageNotFoundError:
-        own = "not installed"
-    return f"Layerdeck {own}, Python {platform.python_version()}, {sys.platform} {platform.release()}"
+        return "not installed"
+
+
+@cache
+def _versions() -> str:
+    return f"Layerdeck {own_version()}, Python {platform.python_version()}, {sys.platform} {platform.release()}"

@@ -286,6 +286,19 @@ class CountTokens(ModelRequest, frozen=True, tag="count_tokens", kw_only=True):
     media: tuple[MediaFile, ...] = ()
 
 
+class CountVocabulary(Job, frozen=True, tag="count_vocabulary", kw_only=True):
+    """Count tokens with the vocabulary of a model that is not loaded; answered by `Counted` with `n_ctx` 0.
+
+    `path`: the model's first file. `idle_s`: seconds without a request after which the child ends. `access`: as of
+    `Load`.
+    """
+
+    path: str
+    count: CountTokens
+    idle_s: float
+    access: FileAccess | None = None
+
+
 class RenderTemplate(ModelRequest, frozen=True, tag="render_template", kw_only=True):
     """Render a conversation to its prompt, without generating; answered by `Rendered`.
 
@@ -393,7 +406,7 @@ class Quit(Request, frozen=True, tag="quit", kw_only=True):
 AnyModelRequest = (
     Generate | Embed | Tokenise | Detokenise | CountTokens | RenderTemplate | SaveSequence | RestoreSequence
 )
-DeviceRequest = ListDevices | MeasureSpeed | DeviceMemoryQuery | Serve | Logits | Quantise
+DeviceRequest = ListDevices | MeasureSpeed | DeviceMemoryQuery | Serve | Logits | Quantise | CountVocabulary
 AnyRequest = Probe | Load | AnyModelRequest | DeviceRequest | Stop | Quit
 
 
@@ -619,6 +632,16 @@ class Piece(Answer, frozen=True, tag="piece", kw_only=True):
     context_used: int | None = None
 
 
+class Shifted(Answer, frozen=True, tag="shifted", kw_only=True):
+    """The context was full, and the answer goes on without some tokens (`SamplingSettings.full_context`).
+
+    `kept_tokens`: first tokens that stay. `dropped_tokens`: tokens after them that were removed.
+    """
+
+    kept_tokens: int
+    dropped_tokens: int
+
+
 class Generated(FinalMessage, frozen=True, tag="generated", kw_only=True):
     """End of a generation.
 
@@ -631,6 +654,7 @@ class Generated(FinalMessage, frozen=True, tag="generated", kw_only=True):
     `replaced`: as of `Rendered`. `replaced_for_log`: the same without the template's own words, which may quote the
     conversation.
     `checkpoint_bytes`: host memory taken by the checkpoints of all sequences.
+    `dropped_tokens`: tokens that context shifts removed during the answer.
     """
 
     prompt_tokens: int
@@ -645,6 +669,7 @@ class Generated(FinalMessage, frozen=True, tag="generated", kw_only=True):
     replaced: str = ""
     replaced_for_log: str = ""
     checkpoint_bytes: int = 0
+    dropped_tokens: int = 0
 
 
 class Embedded(FinalMessage, frozen=True, tag="embedded", kw_only=True):
@@ -775,6 +800,7 @@ LoadMessage = Probed | StageProgress | LoadedModel | AllocationFailure | Stopped
 ModelAnswer = (
     Reading
     | Piece
+    | Shifted
     | Generated
     | Embedded
     | Tokenised

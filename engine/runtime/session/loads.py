@@ -304,7 +304,8 @@ def _start(transition: Transition) -> None:
     assert load.request is not None
     transition.change_load(step=Step.LOADING)
     transition.change(child=Child(number, load.plan))
-    transition.do(effects.StartChild(number, load.plan, load.request, transition.state.without_tensor_api))
+    without_api = transition.state.without_tensor_api
+    transition.do(effects.StartChild(number, load.plan, load.request, without_api, load.asked.stall_limit_s))
 
 
 def take_message(transition: Transition, message: AnyMessage) -> None:

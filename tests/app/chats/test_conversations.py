@@ -55,6 +55,7 @@ def present(bench: Bench, pane: ChatPane) -> ChatPresenter:
         loader=desk.loader,
         archive=desk.archive,
         background=desk.background,
+        vocabulary=desk.vocabulary,
         open_file=lambda: None,
         status_line=StatusLine(pane),
         window=pane,
@@ -470,6 +471,23 @@ def test_a_full_context_asks_first_and_leaves_out_no_pinned_turn(bench: Bench) -
     assert (answer.state, "context is full" in answer.note) == ("done", True)
     assert pinned not in conversation.left_out
     assert conversation.left_out
+
+
+def test_an_answer_goes_on_in_a_full_context_and_says_so(bench: Bench) -> None:
+    bench.load(n_ctx=256)
+    conversation = bench.conversation
+    told: list[str] = []
+    conversation.answering.notice_given.connect(lambda _run, sentence: told.append(sentence))
+    letters = {"grammar": "root ::= [a-z]*", "max_tokens": 300, "temperature": 0.0, "full_context": "shift"}
+    conversation.change_chat(msgspec.structs.replace(conversation.chat, settings=letters))
+    answer = bench.say("Begin")
+    assert (answer.state, answer.stop_reason) == ("done", "length")
+    assert told == [answer.note]
+    assert "no longer sees" in answer.note
+    bench.settle()
+    assert bench.files == [], "the state is not that of the conversation"
+    again = bench.say("And now?")
+    assert again.state == "done", "the next question reads the conversation as it is"
 
 
 def test_a_conversation_is_written_with_its_own_template(bench: Bench) -> None:

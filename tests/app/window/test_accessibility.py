@@ -49,7 +49,9 @@ MADE: dict[str, Callable[[WindowParts], QDialog]] = {
     "LimitsDialog": lambda window: LimitsDialog(make_gpu("CUDA0", 12), window.main),
     "NearbyDialog": lambda window: NearbyDialog(window.main, window.desk.rig.peers),
     "PacksDialog": lambda window: PacksDialog(window.main, window.desk.rig.packs),
-    "PreferencesDialog": lambda window: PreferencesDialog(window.actions, window.theme, window.main),
+    "PreferencesDialog": lambda window: PreferencesDialog(
+        window.actions, window.theme, window.desk.settings, window.main
+    ),
     "PromptDialog": lambda window: PromptDialog(window.main),
 }
 """The others: as they are before anything is looked for."""

@@ -15,6 +15,7 @@ from app.window.preferences import PreferencesDialog
 from app.wiring import WindowParts
 from engine.base.errors import RigError
 from engine.devices.device import Rig
+from engine.runtime.session.load_order import LoadOrder
 from tests.support.models import write_tiny_llama
 from tests.support.windows import WindowOpener
 from widgets.common.text import set_zoom
@@ -44,6 +45,26 @@ def test_a_field_of_the_page_is_an_entry_of_the_menus(window: WindowParts) -> No
         assert not box.isChecked()
     assert window.actions["preferences"].shortcut().toString() == "Ctrl+,"
     dialog.close()
+
+
+def test_the_stall_limit_is_chosen_on_the_page(open_window: WindowOpener, tmp_path: Path, qtbot: QtBot) -> None:
+    window = open_window()
+    dialog, settings = page(window), window.desk.settings
+    assert (settings.stall_limit_s, dialog.stall_box.value()) == (None, 60)
+    dialog.stall_box.setValue(0)  # The box has no such value.
+    assert (settings.stall_limit_s, dialog.stall_box.value()) == (5, 5)
+    dialog.stall_box.setValue(300)
+    orders: list[LoadOrder] = []
+    with qtbot.waitSignal(window.desk.opener.model_changed):
+        window.desk.opener.open(write_tiny_llama(tmp_path / "ada.gguf", n_layers=2))
+    loading = window.desk.models.current.loading
+    loading.load = lambda order, **_: orders.append(order)  # type: ignore[method-assign]
+    window.desk.loader.load()
+    qtbot.waitUntil(lambda: len(orders) == 1)
+    assert orders[0].stall_limit_s == 300
+    dialog.close()
+    settings.store.setValue("stall_limit_s", "0")
+    assert settings.stall_limit_s is None
 
 
 def test_colours_language_and_zoom_are_chosen_on_the_page(window: WindowParts) -> None:

@@ -72,6 +72,14 @@ def read_foreign(text: str, source: Source | None = None, name: str | None = Non
     return read_command(text)
 
 
+def model_names(text: str) -> tuple[str, ...]:
+    """Return the models of a llama-swap configuration with several; empty for any other text."""
+    if len(text) > MAX_TEXT or not text.strip() or _source_of(text) != "llama-swap":
+        return ()
+    names = tuple(swap_commands(text))
+    return names if len(names) > 1 else ()
+
+
 def _source_of(text: str) -> Source:
     if looks_like_modelfile(text):
         return "ollama"

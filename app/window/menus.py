@@ -106,7 +106,7 @@ def layout_menu(
         SEPARATOR,
         Command(
             "export_layout",
-            tr("E&xport…"),
+            tr("Expo&rt…"),
             show_export,
             tip=tr("Show the command or file with which llama-server and others load the same layout"),
         ),

@@ -49,7 +49,7 @@ class DeviceNames:
                 number -= self._count(endpoint)
         found = self.rig.device(name)
         # The host is no entry of -dev, and the ids of RPC devices are ours.
-        return found.id if found is not None and not found.is_rpc else None
+        return found.id if found is not None and not found.is_rpc and not found.is_host else None
 
     def id_of_buffer(self, name: str) -> str | None:
         """Return the id of the device with buffer type `name`; None if the rig has none."""

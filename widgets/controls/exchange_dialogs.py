@@ -115,7 +115,6 @@ class ImportLayoutDialog(Dialog):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(tr("Import Layout"), parent, standard=OK_CANCEL)
         self.text_edit = _Code(tr("Command or file"))
-        self.text_edit.setPlaceholderText("llama-server -m model.gguf -ngl 99 -ts 3,1 …")
         self.name_box = QComboBox()
         self.name_box.setAccessibleName(tr("Model of the configuration"))
         self.name_box.hide()

@@ -213,7 +213,7 @@ def export_python(plan: Plan) -> Exported:
 def _notes(plan: Plan) -> Iterator[str]:
     if plan.settings.n_seq_max > 1:
         yield tr(
-            "Llama of llama-cpp-python answers one request at a time. The memory is that for {count}.",
+            "llama-cpp-python answers one request at a time, but reserves the memory for {count}.",
             count=plan.settings.n_seq_max,
         )
 

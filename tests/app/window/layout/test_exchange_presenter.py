@@ -19,7 +19,6 @@ from engine.planning.layout.layout import make_layout, single_device
 from engine.planning.plan.edit import Edit
 from engine.planning.settings.context_settings import ContextSettings
 from tests.support.models import write_header_only
-from tests.support.patience import DEADLINE_S
 from tests.support.previews import make_gpu, make_rig
 from widgets.controls.exchange_dialogs import ExportLayoutDialog, ImportLayoutDialog
 
@@ -63,9 +62,9 @@ def test_both_need_a_model(window: WindowParts) -> None:
 
 def test_the_text_follows_edits(edited: WindowParts, qtbot: QtBot) -> None:
     dialog = export_dialog(edited)
-    qtbot.waitUntil(lambda: "-dev CUDA0" in dialog.text, timeout=DEADLINE_S * 1000)
+    qtbot.waitUntil(lambda: "-dev CUDA0" in dialog.text)
     edited.desk.document.set_layout(make_layout(4, ["CUDA0", CPU_ID, "CUDA1", "CUDA1"]), "move")
-    qtbot.waitUntil(lambda: "-ts 2,3" in dialog.text, timeout=DEADLINE_S * 1000)
+    qtbot.waitUntil(lambda: "-ts 2,3" in dialog.text)
     assert "KV cache and attention are on CUDA0" in dialog.notes_view.toPlainText()
 
 
@@ -75,7 +74,7 @@ def test_every_program_is_offered_and_copied(edited: WindowParts, qtbot: QtBot) 
     for index, target in enumerate(TARGETS):
         dialog.target_box.setCurrentIndex(index)
         assert dialog.target == target
-        qtbot.waitUntil(lambda: bool(dialog.text), timeout=DEADLINE_S * 1000)
+        qtbot.waitUntil(lambda: bool(dialog.text))
         dialog.copy_button.click()
         texts[target] = QGuiApplication.clipboard().text()
     assert len(set(texts.values())) == len(TARGETS)
@@ -85,7 +84,7 @@ def test_every_program_is_offered_and_copied(edited: WindowParts, qtbot: QtBot) 
 def test_a_layout_that_breaks_a_rule_has_no_text(edited: WindowParts, qtbot: QtBot) -> None:
     edited.desk.document.set_layout(make_layout(4, ["CUDA0", "CUDA1", "CUDA0", "CUDA1"]), "move")
     dialog = export_dialog(edited)
-    qtbot.waitUntil(lambda: not dialog.copy_button.isEnabled(), timeout=DEADLINE_S * 1000)
+    qtbot.waitUntil(lambda: not dialog.copy_button.isEnabled())
     assert not dialog.text
     assert "CUDA0" in dialog.notes_view.toPlainText()
 
@@ -104,7 +103,7 @@ def test_a_command_becomes_a_step_of_undo(edited: WindowParts, qtbot: QtBot) -> 
     dialog = import_dialog(edited)
     assert not is_ready(dialog)
     dialog.text_edit.setPlainText("llama-server -m other.gguf -ngl 4 -ts 1,3 -c 2048 --frobnicate")
-    qtbot.waitUntil(lambda: is_ready(dialog), timeout=DEADLINE_S * 1000)
+    qtbot.waitUntil(lambda: is_ready(dialog))
     assert "--frobnicate" in dialog.notes_view.toPlainText()
     before = edited.desk.document.edit
     dialog.accept()
@@ -120,7 +119,7 @@ def test_what_is_no_command_is_told_and_changes_nothing(edited: WindowParts, qtb
     dialog = import_dialog(edited)
     before = edited.desk.document.edit
     dialog.text_edit.setPlainText("all my layers")
-    qtbot.waitUntil(lambda: "no command of llama.cpp" in dialog.notes_label.text(), timeout=DEADLINE_S * 1000)
+    qtbot.waitUntil(lambda: "no command of llama.cpp" in dialog.notes_label.text())
     dialog.accept()
     assert edited.desk.document.edit == before
 
@@ -131,10 +130,10 @@ def test_a_configuration_with_several_models_offers_them(edited: WindowParts, qt
         "models:\n  one:\n    cmd: llama-server -m a.gguf -ngl 5 -dev CUDA1\n"
         "  two:\n    cmd: llama-server -m b.gguf -ngl 0\n"
     )
-    qtbot.waitUntil(lambda: "CUDA1 4" in dialog.notes_label.text(), timeout=DEADLINE_S * 1000)
+    qtbot.waitUntil(lambda: "CUDA1 4" in dialog.notes_label.text())
     dialog.name_box.setCurrentIndex(1)
     dialog.name_box.activated.emit(1)
-    qtbot.waitUntil(lambda: "CPU 4" in dialog.notes_label.text(), timeout=DEADLINE_S * 1000)
+    qtbot.waitUntil(lambda: "CPU 4" in dialog.notes_label.text())
 
 
 def test_an_opened_file_is_read(
@@ -144,5 +143,5 @@ def test_an_opened_file_is_read(
     monkeypatch.setattr(dialogs, "ask_open", lambda *_words: tmp_path / "Modelfile")
     dialog = import_dialog(edited)
     dialog.open_requested.emit()
-    qtbot.waitUntil(lambda: "CPU 4" in dialog.notes_label.text(), timeout=DEADLINE_S * 1000)
+    qtbot.waitUntil(lambda: "CPU 4" in dialog.notes_label.text())
     assert QApplication.activeModalWidget() is None

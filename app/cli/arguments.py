@@ -10,6 +10,9 @@ from typing import Any, NoReturn
 from engine.base.errors import ArgumentError
 from engine.base.units import parse_size
 
+# Again here, since help must not import the engine. A test compares them.
+EXPORT_TARGETS = ("llama-server", "llama-swap", "ollama", "lmstudio", "python")
+IMPORT_SOURCES = ("command", "llama-swap", "ollama")
 SEARCH_ORDERS = ("trending", "downloads", "likes", "updated", "created")
 
 
@@ -256,6 +259,26 @@ def _add_library_arguments(command: argparse.ArgumentParser) -> None:
     _add_text_only_argument(command)
 
 
+def _add_export_arguments(command: argparse.ArgumentParser) -> None:
+    _add_layout_arguments(command)
+    command.add_argument("--to", choices=EXPORT_TARGETS, required=True, help="the other program")
+    command.add_argument("--out", type=Path, metavar="OUT", help="write the text here instead of printing it")
+
+
+def _add_import_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "file", type=Path, nargs="?", metavar="FILE", help='file with the command or entry; "-" for standard input'
+    )
+    command.add_argument("--text", metavar="TEXT", help="the command or entry itself")
+    command.add_argument(
+        "--from", dest="source", choices=IMPORT_SOURCES, help="what the text is (default: by its looks)"
+    )
+    command.add_argument("--name", metavar="NAME", help="the model in a llama-swap configuration with several")
+    command.add_argument("--model", type=Path, metavar="GGUF", help="file of the model (default: as the text says)")
+    command.add_argument("--rig", type=Path, metavar="R", help="rig file (default: this computer)")
+    command.add_argument("--out", type=Path, metavar="L", help="write the layout file here instead of printing it")
+
+
 def _add_rig_arguments(rig: argparse.ArgumentParser) -> None:
     # SUPPRESS below, or the default of a command would overwrite the value of `rig --json`.
     names = "lab|serve|pair|peers|kept"
@@ -353,6 +376,8 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "fit": ("forecast how a model of the hub fits, before it is downloaded", _add_fit_arguments),
     "download": ("download a model; run it again to resume", _add_download_arguments),
     "library": ("list the models on this computer", _add_library_arguments),
+    "export": ("print the command or file with which another program loads the same layout", _add_export_arguments),
+    "import": ("make a layout file of a llama.cpp command, a llama-swap entry or a Modelfile", _add_import_arguments),
     "rig": ("run RPC workers", _add_rig_arguments),
     "packs": ("manage engine packs, which add a backend (Vulkan, CUDA) to the bundle", _add_packs_arguments),
     "demo": ("write a demo model", _add_demo_arguments),

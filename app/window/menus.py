@@ -74,8 +74,16 @@ def edit_menu(undo: QUndoGroup, copy_report: _Do, show_preferences: _Do) -> Menu
     )
 
 
-def layout_menu(layouts: Layouts, auto_layouts: AutoLayouts, show_auto_layout: _Do, toggle_pin: _Do) -> Menu:
-    """Return the Layout menu: proposals, automatic layouts and pins."""
+def layout_menu(
+    layouts: Layouts,
+    auto_layouts: AutoLayouts,
+    show_auto_layout: _Do,
+    toggle_pin: _Do,
+    *,
+    show_export: _Do,
+    show_import: _Do,
+) -> Menu:
+    """Return the Layout menu: proposals, automatic layouts, pins, and layouts of other programs."""
     strategies = (
         Command(
             f"auto_{words.name}",
@@ -95,6 +103,19 @@ def layout_menu(layouts: Layouts, auto_layouts: AutoLayouts, show_auto_layout: _
         SEPARATOR,
         Command("pin", tr("P&in or Unpin Selected Layers"), toggle_pin),
         Command("release_pins", tr("Unpin All La&yers"), auto_layouts.release_pins),
+        SEPARATOR,
+        Command(
+            "export_layout",
+            tr("Expo&rt…"),
+            show_export,
+            tip=tr("Show the command or file with which llama-server and others load the same layout"),
+        ),
+        Command(
+            "import_layout",
+            tr("I&mport…"),
+            show_import,
+            tip=tr("Make a layout of a command of llama-server, an entry of llama-swap or a Modelfile"),
+        ),
     )
 
 

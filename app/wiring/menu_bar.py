@@ -16,6 +16,7 @@ from app.window.devices.nearby_dialog import NearbyPresenter
 from app.window.devices.packs_dialog import PacksPresenter
 from app.window.devices.rig_presenter import KeptWeightsPresenter
 from app.window.help import open_log, show_about, show_handbook, show_keys
+from app.window.layout.exchange_presenter import ExportPresenter, ImportPresenter
 from app.window.library.library_presenter import LibraryPage
 from app.window.main_window import MainWindow
 from app.window.menus import (
@@ -88,7 +89,14 @@ def make_actions(
         (
             file_menu(questions, desk.opener, main),
             edit_menu(desk.document.undo_group, views.copy_report, show_preferences),
-            layout_menu(desk.layouts, desk.auto_layouts, show_auto_layout, main.editor.toggle_pin),
+            layout_menu(
+                desk.layouts,
+                desk.auto_layouts,
+                show_auto_layout,
+                main.editor.toggle_pin,
+                show_export=ExportPresenter(desk.document, desk.background, notices, main).show,
+                show_import=ImportPresenter(desk.document, desk.background, notices, main).show,
+            ),
             devices_menu(
                 questions,
                 search=desk.rig.search,

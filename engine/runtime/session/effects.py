@@ -22,21 +22,15 @@ from engine.runtime.session.load_order import LoadOrder
 class StartChild:
     """Start a child for `plan` and send it `request`. Its stall timeout runs until a `Watch` turns it off.
 
-<<<<<<< HEAD
     `without_tensor_api`: leave Metal's tensor API out.
-=======
     `stall_limit_s`: the stall timeout in seconds; None: that of the driver.
->>>>>>> h-last2
     """
 
     child: int
     plan: Plan
     request: protocol.Load
-<<<<<<< HEAD
     without_tensor_api: bool = False
-=======
     stall_limit_s: int | None = None
->>>>>>> h-last2
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from widgets.chat.chat_heading import ContextPart
 from widgets.chat.saved_kv_states_dialog import SavedKvStatesDialog
 from widgets.chat.token_dialogs import ChoicesDialog, PromptDialog
 from widgets.common.elided_label import ElidedLabel
+from widgets.controls.exchange_dialogs import ExportLayoutDialog, ImportLayoutDialog
 from widgets.controls.settings_bar import ModelButton
 from widgets.devices.limits import LimitsDialog
 from widgets.serve.request_table import RequestRow
@@ -45,6 +46,8 @@ MADE: dict[str, Callable[[WindowParts], QDialog]] = {
     "BugDialog": lambda window: BugDialog("Traceback", window.main),
     "ChoicesDialog": lambda window: ChoicesDialog(window.main),
     "DoctorDialog": lambda window: DoctorDialog(window.main, window.desk.examiner),
+    "ExportLayoutDialog": lambda window: ExportLayoutDialog([("python", "Python")], window.main),
+    "ImportLayoutDialog": lambda window: ImportLayoutDialog(window.main),
     "SavedKvStatesDialog": lambda window: SavedKvStatesDialog(window.main),
     "LimitsDialog": lambda window: LimitsDialog(make_gpu("CUDA0", 12), window.main),
     "NearbyDialog": lambda window: NearbyDialog(window.main, window.desk.rig.peers),

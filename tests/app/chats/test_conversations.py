@@ -34,7 +34,7 @@ from engine.chat.message import Message, MessageState
 from engine.chat.store import ChatStore
 from engine.chat.tree import changed, is_empty_failure, tree_of
 from engine.runtime.protocol.messages import Tokenise
-from tests.app.chats.bench import Bench
+from tests.app.chats.bench import SHORT, Bench
 from widgets.chat.chat_pane import ChatPane
 from widgets.chat.conversation_list import ConversationList
 from widgets.chat.shown import ActionKind, MessageAction
@@ -250,7 +250,7 @@ def test_the_list_switches_and_an_answer_goes_on_in_its_own_conversation(bench: 
     first = conversation.chat.id
     controller.new()
     assert conversation.is_empty
-    conversation.change_chat(msgspec.structs.replace(conversation.chat, settings={"max_tokens": 300}))
+    conversation.change_chat(msgspec.structs.replace(conversation.chat, settings={**SHORT, "max_tokens": 300}))
     answering: list[bool] = []
 
     def switch() -> None:

@@ -165,6 +165,7 @@ def _add_layout_arguments(
     command: argparse.ArgumentParser, *, file_needed: bool = True, several_files: bool = False
 ) -> None:
     from app.cli.auto_options import add_auto_arguments
+    from app.cli.placing_options import add_place_argument
     from app.cli.settings_options import add_settings_arguments
 
     if several_files:
@@ -176,6 +177,7 @@ def _add_layout_arguments(
     command.add_argument("--rig", type=Path, metavar="R", help="rig file (default: this computer)")
     command.add_argument("--layout", type=Path, metavar="L", help="layout file (default: the initial layout)")
     add_auto_arguments(command)
+    add_place_argument(command)
     add_settings_arguments(command)
 
 
@@ -197,8 +199,15 @@ def _add_fit_arguments(command: argparse.ArgumentParser) -> None:
 
     command.add_argument("repo", metavar="REPO[:QUANT]", help="such as owner/name, or a page of the hub")
     command.add_argument("--rig", type=Path, metavar="R", help="rig file (default: this computer)")
+    _add_text_only_argument(command)
     add_auto_arguments(command)
     add_context_arguments(command)
+
+
+def _add_text_only_argument(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--text-only", action="store_true", help="do not count the projector that belongs to a model (images, sound)"
+    )
 
 
 def _add_download_arguments(command: argparse.ArgumentParser) -> None:
@@ -225,6 +234,7 @@ def _add_library_arguments(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--fit", action="store_true", help="also forecast how each model fits on this computer")
     command.add_argument("--rig", type=Path, metavar="R", help="with --fit: forecast for the devices of this rig file")
+    _add_text_only_argument(command)
 
 
 def _add_rig_arguments(rig: argparse.ArgumentParser) -> None:

@@ -127,6 +127,21 @@ class Loader(QObject):
             return
         self._decide(self._wanted(current, plan))
 
+    def obstacle(self, plan: Plan) -> str:
+        """Return why `plan` cannot be loaded here, with a remedy; empty if it can be tried."""
+        return self._obstacle(plan)
+
+    def room_for(self, model: OpenModel, plan: Plan) -> Room:
+        """Return the models to unload so that `plan` fits, and the memory that is missing even then."""
+        return self._wanted(model, plan).room
+
+    def load_unasked(self, model: OpenModel, plan: Plan) -> None:
+        """Load `plan` for a program, which answers no question: models in its way are unloaded first.
+
+        The caller has made sure that no load runs or waits, and that no model in the way is busy.
+        """
+        self._go_on(self._wanted(model, plan), LoadAnswer.UNLOAD)
+
     def reload(self, model: OpenModel) -> None:
         """Load `model` again as it was before it was lost. Lab workers that stopped are started again first."""
         if self._may_reload(model):

@@ -144,11 +144,15 @@ class LayoutDocument(QObject):
             self.undo_group.removeStack(old.undo_stack)
             # A group does not own its stacks, and the document, the parent, would keep this one.
             old.undo_stack.deleteLater()
+        tables = model if isinstance(model, PreviewTables) else PreviewTables(model)
+        self.show(self.make_state(tables, edit, pace or Pace()), rig)
+
+    def make_state(self, tables: PreviewTables, edit: Edit, pace: Pace) -> EditState:
+        """Return a new edit state with an empty undo stack, for a later `show`."""
         stack = QUndoStack(self)
         stack.setUndoLimit(UNDO_STEPS)
         self.undo_group.addStack(stack)
-        tables = model if isinstance(model, PreviewTables) else PreviewTables(model)
-        self.show(EditState(tables, edit, stack, pace or Pace()), rig)
+        return EditState(tables, edit, stack, pace)
 
     def restart(self, rig: Rig, edit: Edit) -> None:
         """Start again with `edit` of the current model; undo starts empty."""

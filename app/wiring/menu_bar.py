@@ -33,6 +33,7 @@ from app.window.menus import (
 from app.window.model_views import ModelViews
 from app.window.preferences import PreferencesPresenter
 from app.window.questions import Questions
+from app.window.serve_presenter import ServePresenter
 from app.window.text_actions import TextActions
 from app.wiring.desk import Desk
 
@@ -71,6 +72,10 @@ def make_actions(
     def show_preferences() -> None:
         preferences.show()
 
+    # `serving` is made below, since it follows the switch of the menu.
+    def show_server() -> None:
+        serving.show()
+
     def delete_chat() -> None:
         desk.chat_controller.delete(models.current.conversation.chat.id)
 
@@ -96,7 +101,7 @@ def make_actions(
                 show_packs=PacksPresenter(desk.rig.packs, main, check_machine).show,
                 show_nearby=NearbyPresenter(desk.rig.peers, main).show,
             ),
-            model_menu(models, desk.loader, desk.unloader, desk.settings),
+            model_menu(models, desk.loader, desk.unloader, desk.settings, show_server),
             chat_menu(
                 desk.chat_controller,
                 desk.settings,
@@ -109,7 +114,9 @@ def make_actions(
                 show_prompt=PromptPresenter(models, theme, main).show,
                 show_saved_states=SavedKvStatesPresenter(desk.states, main).show,
             ),
-            view_menu(theme, desk.settings, notices, arranger.arrange, main.reset_docks, library.toggle),
+            view_menu(
+                theme, desk.settings, notices, desk.auto_layouts, arranger.arrange, main.reset_docks, library.toggle
+            ),
             help_menu(
                 show_handbook=partial(show_handbook, main),
                 show_keys=lambda: show_keys(main, actions.shortcuts()),
@@ -120,6 +127,7 @@ def make_actions(
         ),
     )
     preferences = PreferencesPresenter(actions, theme, main)
+    serving = ServePresenter(desk.server, desk.settings, models, actions["serve_at_start"], main)
     # After all entries are in their menus: docks and recent models are inserted before some of them.
     main.complete_menus(before_demo=actions["open_demo"])
     TextActions(actions, main)

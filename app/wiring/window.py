@@ -67,6 +67,8 @@ class WindowParts:
         self.desk.typesetter.warm_up()
         self.desk.rig.start(rig)
         self.desk.finder.downloads.go_on()
+        if self.desk.settings.serves_at_start:
+            self.desk.server.start()
         # The devices are not found yet. If they differ when the file is read, `ModelOpener` plans its layout again.
         self.questions.open_dropped(*files)
 

@@ -64,7 +64,7 @@ class LibraryPage(QObject):
         """Show the library."""
         if not self.is_shown:
             self._state = self._main.saveState()
-            around = (*self._main.docks.values(), self._main.settings_bar.parentWidget())
+            around = (*self._main.docks.values(), self._main.serve_dock, self._main.settings_bar.parentWidget())
             self._hidden = [widget for widget in around if widget is not None and not widget.isHidden()]
             for widget in self._hidden:
                 widget.hide()

@@ -145,6 +145,23 @@ def test_forecasts_are_made_again_when_speeds_are_others(window: WindowParts, mo
     qtbot.waitUntil(lambda: is_planned(window) and speeds().isdisjoint(before))
 
 
+def test_forecasts_count_projectors_until_they_are_switched_off(
+    window: WindowParts, models: Path, qtbot: QtBot
+) -> None:
+    view = show_library(window, qtbot)
+
+    def counted() -> set[str]:
+        shown = window.desk.library.contents.models
+        return {fit.projector for model in shown for fit in model.fits if fit is not None}
+
+    assert counted() == {"mmproj-F16.gguf", ""}, "Bob has none"
+    assert "its projector counted" in view.details.fit_label.text()
+    window.actions["count_projectors"].trigger()
+    assert not window.desk.settings.counts_projectors
+    qtbot.waitUntil(lambda: is_planned(window) and counted() == {""})
+    assert "projector" not in view.details.fit_label.text()
+
+
 def test_enter_opens_with_the_projector_that_was_ticked(window: WindowParts, models: Path, qtbot: QtBot) -> None:
     view = show_library(window, qtbot)
     view.details.projector_box.setChecked(True)

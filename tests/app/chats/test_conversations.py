@@ -251,7 +251,7 @@ def test_the_list_switches_and_an_answer_goes_on_in_its_own_conversation(bench: 
     first = conversation.chat.id
     controller.new()
     assert conversation.is_empty
-    conversation.change_chat(msgspec.structs.replace(conversation.chat, settings={"max_tokens": 300}))
+    conversation.change_chat(msgspec.structs.replace(conversation.chat, settings={**SHORT, "max_tokens": 300}))
     answering: list[bool] = []
 
     def switch() -> None:

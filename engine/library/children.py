@@ -208,8 +208,8 @@ def main() -> None:
 
 def _folders(order: LibraryRequest) -> set[Path]:
     """Return the folders of the models, in which their other parts are, and those that links in them lead to."""
-    models = [(path,) for path in order.models] if isinstance(order, PlanModels) else order.models
-    named = {Path(os.fsdecode(path)).absolute() for parts in models for path in parts}
+    paths: Iterable[bytes] = order.models if isinstance(order, PlanModels) else chain.from_iterable(order.models)
+    named = {Path(os.fsdecode(path)).absolute() for path in paths}
     return {each.parent for path in named for each in (path, Path(os.path.realpath(path)))}
 
 

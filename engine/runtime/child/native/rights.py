@@ -17,7 +17,6 @@ from engine.base.confinement import (
     make_driver_caches,
     system_folders,
 )
-from engine.devices.endpoint import parse_endpoint
 from engine.runtime.child.native.bindings import Bindings
 from engine.runtime.protocol.messages import (
     AnyRequest,
@@ -104,7 +103,8 @@ def _limit_files(access: FileAccess | None, devices: Sequence[DeviceRef], *, sta
 
 def _ports(endpoints: Sequence[str]) -> Ports:
     """Return the ports of RPC servers, which are all that the child connects to."""
-    return Ports(connect=tuple(sorted({parse_endpoint(each)[1] for each in endpoints if each})))
+    # `host:port`, checked before they were greeted.
+    return Ports(connect=tuple(sorted({int(each.rpartition(":")[2]) for each in endpoints if each})))
 
 
 @cache

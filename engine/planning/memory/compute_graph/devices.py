@@ -58,6 +58,7 @@ def _backend(entry: str, found: BackendTraits, traits: dict[str, BackendTraits])
         found.op_offload,
         alloc_size,
         reorders=found.reorders,
+        fuses=found.fuses,
         max_buffer_bytes=found.max_buffer_bytes,
     )
 

@@ -179,6 +179,7 @@ class BackendTraits:
     `reorders`: it computes nodes in another order (`graph_optimize`).
     `fuses`: it keeps what fused steps of experts read (`graph_optimize` of CUDA).
     `max_buffer_bytes`: its largest buffer, above which it makes several; None for any size.
+    `has_pools`: what it takes while it answers is known (`cuda_pools.py`).
     `overhead_bytes`: what a process takes on the device before its first buffer. A rough guess; loads calibrate it
         (`engine/planning/fit/calibration.py`).
     """
@@ -190,6 +191,7 @@ class BackendTraits:
     converts_kv: bool = False
     reorders: bool = False
     fuses: bool = False
+    has_pools: bool = False
     max_buffer_bytes: int | None = None
     overhead_bytes: int = 0
 
@@ -230,7 +232,7 @@ _OTHER = BackendTraits(SizeRule(128), overhead_bytes=128 * MIB)
 TRAITS: dict[str, BackendTraits] = {
     "CPU": CPU_TRAITS,
     "RPC": RPC_TRAITS,
-    "CUDA": _CUDA_LIKE,
+    "CUDA": replace(_CUDA_LIKE, has_pools=True),
     "HIP": _CUDA_LIKE,
     "ROCm": _CUDA_LIKE,
     "MUSA": _CUDA_LIKE,

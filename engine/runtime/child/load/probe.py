@@ -106,7 +106,8 @@ def without_surplus(
     boundaries. A device with a single entry gets one set of copies too many. Without CPU entries, the device of the
     first entry gets one set too few.
 
-    `buffer_types`: as of `backend_buffer_types`. `host`: the buffer type of CPU backends. `copies_bytes`: size of one set.
+    `buffer_types`: as of `backend_buffer_types`. `host`: the buffer type of CPU backends.
+    `copies_bytes`: size of one set.
     """
     listed = buffer_types[:-1]
     corrected = dict(sizes)

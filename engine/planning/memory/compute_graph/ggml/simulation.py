@@ -1,8 +1,8 @@
 """Runs scheduler and allocator over the segments of a layout's graph, and remembers every step.
 
-The passes are: assign backends, cut splits, order nodes (Vulkan) or keep what they read (CUDA), collect liveness backwards, allocate. A step of a
-pass depends on one section and a small state. Layers repeat, and states recur after a layer or two, so a new layout
-consists mostly of known steps.
+The passes are: assign backends, cut splits, order nodes (Vulkan) or keep what they read (CUDA), collect liveness
+backwards, allocate. A step of a pass depends on one section and a small state. Layers repeat, and states recur after a
+layer or two, so a new layout consists mostly of known steps.
 
 A segment is a list of neighbouring sections on the devices of one `StepCache`. It knows only the backends that matter
 to its sections, by index. So a step between the second and the third device of a layout is valid between any other

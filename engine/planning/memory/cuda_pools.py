@@ -113,7 +113,7 @@ class CudaPools:
             return _mmq_bytes(n_in, n_tokens)
         if n_tokens <= _MOST_TOKENS_OF_MMF and tensor.type_name in _FLOATS:
             return 0
-        return _cublas_bytes(tensor.type_name, n_in * n_out * math.prod(tensor.shape[2:]), n_in, n_out, n_tokens)
+        return _cublas_bytes(tensor.type_name, tensor.n_elements, n_in, n_out, n_tokens)
 
     def _experts_bytes(self, tensor: TensorInfo, n_tokens: int) -> int:
         """Return the temporary bytes of `ggml_cuda_mul_mat_id`."""

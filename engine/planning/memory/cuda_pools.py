@@ -66,7 +66,8 @@ class CudaPools:
     def __init__(self, model: ModelFile, hyper: HyperParameters, shape: ContextShape, context: ContextSettings) -> None:
         self._hyper, self._shape, self._context = hyper, shape, context
         n_used = model.hyper_parameter("expert_used_count")
-        self._n_used = max(n_used) if isinstance(n_used, tuple) else n_used if isinstance(n_used, int) else 0
+        counts = n_used if isinstance(n_used, tuple) else (n_used,)
+        self._n_used = max((count for count in counts if isinstance(count, int)), default=0)
         matrices = [tensor for block in model.blocks for tensor in block.tensors if _is_matrix(tensor)]
         self._uses_cublas = any(not _has_mmq(tensor) for tensor in matrices)
         self._matrix_bytes = max((self._product_bytes(tensor, shape.n_ubatch) for tensor in matrices), default=0)

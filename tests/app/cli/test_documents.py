@@ -116,7 +116,7 @@ def test_plan_on_a_rig_that_is_not_here(tmp_path: Path, tiny: Path, capsys: pyte
     assert (card["total_bytes"], card["free_bytes"], card["margin_bytes"]) == (8 * GIB, 6 * GIB, 512 * MIB)
     for row in document["devices"]:
         assert row["grade"] == "estimated"
-        parts = ("weights", "kv_cache", "recurrent", "compute", "output", "overhead")
+        parts = ("weights", "kv_cache", "recurrent", "compute", "output", "overhead", "answering")
         assert row["need_bytes"] == sum(row[f"{part}_bytes"] for part in parts)
         assert row["shortfall_bytes"] == row["need_bytes"] + row["margin_bytes"] - row["free_bytes"]
         assert all(isinstance(row[key], int) for key in ROW_KEYS[1:-1])

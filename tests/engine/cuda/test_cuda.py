@@ -113,3 +113,17 @@ def test_memory_that_runs_out_in_the_first_long_prompt_is_told_as_such(
     assert loaded["event"] == "loaded"
     assert ending["kind"] == "does_not_fit"
     assert ending["message"].startswith("CUDA1 ran out of memory during the answer")
+
+
+@pytest.mark.parametrize("flash", ["on", "off"])
+def test_an_answer_takes_no_more_than_the_forecast(cards: Cards, model: Path, tmp_path: Path, flash: str) -> None:
+    layout = layout_file(tmp_path, ("CUDA1", "0-7"), flash_attn=flash, n_ubatch=2048)
+    events = events_of(model, layout, "--prompt", "a b c d e f " * 330, "-n", "2")
+    (loaded,) = [event for event in events if event["event"] == "loaded"]
+    assert events[-1]["event"] == "done"
+    (row,) = [row for row in loaded["forecast"] if row["id"] == "CUDA1"]
+    account = loader(cards)[1]
+    taken_bytes = account.peak_bytes - account.context_bytes
+    assert taken_bytes <= row["need_bytes"] - row["overhead_bytes"]
+    assert row["answering_bytes"] > row["late_bytes"]
+    assert (row["late_bytes"] > 0) == (flash == "off")

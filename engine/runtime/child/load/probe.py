@@ -66,7 +66,7 @@ def probe(engine: Bindings, log: EngineLog, request: Probe, send_final: Callable
             # Two differences between the plans of dry and real loads.
             sizes = counted_once(sizes, buffer_types)
             if log.facts.input_copies > 1:
-                sizes = without_surplus(sizes, buffer_types, engine.cpu_buffer_type(), _copies_bytes(loaded))
+                sizes = without_surplus(sizes, buffer_types, buffer_types[-1], _copies_bytes(loaded))
         return Probed(
             parts=(*loaded.parts(sizes), *dry_projector(engine, log, devices, request, model, send_final)),
             exact=sizes is not None,
@@ -131,9 +131,11 @@ def backend_buffer_types(engine: Bindings, devices: ResolvedDevices, entries: It
     listed = [devices.by_id[device_id] for device_id in entries]
     accelerators = [device for device in engine.devices() if engine.device_props(device).type == ACCELERATOR_TYPE]
     buffer_types = [engine.device_buffer_type(device) for device in (*listed, *accelerators)]
-    # As in llama_context: the CPU backend uses the pinned host buffer of the first device, if that has one.
-    pinned = engine.device_host_buffer_type(listed[0]) if listed else None
-    return [*buffer_types, pinned or engine.cpu_buffer_type()]
+    # As in llama_context: CPU backends, those of entries too, use the pinned host buffer of the first device, if that
+    # has one.
+    plain = engine.cpu_buffer_type()
+    host = (engine.device_host_buffer_type(listed[0]) if listed else None) or plain
+    return [*(host if each == plain else each for each in buffer_types), host]
 
 
 def counted_once(sizes: dict[int, BufferBytes], buffer_types: list[int]) -> dict[int, BufferBytes]:
@@ -153,7 +155,8 @@ def without_surplus(
     boundaries. A device with a single entry gets one set of copies too many. Without CPU entries, the device of the
     first entry gets one set too few.
 
-    `buffer_types`: as of `backend_buffer_types`. `host`: the CPU's buffer type. `copies_bytes`: size of one set.
+    `buffer_types`: as of `backend_buffer_types`. `host`: the buffer type of CPU backends.
+    `copies_bytes`: size of one set.
     """
     listed = buffer_types[:-1]
     corrected = dict(sizes)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -208,8 +209,7 @@ def main() -> None:
 
 def _folders(order: LibraryRequest) -> set[Path]:
     """Return the folders of the models, in which their other parts are, and those that links in them lead to."""
-    paths: Iterable[bytes] = order.models if isinstance(order, PlanModels) else chain.from_iterable(order.models)
-    named = {Path(os.fsdecode(path)).absolute() for path in paths}
+    named = {Path(os.fsdecode(path)).absolute() for path in chain.from_iterable(order.models) if path}
     return {each.parent for path in named for each in (path, Path(os.path.realpath(path)))}
 
 

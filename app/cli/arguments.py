@@ -168,6 +168,7 @@ def _add_layout_arguments(
     command: argparse.ArgumentParser, *, file_needed: bool = True, several_files: bool = False
 ) -> None:
     from app.cli.auto_options import add_auto_arguments
+    from app.cli.placing_options import add_place_argument
     from app.cli.settings_options import add_settings_arguments
 
     if several_files:
@@ -179,6 +180,7 @@ def _add_layout_arguments(
     command.add_argument("--rig", type=Path, metavar="R", help="rig file (default: this computer)")
     command.add_argument("--layout", type=Path, metavar="L", help="layout file (default: the initial layout)")
     add_auto_arguments(command)
+    add_place_argument(command)
     add_settings_arguments(command)
 
 
@@ -200,8 +202,15 @@ def _add_fit_arguments(command: argparse.ArgumentParser) -> None:
 
     command.add_argument("repo", metavar="REPO[:QUANT]", help="such as owner/name, or a page of the hub")
     command.add_argument("--rig", type=Path, metavar="R", help="rig file (default: this computer)")
+    _add_text_only_argument(command)
     add_auto_arguments(command)
     add_context_arguments(command)
+
+
+def _add_text_only_argument(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--text-only", action="store_true", help="do not count the projector that belongs to a model (images, sound)"
+    )
 
 
 def _add_download_arguments(command: argparse.ArgumentParser) -> None:
@@ -228,6 +237,7 @@ def _add_library_arguments(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--fit", action="store_true", help="also forecast how each model fits on this computer")
     command.add_argument("--rig", type=Path, metavar="R", help="with --fit: forecast for the devices of this rig file")
+    _add_text_only_argument(command)
 
 
 def _add_export_arguments(command: argparse.ArgumentParser) -> None:
@@ -251,6 +261,7 @@ def _add_import_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _add_rig_arguments(rig: argparse.ArgumentParser) -> None:
+    # SUPPRESS below, or the default of a command would overwrite the value of `rig --json`.
     names = "lab|serve|pair|peers|kept"
     commands = rig.add_subparsers(dest="rig_command", required=True, metavar=names, parser_class=Parser)
     lab = commands.add_parser("lab", help="simulate devices: run RPC workers with a memory limit until interrupted")
@@ -262,7 +273,7 @@ def _add_rig_arguments(rig: argparse.ArgumentParser) -> None:
         help="memory limit of each worker, such as 512M,1G",
     )
     lab.add_argument("--out", type=Path, metavar="FILE", help="also write the rig file here")
-    lab.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
+    lab.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     serve = commands.add_parser("serve", help="run an RPC worker for other computers")
     serve.add_argument("--port", type=_port, required=True, metavar="P")
     serve.add_argument(
@@ -282,18 +293,18 @@ def _add_rig_arguments(rig: argparse.ArgumentParser) -> None:
         "--announce", action="store_true", help="with --secure: announce this worker in the local network"
     )
     serve.add_argument("--name", metavar="NAME", help="with --secure: name of this computer for others")
-    serve.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
+    serve.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     pair = commands.add_parser("pair", help="pair with a computer that shows a pairing code")
     pair.add_argument("endpoint", metavar="HOST:PORT")
     pair.add_argument("code", metavar="CODE", help="such as K7QM-3XHD-9RWP-T2FV")
     pair.add_argument("--name", metavar="NAME", help="name of this computer for the other one")
-    pair.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
+    pair.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     peers = commands.add_parser("peers", help="list the paired computers")
     peers.add_argument("--forget", metavar="NAME", help="end the pairing with this computer, on this side")
-    peers.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
+    peers.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     kept = commands.add_parser("kept", help="show the size of the weights that workers of this computer cache")
     kept.add_argument("--empty", action="store_true", help="delete the cache; weights are sent again")
-    kept.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
+    kept.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 def _add_packs_arguments(packs: argparse.ArgumentParser) -> None:

@@ -23,6 +23,7 @@ from engine.runtime.session.events import (
     Crashed,
     Done,
     Failed,
+    Fallback,
     LoadEnding,
     OutOfMemory,
     Progress,
@@ -115,7 +116,7 @@ class Follower:
                 continue
             if isinstance(news, Snapshot) and news.phase is Phase.LOADING:
                 printer.child_started()
-            elif isinstance(news, Progress | Attempt):
+            elif isinstance(news, Progress | Attempt | Fallback):
                 printer.show(news)
         raise AssertionError("news have no end")
 

@@ -55,9 +55,10 @@ def print_event(event: msgspec.Struct) -> None:
     they are empty.
     """
     document = _builtins(event)
-    # Both are for the window; the contract does not have them.
+    # For the window and the API server; the contract does not have them.
     document.pop("replaced_for_log", None)
     document.pop("context_used", None)
+    document.pop("stop_text", None)
     for key in ("replaced", "cached_tokens", "checkpoint_bytes", "choices"):
         # The default stands for "not empty": an absent field cannot be deleted.
         if not document.get(key, "-"):

@@ -310,9 +310,10 @@ class Conversation(QObject):
     @property
     def can_ask(self) -> bool:
         """Whether the model can be asked now."""
-        # One answer at a time for each model's chat.
+        # One answer at a time for each model's chat. Programs may be asking the same model; the engine queues requests.
         loading = self._loading
-        return loading.phase is Phase.READY and loading.model is not None and not self.is_answering
+        is_loaded = loading.phase in (Phase.READY, Phase.ANSWERING) and loading.model is not None
+        return is_loaded and not self.is_answering
 
     @property
     def _options(self) -> AnswerOptions:

@@ -15,6 +15,7 @@ from engine.runtime.session.events import (
     Crashed,
     Done,
     Failed,
+    Fallback,
     Loaded,
     OutOfMemory,
     Progress,
@@ -31,6 +32,7 @@ class EngineBridge(QObject):
     snapshot = Signal(Snapshot)
     progress = Signal(Progress)
     attempt = Signal(Attempt)
+    fell_back = Signal(Fallback)
     loaded = Signal(Loaded)
     out_of_memory = Signal(OutOfMemory)
     failed = Signal(Failed)
@@ -53,6 +55,7 @@ class EngineBridge(QObject):
             Snapshot: self.snapshot,
             Progress: self.progress,
             Attempt: self.attempt,
+            Fallback: self.fell_back,
             Loaded: self.loaded,
             OutOfMemory: self.out_of_memory,
             Failed: self.failed,

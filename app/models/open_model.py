@@ -41,6 +41,8 @@ class OpenModel(QObject):
         self.conversation = Conversation(self.loading, self)
         self.held: HeldModel | None = None
         """Memory of devices that it holds; None if it is neither loaded nor being loaded."""
+        self.is_of_program = False
+        """Whether it was opened for a program: then requests set its idle time."""
         self._keep_alive_s = UNTIL_UNLOADED_S
         self._clock = clock
         self._phase = Phase.STOPPED

@@ -23,16 +23,16 @@ def ask_open(parent: QWidget, title: str, file_filter: str, folder: Path | None 
     return Path(name) if name else None
 
 
-def ask_save(parent: QWidget, title: str, file_filter: str, proposal: str, suffix: str = ".json") -> Path | None:
+def ask_save(parent: QWidget, title: str, file_filter: str, proposal: str) -> Path | None:
     """Return the file that the user chose to write, None if the dialog was cancelled.
 
-    A name without an ending gets `suffix`, which may be empty.
+    A name without an ending gets that of `proposal`.
     """
     name, _ = QFileDialog.getSaveFileName(parent, title, proposal, file_filter)
     if not name:
         return None
     path = Path(name)
-    return path if path.suffix else path.with_suffix(suffix)
+    return path if path.suffix else path.with_name(path.name + Path(proposal).suffix)
 
 
 class OneDialog(QObject, Generic[_Dialog]):

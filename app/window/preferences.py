@@ -22,8 +22,9 @@ from widgets.common.tool_tips import plain_tool_tip
 
 WIDTH_PX = 460
 _SWITCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    (tr("Start"), ("load_last_model",)),
+    (tr("Start"), ("load_last_model", "serve_at_start")),
     (tr("Loading"), ("step_back", "reload_lost")),
+    (tr("Library"), ("count_projectors",)),
     (tr("Chat"), ("drop_oldest_turns", "ask_when_full")),
 )
 _BUTTONS = ("ask_unload", "saved_kv_states")

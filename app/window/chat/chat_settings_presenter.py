@@ -46,12 +46,13 @@ class ChatSettingsPresenter(QObject):
         panel, conversation = self._panel, self._conversation
         if panel is None:
             return
-        if conversation.chat.id == self._shown_chat:
+        is_same = conversation.chat.id == self._shown_chat
+        if is_same:
             panel.flush()  # Text that is being typed is taken first, so that it is not overwritten.
         self._shown_chat = conversation.chat.id
         chat, preset, sampling = conversation.chat, conversation.preset, conversation.sampling
         panel.show_system(chat.system, "" if preset is None else preset.system)
-        panel.template_field.show_template(chat.template)
+        panel.template_field.show_template(chat.template, is_same=is_same)
         panel.show_presets(list(self._presets.presets), chat.preset)
         panel.show_values(
             {

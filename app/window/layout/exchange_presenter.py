@@ -80,9 +80,7 @@ class ExportPresenter(OneDialog[ExportLayoutDialog]):
         shown = self._shown
         if shown is None or self.dialog is None:
             return
-        path = dialogs.ask_save(
-            self.dialog, tr("Save the text"), TEXT_FILTER, shown.file_name, Path(shown.file_name).suffix
-        )
+        path = dialogs.ask_save(self.dialog, tr("Save the text"), TEXT_FILTER, shown.file_name)
         if path is not None:
             self._background.run(
                 tr("Saving {name}", name=path.name),

@@ -23,6 +23,7 @@ from engine.planning.layout.engine_parameters import (
     used_devices,
 )
 from engine.planning.layout.layout import Layout, Violation
+from engine.planning.layout.row_mode import row_violations
 from engine.planning.layout.split_modes import (
     tensor_context_violations,
     tensor_model_violations,
@@ -110,7 +111,8 @@ def violations(layout: Layout, model: ModelFile, rig: Rig, context: ContextSetti
 
     Rules: `layer_count`, `draft_model`, `unknown_device`, `too_many_entries`, `repeated_device`, `flash_attention`,
     `cache_block_size`, `cache_types_differ`, `too_many_sequences`, `sequences_over_batch`, `separate_sequences`,
-    `split_member`, `split_architecture`, `split_override`, `split_cache_on_host`, `leading_cpu_only`, `engine_fault`.
+    `split_member`, `split_architecture`, `split_override`, `split_cache_on_host`, `leading_cpu_only`, `engine_fault`,
+    `row_weights`.
     """
     inside_layers = layout.split_mode in ("tensor", "row")
     return (
@@ -119,6 +121,7 @@ def violations(layout: Layout, model: ModelFile, rig: Rig, context: ContextSetti
         *_unknown_devices(layout, rig),
         *(_split_mode(layout, rig) if inside_layers else _entries(layout, rig)),
         *(_tensor_mode(layout, model, context) if layout.split_mode == "tensor" else ()),
+        *(row_violations(layout, model, rig) if layout.split_mode == "row" else ()),
         *cache_violations(model, context),
         *fault_violations(layout, model, rig, context),
     )

@@ -18,7 +18,9 @@ from engine.model.architectures.record import Architecture
 from engine.model.architectures.registry import find_architecture
 from engine.model.gguf.model_file import ModelFile
 from engine.model.gguf.quoting import quote
+from engine.planning.layout.engine_parameters import split_members
 from engine.planning.layout.layout import Layout
+from engine.planning.layout.row_mode import ROW_BACKENDS
 from engine.planning.memory.backends import HOST_RULE, SizeRule
 from engine.planning.memory.estimate import DeviceMemory, Grade, MemoryEstimate, Part
 from engine.planning.memory.hyper_parameters import (
@@ -146,7 +148,7 @@ class ModelMemory:
         self._last = (context, tables)
         return tables
 
-    def _refusal(self, layout: Layout) -> str | None:
+    def _refusal(self, layout: Layout, rig: Rig) -> str | None:
         """Return why nothing can be computed for `layout`, None if something can."""
         n_layers = self.model.n_layers
         if layout.n_layers != n_layers:
@@ -155,7 +157,7 @@ class ModelMemory:
                 layout_layers=layout.n_layers,
                 model_layers=n_layers,
             )
-        if layout.split_mode == "row":
+        if layout.split_mode == "row" and not _knows_rows(layout, rig):
             return tr("memory of split mode row is known only after a probe")
         if layout.split_mode == "tensor" and self._state is None:
             return self.probe_only
@@ -166,7 +168,7 @@ class ModelMemory:
     ) -> MemoryEstimate:
         """Return the memory of `layout` on every device of `rig`; faster without compute buffers
         (`with_compute=False`)."""
-        refusal = self._refusal(layout)
+        refusal = self._refusal(layout, rig)
         if refusal is not None:
             return _nothing_known(rig, refusal)
         placement = place(layout, rig, context)
@@ -240,6 +242,12 @@ class ModelMemory:
             tables = MemberTables(self.model, self._state[0], placement.shares, rules)
             self._last_members = (key, tables)
         return self._last_members[1]
+
+
+def _knows_rows(layout: Layout, rig: Rig) -> bool:
+    """Return whether the split buffers of all members are known."""
+    members = [rig.device(device_id) for device_id in split_members(layout)]
+    return all(device is not None and device.backend in ROW_BACKENDS for device in members)
 
 
 class ContextMemory:

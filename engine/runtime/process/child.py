@@ -23,6 +23,7 @@ from typing import IO, Any
 import msgspec
 
 from engine.base.json_file import UNREADABLE
+from engine.base.metal_tensor_api import tells_of_tensor_api
 from engine.base.programs import LOG_MARK
 from engine.base.texts import show
 from engine.runtime.process.outcome import EndReason, ProcessOutcome, log_end
@@ -93,6 +94,7 @@ class ChildProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._stderr_tail: deque[str] = deque(maxlen=STDERR_TAIL_LINES)
+        self._failed_in_tensor_api = False
         self._threads: list[threading.Thread] = []
         # Everything below is guarded by the condition, which the supervisor waits for.
         self._condition = threading.Condition()
@@ -282,6 +284,7 @@ class ChildProcess:
                     _log.info("%s %s: %s", self._name, self.pid, show(text.removeprefix(LOG_MARK), 300))
                 elif text:
                     self._stderr_tail.append(text)
+                    self._failed_in_tensor_api = self._failed_in_tensor_api or tells_of_tensor_api(text)
                     _log.debug("%s: %s", self._name, text)
         except (OSError, ValueError):
             pass
@@ -388,6 +391,7 @@ class ChildProcess:
             detail=detail,
             abort_text=self._abort_text,
             stderr_tail=tuple(self._stderr_tail),
+            failed_in_tensor_api=self._failed_in_tensor_api,
         )
 
     def _finish(self, outcome: ProcessOutcome) -> None:

@@ -68,6 +68,8 @@ class ProcessOutcome:
     `detail`: what was wrong with a BROKEN or NOT_STARTED child; how long a STALLED one was silent.
     `abort_text`: text of the failed assertion, which the child sent before it aborted; else empty.
     `stderr_tail`: last lines of its standard error.
+    `failed_in_tensor_api`: a line of it reports a failure in Metal's tensor API. The compiler's messages that follow
+    such a line may be longer than the tail.
     """
 
     reason: EndReason
@@ -76,6 +78,7 @@ class ProcessOutcome:
     detail: str = ""
     abort_text: str = ""
     stderr_tail: tuple[str, ...] = ()
+    failed_in_tensor_api: bool = False
 
     @property
     def lost_rpc(self) -> bool:

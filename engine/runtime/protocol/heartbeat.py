@@ -113,7 +113,11 @@ def _network_bytes() -> int:
     if not sys.platform.startswith("linux"):
         return 0
     total = 0
-    for entry in Path("/proc/self/fd").iterdir():
+    try:
+        entries = list(Path("/proc/self/fd").iterdir())
+    except OSError:  # no /proc, or no descriptor left to read it with
+        return 0
+    for entry in entries:
         try:
             if not str(entry.readlink()).startswith("socket:"):
                 continue

@@ -19,7 +19,7 @@ from engine.planning.settings.sampling_settings import SamplingSettings
 
 # Grows with each incompatible change. Parent and child come from one installation, so that a difference between them
 # means that it is incomplete.
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 SERVE_ENVIRONMENT = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "OPENBLAS_NUM_THREADS": "1"}
 """Environment of a child that will `Serve`.
@@ -627,6 +627,7 @@ class Generated(FinalMessage, frozen=True, tag="generated", kw_only=True):
     `evaluated_tokens`: tokens of the prompt that were computed.
     `prompt_seconds`: from getting a slot to the first token. `generation_seconds`: from then on.
     `context_used`: KV cells that the sequence takes at the end.
+    `stop_text`: the stop text that ended the answer; empty if none did.
     `replaced`: as of `Rendered`. `replaced_for_log`: the same without the template's own words, which may quote the
     conversation.
     `checkpoint_bytes`: host memory taken by the checkpoints of all sequences.
@@ -640,6 +641,7 @@ class Generated(FinalMessage, frozen=True, tag="generated", kw_only=True):
     generation_seconds: float
     context_used: int
     stop_reason: StopReason
+    stop_text: str = ""
     replaced: str = ""
     replaced_for_log: str = ""
     checkpoint_bytes: int = 0

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from engine.base.cancellation import CancelToken
 from engine.base.errors import ArgumentError, EngineError
+from engine.base.metal_tensor_api import TENSOR_API_VARIABLE
 from engine.devices.device import Device
 from engine.devices.endpoint import greet_all
 from engine.devices.holder import MemoryHolder
@@ -335,7 +336,7 @@ class Driver:
             partial(self._on_child_ended, effect.child),
             argv=self._options.argv,
             stall_timeout_s=self._options.stall_timeout_s,
-            environment=environment(effect.plan),
+            environment=environment(effect.plan) | ({TENSOR_API_VARIABLE: "1"} if effect.without_tensor_api else {}),
             about=effect.plan.mark,
             # A new cache for each child: a new one has no files yet.
             before_send=MediaCache().shorten,

@@ -20,11 +20,15 @@ from engine.runtime.session.load_order import LoadOrder
 
 @dataclass(frozen=True, slots=True)
 class StartChild:
-    """Start a child for `plan` and send it `request`. Its stall timeout runs until a `Watch` turns it off."""
+    """Start a child for `plan` and send it `request`. Its stall timeout runs until a `Watch` turns it off.
+
+    `without_tensor_api`: leave Metal's tensor API out.
+    """
 
     child: int
     plan: Plan
     request: protocol.Load
+    without_tensor_api: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,12 @@ class Attempt(Event, frozen=True, kw_only=True, tag="attempt"):
     reason: str
 
 
+class Fallback(Event, frozen=True, kw_only=True, tag="fallback"):
+    """A load failed in a part of the engine that can be left out, and begins anew without it. `message`: sentences."""
+
+    message: str
+
+
 class Loaded(Event, frozen=True, kw_only=True, tag="loaded"):
     """End of a load that succeeded.
 
@@ -101,6 +107,7 @@ class Done(Event, frozen=True, kw_only=True, tag="done"):
     `prompt_tokens_per_second`: speed over the tokens that were computed, without the cached ones.
     `cached_tokens`: tokens of the prompt that were in the KV cache already.
     `checkpoint_bytes`: host memory taken by the checkpoints of all sequences.
+    `stop_text`: the stop text that ended the answer; empty if none did. It is in no JSON.
     `replaced`: why the model's chat template was not used, as a sentence; empty if it was used.
     `replaced_for_log`: the same without quotations from the conversation. It is in no JSON.
     """
@@ -114,6 +121,7 @@ class Done(Event, frozen=True, kw_only=True, tag="done"):
     checkpoint_bytes: int = 0
     replaced: str = ""
     replaced_for_log: str = ""
+    stop_text: str = ""
     request: int | None = None
 
 
@@ -178,4 +186,4 @@ class Cancelled(Event, frozen=True, kw_only=True, tag="cancelled"):
 LoadEnding = Loaded | OutOfMemory | Failed | Crashed | Cancelled
 RequestEnding = Done | Answered | OutOfMemory | Failed | Crashed | Cancelled
 RequestEvent = Reading | Token | RequestEnding
-AnyEvent = Progress | Attempt | Reading | Token | LoadEnding | RequestEnding
+AnyEvent = Progress | Attempt | Fallback | Reading | Token | LoadEnding | RequestEnding

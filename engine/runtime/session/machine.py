@@ -160,7 +160,7 @@ def _take_child_end(transition: Transition, event: inputs.ChildEnded) -> None:
         transition.change(stop_timer=None)
     if transition.state.load is not None:
         stage = transition.load.progress.stage
-        loads.take_child_end(transition, partial(_diagnose, transition, outcome, stage, child.plan))
+        loads.take_child_end(transition, outcome, partial(_diagnose, transition, outcome, stage, child.plan))
     # We killed it because its requests did not stop. Other outcomes are losses, whose cause is looked for.
     elif transition.state.requests and child.killed and outcome.reason is EndReason.STOPPED:
         transition.change(has_failed=True)

@@ -66,6 +66,7 @@ def done_event(message: Generated) -> Done:
         prompt_tokens_per_second=_speed(message.evaluated_tokens, message.prompt_seconds),
         generation_tokens_per_second=_speed(message.generated_tokens, message.generation_seconds),
         stop_reason=message.stop_reason,
+        stop_text=message.stop_text,
         replaced=show(message.replaced),
         replaced_for_log=show(message.replaced_for_log),
         cached_tokens=message.cached_tokens,

@@ -215,6 +215,7 @@ class State:
     `loss`: loss of the child whose cause is being looked for.
     `last`: result of the last load.
     `has_failed`: the last load failed, or its child was lost.
+    `without_tensor_api`: a load failed in Metal's tensor API; this and later ones leave it out.
     """
 
     stop_timeout_s: float = STOP_TIMEOUT_S
@@ -232,6 +233,7 @@ class State:
     has_failed: bool = False
     unload_wanted: bool = False
     closing: bool = False
+    without_tensor_api: bool = False
 
     @property
     def is_idle(self) -> bool:

@@ -30,9 +30,9 @@ from app.window.status_line import StatusLine
 from engine.chat.asking import chat_messages
 from engine.chat.context import ContextUse
 from engine.chat.conversation import Conversation as Chat
-from engine.chat.message import Message
+from engine.chat.message import Message, MessageState
 from engine.chat.store import ChatStore
-from engine.chat.tree import tree_of
+from engine.chat.tree import changed, is_empty_failure, tree_of
 from engine.runtime.protocol.messages import Tokenise
 from tests.app.chats.bench import Bench
 from widgets.chat.chat_pane import ChatPane
@@ -571,3 +571,17 @@ def test_a_window_that_closes_while_its_conversations_are_opened_leaves_no_threa
     archive.close()
     names = {"chats", "Opening the conversations"}
     qtbot.waitUntil(lambda: names.isdisjoint(thread.name for thread in threading.enumerate()))
+
+
+@pytest.mark.parametrize("state", ["writing", "interrupted"])
+def test_an_answer_that_never_began_offers_retry(bench: Bench, state: MessageState) -> None:
+    bench.load()
+    answer = bench.say("hello")
+    lost = msgspec.structs.replace(answer, state=state, content="", reasoning="", note="", timings=None, stop_reason="")
+    tree = changed(bench.conversation.tree, lost)
+    shown = shown_message(tree, lost, None)
+    assert (shown.note, shown.is_error) == ("Layerdeck ended before an answer came.", True)
+    assert not shown_message(tree, lost, lost.id).is_error, "it is being written"
+    assert is_empty_failure(tree, lost.id), "Retry takes its place"
+    begun = msgspec.structs.replace(lost, content="Wel")
+    assert not shown_message(changed(tree, begun), begun, None).is_error

@@ -287,3 +287,13 @@ def test_output_that_cannot_be_written_is_said(tiny: Path) -> None:
         answer = run_cli("inspect", tiny, "--json", stdout=full)
     assert answer.code == 2
     assert answer.err == "layerdeck-cli: Could not write to standard output: No space left on device.\n"
+
+
+def test_devices_names_variables_that_hide_some(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "")
+    answer = run_here(capsys, "devices")
+    assert answer.code == 0
+    assert 'HIP_VISIBLE_DEVICES="": it can hide devices of HIP' in answer.err
+    assert "HIP_VISIBLE_DEVICES" not in answer.out, "the rig file stays one"

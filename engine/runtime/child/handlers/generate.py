@@ -176,6 +176,7 @@ class Generation(SequenceTask):
             generation_seconds=now - begun,
             context_used=0 if self.slot is None else self._cells(self.slot.tokens),
             stop_reason=reason,
+            stop_text=self._stops.found,
             replaced=self._replaced.sentence,
             replaced_for_log=self._replaced.for_log,
             checkpoint_bytes=self._slots.checkpoint_bytes,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import struct
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from engine.planning.exchange.foreign_load import ForeignLoad, ForeignOverride
 from engine.planning.exchange.llama_swap import choose_command, swap_commands
 from engine.planning.exchange.ollama import looks_like_modelfile, read_modelfile
 from engine.planning.exchange.server_options import read_command
+from engine.planning.layout.engine_parameters import float32
 from engine.planning.layout.layout import Layout, Override, Run, make_layout, merge_runs
 from engine.planning.layout.patterns import OVERRIDE_PARTS, part_pattern
 from engine.planning.layout.split_modes import count_unlisted_layers
@@ -190,9 +190,9 @@ class _Arranger:
 
     def _homes(self, listed: Sequence[tuple[str, float]], offloaded: int) -> list[str]:
         """Return the device of each position, with llama.cpp's own float32 arithmetic (`load_tensors`)."""
-        sums = list(accumulate((_float32(share) for _, share in listed), lambda a, b: _float32(a + b)))
-        bounds = [_float32(total / sums[-1]) for total in sums]
-        places = (bisect_right(bounds, _float32(index / offloaded)) for index in range(offloaded))
+        sums = list(accumulate((float32(share) for _, share in listed), lambda a, b: float32(a + b)))
+        bounds = [float32(total / sums[-1]) for total in sums]
+        places = (bisect_right(bounds, float32(index / offloaded)) for index in range(offloaded))
         homes = [listed[min(place, len(listed) - 1)][0] for place in places]
         return [CPU_ID] * (self._positions - offloaded) + homes
 
@@ -288,7 +288,3 @@ def _parts(pattern: str, device: str, n_layers: int) -> Iterator[Override]:
     for part in OVERRIDE_PARTS:
         if part_pattern(part, layers) == pattern:
             yield Override(device, part, *((None, None) if layers is None else (layers.start, layers.stop - 1)))
-
-
-def _float32(value: float) -> float:
-    return float(struct.unpack("f", struct.pack("f", value))[0])

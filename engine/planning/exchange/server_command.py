@@ -74,7 +74,7 @@ def _placement(words: PlacementWords, names: DeviceNames) -> Iterator[tuple[str,
     yield "-ngl", str(words.n_gpu_layers if words.devices else 0)
     if words.devices:
         yield "-sm", words.split_mode
-    if len(words.devices) > 1:
+    if len(words.devices) > 1 or words.split_mode in ("tensor", "row"):
         yield "-ts", ",".join(map(number_text, words.counts))
     if words.split_mode == "row":
         yield "-mg", str(words.main_gpu)

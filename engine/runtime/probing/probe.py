@@ -148,7 +148,7 @@ def _completed(plan: Plan, rows: tuple[DeviceRow, ...]) -> tuple[DeviceRow, ...]
     and the rounding of pinned host buffers.
     """
     resolved = plan.resolved
-    alone = check_fit(resolved.model_estimate, plan.rig)
+    alone = check_fit(resolved.model_estimate, plan.learned_rig)
     host = place(plan.edit.layout, plan.rig, plan.settings).host
     completed = tuple(
         _completed_row(device, estimated, row, host if device.is_host else HostBuffers())
@@ -160,7 +160,7 @@ def _completed(plan: Plan, rows: tuple[DeviceRow, ...]) -> tuple[DeviceRow, ...]
     if not plan.edit.side_files:
         return completed
     # A dry load has no adapters and no projector; the size of their weights follows from their headers.
-    whole = check_fit(resolved.estimate, plan.rig)
+    whole = check_fit(resolved.estimate, plan.learned_rig)
     return tuple(map(_with_side_files, plan.rig.all_devices, whole.rows, alone.rows, completed))
 
 

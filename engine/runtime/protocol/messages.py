@@ -764,9 +764,17 @@ GAVE_UP_EXIT_CODE = 75
 
 
 class Aborting(Message, frozen=True, tag="aborting", kw_only=True):
-    """The process is about to abort; sent by ggml's abort callback, before SIGABRT. `text`: the failed assertion."""
+    """The process is about to abort; sent by ggml's abort callback, before SIGABRT.
+
+    `text`: the failed assertion.
+    `device`: our id of the device that refused memory for computing; empty if that is not the cause.
+    `free_bytes`: what was free there; None if unknown. `requested_bytes`: what was asked for; None if the log lacks it.
+    """
 
     text: str
+    device: str = ""
+    free_bytes: int | None = None
+    requested_bytes: int | None = None
 
 
 LoadMessage = Probed | StageProgress | LoadedModel | AllocationFailure | Stopped

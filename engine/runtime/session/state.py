@@ -12,6 +12,7 @@ from typing import Any
 
 from engine.planning.fit.proposal import Proposal
 from engine.planning.fit.step_back import Tried
+from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow
 from engine.planning.settings.context_settings import ContextSettings
@@ -204,6 +205,15 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True)
+class Exhausted:
+    """A loaded layout on which a device ran out of memory in an answer. `edit`: what was loaded."""
+
+    edit: Edit
+    tried: Tried
+    ending: OutOfMemory
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     """State of one open model.
 
@@ -213,6 +223,7 @@ class State:
     `waiting`: load that was ordered while something runs; it begins after that has ended.
     `stop_timer`: number of the running stop timer.
     `loss`: loss of the child whose cause is being looked for.
+    `exhausted`: the last model, if it was lost for want of memory; a load of it that may try others steps back.
     `last`: result of the last load.
     `has_failed`: the last load failed, or its child was lost.
     """
@@ -228,6 +239,7 @@ class State:
     requests: tuple[RequestRun, ...] = ()
     stop_timer: int | None = None
     loss: Loss | None = None
+    exhausted: Exhausted | None = None
     last: LoadResult | None = None
     has_failed: bool = False
     unload_wanted: bool = False

@@ -186,6 +186,7 @@ class ModelLoader:
         self._load = load
         log.begin()
         self._devices = resolve_devices(engine, load.devices, wanted_devices(load))
+        log.devices = self._devices
         self._free = FreeMemory(self._devices)
         log.on_failed = self._free.note
         split = load.parameters.split_mode == "tensor"

@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 
 from engine.base.errors import PlacedError
 from engine.base.units import GIB, MIB
-from engine.devices.device import Device, Rig, make_host
+from engine.devices.device import Device, Rig, device_key, make_host
 from engine.planning.fit.calibration import (
     KEPT_DEVICES,
     KEPT_LOADS,
     MAX_OVERHEAD_BYTES,
     NO_CALIBRATION,
     Calibration,
-    device_key,
     read_calibration,
     write_calibration,
 )

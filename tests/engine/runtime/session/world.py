@@ -307,7 +307,7 @@ class World:
                 self.old_timers.append(effect.timer)
             case effects.Report():
                 self._hear(effect.event)
-            case effects.ReportMemory():
+            case effects.ReportMemory() | effects.ReportNeed():
                 pass
             case _:
                 assert not self.closed, "nothing starts after close"

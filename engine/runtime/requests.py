@@ -10,6 +10,7 @@ from engine.base.language import tr
 from engine.base.pci import parse_pci_id
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.devices.telemetry.cards import list_nvidia_cards
+from engine.model.gguf.model_file import ModelFile
 from engine.planning.memory.backends import backend_traits
 from engine.planning.memory.side_files import Projector
 from engine.planning.plan.plan import Plan
@@ -45,10 +46,20 @@ def load_request(plan: Plan, *, sequences: Path | None = None) -> Load:
         devices=device_refs(plan.rig),
         parameters=plan.parameters,
         context=plan.settings,
+        positions=_learned_positions(plan.model),
         adapters=tuple(AdapterFile(_as_text(each.path), each.scale) for each in side_files.adapters),
         projector=None if side_files.projector is None else _projector_file(plan, side_files.projector),
         access=FileAccess(readable=tuple(map(_as_text, (*plan.model.paths, *beside))), writable=writable),
     )
+
+
+def _learned_positions(model: ModelFile) -> int | None:
+    """Return how many positions the model has learned; None if it computes them, as with RoPE.
+
+    ggml aborts at a position beyond them (`ggml_get_rows`), and llama.cpp does not check it.
+    """
+    shapes = (tensor.shape for tensor in model.global_tensors if tensor.name == "position_embd.weight")
+    return next((shape[1] for shape in shapes if len(shape) > 1), None)
 
 
 def probe_request(plan: Plan) -> Probe:

@@ -135,12 +135,14 @@ class Load(Request, frozen=True, tag="load", kw_only=True):
     """Load a model; answered by `StageProgress`s, then `LoadedModel`, `AllocationFailure`, `Failure` or `Stopped`.
 
     `access`: files that the child may open from now on, if the system can enforce it. None: no limit.
+    `positions`: tokens of a sequence for which the model has learned positions; None: no limit.
     """
 
     path: str
     devices: tuple[DeviceRef, ...]
     parameters: EngineParameters
     context: ContextSettings
+    positions: int | None = None
     adapters: tuple[AdapterFile, ...] = ()
     projector: ProjectorFile | None = None
     access: FileAccess | None = None

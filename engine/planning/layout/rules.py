@@ -111,7 +111,7 @@ def violations(layout: Layout, model: ModelFile, rig: Rig, context: ContextSetti
 
     Rules: `layer_count`, `draft_model`, `unknown_device`, `too_many_entries`, `repeated_device`, `flash_attention`,
     `cache_block_size`, `cache_types_differ`, `too_many_sequences`, `sequences_over_batch`, `separate_sequences`,
-    `split_member`, `split_architecture`, `split_override`, `split_cache_on_host`, `leading_cpu_only`, `engine_fault`.
+    `split_member`, `split_architecture`, `split_override`, `split_cache_on_host`, `single_head`, `leading_cpu_only`, `engine_fault`.
     """
     inside_layers = layout.split_mode in ("tensor", "row")
     return (
@@ -304,7 +304,8 @@ def _row_order(members: tuple[str, ...], rig: Rig) -> Iterator[Violation]:
 
 def _tensor_mode(layout: Layout, model: ModelFile, context: ContextSettings) -> Iterator[Violation]:
     yield from tensor_model_violations(model, leading_cpu_layers(layout))
-    yield from single_head_violations(model, context)
+    if len(split_members(layout)) > 1:
+        yield from single_head_violations(model, context)
     yield from tensor_context_violations(context)
     if layout.overrides and layout.n_layers == model.n_layers:
         yield from tensor_override_violations(layout, model)

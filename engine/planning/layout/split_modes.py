@@ -89,13 +89,13 @@ def single_head_violations(model: ModelFile, context: ContextSettings) -> Iterat
         return
     if any(tensor.name.endswith("attn_k_norm.weight") for block in model.blocks for tensor in block.tensors):
         yield Violation(
-            "split_architecture",
+            "single_head",
             tr("The engine cannot split this model inside its layers: it has a single K head, which is normalised."),
             tr("Choose split mode layer, which divides the model between layers."),
         )
     elif KV_BLOCK_ELEMENTS[context.type_k] > 1 or KV_BLOCK_ELEMENTS[context.type_v] > 1:
         yield Violation(
-            "split_architecture",
+            "single_head",
             tr("The engine cannot split this model with a quantised KV cache: it has a single K head."),
             tr("Set the KV cache types to f16, or choose split mode layer."),
         )

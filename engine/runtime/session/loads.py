@@ -113,7 +113,7 @@ def explain(transition: Transition, order: LoadOrder, tried: Tried, ending: OutO
     """Look for proposals after a loaded layout ran out of memory in an answer, as after a load that failed."""
     # Tables of its own: other threads plan with those of the loaded plan.
     plan = order.plan.with_own_tables()
-    run = LoadRun(order, plan, base=plan, progress=LoadProgress("warm_up"), is_real=True, tried=(tried,), ending=ending)
+    run = LoadRun(order, plan, base=plan, is_real=True, tried=(tried,), ending=ending, of_answer=True)
     transition.change(load=run, last=None)
     _explain(transition)
 

@@ -137,6 +137,7 @@ class LoadRun:
     `tried`: all layouts that did not fit.
     `ending`: result of the load, until the child has ended or the proposals are found.
     `cancelled`: the load was cancelled and is ending.
+    `of_answer`: nothing is loaded; proposals are looked for, because memory ran out in an answer.
     """
 
     asked: LoadOrder
@@ -154,6 +155,7 @@ class LoadRun:
     attempts: tuple[LoadAttempt, ...] = ()
     ending: LoadEnding | None = None
     cancelled: bool = False
+    of_answer: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,9 +37,11 @@ ANSWER_STAGE_WORDS: Mapping[AnswerStage, str] = {
 
 def stage_words(stage: Stage | AnswerStage) -> str:
     """Return when something happened, such as "while warming up"."""
-    if stage in STAGE_WORDS:
-        return tr("while {stage_words}", stage_words=STAGE_WORDS[stage])
-    return ANSWER_STAGE_WORDS[stage]
+    match stage:
+        case "prompt" | "answer":
+            return ANSWER_STAGE_WORDS[stage]
+        case _:
+            return tr("while {stage_words}", stage_words=STAGE_WORDS[stage])
 
 
 # Structs, because the command line prints them as JSON.

@@ -131,7 +131,9 @@ def _stop_what_runs(transition: Transition) -> None:
         _cut_short(transition)
         return
     loads.cancel(transition)
-    answers.stop_all(transition)
+    # Requests that wait for proposals have no child any more; they end with the search for these.
+    if transition.state.child is not None:
+        answers.stop_all(transition)
 
 
 def _settle(transition: Transition) -> None:

@@ -345,7 +345,7 @@ class World:
             case OutOfMemory() | Failed() | Crashed() | Cancelled():
                 if event.request is not None:
                     self._end_request(event.request)
-                elif self.loss_to_tell:
+                elif self.loss_to_tell and not isinstance(event, Cancelled):
                     assert isinstance(event, OutOfMemory | Failed | Crashed)
                     self.loss_to_tell = False
                 else:

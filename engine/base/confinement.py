@@ -1,4 +1,4 @@
-"""Confinement of a child before it reads foreign files: no new rights, no core files, few folders.
+"""Confinement of a child before it reads foreign files: no new rights, no core files, few folders, no network.
 
 Linux lets an unprivileged process restrict itself (Landlock, since kernel 5.13). On other systems, and on kernels built
 without Landlock, a child runs unconfined and `landlock_version` returns 0. The constants are those of
@@ -13,6 +13,7 @@ import stat
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 # Numbers of system calls from 424 on are the same on all architectures but Alpha.
@@ -31,13 +32,42 @@ drivers need them.
 
 A right that a ruleset does not handle stays allowed, and a kernel refuses rights newer than its version.
 """
-_READING = _EXECUTE | _READ_FILE | _READ_DIR
+_READING = _READ_FILE | _READ_DIR
 _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
 """The only rights that a rule for a file, as opposed to a folder, may name."""
 
 
+_RULE_NET_PORT = 2
+NETWORK_SINCE, SCOPES_SINCE = 4, 6
+"""Landlock versions since which TCP ports, and signals and abstract Unix sockets, can be restricted. UDP and Unix
+sockets with a path cannot.
+"""
+_BIND_TCP, _CONNECT_TCP = 1 << 0, 1 << 1
+_ABSTRACT_SOCKETS, _SIGNALS = 1 << 0, 1 << 1
+
+
 class _RulesetAttributes(ctypes.Structure):
-    _fields_ = (("handled_access_fs", ctypes.c_uint64),)
+    _fields_ = (
+        ("handled_access_fs", ctypes.c_uint64),
+        ("handled_access_net", ctypes.c_uint64),
+        ("scoped", ctypes.c_uint64),
+    )
+
+
+class _NetPort(ctypes.Structure):
+    _fields_ = (("allowed_access", ctypes.c_uint64), ("port", ctypes.c_uint64))
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """TCP ports that a confined process may use. `connect`: to connect to; `listen`: to listen on; None: any."""
+
+    connect: tuple[int, ...] | None = ()
+    listen: tuple[int, ...] | None = ()
+
+
+NO_NETWORK = Ports()
+ANY_PORT = Ports(None, None)
 
 
 class _PathBeneath(ctypes.Structure):
@@ -70,10 +100,14 @@ def refuse_core_files() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
-def confine(readable: Iterable[Path], writable: Iterable[Path]) -> bool:
+def confine(
+    readable: Iterable[Path], writable: Iterable[Path], ports: Ports = NO_NETWORK, *, starts_programs: bool = False
+) -> bool:
     """Restrict this process to these files and to everything below these folders; return whether the system can do
     that.
 
+    Newer kernels also restrict TCP to `ports`, and let it send signals to itself and its own children only.
+    `starts_programs`: whether programs among the readable files may be started; they are confined in the same way.
     This cannot be undone. It drops all additional rights and applies to later threads and children. Open files stay
     usable. Call it while the process has a single thread: Landlock does not restrict other threads.
     """
@@ -86,14 +120,25 @@ def confine(readable: Iterable[Path], writable: Iterable[Path]) -> bool:
         handled |= rights if version >= since else 0
     call = _system_call()
     attributes = _RulesetAttributes(handled)
+    if version >= NETWORK_SINCE:
+        attributes.handled_access_net = _CONNECT_TCP * (ports.connect is not None) | _BIND_TCP * (
+            ports.listen is not None
+        )
+    if version >= SCOPES_SINCE:
+        attributes.scoped = _ABSTRACT_SOCKETS | _SIGNALS
+    reading = _READING | (_EXECUTE if starts_programs else 0)
     ruleset = int(call(_CREATE_RULESET, ctypes.byref(attributes), ctypes.sizeof(attributes), 0))
     if ruleset < 0:
         return False
     try:
         for path in readable:
-            _allow(ruleset, path, _READING)
+            _allow(ruleset, path, reading)
         for path in writable:
-            _allow(ruleset, path, handled)
+            _allow(ruleset, path, handled & ~_EXECUTE)
+        if attributes.handled_access_net:
+            for rights, numbers in ((_CONNECT_TCP, ports.connect), (_BIND_TCP, ports.listen)):
+                for port in numbers or ():
+                    call(_ADD_RULE, ruleset, _RULE_NET_PORT, ctypes.byref(_NetPort(rights, port)), 0)
         # An unprivileged process may only restrict itself once it can gain no privileges, as by a set-uid program.
         if ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
             return False

@@ -198,8 +198,14 @@ def main() -> None:
     if hasattr(os, "nice"):
         # A scan must not delay the window.
         os.nice(_NICENESS)
-    # Models may be anywhere, so everything may be read and nothing written.
-    run_child(LibraryRequest, lambda _order: Limits(readable=(Path("/"),)), carry_out)
+    run_child(LibraryRequest, lambda order: Limits(readable=tuple(_folders(order))), carry_out)
+
+
+def _folders(order: LibraryRequest) -> set[Path]:
+    """Return the folders of the models, in which their other parts are, and those that links in them lead to."""
+    paths = order.models if isinstance(order, PlanModels) else [path for parts in order.models for path in parts]
+    named = {Path(os.fsdecode(path)).absolute() for path in paths}
+    return {each.parent for path in named for each in (path, Path(os.path.realpath(path)))}
 
 
 def carry_out(order: LibraryRequest, send: Callable[[Message], None]) -> None:

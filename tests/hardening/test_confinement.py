@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from engine.base.confinement import code_folders, device_folders, landlock_version, make_driver_caches
+from engine.runtime.process.system import spawn
 
 needs_landlock = pytest.mark.skipif(not landlock_version(), reason="this system has no Landlock")
 
@@ -20,7 +23,7 @@ from engine.base.confinement import code_folders, confine, device_folders, refus
 
 own, folder, other = map(Path, sys.argv[1:])
 refuse_core_files()
-assert confine((*code_folders(), *system_folders(), own), (*device_folders(), folder))
+assert confine((*code_folders(), *system_folders(), own), (*device_folders(), folder), starts_programs=True)
 assert resource.getrlimit(resource.RLIMIT_CORE)[0] == 0
 
 
@@ -96,3 +99,79 @@ def test_what_the_environment_names_for_a_driver_is_within_reach(
     assert {kept, pipes} <= set(device_folders())
     assert libraries in code_folders()
     assert Path() not in code_folders()
+
+
+RIGHTS = """
+import ctypes, json, os, signal, socket, subprocess, sys
+from pathlib import Path
+from engine.base.confinement import Ports, code_folders, confine, system_folders
+
+allowed, other, parent = map(int, sys.argv[1:4])
+mode = sys.argv[4]
+ports = Ports(connect=(allowed,)) if mode == "engine" else Ports()
+assert confine((*code_folders(), *system_folders()), (Path("/dev"),), ports, starts_programs=mode == "engine")
+
+
+def can(act):
+    try:
+        act()
+    except OSError:
+        return False
+    return True
+
+
+def connect(address, family=socket.AF_INET):
+    with socket.socket(family) as each:
+        each.connect(address)
+
+
+def listen():
+    with socket.socket() as each:
+        each.bind(("127.0.0.1", 0))
+
+
+print(json.dumps({
+    "allowed port": can(lambda: connect(("127.0.0.1", allowed))),
+    "other port": can(lambda: connect(("127.0.0.1", other))),
+    "listen": can(listen),
+    "abstract socket": can(lambda: connect(chr(0) + f"layerdeck-test-{parent}", socket.AF_UNIX)),
+    "signal the parent": can(lambda: os.kill(parent, 0)),
+    "signal itself": can(lambda: os.kill(os.getpid(), 0)),
+    "start a program": can(lambda: subprocess.run([sys.executable, "-c", ""], check=True)),
+}))
+"""
+
+
+@needs_landlock
+@pytest.mark.skipif(landlock_version() < 6, reason="this kernel's Landlock restricts files only")
+@pytest.mark.parametrize("mode", ["engine", "decoder"])
+def test_a_child_connects_signals_and_starts_what_it_needs(mode: str) -> None:
+    root = Path(__file__).parents[2]
+    with (
+        socket.create_server(("127.0.0.1", 0)) as allowed,
+        socket.create_server(("127.0.0.1", 0)) as other,
+        socket.socket(socket.AF_UNIX) as abstract,
+    ):
+        abstract.bind(f"\0layerdeck-test-{os.getpid()}")
+        abstract.listen()
+        numbers = [str(each.getsockname()[1]) for each in (allowed, other)]
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", RIGHTS, *numbers, str(os.getpid()), mode],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(root)},
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    needs = {"allowed port", "start a program"} if mode == "engine" else set()
+    assert {name for name, can in json.loads(done.stdout).items() if can} == {"signal itself", *needs}
+
+
+def test_no_child_gets_the_secrets_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_TOKEN", "OPENAI_API_KEY", "SSH_AUTH_SOCK", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD"):
+        monkeypatch.setenv(name, "a-secret-of-the-user")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "seen")
+    child = spawn([sys.executable, "-c", "import os; print(dict(os.environ))"], {})
+    said, _ = child.communicate()
+    assert "seen" in said.decode()
+    assert "a-secret-of-the-user" not in said.decode()

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.base.confinement import landlock_version, limits_memory
+from engine.base.confinement import NETWORK_SINCE, SCOPES_SINCE, landlock_version, limits_memory
 from engine.base.engine_build import engine_build
 from engine.base.pci import PciId, parse_pci_id
 from engine.devices.packs.store import ListedPack
@@ -170,6 +170,10 @@ def _confinement() -> Check:
         if version
         else "children can reach all that you can: this system has no Landlock (Linux 5.13 and later)"
     )
+    if version >= NETWORK_SINCE:
+        files += ", connect to the RPC workers of their layout alone"
+    if version >= SCOPES_SINCE:
+        files += ", and signal no process of yours"
     memory = "their memory is limited" if limited else "their memory is not limited"
     return Check(
         name="confinement",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,10 +24,21 @@ def worker_argv(role: str = "worker") -> list[str]:
     return child_argv("worker", role)
 
 
+_SECRET = re.compile("AUTH|CREDENTIAL|KEY|PASS|SECRET|TOKEN")
+"""Words in the names of variables such as HF_TOKEN, OPENAI_API_KEY, SSH_AUTH_SOCK."""
+
+
+def is_secret(name: str) -> bool:
+    """Return whether an environment variable probably has a secret. Children do not get it, and no log has it."""
+    return _SECRET.search(name.upper()) is not None
+
+
 def spawn(
     argv: Sequence[str], further: Mapping[str, str], *, own_group: bool = True, stderr: int = subprocess.PIPE
 ) -> subprocess.Popen[bytes]:
     """Start a process with pipes, with our package on its PYTHONPATH.
+
+    Passwords and tokens in our environment are not passed on.
 
     `further`: environment variables to add. `own_group`: whether it leads a process group of its own.
 
@@ -36,7 +48,8 @@ def spawn(
     # The child runs `python -m engine...`, wherever the application was started.
     root = str(Path(__file__).resolve().parents[3])
     path = os.environ.get("PYTHONPATH")
-    environment = {**os.environ, "PYTHONPATH": root if not path else root + os.pathsep + path, **further}
+    kept = {name: value for name, value in os.environ.items() if not is_secret(name)}
+    environment = {**kept, "PYTHONPATH": root if not path else root + os.pathsep + path, **further}
     flags = 0
     if sys.platform == "win32":
         flags = subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.CREATE_NO_WINDOW

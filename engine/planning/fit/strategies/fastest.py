@@ -152,8 +152,8 @@ def _layouts(bench: Workbench, speeds: Speeds) -> Iterator[Layout]:
     # Quick and promising ones come first: the search for an initial layout may end after any of them.
     for candidate in fewest_candidates(bench):
         yield candidate.layout
-        # Among devices of one speed only hops make a difference, and the fewest devices have the fewest hops. If a split
-        # is asked for, a later candidate may be the first that is one.
+        # Among devices of one speed only hops make a difference, and the fewest devices have the fewest hops. If a
+        # split is asked for, a later candidate may be the first that is one.
         is_wanted = not bench.constraints.split or _is_split(candidate.layout)
         if is_one_speed and is_wanted and bench.holds_all(candidate.layout):
             return

@@ -10,7 +10,14 @@ import msgspec
 
 from engine.runtime.child.generate.chat_template import TemplateError, TemplateProcess, render_plain_chat
 from engine.runtime.child.generate.checkpoints import checkpoint_positions
-from engine.runtime.child.generate.text import piece_text, token_text, tokenize
+from engine.runtime.child.generate.markup import (
+    GuessedMarkError,
+    PromptText,
+    render_shielded,
+    tokenize_prompt,
+    without_markup,
+)
+from engine.runtime.child.generate.text import piece_text, token_text
 from engine.runtime.child.load.loaded_context import LoadedContext
 from engine.runtime.child.load.media import Media, MediaPrompt
 from engine.runtime.child.native.failures import failure
@@ -56,7 +63,9 @@ def read_prompt(
     Raises:
         RequestError: the prompt is empty, or too long for the context of one request.
     """
-    text, replaced = chat_text(loaded, messages, template, template_input) if messages else (prompt, NOT_REPLACED)
+    text, replaced = PromptText(prompt), NOT_REPLACED
+    if messages:
+        text, replaced = chat_text(loaded, messages, template, template_input)
     found = prompt_of(loaded, text, media_of(messages))
     count, room = found.cells(found.tokens), loaded.context_tokens
     if not count:
@@ -71,20 +80,20 @@ def read_prompt(
     if found.tokens[-1] < 0:
         raise failure("argument", "The chat template writes nothing after an image or a sound; write a question to it.")
     _check_batches(loaded, found)
-    return found, replaced, checkpoint_positions(loaded, text, messages, len(found.tokens))
+    return found, replaced, checkpoint_positions(loaded, text.text, messages, len(found.tokens))
 
 
-def prompt_of(loaded: LoadedContext, text: str, files: Sequence[MediaFile] = ()) -> MediaPrompt:
+def prompt_of(loaded: LoadedContext, prompt: PromptText, files: Sequence[MediaFile] = ()) -> MediaPrompt:
     """Return the tokens of a prompt, with BOS unless the template has written it.
 
     Raises:
         RequestError: no projector for its images or sounds is loaded.
     """
     begin = token_text(loaded, loaded.engine.low.llama_vocab_bos(loaded.vocabulary))
-    add_special = not (begin and text.startswith(begin))
+    add_special = not (begin and prompt.text.startswith(begin))
     if files:
-        return media_for(loaded, files).prompt(text, files, add_special=add_special)
-    return MediaPrompt(tokens=tuple(tokenize(loaded, text, add_special=add_special)))
+        return media_for(loaded, files).prompt(prompt.broken, files, add_special=add_special)
+    return MediaPrompt(tokens=tuple(tokenize_prompt(loaded, prompt, add_special=add_special)))
 
 
 def media_of(messages: Sequence[ChatMessage]) -> tuple[MediaFile, ...]:
@@ -137,34 +146,42 @@ def chat_text(
     messages: Sequence[ChatMessage],
     template: str = "",
     template_input: TemplateInput = NO_INPUT,
-) -> tuple[str, Replaced]:
-    """Return the text of a conversation's prompt, and why its chat template was replaced, if it failed.
+) -> tuple[PromptText, Replaced]:
+    """Return a conversation's prompt, and why its chat template was replaced, if it failed.
+
+    Names of special tokens in the conversation are plain text (`markup.py`).
 
     `template`: chat template; empty for the model's own. A model without one gets a plain form.
     `template_input`: further variables of the template.
     """
-    messages = [_with_markers(loaded, message) for message in messages]
     low = loaded.engine.low
     owner = "chat" if template else "model"
     own = low.llama_model_chat_template(loaded.model, None)
     template = template or (own or b"").decode("utf-8", "replace")
+    special = loaded.special_tokens
     replaced = NOT_REPLACED
+
+    def render(shielded: Sequence[ChatMessage], shielded_input: TemplateInput) -> str:
+        return _templates().render(
+            template,
+            [_with_markers(loaded, message) for message in shielded],
+            shielded_input,
+            beginning_of_text=token_text(loaded, low.llama_vocab_bos(loaded.vocabulary)),
+            end_of_text=token_text(loaded, low.llama_vocab_eos(loaded.vocabulary)),
+        )
+
+    def render_plain(shielded: Sequence[ChatMessage], _: TemplateInput) -> str:
+        return render_plain_chat([_with_markers(loaded, message) for message in shielded])
+
     if template:
         try:
-            text = _templates().render(
-                template,
-                messages,
-                template_input,
-                beginning_of_text=token_text(loaded, low.llama_vocab_bos(loaded.vocabulary)),
-                end_of_text=token_text(loaded, low.llama_vocab_eos(loaded.vocabulary)),
-            )
-        except TemplateError as error:
+            return render_shielded(special, messages, template_input, render), NOT_REPLACED
+        except (TemplateError, GuessedMarkError) as error:
             whose = "The model's chat template" if owner == "model" else "The template that was set for this chat"
             instead = f"{whose} is not used; a plain format that many models know replaces it"
-            replaced = Replaced(f"{instead}: {error}.", f"{instead}: {error.for_log}.")
-        else:
-            return text, NOT_REPLACED
-    return render_plain_chat(messages), replaced
+            for_log = error.for_log if isinstance(error, TemplateError) else str(error)
+            replaced = Replaced(f"{instead}: {error}.", f"{instead}: {for_log}.")
+    return render_shielded(special, messages, template_input, render_plain), replaced
 
 
 @cache
@@ -193,7 +210,9 @@ def with_answer_start(loaded: LoadedContext, request: Generate, read: MediaPromp
     if marks is not None:
         # The template has opened the reasoning. The start of the answer continues it, or closes it at once.
         begun = begun[len(marks[0]) :] if begun.startswith(marks[0]) else f"{marks[1]}\n\n{begun}"
-    tokens = [*prompt, *tokenize(loaded, begun, add_special=False)]
+    # What the model or a person wrote so far is plain text, except for the tags that the reader asked for.
+    start = without_markup(loaded.special_tokens, begun, request.marks)
+    tokens = [*prompt, *tokenize_prompt(loaded, start, add_special=False)]
     count = read.cells(tokens)
     if count >= loaded.context_tokens:
         raise failure(

@@ -12,10 +12,11 @@ from engine.runtime.child.load.loaded_context import LoadedContext
 PIECE_BYTES = 256
 
 
-def tokenize(loaded: LoadedContext, text: str, *, add_special: bool) -> list[int]:
-    """Return the tokens of `text`. Names of special tokens in it become these tokens.
+def tokenize(loaded: LoadedContext, text: str, *, add_special: bool, parse_special: bool = True) -> list[int]:
+    """Return the tokens of `text`.
 
-    `add_special`: add BOS and EOS as the vocabulary asks for.
+    `add_special`: add BOS and EOS as the vocabulary asks for. `parse_special`: names of special tokens become these
+    tokens, else plain text.
     """
     low, vocabulary = loaded.engine.low, loaded.vocabulary
     encoded = text.encode("utf-8", "replace")
@@ -24,7 +25,7 @@ def tokenize(loaded: LoadedContext, text: str, *, add_special: bool) -> list[int
     room = len(encoded) + 8
     while True:
         tokens = (ctypes.c_int32 * room)()
-        count = int(low.llama_tokenize(vocabulary, encoded, len(encoded), tokens, room, add_special, True))
+        count = int(low.llama_tokenize(vocabulary, encoded, len(encoded), tokens, room, add_special, parse_special))
         if count >= 0:
             return list(tokens[:count])
         room = -count

@@ -68,10 +68,11 @@ def count_tokens(loaded: LoadedContext, request: CountTokens) -> Counted:
         request=request.id,
         prompt=prompt,
         messages=tuple(
-            len(tokenize(loaded, each.content, add_special=False)) + sum(_media_counts(loaded, each.media))
+            len(tokenize(loaded, each.content, add_special=False, parse_special=False))
+            + sum(_media_counts(loaded, each.media))
             for each in request.messages
         ),
-        texts=tuple(len(tokenize(loaded, text, add_special=False)) for text in request.texts),
+        texts=tuple(len(tokenize(loaded, text, add_special=False, parse_special=False)) for text in request.texts),
         n_ctx=loaded.context_tokens,
         media=tuple(_media_counts(loaded, request.media)),
     )
@@ -86,11 +87,12 @@ _IMAGE, _SOUND = "[image]", "[sound]"
 
 def render_template(loaded: LoadedContext, request: RenderTemplate) -> Rendered:
     """Return the prompt of a conversation, as text and as tokens."""
-    text, replaced = chat_text(loaded, request.messages, request.template)
+    rendered, replaced = chat_text(loaded, request.messages, request.template)
+    text = rendered.text
     files = media_of(request.messages)
     prompt = NO_MEDIA
     if request.tokenise and loaded.has_vocabulary:
-        prompt = prompt_of(loaded, text, files)
+        prompt = prompt_of(loaded, rendered, files)
     # An image is a run of one negative number (see `load/media.py`); it is shown as a single token.
     tokens = [
         token

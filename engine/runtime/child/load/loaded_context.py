@@ -14,6 +14,7 @@ from typing import Any
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.child.load.media import Media
 from engine.runtime.child.load.side_files import LoadedSideFiles
+from engine.runtime.child.load.special_tokens import SpecialTokens, read_special_tokens
 from engine.runtime.child.native import breakdown
 from engine.runtime.child.native.bindings import Bindings
 from engine.runtime.child.native.breakdown import BufferBytes, logged_parts, measured_parts
@@ -46,6 +47,14 @@ class LoadedContext:
     """
     media: Media | None = None
     """The projector's input of images and sounds; None if no projector is loaded."""
+    _special_tokens: SpecialTokens | None = None
+
+    @property
+    def special_tokens(self) -> SpecialTokens:
+        """The special tokens of the vocabulary. The first access looks at all tokens: 0.1 s for 256 k of them."""
+        if self._special_tokens is None:
+            self._special_tokens = read_special_tokens(self.engine.low, self.vocabulary, self.vocabulary_size)
+        return self._special_tokens
 
     @property
     def vocabulary(self) -> Any:

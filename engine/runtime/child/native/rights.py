@@ -8,9 +8,18 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from engine.base.confinement import code_folders, confine, device_folders, make_driver_caches, system_folders
+from engine.base.confinement import (
+    NO_NETWORK,
+    Ports,
+    code_folders,
+    confine,
+    device_folders,
+    make_driver_caches,
+    system_folders,
+)
+from engine.devices.endpoint import parse_endpoint
 from engine.runtime.child.native.bindings import Bindings
-from engine.runtime.protocol.messages import AnyRequest, FileAccess, ListDevices, Load, Probe, Serve
+from engine.runtime.protocol.messages import AnyRequest, DeviceRef, FileAccess, ListDevices, Load, Probe, Serve
 
 
 def data_bytes() -> int:
@@ -47,14 +56,17 @@ def give_up_rights(engine: Bindings, request: AnyRequest) -> None:
     match request:
         case ListDevices():
             _limit_memory(DISCOVERY_BYTES)
-            _confine((), ())
+            _confine((), (), _ports([request.routes.get(each, each) for each in request.endpoints]))
         case Probe():
             _limit_memory(PROBE_BYTES)
-            _limit_files(request.access)
+            _limit_files(request.access, request.devices)
         case Load():
-            _limit_files(request.access)
+            # The chat template is rendered by a child of this one.
+            _limit_files(request.access, request.devices, starts_programs=True)
         case Serve():
-            _confine((), () if request.kept_weights is None else (request.kept_weights,))
+            kept = () if request.kept_weights is None else (request.kept_weights,)
+            # Any port: if one cannot be used, a further request names another.
+            _confine((), kept, Ports(listen=None))
 
 
 @cache
@@ -68,17 +80,28 @@ def _open_drivers(engine: Bindings) -> None:
     make_driver_caches(backends)
 
 
-def _limit_files(access: FileAccess | None) -> None:
+def _limit_files(access: FileAccess | None, devices: Sequence[DeviceRef], *, starts_programs: bool = False) -> None:
     if access is not None:
-        _confine(access.readable, access.writable)
+        addresses = [device.endpoint if device.address is None else device.address for device in devices]
+        ports = _ports([each for each in addresses if each])
+        _confine(access.readable, access.writable, ports, starts_programs=starts_programs)
+
+
+def _ports(endpoints: Sequence[str]) -> Ports:
+    """Return the ports of RPC servers, which are all that the child connects to."""
+    return Ports(connect=tuple(sorted({parse_endpoint(each)[1] for each in endpoints if each})))
 
 
 @cache
-def _confine(readable: Sequence[str], writable: Sequence[str]) -> None:
-    """Give up access to all other files. Further calls can only give up more."""
+def _confine(
+    readable: Sequence[str], writable: Sequence[str], ports: Ports = NO_NETWORK, *, starts_programs: bool = False
+) -> None:
+    """Give up access to all other files and ports. Further calls can only give up more."""
     confine(
         readable=(*code_folders(), *system_folders(), *map(Path, readable)),
         writable=(*device_folders(), *map(Path, writable)),
+        ports=ports,
+        starts_programs=starts_programs,
     )
 
 

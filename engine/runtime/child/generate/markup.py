@@ -1,0 +1,206 @@
+"""Keeps what people, files and tools bring from being read as the markup of the chat template.
+
+llama.cpp finds special tokens by their names anywhere in a text. So a message or an attached file with `<|im_end|>` in
+it could end the turn and begin a system turn. Names of special tokens in a conversation are therefore replaced by
+placeholders that nobody can guess before the template is rendered. Afterwards the names are put back, and the text is
+divided at special tokens here, as `tokenizer_st_partition` of llama-vocab.cpp does it, except inside these names.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Collection, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+import msgspec
+
+from engine.runtime.child.generate.text import tokenize
+from engine.runtime.child.load.loaded_context import LoadedContext
+from engine.runtime.child.load.special_tokens import SpecialTokens
+from engine.runtime.protocol.messages import ChatMessage, TemplateInput
+
+_BREAK = "\N{ZERO WIDTH SPACE}"
+
+
+class PromptText(NamedTuple):
+    """The text of a prompt. `literal`: the parts (start, end) in which no special token is found, ascending."""
+
+    text: str
+    literal: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def broken(self) -> str:
+        """The text with an invisible character in each literal name, for mtmd, which finds all names by itself."""
+        text = self.text
+        for start, _ in reversed(self.literal):
+            text = f"{text[: start + 1]}{_BREAK}{text[start + 1 :]}"
+        return text
+
+
+class GuessedMarkError(Exception):
+    """The template has cut or changed a placeholder, so it is not known what is markup."""
+
+    def __init__(self) -> None:
+        super().__init__("it changes text that looks like its own markup")
+
+
+def without_markup(special: SpecialTokens, text: str, allowed: Collection[str] = ()) -> PromptText:
+    """Return a text in which no special token is found, except those with a name in `allowed`."""
+    found = special.names.finditer(text) if special.names is not None else ()
+    return PromptText(text, tuple(match.span() for match in found if match[0] not in allowed))
+
+
+class Shield:
+    """Replaces names of special tokens in a conversation by placeholders, and puts them back in the prompt.
+
+    Use one for each prompt. A template never sees a name that the conversation contains, and nobody who writes the
+    conversation knows the placeholders.
+    """
+
+    def __init__(self, special: SpecialTokens) -> None:
+        self._special = special
+        self._nonce = f"q{secrets.token_hex(8)}q"
+        self._names: list[str] = []
+        self._placeholder = re.compile(rf"{self._nonce}(\d+)z")
+
+    def messages(self, messages: Sequence[ChatMessage], *, changed: Sequence[bool] = ()) -> list[ChatMessage]:
+        """Return messages without names of special tokens.
+
+        `changed`: whether the template changes the text of a message. Then each character with which a name may begin
+        is replaced, because what the template removes may join two halves to a name.
+        """
+        strict = changed or [False] * len(messages)
+        return [self._message(each, is_changed) for each, is_changed in zip(messages, strict, strict=True)]
+
+    def template_input(self, template_input: TemplateInput) -> TemplateInput:
+        """Return the descriptions of tools without names of special tokens; the values are the template's own."""
+        return msgspec.structs.replace(template_input, tools=self._shielded(template_input.tools))
+
+    def prompt(self, rendered: str) -> PromptText:
+        """Return the prompt with the names in their places.
+
+        Raises:
+            GuessedMarkError: the template has cut or changed a placeholder.
+        """
+        if not self._names:
+            return PromptText(rendered)
+        parts: list[str] = []
+        literal: list[tuple[int, int]] = []
+        length = end = whole = 0
+        for match in self._placeholder.finditer(rendered):
+            name = self._name(int(match[1]))
+            before = rendered[end : match.start()]
+            length += len(before) + len(name)
+            parts += (before, name)
+            literal.append((length - len(name), length))
+            end, whole = match.end(), whole + 1
+        if rendered.lower().count(self._nonce[1:9]) != whole:
+            raise GuessedMarkError
+        return PromptText("".join((*parts, rendered[end:])), tuple(literal))
+
+    def is_changed(self, message: ChatMessage, rendered: str) -> bool:
+        """Return whether the template has not taken over the text of a shielded message as it is.
+
+        Answers are not looked at: templates leave out their thoughts, which removes the beginning of the text only.
+        """
+        return message.role != "assistant" and message.content.strip() not in rendered
+
+    def _message(self, message: ChatMessage, is_changed: bool) -> ChatMessage:
+        shield = self._every_beginning if is_changed else self._shielded
+        calls = (
+            msgspec.structs.replace(call, name=self._shielded(call.name), arguments=self._shielded(call.arguments))
+            for call in message.calls
+        )
+        return msgspec.structs.replace(
+            message,
+            content=shield(message.content),
+            reasoning=self._shielded(message.reasoning),
+            calls=tuple(calls),
+            name=self._shielded(message.name),
+        )
+
+    def _shielded(self, text: str) -> str:
+        return self._replaced(text, self._special.names)
+
+    def _every_beginning(self, text: str) -> str:
+        return self._replaced(text, self._special.beginnings)
+
+    def _replaced(self, text: str, pattern: re.Pattern[str] | None) -> str:
+        return pattern.sub(self._hide, text) if pattern is not None and text else text
+
+    def _hide(self, match: re.Match[str]) -> str:
+        self._names.append(match[0])
+        return f"{self._nonce}{len(self._names) - 1}z"
+
+    def _name(self, number: int) -> str:
+        if number >= len(self._names):
+            raise GuessedMarkError
+        return self._names[number]
+
+
+def render_shielded(
+    special: SpecialTokens,
+    messages: Sequence[ChatMessage],
+    template_input: TemplateInput,
+    render: Callable[[Sequence[ChatMessage], TemplateInput], str],
+) -> PromptText:
+    """Return the prompt that `render` makes of a conversation, with the names in it as plain text.
+
+    Raises:
+        GuessedMarkError: the template changes the text so that nobody knows what is markup.
+    """
+    shield = Shield(special)
+    shielded = shield.messages(messages)
+    rendered = render(shielded, shield.template_input(template_input))
+    changed = [shield.is_changed(each, rendered) for each in shielded]
+    if any(changed):
+        shield = Shield(special)
+        rendered = render(shield.messages(messages, changed=changed), shield.template_input(template_input))
+    return shield.prompt(rendered)
+
+
+def tokenize_prompt(loaded: LoadedContext, prompt: PromptText, *, add_special: bool) -> list[int]:
+    """Return the tokens of a prompt. Names in its literal parts become tokens of plain text.
+
+    `add_special`: as of `tokenize`.
+    """
+    if not prompt.literal:
+        return tokenize(loaded, prompt.text, add_special=add_special)
+    low, vocabulary = loaded.engine.low, loaded.vocabulary
+    tokens: list[int] = []
+    if add_special and low.llama_vocab_get_add_bos(vocabulary):
+        tokens.append(int(low.llama_vocab_bos(vocabulary)))
+    special = loaded.special_tokens
+    start, strips = 0, False
+    for match in chain(_markup(special, prompt), (None,)):
+        fragment = prompt.text[start : match.start() if match else None]
+        token = special.by_name[match[0]] if match else None
+        if strips:
+            fragment = fragment.lstrip()
+        if token is not None and token.strips_left:
+            fragment = fragment.rstrip()
+        if fragment:
+            tokens += tokenize(loaded, fragment, add_special=False, parse_special=False)
+        if match is not None and token is not None:
+            tokens.append(token.id)
+            start, strips = match.end(), token.strips_right
+    if add_special and low.llama_vocab_get_add_eos(vocabulary):
+        tokens.append(int(low.llama_vocab_eos(vocabulary)))
+    return tokens
+
+
+def _markup(special: SpecialTokens, prompt: PromptText) -> list[re.Match[str]]:
+    """Return the names of special tokens outside of the literal parts."""
+    found: list[re.Match[str]] = []
+    place, part = 0, 0
+    while special.names is not None and (match := special.names.search(prompt.text, place)) is not None:
+        while part < len(prompt.literal) and prompt.literal[part][1] <= match.start():
+            part += 1
+        if part < len(prompt.literal) and prompt.literal[part][0] < match.end():
+            place = match.start() + 1
+            continue
+        found.append(match)
+        place = match.end()
+    return found

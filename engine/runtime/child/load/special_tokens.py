@@ -1,0 +1,48 @@
+"""The special tokens of a vocabulary, which llama.cpp finds in a text by their names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+# enum llama_token_attr of llama.h.
+_UNKNOWN, _CONTROL, _LSTRIP, _RSTRIP = 1 << 0, 1 << 3, 1 << 7, 1 << 8
+
+
+class SpecialToken(NamedTuple):
+    """A token that llama.cpp finds only where special tokens are parsed. `strips_*`: it removes spaces beside it."""
+
+    id: int
+    strips_left: bool
+    strips_right: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialTokens:
+    """Special tokens by name.
+
+    `names` finds a name, the longest first; `beginnings` finds the first character of one. None if there are no names.
+    """
+
+    by_name: dict[str, SpecialToken]
+    names: re.Pattern[str] | None
+    beginnings: re.Pattern[str] | None
+
+
+def read_special_tokens(low: Any, vocabulary: Any, size: int) -> SpecialTokens:
+    """Return the special tokens of a vocabulary of `size` tokens. `low`: the module `llama_cpp.llama_cpp`."""
+    found: dict[str, SpecialToken] = {}
+    for token in range(size):
+        attributes = int(low.llama_vocab_get_attr(vocabulary, token))
+        if attributes & (_CONTROL | _UNKNOWN):
+            name = low.llama_vocab_get_text(vocabulary, token).decode("utf-8", "replace")
+            if name:
+                found[name] = SpecialToken(token, bool(attributes & _LSTRIP), bool(attributes & _RSTRIP))
+    return SpecialTokens(found, _any_of(found), _any_of({name[0] for name in found}))
+
+
+def _any_of(texts: Iterable[str]) -> re.Pattern[str] | None:
+    longest_first = sorted(texts, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None

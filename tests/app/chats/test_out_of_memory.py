@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from engine.base.units import MIB
-from engine.planning.fit.calibration import device_key
+from engine.devices.device import device_key
 from engine.runtime.process.child import ChildProcess
 from engine.runtime.process.outcome import ProcessOutcome
 from engine.runtime.protocol.messages import AnyRequest, Generate

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from tests.engine.cuda.cards import BLOCK_BYTES, Account
 from tests.engine.cuda.conftest import CONTEXT_MIB, Cards
 from tests.support.command_line import run_cli
 from tests.support.models import write_tiny_llama
+from tests.support.patience import DEADLINE_S
 
 pytestmark = pytest.mark.engine("cuda")
 
@@ -169,3 +172,29 @@ def test_a_chat_goes_on_in_another_layout_after_memory_ran_out(cards: Cards, mod
     events = run_cli(*words, "--retry", "--rig", str(tight_rig(tmp_path))).events
     kinds = [event["event"] for event in events if event["event"] not in ("token", "attempt", "progress", "thinking")]
     assert kinds == ["loaded", "conversation", "loaded", "done"]
+
+
+READ = """
+import ctypes, json
+from engine.base.pci import parse_pci_id
+from engine.devices.telemetry.cards import Nvml, NvmlReader, list_nvidia_cards
+cuda, nvml = ctypes.CDLL("libcudart.so.13"), Nvml()
+before = [card.free_bytes for card in list_nvidia_cards()]
+taken = ctypes.c_void_p()
+assert cuda.cudaSetDevice(2) == 0
+assert cuda.cudaMalloc(ctypes.byref(taken), ctypes.c_size_t(100 << 20)) == 0
+slots = [card.slot for card in list_nvidia_cards()]
+samples = [NvmlReader(f"CUDA{at}", slot, nvml).read(0.0) for at, slot in enumerate(slots)]
+print(json.dumps({"before": before, "used": [each.used_bytes for each in samples],
+                  "total": [each.total_bytes for each in samples]}))
+"""
+
+
+def test_telemetry_reads_the_same_ledger_and_makes_no_context(cards: Cards) -> None:
+    done = subprocess.run([sys.executable, "-c", READ], capture_output=True, text=True, timeout=DEADLINE_S, check=True)
+    read = json.loads(done.stdout)
+    sizes = [24576 << 20, 24576 << 20, 12288 << 20, 64 << 20]
+    assert (read["before"], read["total"]) == (sizes, sizes)
+    # Three cards are only looked at. The engine's process has a context and a buffer on the other one.
+    assert read["used"] == [0, 0, (CONTEXT_MIB + 100) << 20, 0]
+    assert cards.ledger().used_cards() == {2}

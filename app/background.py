@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from PySide6.QtCore import QObject, Qt, Signal
@@ -67,18 +68,24 @@ class Background(QObject):
         on_error: _OnError,
         *,
         quiet: bool = False,
+        worker: Worker | None = None,
     ) -> None:
-        """Run `function` in a new thread, then `on_result` or `on_error` in the GUI thread.
+        """Run `function` in a new thread, or in that of `worker`, then `on_result` or `on_error` in the GUI thread.
 
         `on_error` gets an `EngineError`; any other exception is a bug and is raised in the GUI thread. `what`: shown as
-        long as the work runs, such as "Reading demo.gguf", unless `quiet`.
+        long as the work runs, such as "Reading demo.gguf", unless `quiet`. `worker`: runs its work in the order of the
+        calls. Writes of one file need that: of two threads the later one may write first.
         """
         # A key of its own: two pieces of work may have the same description.
         work = object()
         if not quiet:
             self._shown[work] = what
             self._tell_busy()
-        threading.Thread(target=self._work, args=(work, function, on_result, on_error), name=what, daemon=True).start()
+        call = partial(self._work, work, function, on_result, on_error)
+        if worker is not None:
+            worker.submit(call)
+        else:
+            threading.Thread(target=call, name=what, daemon=True).start()
 
     def latest(self) -> Latest:
         """Return a runner for requests of which only the last one counts."""

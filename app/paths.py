@@ -88,6 +88,11 @@ def kept_states_path() -> Path:
     return user_cache_path(APPLICATION, appauthor=False) / "states"
 
 
+def api_key_path() -> Path:
+    """Return the file with the key of the window's API server."""
+    return user_data_path(APPLICATION, appauthor=False) / "api_key"
+
+
 def packs_path() -> Path:
     """Return the folder of installed engine packs."""
     return user_data_path(APPLICATION, appauthor=False) / "packs"
@@ -111,6 +116,11 @@ def pairings_path() -> Path:
 def settings_path() -> Path:
     """Return the file of settings."""
     return user_config_path(APPLICATION, appauthor=False) / "layerdeck.ini"
+
+
+def serve_settings_path() -> Path:
+    """Return the file of names and idle times of models for the API server; people may edit it."""
+    return user_config_path(APPLICATION, appauthor=False) / "serve.json"
 
 
 def runs_path() -> Path:

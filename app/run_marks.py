@@ -125,6 +125,12 @@ class RunMarks:
                 file.unlink(missing_ok=True)
         return tuple(sorted(ended, key=lambda run: -run.seen_s))
 
+    def has_others(self) -> bool:
+        """Return whether another window runs."""
+        others = (path for path in self._folder.glob(f"*{_MARK}") if path != self._path)
+        marks = (read_kept(path, RunMark, MAX_FILE_BYTES) for path in others)
+        return any(mark is not None and is_alive(mark.process) for mark in marks)
+
     def _write(self, mark: RunMark) -> None:
         # `keep` is called in a worker's thread, and may come after `end`.
         with self._lock:

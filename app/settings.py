@@ -17,12 +17,15 @@ from app.theme import DEFAULT_ZOOM, THEME_NAMES, ZOOM_STEPS
 from engine.base.json_file import UNREADABLE
 from engine.base.language import tr
 from engine.base.texts import show
+from engine.runtime.protocol.heartbeat import MAX_STALL_LIMIT_S, MIN_STALL_LIMIT_S
 from widgets.library.load_question import LoadAnswer
 from widgets.library.recent_models import RecentModel
 
 MAX_RECENT = 12
 # So many digits and more may exceed 64 bits.
 MAX_DIGITS = 19
+DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8080
+"""Address of the API server; those of `layerdeck-cli serve`."""
 _Kept = TypeVar("_Kept", bound=msgspec.Struct)
 _Value = TypeVar("_Value")
 _Name = TypeVar("_Name", bound=str)
@@ -142,9 +145,20 @@ def _size_bytes(kept: object) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() and len(text) < MAX_DIGITS else None
 
 
+def _stall_limit_s(kept: object) -> int | None:
+    seconds = _size_bytes(kept)
+    return seconds if seconds is not None and MIN_STALL_LIMIT_S <= seconds <= MAX_STALL_LIMIT_S else None
+
+
 def _zoom_percent(kept: object) -> int:
     text = str(kept)
     return int(text) if text in map(str, ZOOM_STEPS) else DEFAULT_ZOOM
+
+
+def _port(kept: object) -> int:
+    text = str(kept)
+    is_port = text.isascii() and text.isdecimal() and len(text) < MAX_DIGITS and 0 < int(text) < 1 << 16
+    return int(text) if is_port else DEFAULT_PORT
 
 
 class Settings:
@@ -161,6 +175,8 @@ class Settings:
     """Whether a model whose child died is loaded again without a question."""
     steps_back = _switch("steps_back")
     """Whether a load that runs out of memory tries other layouts."""
+    stall_limit_s = Preference("stall_limit_s", _stall_limit_s, lambda limit_s: "" if limit_s is None else str(limit_s))
+    """Seconds without progress after which a load or an answer is ended. None: the default."""
     without_room = Preference("without_room", _load_answer, lambda answer: "" if answer is None else answer.value)
     """The remembered answer if a model does not fit beside the loaded ones. None: ask."""
     arrangement = _text("window/arrangement")
@@ -169,6 +185,8 @@ class Settings:
     """Whether the settings bar shows cache types and flash attention."""
     shows_report_details = _switch("window/report_details")
     """Whether the load report shows its table."""
+    counts_projectors = _switch("counts_projectors", default=True)
+    """Whether forecasts in the library and of the hub count the projector that belongs to the model."""
     loads_last_model = _switch("load_last_model")
     """Whether the model that was opened last is opened and loaded at the start."""
     zoom_percent = Preference("window/zoom", _zoom_percent)
@@ -183,6 +201,15 @@ class Settings:
     """Limit of all saved KV states on disk, in bytes. None: the default."""
     last_chat = _text("chat/last")
     """Id of the conversation that was shown last."""
+    serve_host = Preference("serve/host", lambda kept: DEFAULT_HOST if kept is None else str(kept))
+    """The address on which the API server listens."""
+    serve_port = Preference("serve/port", _port)
+    serve_needs_key = _switch("serve/key", default=True)
+    """Whether programs need the key."""
+    serves_plain = _switch("serve/plain")
+    """Whether the API server may listen without encryption on an address that other computers reach."""
+    serves_at_start = _switch("serve/at_start")
+    """Whether the API server is started with the window."""
     shows_chat_list = _switch("chat/list")
     """Whether the list of conversations is shown while layers and chat are both visible."""
 

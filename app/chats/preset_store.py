@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from PySide6.QtCore import QObject, Signal
 
-from app.background import Background
+from app.background import Background, Worker
 from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
 from app.notices import Notices
@@ -29,6 +29,7 @@ class PresetStore(QObject):
         self._path = path
         self._models = models
         self._background = background
+        self._writer = Worker("presets")
         self._notices = notices
         self._presets: dict[str, Preset] = {}
         self._is_read = False
@@ -80,6 +81,7 @@ class PresetStore(QObject):
             lambda _: self._notices.say(words),
             self._notices.tell,
             quiet=True,
+            worker=self._writer,
         )
 
     def _follow(self, model: OpenModel) -> None:

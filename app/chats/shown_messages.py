@@ -47,7 +47,7 @@ def shown_message(
         thinking_note=thinking_note(message, is_open=is_open),
         note="" if is_open else answer_note(message),
         details="" if is_open else answer_details(message),
-        is_error=not is_open and bool(message.note) and message.state in ("failed", "interrupted"),
+        is_error=not is_open and _has_failed(message),
         version=versions.index(message.id) + 1,
         versions=len(versions),
         is_open=is_open,
@@ -69,6 +69,17 @@ def shown_message(
     )
 
 
+def _has_failed(message: Message) -> bool:
+    """Return whether an answer ended by an error, or never began because the program ended."""
+    if message.state in ("failed", "interrupted") and message.note:
+        return True
+    return message.state in ("interrupted", "writing") and _never_began(message)
+
+
+def _never_began(message: Message) -> bool:
+    return message.role == "assistant" and not (message.content or message.reasoning)
+
+
 def answer_note(message: Message) -> str:
     """Return the line below an answer: an error or how it ended, with speed and tokens. Of a question, its note."""
     if message.role != "assistant" or message.state == "failed":
@@ -76,8 +87,7 @@ def answer_note(message: Message) -> str:
     parts = [] if message.timings is None else speed_words(message.timings)
     if message.state in ("interrupted", "writing"):
         # A message that is still "writing" in the database was left so by a window that was killed.
-        has_text = bool(message.content or message.reasoning)
-        return " · ".join([message.note or (INTERRUPTED if has_text else NEVER_BEGUN), *parts])
+        return " · ".join([message.note or (NEVER_BEGUN if _never_began(message) else INTERRUPTED), *parts])
     ending = ENDINGS.get(message.stop_reason, "")
     return " · ".join(part for part in (*parts, ending, message.note) if part)
 

@@ -10,6 +10,9 @@ from typing import Any, NoReturn
 from engine.base.errors import ArgumentError
 from engine.base.units import parse_size
 
+# Again here, since help must not import the engine. A test compares them.
+EXPORT_TARGETS = ("llama-server", "llama-swap", "ollama", "lmstudio", "python")
+IMPORT_SOURCES = ("command", "llama-swap", "ollama")
 SEARCH_ORDERS = ("trending", "downloads", "likes", "updated", "created")
 
 
@@ -59,6 +62,18 @@ def _temperature(text: str) -> float:
     if not 0.0 <= value <= 100.0:
         raise argparse.ArgumentTypeError(f'"{text}" is not a temperature; use a number from 0 to 100')
     return value
+
+
+def _stall_limit(text: str) -> int:
+    from engine.runtime.protocol.heartbeat import MAX_STALL_LIMIT_S, MIN_STALL_LIMIT_S
+
+    seconds = int(text) if text.isascii() and text.isdigit() and len(text) < 9 else -1
+    if not MIN_STALL_LIMIT_S <= seconds <= MAX_STALL_LIMIT_S:
+        raise argparse.ArgumentTypeError(
+            f'"{text}" is not a stall limit; use {MIN_STALL_LIMIT_S} to {MAX_STALL_LIMIT_S} seconds, because a shorter '
+            "one would end loads that go on"
+        )
+    return seconds
 
 
 def make_parser(words: Sequence[str]) -> Parser:
@@ -148,8 +163,15 @@ def _add_serve_arguments(command: argparse.ArgumentParser) -> None:
 
 def _add_retry_argument(command: argparse.ArgumentParser) -> None:
     from app.cli.settings_options import positive
+    from engine.runtime.process.child import DEFAULT_STALL_TIMEOUT_S
     from engine.runtime.session.load_order import DEFAULT_RETRIES
 
+    command.add_argument(
+        "--stall-limit",
+        type=_stall_limit,
+        metavar="SECONDS",
+        help=f"end a load or an answer after this time without progress (default {DEFAULT_STALL_TIMEOUT_S:g})",
+    )
     command.add_argument(
         "--retry",
         type=positive,
@@ -165,6 +187,7 @@ def _add_layout_arguments(
     command: argparse.ArgumentParser, *, file_needed: bool = True, several_files: bool = False
 ) -> None:
     from app.cli.auto_options import add_auto_arguments
+    from app.cli.placing_options import add_place_argument
     from app.cli.settings_options import add_settings_arguments
 
     if several_files:
@@ -176,6 +199,7 @@ def _add_layout_arguments(
     command.add_argument("--rig", type=Path, metavar="R", help="rig file (default: this computer)")
     command.add_argument("--layout", type=Path, metavar="L", help="layout file (default: the initial layout)")
     add_auto_arguments(command)
+    add_place_argument(command)
     add_settings_arguments(command)
 
 
@@ -197,8 +221,15 @@ def _add_fit_arguments(command: argparse.ArgumentParser) -> None:
 
     command.add_argument("repo", metavar="REPO[:QUANT]", help="such as owner/name, or a page of the hub")
     command.add_argument("--rig", type=Path, metavar="R", help="rig file (default: this computer)")
+    _add_text_only_argument(command)
     add_auto_arguments(command)
     add_context_arguments(command)
+
+
+def _add_text_only_argument(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--text-only", action="store_true", help="do not count the projector that belongs to a model (images, sound)"
+    )
 
 
 def _add_download_arguments(command: argparse.ArgumentParser) -> None:
@@ -225,9 +256,31 @@ def _add_library_arguments(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--fit", action="store_true", help="also forecast how each model fits on this computer")
     command.add_argument("--rig", type=Path, metavar="R", help="with --fit: forecast for the devices of this rig file")
+    _add_text_only_argument(command)
+
+
+def _add_export_arguments(command: argparse.ArgumentParser) -> None:
+    _add_layout_arguments(command)
+    command.add_argument("--to", choices=EXPORT_TARGETS, required=True, help="the other program")
+    command.add_argument("--out", type=Path, metavar="OUT", help="write the text here instead of printing it")
+
+
+def _add_import_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "file", type=Path, nargs="?", metavar="FILE", help='file with the command or entry; "-" for standard input'
+    )
+    command.add_argument("--text", metavar="TEXT", help="the command or entry itself")
+    command.add_argument(
+        "--from", dest="source", choices=IMPORT_SOURCES, help="what the text is (default: by its looks)"
+    )
+    command.add_argument("--name", metavar="NAME", help="the model in a llama-swap configuration with several")
+    command.add_argument("--model", type=Path, metavar="GGUF", help="file of the model (default: as the text says)")
+    command.add_argument("--rig", type=Path, metavar="R", help="rig file (default: this computer)")
+    command.add_argument("--out", type=Path, metavar="L", help="write the layout file here instead of printing it")
 
 
 def _add_rig_arguments(rig: argparse.ArgumentParser) -> None:
+    # SUPPRESS below, or the default of a command would overwrite the value of `rig --json`.
     names = "lab|serve|pair|peers|kept"
     commands = rig.add_subparsers(dest="rig_command", required=True, metavar=names, parser_class=Parser)
     lab = commands.add_parser("lab", help="simulate devices: run RPC workers with a memory limit until interrupted")
@@ -239,7 +292,7 @@ def _add_rig_arguments(rig: argparse.ArgumentParser) -> None:
         help="memory limit of each worker, such as 512M,1G",
     )
     lab.add_argument("--out", type=Path, metavar="FILE", help="also write the rig file here")
-    lab.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
+    lab.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     serve = commands.add_parser("serve", help="run an RPC worker for other computers")
     serve.add_argument("--port", type=_port, required=True, metavar="P")
     serve.add_argument(
@@ -259,18 +312,18 @@ def _add_rig_arguments(rig: argparse.ArgumentParser) -> None:
         "--announce", action="store_true", help="with --secure: announce this worker in the local network"
     )
     serve.add_argument("--name", metavar="NAME", help="with --secure: name of this computer for others")
-    serve.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
+    serve.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     pair = commands.add_parser("pair", help="pair with a computer that shows a pairing code")
     pair.add_argument("endpoint", metavar="HOST:PORT")
     pair.add_argument("code", metavar="CODE", help="such as K7QM-3XHD-9RWP-T2FV")
     pair.add_argument("--name", metavar="NAME", help="name of this computer for the other one")
-    pair.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
+    pair.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     peers = commands.add_parser("peers", help="list the paired computers")
     peers.add_argument("--forget", metavar="NAME", help="end the pairing with this computer, on this side")
-    peers.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
+    peers.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     kept = commands.add_parser("kept", help="show the size of the weights that workers of this computer cache")
     kept.add_argument("--empty", action="store_true", help="delete the cache; weights are sent again")
-    kept.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
+    kept.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 def _add_packs_arguments(packs: argparse.ArgumentParser) -> None:
@@ -323,6 +376,8 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "fit": ("forecast how a model of the hub fits, before it is downloaded", _add_fit_arguments),
     "download": ("download a model; run it again to resume", _add_download_arguments),
     "library": ("list the models on this computer", _add_library_arguments),
+    "export": ("print the command or file with which another program loads the same layout", _add_export_arguments),
+    "import": ("make a layout file of a llama.cpp command, a llama-swap entry or a Modelfile", _add_import_arguments),
     "rig": ("run RPC workers", _add_rig_arguments),
     "packs": ("manage engine packs, which add a backend (Vulkan, CUDA) to the bundle", _add_packs_arguments),
     "demo": ("write a demo model", _add_demo_arguments),

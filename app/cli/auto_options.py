@@ -8,6 +8,7 @@ from argparse import Namespace
 from collections import Counter
 from dataclasses import replace
 
+from app.cli.placing_options import add_device_argument, devices_off, placed_modules
 from engine.base.errors import ArgumentError
 from engine.base.units import parse_size
 from engine.devices.device import Rig
@@ -22,7 +23,7 @@ _OUTPUT = -1
 
 
 def add_auto_arguments(command: argparse.ArgumentParser) -> None:
-    """Add --auto and the options that need it."""
+    """Add --auto and the options that need it, --device and --margin."""
     command.add_argument("--auto", metavar="STRATEGY", help="find a layout: " + ", ".join(STRATEGIES))
     command.add_argument(
         "--off", type=_ids, action="append", default=[], metavar="ID[,ID...]", help="with --auto: do not use these"
@@ -34,9 +35,13 @@ def add_auto_arguments(command: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     command.add_argument("--split", action="store_true", help="with --auto: use several devices even if one is enough")
     command.add_argument(
+        "--one-backend", action="store_true", help="with --auto: use devices of one backend only, such as CUDA"
+    )
+    command.add_argument(
         "--kv-types", type=_kv_types, metavar="T[,T...]",
         help="with --auto context: allowed KV cache types, in order of preference",
     )  # fmt: skip
+    add_device_argument(command)
     command.add_argument(
         "--margin", type=_margin, action="append", default=[], metavar="ID=SIZE",
         help="leave this much memory of a device free; may repeat",
@@ -51,14 +56,18 @@ def constraints_of(options: Namespace, rig: Rig, n_layers: int) -> Constraints:
     """
     pins = tuple(pin for pin in options.pin if pin.first != _OUTPUT)
     outputs = list(dict.fromkeys(pin.device for pin in options.pin if pin.first == _OUTPUT))
+    placed = placed_modules(options, rig).get("output") if hasattr(options, "place") else None
+    if placed is not None and placed not in outputs:
+        outputs.append(placed)
     if len(outputs) > 1:
         raise ArgumentError(f"The output layer is pinned to {' and to '.join(outputs)}; pin it to one device.")
     constraints = Constraints(
         order=options.order or (),
-        off=frozenset(device_id for ids in options.off for device_id in ids),
+        off=frozenset(device_id for ids in options.off for device_id in ids) | devices_off(options, rig),
         pins=pins,
         output=outputs[0] if outputs else None,
         split=options.split,
+        one_backend=options.one_backend,
         kv_types=options.kv_types or (),
         # A context length that was asked for is the longest that strategy context goes to.
         max_ctx=options.ctx or None,
@@ -75,7 +84,7 @@ def check_auto_options(options: Namespace) -> None:
     """
     if options.auto is None:
         given = {"--off": options.off, "--order": options.order, "--pin": options.pin, "--split": options.split,
-                 "--kv-types": options.kv_types}  # fmt: skip
+                 "--one-backend": options.one_backend, "--kv-types": options.kv_types}  # fmt: skip
         for name, value in given.items():
             if value:
                 raise ArgumentError(f"{name} needs an automatic layout; add --auto STRATEGY, or remove the option.")

@@ -17,9 +17,10 @@ from app.paths import chats_path, kept_states_path, presets_path
 from engine.base.errors import ArgumentError
 from engine.base.texts import one_line
 from engine.chat.attachments import read_attachment
+from engine.chat.context import shift_fault
 from engine.chat.conversation import Conversation
 from engine.chat.message import new_id, now_ms
-from engine.chat.presets import Preset, read_presets
+from engine.chat.presets import Preset, chat_sampling, read_presets
 from engine.chat.saved_kv_states import SavedKvStates
 from engine.chat.store import ChatStore
 from engine.runtime.session.events import Cancelled
@@ -60,6 +61,9 @@ def _talk(store: ChatStore, options: Namespace) -> int:
         raise ArgumentError("--attach: this model needs a projector for images; add --mmproj FILE.")
     if "audio" in kinds and (projector is None or not projector.hears):
         raise ArgumentError("--attach: this model needs a projector for sound; add --mmproj FILE.")
+    sampling = chat_sampling(order.plan.model, preset, {**conversation.settings, **chosen_settings(options)}).settings
+    if fault := shift_fault(sampling, order.plan.settings):
+        raise ArgumentError(f"--full-context: {fault}")
     # Stored only now: options that are refused change nothing.
     if known is not None:
         store.save(conversation, known).result()

@@ -10,7 +10,7 @@ from app.cli.output import print_event, print_line, print_text, say
 from app.cli.printers import JsonPrinter, TextPrinter
 from engine.base.texts import escape
 from engine.chat.message import Message
-from engine.runtime.session.events import Done, Event
+from engine.runtime.session.events import Done, Event, Shifted
 
 
 class Talking(Event, frozen=True, kw_only=True, tag="conversation"):
@@ -39,7 +39,10 @@ class Notice(Event, frozen=True, kw_only=True, tag="notice"):
 
 
 class Answered(Event, frozen=True, kw_only=True, tag="done"):
-    """End of an answer. `message`: its id. `replaced`: why the chat template was not used, empty if it was."""
+    """End of an answer. `message`: its id. `replaced`: why the chat template was not used, empty if it was.
+
+    `dropped_tokens`: tokens that context shifts removed.
+    """
 
     prompt_tokens: int
     cached_tokens: int
@@ -49,6 +52,7 @@ class Answered(Event, frozen=True, kw_only=True, tag="done"):
     stop_reason: str
     message: str
     replaced: str | msgspec.UnsetType = msgspec.UNSET
+    dropped_tokens: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class JsonChat:
@@ -72,10 +76,14 @@ class JsonChat:
     def notice(self, sentence: str) -> None:
         print_event(Notice(message=sentence))
 
+    def shifted(self, event: Shifted) -> None:
+        print_event(msgspec.structs.replace(event, request=None))
+
     def done(self, done: Done, message: Message) -> None:
         values = {name: getattr(done, name) for name in Answered.__struct_fields__ if name != "message"}
         # msgspec leaves fields out that are UNSET.
         values["replaced"] = done.replaced or msgspec.UNSET
+        values["dropped_tokens"] = done.dropped_tokens or msgspec.UNSET
         print_line(msgspec.json.encode(Answered(message=message.id, **values)).decode())
 
 
@@ -111,6 +119,9 @@ class TextChat:
 
     def notice(self, sentence: str) -> None:
         say(sentence)
+
+    def shifted(self, _event: Shifted) -> None:
+        """Print nothing: a notice follows."""
 
     def done(self, done: Done, message: Message) -> None:
         print_line("")

@@ -13,6 +13,7 @@ from app.paths import engine_checks_path, self_test_path, speeds_path
 from engine.base.engine_build import engine_version
 from engine.base.errors import EngineError
 from engine.devices.device import Rig
+from engine.devices.hiding_variables import find_hiding
 from engine.devices.packs.store import NO_PACKS, PACKS_VARIABLE, ListedPack
 from engine.devices.rig_file import encode_rig
 from engine.machines.rigs.discovery import Peer
@@ -100,6 +101,8 @@ def run_devices(options: Namespace) -> int:
     """Print the rig file of this computer. It is always JSON, because it is meant to be saved."""
     peers = options.tunnels.peers(options.peer)
     rig = find_machine(options.rpc, peers)
+    for hiding in find_hiding():
+        say(hiding.sentence)
     if options.measure:
         book, problems = measured_book(rig, read_speed_book(speeds_path()))
         write_speed_book(speeds_path(), book)

@@ -10,6 +10,7 @@ from app.cli.auto_options import check_auto_options, constraints_of, with_margin
 from app.cli.hub import find_hub, repo_of
 from app.cli.inputs import patience, this_machine
 from app.cli.output import print_document, print_line
+from app.cli.placing_options import rig_of
 from app.cli.settings_options import context_of
 from app.paths import remote_headers_path, speeds_path
 from engine.base.units import format_bytes
@@ -42,7 +43,9 @@ def run_fit(options: Namespace) -> int:
     def options_of(model: ModelFile) -> FitOptions:
         constraints = constraints_of(options, rig, model.n_layers)
         watched = replace(constraints, speeds=speeds, watch=Watch(tell=patience()))
-        return FitOptions(rig, options.auto, context_of(options, model, None), watched)
+        return FitOptions(
+            rig_of(options, rig), options.auto, context_of(options, model, None), watched, options.text_only
+        )
 
     found = fit_repo(address, hub.settings, hub.token, HeaderCache(remote_headers_path()), options_of)
     if options.json:
@@ -83,6 +86,7 @@ def _row(fit: QuantisationFit, name: str) -> dict[str, object]:
         "tokens_per_second": None if speed is None else [round(each, 2) for each in speed],
         "expected_tokens_per_second": None if speed is None else round(fit.expected_per_second, 2),
         "speed_source": None if speed is None else fit.speed_source,
+        "projector": None if fit.projector is None else fit.projector.path,
         "layout": _layout(fit, name),
         "devices": list(fit.rows),
     }
@@ -105,6 +109,10 @@ def _text(found: RepoFit) -> str:
     lines += ["", found.why]
     others = [fit.quantisation.label for fit in found.fits if fit.grade == "header"]
     lines.append(f"Read from the header of {', '.join(others)}; the others are estimated by the size of their files.")
+    if any(fit.projector is not None for fit in found.fits):
+        lines.append("Projectors are counted; --text-only leaves them out.")
+    elif found.listing.projectors:
+        lines.append("Its projectors are not counted (--text-only).")
     return "\n".join(lines)
 
 

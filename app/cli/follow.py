@@ -25,12 +25,14 @@ from engine.runtime.session.events import (
     Crashed,
     Done,
     Failed,
+    Fallback,
     LoadEnding,
     OutOfMemory,
     Progress,
     Reading,
     RequestEnding,
     RequestEvent,
+    Shifted,
     Stage,
     Token,
 )
@@ -124,7 +126,7 @@ class Follower:
                 continue
             if isinstance(news, Snapshot) and news.phase is Phase.LOADING:
                 printer.child_started()
-            elif isinstance(news, Progress | Attempt):
+            elif isinstance(news, Progress | Attempt | Fallback):
                 printer.show(news)
         raise AssertionError("news have no end")
 
@@ -202,7 +204,7 @@ class Follower:
             Ended: as `ask`.
         """
         *_, ending = self.events(self.ask(request), stops=stops)
-        assert not isinstance(ending, Done | Token | Reading)
+        assert not isinstance(ending, Done | Token | Shifted | Reading)
         return ending.answer if isinstance(ending, Answered) else ending
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from app.cli.auto_options import check_auto_options, constraints_of, with_margins
 from app.cli.devices import find_machine
+from app.cli.placing_options import listed_devices, placed_modules, rig_of, with_modules
 from app.cli.settings_options import context_of, side_files_of
 from app.paths import calibration_path, speeds_path
 from app.timed_answer import timed_answer
@@ -55,7 +56,8 @@ def load_order(options: Namespace, plan: Plan) -> LoadOrder:
         raise RuleViolationError(tuple((v.rule, v.message, v.remedy) for v in plan.violations))
     if plan.report.probe_only is not None:
         plan = _probed(plan)
-    return LoadOrder(plan, RetryPolicy(options.retry, constraints_of(options, plan.rig, plan.model.n_layers)))
+    retry = RetryPolicy(options.retry, constraints_of(options, plan.rig, plan.model.n_layers))
+    return LoadOrder(plan, retry, options.stall_limit)
 
 
 def _probed(plan: Plan) -> Plan:
@@ -114,6 +116,8 @@ def read_inputs(options: Namespace) -> Asked:
         find_strategy(options.auto)
         if options.layout is not None:
             raise ArgumentError("--auto and --layout exclude each other; remove one.")
+    if options.device is not None and options.layout is not None:
+        raise ArgumentError("--device and --layout exclude each other: the layout names devices; remove one.")
     model = read_model(options.file)
     rig = read_rig(options.rig) if options.rig is not None else None
     document = read_layout(options.layout, n_layers=model.n_layers) if options.layout is not None else None
@@ -130,18 +134,26 @@ def asked_on(options: Namespace, model: ModelFile, rig: Rig, document: LayoutFil
     """Return the plan that `options` request of a model on these devices, with the layout of `document` if given."""
     context = context_of(options, model, document.context if document is not None else None)
     side_files = side_files_of(options, model, rig)
-    memory = ModelMemory(model)
+    memory, placed = ModelMemory(model), placed_modules(options, rig)
     if document is not None:
-        return Asked(Plan(memory, rig, Edit(document.layout, context, side_files)))
+        layout = with_modules(document.layout, placed, model)
+        return Asked(Plan(memory, rig, Edit(layout, context, side_files)))
     speeds = known_speeds(rig, read_speed_book(speeds_path()))
-    if options.auto is None:
-        layout = initial_layout(memory, rig, context, side_files, speeds)
+    listed = listed_devices(options, rig)
+    if options.auto is None and listed is None and "output" not in placed:
+        layout = with_modules(initial_layout(memory, rig, context, side_files, speeds), placed, model)
         return Asked(Plan(memory, rig, Edit(layout, context, side_files)))
     constraints = replace(
         constraints_of(options, rig, model.n_layers), side_files=side_files, speeds=speeds, watch=Watch(tell=patience())
     )
-    found = auto_layout(options.auto, memory, rig, context, constraints)
-    return Asked(Plan(memory, rig, Edit(found.layout, found.context, side_files)), found.explanation)
+    strategy = options.auto
+    if strategy is None:
+        # As in llama.cpp, listed devices share the model by their free memory. One device needs no strategy.
+        shares = listed is not None and len(listed) > 1
+        strategy, constraints = "proportional" if shares else "fastest", replace(constraints, split=shares)
+    found = auto_layout(strategy, memory, rig_of(options, rig), context, constraints)
+    layout = with_modules(found.layout, placed, model)
+    return Asked(Plan(memory, rig, Edit(layout, found.context, side_files)), found.explanation)
 
 
 def patience() -> Callable[[int], None]:

@@ -83,10 +83,10 @@ def _fits(index: LibraryIndex, models: tuple[Listed, ...], options: Namespace) -
 
     rig = settled_rig(read_rig(options.rig) if options.rig is not None else this_machine())
     strategy, constraints = STRATEGIES[0], Constraints(speeds=known_speeds(rig, read_speed_book(speeds_path())))
-    key = rig_key(rig, constraints, strategy)
+    key = rig_key(rig, constraints, strategy, text_only=options.text_only)
     fits = index.fits(key)
     found: dict[str, Fit] = {}
-    wanted = jobs((model.entry for model in models), fits)
+    wanted = jobs((model.entry for model in models), fits, text_only=options.text_only)
     plan_models(wanted, rig, strategy, constraints, found.__setitem__, CancelToken())
     index.save_fits(key, found)
     return fits | found

@@ -51,14 +51,15 @@ def print_compact(document: object) -> None:
 def print_event(event: msgspec.Struct) -> None:
     """Print one event on one line, and flush.
 
-    `request` is left out if there is one request only; `replaced`, `cached_tokens`, `checkpoint_bytes` and `choices` if
-    they are empty.
+    `request` is left out if there is one request only; `replaced`, `cached_tokens`, `checkpoint_bytes`,
+    `dropped_tokens` and `choices` if they are empty.
     """
     document = _builtins(event)
-    # Both are for the window; the contract does not have them.
+    # For the window and the API server; the contract does not have them.
     document.pop("replaced_for_log", None)
     document.pop("context_used", None)
-    for key in ("replaced", "cached_tokens", "checkpoint_bytes", "choices"):
+    document.pop("stop_text", None)
+    for key in ("replaced", "cached_tokens", "checkpoint_bytes", "dropped_tokens", "choices"):
         # The default stands for "not empty": an absent field cannot be deleted.
         if not document.get(key, "-"):
             del document[key]

@@ -16,6 +16,7 @@ from engine.runtime.session.events import (
     Crashed,
     Done,
     Failed,
+    Fallback,
     Loaded,
     OutOfMemory,
     Progress,
@@ -27,7 +28,7 @@ class JsonPrinter:
     """Prints one event per line. A failure before the child starts is printed as the error document instead."""
 
     def __init__(self) -> None:
-        self._held: list[Progress | Attempt] = []
+        self._held: list[Progress | Attempt | Fallback] = []
         self._child_started = False
 
     def child_started(self) -> None:
@@ -43,7 +44,7 @@ class JsonPrinter:
     def show(self, event: AnyEvent) -> None:
         if isinstance(event, Failed) and not self._child_started:
             print_document({"error": {"kind": event.kind, "message": event.message}})
-        elif isinstance(event, Progress | Attempt) and not self._child_started:
+        elif isinstance(event, Progress | Attempt | Fallback) and not self._child_started:
             # If the load fails before its child starts, the error document has to be the only output.
             self._held.append(event)
         else:
@@ -88,6 +89,9 @@ class TextPrinter:
                 self._shown = ""
                 self._say(f"attempt {event.number}: {event.layout}")
                 self._say(f"  {event.reason}")
+            case Fallback():
+                self._shown = ""
+                self._say(f"layerdeck-cli: {event.message}")
             case Loaded():
                 self._say("loaded")
                 for line in _row_lines(event.devices, event.forecast):

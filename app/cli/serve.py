@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Sequence
 from contextlib import closing, suppress
 from copy import copy
-from dataclasses import asdict
 from pathlib import Path
 
 from app.cli import exit_codes
@@ -17,23 +14,24 @@ from app.cli.auto_options import check_auto_options, with_margins
 from app.cli.entry import on_interrupt
 from app.cli.inputs import asked_on, load_order, this_machine
 from app.cli.library import checked_folder, scan_library
-from app.cli.output import print_line, say
-from app.cli.serve_options import access_of, address_of, is_loopback, keep_alive_of
+from app.cli.output import say
+from app.cli.serve_log import ServeLog
+from app.cli.serve_options import access_of, address_of, keep_alive_of, preferences_of
 from app.paths import library_path
-from engine.api.server.journal import Journal, RequestEntry
+from app.serving.address import is_loopback
+from engine.api.server.journal import Journal
+from engine.api.server.offers import entries_of_library, entry_of_file
 from engine.api.server.pool import DEFAULT_KEEP_ALIVE_S, ModelPool, PoolParts
+from engine.api.server.preferences import Preferences, with_preferences
 from engine.api.server.server import ApiServer
 from engine.api.wire.errors import ApiError
 from engine.api.wire.names import ModelEntry, find_entry
-from engine.base.errors import ArgumentError, EngineError
+from engine.base.errors import ArgumentError
 from engine.devices.device import Rig
 from engine.devices.rig_file import read_rig
 from engine.devices.telemetry.memory_holders import memory_holders
-from engine.library.entry import Entry, Quantisation
 from engine.library.index import LibraryIndex
 from engine.library.refresh import list_models
-from engine.model.gguf.file_names import split_tag
-from engine.model.gguf.parts import parse_part_name
 from engine.model.gguf.reader import read_model
 from engine.planning.fit.loaded_models import UNTIL_UNLOADED_S
 from engine.planning.fit.strategies.catalogue import find_strategy
@@ -55,25 +53,26 @@ def run_serve(options: Namespace) -> int:
     if options.layout is not None and len(options.names) != 1:
         raise ArgumentError("--layout is the layout of one model; name one.")
     address, access, keep_alive_s = address_of(options), access_of(options), keep_alive_of(options)
-    catalogue = Catalogue(options)
+    preferences = preferences_of(options)
+    catalogue = Catalogue(options, preferences)
     entries = catalogue.named()
     pool = ModelPool(
         PoolParts(entries=catalogue.entries, rig=catalogue.rig, plan=catalogue.plan, holders=memory_holders),
-        keep_alive_s=DEFAULT_KEEP_ALIVE_S if keep_alive_s is None else keep_alive_s,
+        keep_alive_s=_first(keep_alive_s, preferences.keep_alive_s, DEFAULT_KEEP_ALIVE_S),
         pinned_s=UNTIL_UNLOADED_S if keep_alive_s is None else keep_alive_s,
         pinned=[entry.id for entry in entries],
     )
-    printer = _Printer(as_json=options.json)
-    server = ApiServer(address, access, pool, version=_version(), journal=Journal(printer.request))
+    log = ServeLog(as_json=options.json)
+    server = ApiServer(address, access, pool, version=_version(), journal=Journal(log.request))
     interrupted = threading.Event()
     with on_interrupt(interrupted.set):
-        server.start()
         try:
-            printer.serving(server)
+            server.start()
+            log.serving(server)
             for entry in entries:
                 if not _loads(server, entry, interrupted):
                     return exit_codes.OK
-                printer.loaded(entry)
+                log.loaded(entry)
             if not is_loopback(address.host):
                 say(f"layerdeck-cli: other computers reach {server.address.url}.")
             # Python runs signal handlers in the main thread only: a wait without limit would hold them up on Windows.
@@ -84,7 +83,13 @@ def run_serve(options: Namespace) -> int:
             return exit_codes.DOES_NOT_FIT if error.code == "does_not_fit" else exit_codes.exit_code(error.code or "")
         finally:
             server.stop()
+            log.close()
     return exit_codes.OK
+
+
+def _first(*values: float | None) -> float:
+    """Return the first value that is set; the last one always is."""
+    return next(value for value in values if value is not None)
 
 
 def _version() -> str:
@@ -115,8 +120,8 @@ def _loads(server: ApiServer, entry: ModelEntry, interrupted: threading.Event) -
 class Catalogue:
     """The models that `options` offer, and how each is loaded. Its functions block; for any thread."""
 
-    def __init__(self, options: Namespace) -> None:
-        self._options = options
+    def __init__(self, options: Namespace, preferences: Preferences) -> None:
+        self._options, self._preferences = options, preferences
         self._folders = [checked_folder(folder) for folder in options.models]
         self._lock = threading.Lock()
         self._scanned: tuple[ModelEntry, ...] = ()
@@ -132,10 +137,14 @@ class Catalogue:
         found = {}
         for name in self._options.names:
             path = Path(name)
-            entry = _entry_of_file(path) if path.is_file() else self._by_name(name)
+            entry = entry_of_file(path) if path.is_file() else self._by_name(name)
             found[entry.id] = entry
         self._named = tuple(found.values())
-        return self._named
+        for alias, target in self._preferences.aliases.items():
+            if alias in self._options.alias and not any(alias in each.all_names for each in self.entries()):
+                raise ArgumentError(f"--alias {alias}: {target} is no file and no model of the library.")
+        # Those that only an alias names are loaded when somebody asks for them.
+        return tuple(each for each in with_preferences(self._named, self._preferences) if each.id in found)
 
     def _by_name(self, name: str) -> ModelEntry:
         try:
@@ -146,11 +155,11 @@ class Catalogue:
     def entries(self) -> tuple[ModelEntry, ...]:
         """Return all models that may be asked for; a file that was named comes before the same one of the library."""
         if self._options.only:
-            return self._named
+            return with_preferences(self._named, self._preferences)
         paths = {entry.path.resolve() for entry in self._named}
         taken = {entry.id for entry in self._named}
         others = (each for each in self._library() if each.path.resolve() not in paths and each.id not in taken)
-        return (*self._named, *others)
+        return with_preferences((*self._named, *others), self._preferences)
 
     def _library(self) -> tuple[ModelEntry, ...]:
         with self._lock:
@@ -164,7 +173,7 @@ class Catalogue:
         with closing(LibraryIndex(library_path())) as index:
             census, facts = scan_library(index, self._folders)
             models = list_models(census.files, facts, index.notes(), {})
-            return tuple(entry for model in models for entry in _entries_of(model.entry, index))
+            return entries_of_library(models, index)
 
     def rig(self) -> Rig:
         """Return the devices as they are now."""
@@ -184,95 +193,11 @@ class Catalogue:
         document = None
         if is_named and options.layout is not None:
             document = read_layout(options.layout, n_layers=model.n_layers)
-        elif entry.layout and options.auto is None:
+        elif entry.layout and options.auto is None and options.device is None:
             document = parse_layout(entry.layout, source=entry.id, n_layers=model.n_layers)
+        if not is_named:
+            # Modules are those of the named model: another one may lack them.
+            options.place = []
         if not is_named or options.mmproj is None:
             options.mmproj, options.lora = entry.projector, options.lora if is_named else []
         return load_order(options, asked_on(options, model, rig, document).plan)
-
-
-def _entry_of_file(path: Path) -> ModelEntry:
-    model = read_model(path)
-    part = parse_part_name(path.name)
-    stem = part.stem if part is not None else path.stem
-    return ModelEntry(
-        id=stem,
-        path=path,
-        names=_others(stem, (path.name, model.name, split_tag(stem)[0])),
-        size_bytes=model.size_bytes,
-        n_ctx_train=model.n_ctx_train,
-        quantisation=split_tag(stem)[1],
-    )
-
-
-def _entries_of(entry: Entry, index: LibraryIndex) -> list[ModelEntry]:
-    """Return a model of the library, once for each quantisation that can be opened."""
-    sound = [each for each in entry.quantisations if not each.fault]
-    return [_entry_of(entry, each, index, is_only=len(sound) == 1) for each in sound]
-
-
-def _entry_of(entry: Entry, quantisation: Quantisation, index: LibraryIndex, *, is_only: bool) -> ModelEntry:
-    copy_, facts = quantisation.copy, quantisation.facts
-    with_label = f"{entry.title}:{quantisation.label}" if quantisation.label else entry.title
-    name = with_label if not is_only else entry.title
-    is_proposed = quantisation is entry.proposed
-    part = parse_part_name(copy_.path.name)
-    stem = part.stem if part is not None else copy_.path.stem
-    layouts = [each for each in index.documents(facts.fingerprint) if each.kind == "layout"] if facts else []
-    projector = entry.side_file("projector", quantisation)
-    return ModelEntry(
-        id=name,
-        path=copy_.path,
-        names=_others(name, (with_label, stem, copy_.path.name, *((entry.title,) if is_proposed else ()))),
-        projector=None if projector is None else projector.file.path,
-        # Of several kept layouts none is the one; a request cannot say which.
-        layout=layouts[0].text if len(layouts) == 1 else "",
-        capabilities=entry.capabilities,
-        quantisation=quantisation.label,
-        size_bytes=quantisation.size_bytes,
-        n_ctx_train=None if facts is None else facts.n_ctx_train,
-    )
-
-
-def _others(name: str, names: Sequence[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(each for each in names if each and each != name))
-
-
-class _Printer:
-    """Says what happens: on standard error for people, or as events. Nothing of what is asked or answered."""
-
-    def __init__(self, *, as_json: bool) -> None:
-        self._as_json = as_json
-
-    def serving(self, server: ApiServer) -> None:
-        """Say where the server is."""
-        url = server.address.url
-        if self._as_json:
-            self._event({"event": "serving", "url": url, "port": server.address.port})
-        else:
-            say(f"layerdeck-cli: serving on {url} (OpenAI clients: {url}/v1). End it with Ctrl+C.")
-
-    def loaded(self, entry: ModelEntry) -> None:
-        """Say that a model is loaded that the command line names."""
-        if self._as_json:
-            self._event({"event": "loaded", "model": entry.id})
-        else:
-            say(f"layerdeck-cli: loaded {entry.id}")
-
-    def request(self, entry: RequestEntry) -> None:
-        """Say how a request has ended."""
-        if entry.is_under_way or entry.path in ("/health", "/metrics"):
-            return
-        if self._as_json:
-            self._event({"event": "request", **asdict(entry)})
-        else:
-            speed = "" if entry.tokens_per_second is None else f", {entry.tokens_per_second:.1f} tokens/s"
-            tokens = f" {entry.prompt_tokens}+{entry.answer_tokens} tokens{speed}" if entry.prompt_tokens else ""
-            say(f"{entry.client} {entry.path} {entry.model} {entry.status}{tokens} {entry.duration_s or 0:.2f} s")
-
-    @staticmethod
-    def _event(document: dict[str, object]) -> None:
-        try:
-            print_line(json.dumps(document, ensure_ascii=False, separators=(",", ":")))
-        except (OSError, EngineError):
-            return  # The reader has gone; the server goes on.

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import ipaddress
-import os
-import platform
-import secrets
 from argparse import Namespace
 from pathlib import Path
 
 from app.cli.output import say
+from app.paths import serve_settings_path
+from app.serving.address import is_loopback, own_names
+from app.serving.key_file import read_keys
 from engine.api.server.guard import Access, key_digest
+from engine.api.server.preferences import Preferences, check_alias, read_preferences
 from engine.api.server.server import Address
 from engine.api.wire.errors import ApiError
 from engine.api.wire.question import keep_alive_seconds
 from engine.base.errors import ArgumentError
-
-MIN_KEY_CHARACTERS = 16
-MAX_KEY_FILE_BYTES = 64 << 10
 
 
 def add_serve_arguments(command: argparse.ArgumentParser) -> None:
@@ -37,6 +34,10 @@ def add_serve_arguments(command: argparse.ArgumentParser) -> None:
         metavar="TIME",
         help="unload models after this idle time: 5m (default), 30s, 0, -1 for never",
     )
+    command.add_argument(
+        "--alias", type=_alias, action="append", default=[], metavar="NAME=FILE",
+        help="another name for a file, or for a model of the library; may repeat",
+    )  # fmt: skip
     command.add_argument(
         "--allow-host", action="append", default=[], metavar="NAME", help="a name of this computer; may repeat"
     )
@@ -84,10 +85,7 @@ def access_of(options: Namespace) -> Access:
         if origin == "*" or "://" not in origin or origin != origin.rstrip("/"):
             raise ArgumentError(f"--allow-origin: {origin} is no origin; write it like http://localhost:3000.")
     names = {name.lower().rstrip(".") for name in options.allow_host}
-    if not is_loopback(options.host):
-        # Names by which other computers reach this one; `.local` is mDNS. Requests for other hosts are refused, because
-        # of DNS rebinding.
-        names |= {options.host.lower(), platform.node().lower(), f"{platform.node().lower()}.local"} - {""}
+    names |= own_names(options.host)
     return Access(
         keys=tuple(map(key_digest, _keys(options.api_key_file))),
         hosts=frozenset(names),
@@ -104,12 +102,30 @@ def keep_alive_of(options: Namespace) -> float | None:
         raise ArgumentError(f"--keep-alive: {error.message}") from None
 
 
-def is_loopback(host: str) -> bool:
-    """Return whether an address can be reached from this computer only."""
+def preferences_of(options: Namespace) -> Preferences:
+    """Return the preferences of the settings file with those of the command line, which count more.
+
+    Raises:
+        ArgumentError: the file cannot be used.
+    """
+    kept = read_preferences(serve_settings_path())
+    aliases = dict(options.alias)
+    options.alias = tuple(aliases)
+    return Preferences(
+        aliases={**kept.aliases, **aliases},
+        keep_alive_s=kept.keep_alive_s,
+        keep_alive_of=kept.keep_alive_of if options.keep_alive is None else {},
+    )
+
+
+def _alias(text: str) -> tuple[str, str]:
+    name, equals, target = text.partition("=")
+    if not equals or not target:
+        raise argparse.ArgumentTypeError(f'"{text}" is no name; write NAME=FILE')
     try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+        return check_alias(name), target
+    except ArgumentError as error:
+        raise argparse.ArgumentTypeError(error.summary()) from None
 
 
 def _port(text: str) -> int:
@@ -121,38 +137,9 @@ def _port(text: str) -> int:
 def _keys(path: Path | None) -> tuple[str, ...]:
     if path is None:
         return ()
-    try:
-        if not path.exists():
-            return (_new_key(path),)
-        if path.stat().st_size > MAX_KEY_FILE_BYTES:
-            raise ArgumentError(f"--api-key-file: {path} is larger than {MAX_KEY_FILE_BYTES >> 10} KiB.")
-        lines = [line.strip() for line in path.read_bytes().splitlines()]
-        # Elsewhere these bits do not tell who can read a file.
-        if os.name == "posix" and path.stat().st_mode & 0o077:
-            say(f"layerdeck-cli: others on this computer can read {path}; `chmod 600` keeps the keys from them.")
-    except OSError as error:
-        raise ArgumentError(f"--api-key-file: {path} cannot be used: {error.strerror or error}.") from None
-    keys = []
-    for number, line in enumerate(lines, start=1):
-        if not line or line.startswith(b"#"):
-            continue
-        # A header holds visible ASCII only, so no client could send another key.
-        if len(line) < MIN_KEY_CHARACTERS or any(not 0x21 <= byte <= 0x7E for byte in line):
-            raise ArgumentError(
-                f"--api-key-file: line {number} of {path} is no key: {MIN_KEY_CHARACTERS} or more letters, digits and"
-                " signs of ASCII without spaces."
-            )
-        keys.append(line.decode())
-    if not keys:
-        raise ArgumentError(f"--api-key-file: {path} holds no key; remove it, and a new one is made.")
-    return tuple(keys)
-
-
-def _new_key(path: Path) -> str:
-    key = f"ld-{secrets.token_urlsafe(32)}"
-    # Never readable for others, not even for a moment. `O_EXCL` follows no link that somebody has put there.
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(f"{key}\n")
-    say(f"layerdeck-cli: a new API key, kept in {path}: {key}")
-    return key
+    found = read_keys(path, "--api-key-file")
+    if found.is_new:
+        say(f"layerdeck-cli: a new API key, kept in {path}: {found.keys[0]}")
+    if found.is_exposed:
+        say(f"layerdeck-cli: others on this computer can read {path}; `chmod 600` keeps the keys from them.")
+    return found.keys

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from app.cli.placing_options import check_modules, placed_modules, with_placed_projector
 from engine.base.errors import ArgumentError
 from engine.base.units import parse_count
 from engine.planning.settings.context_settings import ContextSettings
@@ -115,19 +116,25 @@ def side_files_of(options: Namespace, model: ModelFile, rig: Rig) -> SideFiles:
 
     Raises:
         ModelFileError: if a file is of another kind, or does not match the model.
-        ArgumentError: if the rig lacks the device.
+        ArgumentError: if the rig lacks the device, or the model a module of --place.
     """
     from engine.planning.memory.side_files import SideFiles, read_adapter, read_projector
 
+    placed = placed_modules(options, rig)
+    check_modules(placed, model, has_projector=options.mmproj is not None)
     device = options.mmproj_device
+    if device is not None and placed.get("mmproj", device) != device:
+        raise ArgumentError(f"--mmproj-device {device} contradicts --place mmproj={placed['mmproj']}; remove one.")
+    device = placed.get("mmproj", device)
     if device is not None and options.mmproj is None:
         raise ArgumentError("--mmproj-device needs a projector; name its file with --mmproj.")
     if device is not None and rig.device(device) is None:
         raise ArgumentError(f"--mmproj-device: {device} is not among the devices ({', '.join(rig.ids)}).")
-    return SideFiles(
+    found = SideFiles(
         projector=None if options.mmproj is None else read_projector(options.mmproj, device),
         adapters=tuple(read_adapter(each.path, model, each.scale) for each in options.lora),
     )
+    return with_placed_projector(found, options, rig)
 
 
 def _reader(kind: Kind) -> Callable[[str], Value | object]:

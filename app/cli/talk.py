@@ -45,7 +45,7 @@ from engine.runtime.protocol.messages import (
     SaveSequence,
     SequenceSaved,
 )
-from engine.runtime.session.events import Done, Failed, Loaded, RequestEnding, Token
+from engine.runtime.session.events import Done, Failed, Loaded, RequestEnding, Shifted, Token
 from engine.runtime.session.load_order import LoadOrder
 
 HELP = "/again: another answer to the last question; /quit: end (as the end of the input); Ctrl+C stops an answer."
@@ -258,7 +258,9 @@ class Talk:
             self._printer.done(finish.done, finish.message)
             learn_speed(self._plan, finish.done)
             # Last: the answer is complete, and saving may take long or lose the model.
-            self._save_state(self._request, finish.done.prompt_tokens + finish.done.generated_tokens)
+            # Not after a context shift: the KV state is not that of the conversation.
+            if not finish.done.dropped_tokens:
+                self._save_state(self._request, finish.done.prompt_tokens + finish.done.generated_tokens)
         elif self._ending is not None and self._follower.step_back(self._order.with_plan(self._plan), self._ending):
             self._load_layout()
             self._restore()
@@ -324,6 +326,9 @@ class Talk:
                 # Each flush waits for a write to the database, so tokens that are there already go with it.
                 if stream.is_empty:
                     self._do(run, run.flush())
+            elif isinstance(event, Shifted):
+                self._printer.shifted(event)
+                self._do(run, (*run.flush(), *run.shifted(event)))
             elif isinstance(event, RequestEnding):
                 self._ending = event
                 # An interrupt until now was about this answer.

@@ -179,16 +179,26 @@ class LibraryCatalogue:
             index.save_facts(read_facts_of(census, wanted, take, token))
 
     def plan(
-        self, rig: Rig, strategy: str, constraints: Constraints, report: Callable[[int, int], None], token: CancelToken
+        self,
+        rig: Rig,
+        strategy: str,
+        constraints: Constraints,
+        report: Callable[[int, int], None],
+        token: CancelToken,
+        *,
+        text_only: bool = False,
     ) -> None:
-        """Make and index the missing forecasts for `rig`; `report` gets the numbers of finished and of all ones."""
+        """Make and index the missing forecasts for `rig`; `report` gets the numbers of finished and of all ones.
+
+        `text_only`: do not count projectors.
+        """
         index = self.index
-        key = rig_key(rig, constraints, strategy)
+        key = rig_key(rig, constraints, strategy, text_only=text_only)
         kept = index.fits(key)
         with self._lock:
             self._rig_key, self._fits = key, kept
             census, facts = self._census, dict(self._facts)
-        wanted = jobs((model.entry for model in list_models(census.files, facts, {}, {})), kept)
+        wanted = jobs((model.entry for model in list_models(census.files, facts, {}, {})), kept, text_only=text_only)
         limit = ProgressLimit(len(census.files))
         fresh: dict[str, Fit] = {}
         n_planned = 0

@@ -69,6 +69,12 @@ class HubFinder(QObject):
         self._asking, self._reading_card = background.latest(), background.latest()
         self._listing: RepoListing | None = None
         self._asked = ""
+        auto_layouts.projectors_counted.connect(self._on_projectors_counted)
+
+    def _on_projectors_counted(self) -> None:
+        """Forecast the shown repository again."""
+        if self._listing is not None:
+            self.show_repo(self._asked)
 
     def close(self) -> None:
         """Cancel the requests. Downloads are resumed in the next run."""
@@ -119,6 +125,7 @@ class HubFinder(QObject):
         # As if no model were loaded: a downloaded model may take the place of the loaded ones.
         rig = settled_rig(self._live.rig_without(self._models.held))
         wishes, speeds_of = self._auto_layouts.wishes, self._speeds.known_speeds
+        text_only = not self._auto_layouts.counts_projectors
 
         def ask(task: Task[None]) -> tuple[RepoListing | None, ShownRepo | Job]:
             from app.library.hub_words import shown_repo
@@ -135,10 +142,10 @@ class HubFinder(QObject):
                 return None, web_job(secrets.token_hex(8), address, self._web_folder)
             access = self.access.token(hub)
             listing = list_repo(address.repo, hub, access, revision=address.revision)
-            constraints = Constraints(speeds=speeds_of(rig), watch=Watch(task.token))
+            constraints = Constraints(speeds=speeds_of(rig), watch=Watch(task.token), one_backend=wishes.one_backend)
 
             def options_of(model: ModelFile) -> FitOptions:
-                return FitOptions(rig, wishes.strategy, default_context(model), constraints)
+                return FitOptions(rig, wishes.strategy, default_context(model), constraints, text_only=text_only)
 
             try:
                 fit = fit_listing(listing, address, hub, access, HeaderCache(remote_headers_path()), options_of)

@@ -51,6 +51,7 @@ class ForecastPlanner(QObject):
         live.rig_changed.connect(self._on_rig_changed)
         speeds.known_changed.connect(self._on_speeds_changed)
         auto_layouts.wishes_changed.connect(lambda _wishes: self._plan_soon())
+        auto_layouts.projectors_counted.connect(lambda _counted: self._plan_soon())
 
     def _stop(self) -> None:
         self._settling.stop()
@@ -85,14 +86,16 @@ class ForecastPlanner(QObject):
             order=tuple(device for device in wishes.order if device in rig.ids),
             off=wishes.off & set(rig.ids),
             split=wishes.split,
+            one_backend=wishes.one_backend,
             kv_types=wishes.kv_types,
         )
         catalogue = self._library.catalogue
+        text_only = not self._auto_layouts.counts_projectors
         speeds = self._planned_speeds = settled_speeds(self._speeds.speeds, self._planned_speeds)
 
         def plan(report: Report, token: CancelToken) -> LibraryContents:
             constraints = replace(asked, speeds=speeds)
-            catalogue.plan(rig, wishes.strategy, constraints, report, token)
+            catalogue.plan(rig, wishes.strategy, constraints, report, token, text_only=text_only)
             return catalogue.contents()
 
         words = tr("Checking which models fit: {done} of {whole}")

@@ -127,15 +127,36 @@ class Loader(QObject):
             return
         self._decide(self._wanted(current, plan))
 
+    def obstacle(self, plan: Plan) -> str:
+        """Return why `plan` cannot be loaded here, with a remedy; empty if it can be tried."""
+        return self._obstacle(plan)
+
+    def room_for(self, model: OpenModel, plan: Plan) -> Room:
+        """Return the models to unload so that `plan` fits, and the memory that is missing even then."""
+        return self._wanted(model, plan).room
+
+    def load_unasked(self, model: OpenModel, plan: Plan) -> None:
+        """Load `plan` for a program, which answers no question: models in its way are unloaded first.
+
+        The caller has made sure that no load runs or waits, and that no model in the way is busy.
+        """
+        self._go_on(self._wanted(model, plan), LoadAnswer.UNLOAD)
+
     def reload(self, model: OpenModel) -> None:
         """Load `model` again as it was before it was lost. Lab workers that stopped are started again first."""
+        if self._may_reload(model):
+            # Asked again then: another load may have begun while the workers were started.
+            self._lab.when_running(lambda: model.loading.reload() if self._may_reload(model) else None)
+
+    def _may_reload(self, model: OpenModel) -> bool:
         busy = self._models.loading
         if busy is None and not self.is_waiting:
-            self._lab.when_running(model.loading.reload)
-        elif busy is not model:
+            return True
+        if busy is not model:
             self._say(
                 tr("Another load is under way. Reload {name} when that has ended, or cancel it.", name=model.name)
             )
+        return False
 
     def answer(self, choice: LoadChoice) -> None:
         """Continue the load in the question, according to the answer."""
@@ -263,7 +284,10 @@ class Loader(QObject):
             plan = now  # With the devices as they are after the wait.
         # What others gave back just now would be taken for what this load did not take.
         learns = wanted.plan.report.probe_only is None and not wanted.room.victims
-        wanted.model.loading.load(LoadOrder(plan, self._retry(plan)), forecast_is_whole=learns)
+        wanted.model.loading.load(self._order(plan), forecast_is_whole=learns)
+
+    def _order(self, plan: Plan) -> LoadOrder:
+        return LoadOrder(plan, self._retry(plan), self._settings.stall_limit_s)
 
     def _retry(self, plan: Plan) -> RetryPolicy:
         constraints = self._constraints_of(plan.model).kept_by(plan.edit.layout)

@@ -21,7 +21,7 @@ from engine.chat.message import Message
 from engine.chat.tree import MessageTree
 from engine.planning.plan.preview import LoadedLayout
 from engine.runtime.protocol.messages import Counted
-from engine.runtime.session.events import Answered, Done, Token
+from engine.runtime.session.events import Answered, Done, Shifted, Token
 
 KEEP_INTERVAL_MS = 30
 """Tokens within this time are stored and painted together."""
@@ -91,6 +91,8 @@ class Answering(QObject):
     """A piece of its text may be painted."""
     overflow_asked = Signal(str)
     """The context is full; a person answers with `answer_overflow`. Empty: the question is withdrawn."""
+    notice_given = Signal(AnswerRun, str)
+    """A sentence about the answer that is being written."""
     finished = Signal(AnswerRun, Finish)
     kept = Signal(str)
     """The complete answer with this id is stored."""
@@ -113,6 +115,7 @@ class Answering(QObject):
         self._timer.setInterval(KEEP_INTERVAL_MS)
         self._timer.timeout.connect(self._flush)
         loading.bridge.token.connect(self._on_token)
+        loading.bridge.shifted.connect(self._on_shifted)
         loading.answered.connect(self._on_done)
         loading.bridge.answered.connect(self._on_counted)
         loading.answer_lost.connect(self._on_lost)
@@ -167,6 +170,7 @@ class Answering(QObject):
                 self.overflow_asked.emit(effect.sentence)
             case core.Notice():
                 self.changed.emit(run)  # The note below the answer says it.
+                self.notice_given.emit(run, effect.sentence)
             case core.ReadFiles():
                 self.storage.read_files(effect.names, lambda files: self._do(run, run.files_read(files)))
             case core.Ask():
@@ -191,7 +195,9 @@ class Answering(QObject):
         # Text that waits for the timer is part of the complete message.
         self._timer.stop()
         if end.done is not None and self.request is not None:
-            self.states.answered(run.chat, self.request, end.done.prompt_tokens + end.done.generated_tokens)
+            # After a context shift the KV state is not that of the conversation: it is as if there were none.
+            tokens = 0 if end.done.dropped_tokens else end.done.prompt_tokens + end.done.generated_tokens
+            self.states.answered(run.chat, self.request, tokens)
         self.changed.emit(run)
         # Set before the signals: a receiver may begin the next answer.
         self.answer = None
@@ -217,6 +223,11 @@ class Answering(QObject):
             # Not restarted: with many tokens a second the timer would never fire.
             if not self._timer.isActive():
                 self._timer.start()
+
+    def _on_shifted(self, event: Shifted) -> None:
+        run = self.answer
+        if run is not None and self.request is not None and event.request == self.request:
+            self._do(run, run.shifted(event))
 
     def _flush(self) -> None:
         if self.answer is not None:

@@ -51,6 +51,7 @@ class KeptWishes(msgspec.Struct, frozen=True):
     off: tuple[str, ...] = ()
     kv_types: tuple[KvType, ...] = ()
     split: bool = False
+    one_backend: bool = False
 
 
 class KeptPins(msgspec.Struct, frozen=True):
@@ -69,6 +70,7 @@ class AutoLayouts(QObject):
     wishes_changed = Signal(AutoWishes)
     pins_changed = Signal(Pins)
     found = Signal(AutoLayout)
+    projectors_counted = Signal(bool)
     searching = Signal(str)
 
     def __init__(
@@ -108,9 +110,26 @@ class AutoLayouts(QObject):
     def set_wishes(self, wishes: AutoWishes) -> None:
         """Set and store the options."""
         self.wishes = wishes
-        kept = KeptWishes(wishes.strategy, wishes.order, tuple(sorted(wishes.off)), wishes.kv_types, wishes.split)
+        kept = KeptWishes(
+            wishes.strategy,
+            wishes.order,
+            tuple(sorted(wishes.off)),
+            wishes.kv_types,
+            wishes.split,
+            wishes.one_backend,
+        )
         self._settings.keep("auto_layout", kept)
         self.wishes_changed.emit(wishes)
+
+    @property
+    def counts_projectors(self) -> bool:
+        """Whether forecasts of models that are not open count the projector that belongs to the model."""
+        return self._settings.counts_projectors
+
+    def count_projectors(self, wanted: bool) -> None:
+        """Set and store whether such forecasts count projectors."""
+        self._settings.counts_projectors = wanted
+        self.projectors_counted.emit(wanted)
 
     # ------------------------------------------------------------------ pins
 
@@ -224,6 +243,7 @@ class AutoLayouts(QObject):
             ),
             output=pins.output if pins.output in ids else None,
             split=wishes.split,
+            one_backend=wishes.one_backend,
             kv_types=wishes.kv_types,
         )
 
@@ -231,7 +251,7 @@ class AutoLayouts(QObject):
 def _wishes(kept: KeptWishes) -> AutoWishes:
     names = {words.name for words in STRATEGY_WORDS}
     strategy = kept.strategy if kept.strategy in names else "fewest"
-    return AutoWishes(strategy, kept.order, frozenset(kept.off), kept.kv_types, kept.split)
+    return AutoWishes(strategy, kept.order, frozenset(kept.off), kept.kv_types, kept.split, kept.one_backend)
 
 
 def _toggled(pins: Pins, layout: Layout, first: int, last: int) -> tuple[PinnedLayers, ...]:

@@ -181,6 +181,16 @@ class Conversation(QObject):
             max_tokens=self.sampling.settings.max_tokens,
         )
 
+    def unloaded_chat(self, attachments: Sequence[Attachment] = ()) -> CountedChat | None:
+        """Return the prompt as it would be sent now, with the draft and these attachments; None if it is empty."""
+        path = self.prompt_path
+        if self.chat.draft.strip() or attachments:
+            path = (*path, new_question(self.chat.draft, None, attachments))
+        if not path:
+            return None
+        files = tuple(text for message in path for text in texts_of(message))
+        return replace(self.counted_chat(), messages=chat_messages(self.system, path), files=files, media=())
+
     def tell_restored(self, chat: str, restored: Restored) -> None:
         """Show whether the saved state of a conversation could be restored."""
         if chat == self.chat.id:
@@ -317,9 +327,10 @@ class Conversation(QObject):
     @property
     def can_ask(self) -> bool:
         """Whether the model can be asked now."""
-        # One answer at a time for each model's chat.
+        # One answer at a time for each model's chat. Programs may be asking the same model; the engine queues requests.
         loading = self._loading
-        return loading.phase is Phase.READY and loading.model is not None and not self.is_answering
+        is_loaded = loading.phase in (Phase.READY, Phase.ANSWERING) and loading.model is not None
+        return is_loaded and not self.is_answering
 
     @property
     def _options(self) -> AnswerOptions:

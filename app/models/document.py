@@ -46,10 +46,14 @@ class EditState:
         self.model = tables.memory.model
         self.tables = tables
         self.edit = edit
+        self.begun = edit
+        """The edit that the model was opened with."""
         self.undo_stack = undo_stack
         self.pace = pace
         self.forecast: Forecast | None = None
         """The last forecast that was drawn."""
+        self.left: tuple[Layout | None, Layout | None] = None, None
+        """The last layout in split mode layer, and the layout that replaced it when the mode was changed."""
 
 
 class LayoutDocument(QObject):
@@ -94,9 +98,24 @@ class LayoutDocument(QObject):
         return None if self._state is None else self._state.edit
 
     @property
+    def left(self) -> tuple[Layout | None, Layout | None]:
+        """The `left` of the current edit state."""
+        return (None, None) if self._state is None else self._state.left
+
+    @left.setter
+    def left(self, layouts: tuple[Layout | None, Layout | None]) -> None:
+        if self._state is not None:
+            self._state.left = layouts
+
+    @property
     def is_untouched(self) -> bool:
         """Whether nothing was edited since the model was opened."""
         return self._state is None or self._state.undo_stack.count() == 0
+
+    @property
+    def has_first_layout(self) -> bool:
+        """Whether the layout is the one that the model was opened with, as after undo, or back from another mode."""
+        return self._state is None or self._state.edit.layout == self._state.begun.layout
 
     @property
     def is_dragging(self) -> bool:
@@ -125,11 +144,15 @@ class LayoutDocument(QObject):
             self.undo_group.removeStack(old.undo_stack)
             # A group does not own its stacks, and the document, the parent, would keep this one.
             old.undo_stack.deleteLater()
+        tables = model if isinstance(model, PreviewTables) else PreviewTables(model)
+        self.show(self.make_state(tables, edit, pace or Pace()), rig)
+
+    def make_state(self, tables: PreviewTables, edit: Edit, pace: Pace) -> EditState:
+        """Return a new edit state with an empty undo stack, for a later `show`."""
         stack = QUndoStack(self)
         stack.setUndoLimit(UNDO_STEPS)
         self.undo_group.addStack(stack)
-        tables = model if isinstance(model, PreviewTables) else PreviewTables(model)
-        self.show(EditState(tables, edit, stack, pace or Pace()), rig)
+        return EditState(tables, edit, stack, pace)
 
     def restart(self, rig: Rig, edit: Edit) -> None:
         """Start again with `edit` of the current model; undo starts empty."""

@@ -16,10 +16,12 @@ from engine.runtime.session.events import (
     Crashed,
     Done,
     Failed,
+    Fallback,
     Loaded,
     OutOfMemory,
     Progress,
     Reading,
+    Shifted,
     Token,
 )
 from engine.runtime.session.session import ModelSession
@@ -32,6 +34,7 @@ class EngineBridge(QObject):
     snapshot = Signal(Snapshot)
     progress = Signal(Progress)
     attempt = Signal(Attempt)
+    fell_back = Signal(Fallback)
     loaded = Signal(Loaded)
     out_of_memory = Signal(OutOfMemory)
     failed = Signal(Failed)
@@ -39,6 +42,7 @@ class EngineBridge(QObject):
     cancelled = Signal(Cancelled)
     reading = Signal(Reading)
     token = Signal(Token)
+    shifted = Signal(Shifted)
     done = Signal(Done)
     answered = Signal(Answered)
     device_memory = Signal(object)  # tuple[DeviceMemoryReading, ...]
@@ -55,6 +59,7 @@ class EngineBridge(QObject):
             Snapshot: self.snapshot,
             Progress: self.progress,
             Attempt: self.attempt,
+            Fallback: self.fell_back,
             Loaded: self.loaded,
             OutOfMemory: self.out_of_memory,
             Failed: self.failed,
@@ -62,6 +67,7 @@ class EngineBridge(QObject):
             Cancelled: self.cancelled,
             Reading: self.reading,
             Token: self.token,
+            Shifted: self.shifted,
             Done: self.done,
             Answered: self.answered,
         }

@@ -103,6 +103,8 @@ class Loading(QObject):
         """Whether the model was lost because it ran out of memory, and `reload` tries other layouts."""
         self._has_crashed = False
         """Whether the last load, or the child that was loaded, ended by a crash of the engine."""
+        self._own: frozenset[int] = frozenset()
+        """Requests of the window. The others are those of programs, which ask the session through the API server."""
         self._connect()
 
     def _connect(self) -> None:
@@ -193,6 +195,7 @@ class Loading(QObject):
     def ask(self, request: AnyModelRequest) -> int:
         """Send a request and return its number. The answer is a signal of the bridge. Raises as `generate` does."""
         number = self.bridge.session.ask(request)
+        self._own |= {number}
         self._show_now()
         return number
 
@@ -205,9 +208,21 @@ class Loading(QObject):
         return self.ask(request)
 
     def stop_answer(self) -> None:
-        """Stop all answers that are being written. Their text so far is kept."""
-        if self.phase is Phase.ANSWERING:
+        """Stop the answers of the window, or if there are none those of programs. Their text so far is kept."""
+        if self.phase is not Phase.ANSWERING:
+            return
+        answers = {run.id for run in self.snapshot.requests if not isinstance(run.request, _SHORT_REQUESTS)}
+        if answers <= self._own or not answers & self._own:
             self.bridge.session.stop()
+            return
+        for number in answers & self._own:
+            self.bridge.session.stop(number)
+
+    def stop_requests_of_programs(self) -> None:
+        """Stop the requests that came through the API server. Answers of the window go on."""
+        for run in self.bridge.session.snapshot.requests:
+            if run.id not in self._own:
+                self.bridge.session.stop(run.id)
 
     # ------------------------------------------------------------------ what becomes of it
 
@@ -224,6 +239,7 @@ class Loading(QObject):
         if snapshot.number < self.snapshot.number:
             return
         before, self.snapshot = self.snapshot, snapshot
+        self._own &= {run.id for run in snapshot.requests}
         # Both attributes change before any signal: no slot may see a ready model without a loaded layout.
         phase_before, self.phase = self.phase, _phase_of(snapshot)
         if _loaded_of(snapshot) is not _loaded_of(before):

@@ -26,6 +26,8 @@ class OpenModel(QObject):
     changed = Signal()
     """`held` has changed."""
     status_changed = Signal(ModelStatus)
+    planned_changed = Signal()
+    """`planned_context` has changed."""
 
     def __init__(
         self, number: int, calibrator: Calibrator, clock: Callable[[], float], parent: QObject | None = None
@@ -41,6 +43,8 @@ class OpenModel(QObject):
         self.conversation = Conversation(self.loading, self)
         self.held: HeldModel | None = None
         """Memory of devices that it holds; None if it is neither loaded nor being loaded."""
+        self.is_of_program = False
+        """Whether it was opened for a program: then requests set its idle time."""
         self._keep_alive_s = UNTIL_UNLOADED_S
         self._clock = clock
         self._phase = Phase.STOPPED
@@ -75,8 +79,18 @@ class OpenModel(QObject):
 
     def show_edit(self, edit: Edit | None) -> None:
         """Set the current edit, for the status."""
+        before = self.planned_context
         self._edit = edit
+        if self.planned_context != before:
+            self.planned_changed.emit()
         self._refresh_status()
+
+    @property
+    def planned_context(self) -> int | None:
+        """Tokens of context that each request would have; the trained length if that is left open. None: unknown."""
+        if self._edit is None or self.file is None:
+            return None
+        return self._edit.context.n_ctx_each or self.file.n_ctx_train or None
 
     def show_wait(self, waits: str) -> None:
         """Set what its load waits for, as a sentence; empty: it does not wait."""

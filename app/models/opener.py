@@ -27,7 +27,9 @@ from engine.base.language import tr
 from engine.base.units import format_bytes
 from engine.devices.device import Rig
 from engine.model.gguf.model_file import file_type_name
+from engine.planning.fit.loaded_models import HeldModel
 from engine.planning.fit.strategies.fastest import initial_layout
+from engine.planning.layout.layout_file import parse_layout
 from engine.planning.memory.work_limit import limited
 from engine.planning.plan.decisions.context_length import default_context
 from engine.planning.plan.edit import Edit
@@ -95,6 +97,7 @@ class ModelOpener(QObject):
         self._lab = lab
         self._speeds = speeds
         self._settings = settings
+        self._background = background
         self._opening = background.latest()
         """Opens only the last one of files that are requested in quick succession."""
         self._notices = notices
@@ -117,6 +120,46 @@ class ModelOpener(QObject):
         if paths:
             first, *rest = paths
             self.open(first, beside=beside, then=lambda: self.open_all(rest, beside=True))
+
+    def open_aside(
+        self,
+        path: Path,
+        layout: str,
+        leaving: Sequence[HeldModel],
+        opened: Callable[[OpenModel], None],
+        failed: Callable[[EngineError], None],
+    ) -> None:
+        """Open a file for a program. The shown model stays shown, unless no file is open.
+
+        `layout`: text of a layout file; empty: the initial layout on the devices without the models in `leaving`.
+        """
+        kept, rig, speeds_of = (
+            self._settings.side_files(path),
+            self._live.rig_without(leaving),
+            self._speeds.known_speeds,
+        )
+
+        def read() -> tuple[OpenedFile, _FirstPlan]:
+            found = open_file(path, kept)
+            return found, _first_plan(found, rig, speeds_of(rig), layout)
+
+        def show(found: tuple[OpenedFile, _FirstPlan]) -> None:
+            (file, first), models = found, self._models
+            if self._live.rig.ids != rig.ids:
+                # Devices have changed meanwhile, so the layout is planned again.
+                self.open_aside(path, layout, leaving, opened, failed)
+                return
+            model = models.find(file.key)
+            if model is None and models.current.file is None:
+                model = models.place(file.model, file.key)
+                self._begin(model, first)
+            elif model is None:
+                model = models.place(file.model, file.key, beside=True)
+                model.edit_state = self._document.make_state(first.tables, first.edit, first.pace)
+                model.show_edit(first.edit)
+            opened(model)
+
+        self._background.run(tr("Reading {name}", name=path.name), read, show, failed)
 
     def open_copy(
         self, path: Path, *, opened: Callable[[], None] = _nothing, then: Callable[[], None] = _nothing
@@ -243,9 +286,10 @@ def _open_copy(path: Path, kept: KeptSideFiles, copy: int) -> OpenedFile:
     return replace(opened, model=model, key=replace(opened.key, copy=copy))
 
 
-def _first_plan(opened: OpenedFile, rig: Rig, speeds: Speeds) -> _FirstPlan:
+def _first_plan(opened: OpenedFile, rig: Rig, speeds: Speeds, layout: str = "") -> _FirstPlan:
     """Return the initial edit of a model on `rig`, and tables that have computed its first preview.
 
+    `layout`: text of a layout file to begin with; empty: none.
     Tables are for one thread at a time; the caller's thread hands them over.
     """
     tables = PreviewTables(opened.model)
@@ -253,6 +297,10 @@ def _first_plan(opened: OpenedFile, rig: Rig, speeds: Speeds) -> _FirstPlan:
     # Large models of unknown architecture may take long to forecast.
     with limited(OPENING_SECONDS):
         begun_s = thread_time()
-        edit = Edit(initial_layout(tables.memory, rig, context, beside, speeds), context, beside)
+        if layout:
+            document = parse_layout(layout, source=opened.model.name, n_layers=opened.model.n_layers)
+            edit = Edit(document.layout, document.context, beside)
+        else:
+            edit = Edit(initial_layout(tables.memory, rig, context, beside, speeds), context, beside)
         make_preview(tables, Plan(tables.memory, rig, edit))
     return _FirstPlan(tables, edit, Pace(thread_time() - begun_s))

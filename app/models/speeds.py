@@ -9,7 +9,7 @@ from pathlib import Path
 
 from PySide6.QtCore import QObject, Signal
 
-from app.background import Background
+from app.background import Background, Worker
 from app.models.document import LayoutDocument
 from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
@@ -66,6 +66,7 @@ class SpeedRepository(QObject):
         self._document = document
         self._background = background
         self._notices = notices
+        self._writer = Worker("speeds")
         self._path = path or speeds_path()
         self.book = read_speed_book(self._path)
         self._answered: dict[tuple[Path, Edit], float] = {}
@@ -174,7 +175,14 @@ class SpeedRepository(QObject):
         self.book = book
         self._show()
         path = self._path
-        self._background.run("Keeping speeds", lambda: write_speed_book(path, book), _nothing, _log_error, quiet=True)
+        self._background.run(
+            "Keeping speeds",
+            lambda: write_speed_book(path, book),
+            _nothing,
+            _log_error,
+            quiet=True,
+            worker=self._writer,
+        )
 
 
 def _log_error(error: EngineError) -> None:

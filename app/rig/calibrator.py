@@ -7,7 +7,7 @@ from pathlib import Path
 
 from PySide6.QtCore import QObject
 
-from app.background import Background
+from app.background import Background, Worker
 from app.paths import calibration_path
 from app.rig.live_rig import LiveRig
 from engine.base.errors import EngineError
@@ -29,6 +29,7 @@ class Calibrator(QObject):
         super().__init__(parent)
         self._live = live
         self._background = background
+        self._writer = Worker("calibration")
         self._path = path or calibration_path()
         self._used_bytes: dict[str, int] = {}
         self._before: dict[str, int] | None = None
@@ -96,7 +97,12 @@ class Calibrator(QObject):
 
         path = self._path
         self._background.run(
-            "Keeping the calibration", lambda: write_calibration(path, calibration), _nothing, fail, quiet=True
+            "Keeping the calibration",
+            lambda: write_calibration(path, calibration),
+            _nothing,
+            fail,
+            quiet=True,
+            worker=self._writer,
         )
 
 

@@ -18,7 +18,7 @@ from app.rig.lab import Lab
 from app.rig.limit_store import LimitStore
 from app.rig.live_rig import LiveRig
 from app.rig.peers import Peers
-from engine.base.errors import RigError
+from engine.base.errors import EngineError, RigError
 from engine.base.language import tr
 from engine.devices.device import Device, Rig
 from engine.devices.endpoint import parse_endpoint
@@ -69,11 +69,16 @@ class DeviceSearch(QObject):
         def show(found: tuple[Rig, CheckResults]) -> None:
             # The list of now, not of the start of the search: a rig file may have been opened meanwhile.
             self._live.set_devices(merge(self._live.devices, found[0], self._limits, found[1]))
+            self._live.end_search()
+
+        def failed(error: EngineError) -> None:
+            self._notices.tell(error)
+            self._live.end_search()
 
         def search() -> tuple[Rig, CheckResults]:
             return self.find(), read_check_results(engine_checks_path())
 
-        self._background.run(tr("Looking for devices"), search, show, self._notices.tell)
+        self._background.run(tr("Looking for devices"), search, show, failed)
 
     def add_remote(self, text: str) -> None:
         """Add the devices of the RPC worker at an endpoint (host:port)."""
@@ -137,8 +142,13 @@ class RigFiles(QObject):
             self._lab.leave_unless_in(devices.rig)
             self._live.set_devices(devices)
             self._notices.say(tr("Using the devices in {name}", name=path.name))
+            self._live.end_search()
 
-        self._background.run(tr("Reading {name}", name=path.name), read, show, self._notices.tell)
+        def failed(error: EngineError) -> None:
+            self._notices.tell(error)
+            self._live.end_search()
+
+        self._background.run(tr("Reading {name}", name=path.name), read, show, failed)
 
     def save(self, path: Path) -> None:
         """Write the shown devices to a rig file."""

@@ -39,6 +39,8 @@ class Lab(QObject):
         self._stopped: set[str] = set()
         """Ids of workers that ended by themselves, in the lab's own numbering."""
         self._is_starting = False
+        self._then: list[Callable[[], None]] = []
+        """Calls that wait for workers that are being started or restarted."""
         self._closed = False
         # From threads of the workers' children.
         self._worker_ended.connect(self._on_worker_ended, Qt.ConnectionType.QueuedConnection)
@@ -70,6 +72,8 @@ class Lab(QObject):
             if then is not None:
                 then()
             return
+        if then is not None:
+            self._then.append(then)
         if self._is_starting:
             return
         # Set in the GUI thread, so that a second request in the same moment starts no second lab.
@@ -80,10 +84,6 @@ class Lab(QObject):
             lab.start()
             return lab
 
-        def not_started(error: EngineError) -> None:
-            self._is_starting = False
-            self._notices.tell(error)
-
         def show(lab: LabRig) -> None:
             self._is_starting = False
             # Before the devices are shown: who reads their memory asks for the processes then.
@@ -91,10 +91,20 @@ class Lab(QObject):
             self._live.set_devices(self._live.devices.with_devices(lab.rig.devices))
             self._notices.say(self._description)
             self.running_changed.emit(True)
-            if then is not None:
-                then()
+            self._go_on()
 
-        self._background.run(tr("Starting lab workers"), begin, show, not_started)
+        self._background.run(tr("Starting lab workers"), begin, show, self._not_started)
+
+    def _not_started(self, error: EngineError) -> None:
+        self._is_starting = False
+        self._then.clear()
+        self._notices.tell(error)
+
+    def _go_on(self) -> None:
+        """Make the calls that waited for the workers. One that has stopped meanwhile is restarted before them."""
+        waiting, self._then = self._then, []
+        for do in waiting:
+            self.when_running(do)
 
     @property
     def _description(self) -> str:
@@ -125,6 +135,7 @@ class Lab(QObject):
         if lab is None or not ended:
             then()
             return
+        self._then.append(then)
         if self._is_starting:
             return
         self._is_starting = True
@@ -134,20 +145,17 @@ class Lab(QObject):
             for device_id in ended:
                 lab.restart(device_id)
 
-        def not_started(error: EngineError) -> None:
-            self._is_starting = False
-            self._notices.tell(error)
-
         def show(_result: None) -> None:
             self._is_starting = False
             if self._workers is not lab:
+                self._then.clear()
                 return  # The lab was stopped meanwhile.
             self._stopped.difference_update(ended)
             self._show_stopped()
             self._notices.say(tr("Restarted {names}", names=names))
-            then()
+            self._go_on()
 
-        self._background.run(tr("Restarting {names}", names=names), begin, show, not_started)
+        self._background.run(tr("Restarting {names}", names=names), begin, show, self._not_started)
 
     def stop(self) -> None:
         """Stop the workers and remove them from the list."""

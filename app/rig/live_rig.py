@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from PySide6.QtCore import QObject, Signal
@@ -186,6 +186,8 @@ class LiveRig(QObject):
         self._current: HeldModel | None = None
         self._stopped: frozenset[str] = frozenset()
         self._calibration = NO_CALIBRATION
+        self._was_searched = False
+        self._then: list[Callable[[], None]] = []
 
     @property
     def rig(self) -> Rig:
@@ -216,6 +218,20 @@ class LiveRig(QObject):
         return _without_memory_of(rig, self._stopped) if self._stopped else rig
 
     # ------------------------------------------------------------------ what it is made of
+
+    def when_searched(self, do: Callable[[], None]) -> None:
+        """Call `do` as soon as the first search, or the first reading of a rig file, has ended, also if it failed."""
+        if self._was_searched:
+            do()
+        else:
+            self._then.append(do)
+
+    def end_search(self) -> None:
+        """Note the end of a search. Called after `set_devices`."""
+        self._was_searched = True
+        waiting, self._then = self._then, []
+        for do in waiting:
+            do()
 
     def set_devices(self, devices: DeviceList) -> None:
         """Replace the list of devices."""

@@ -26,13 +26,13 @@ def ask_open(parent: QWidget, title: str, file_filter: str, folder: Path | None 
 def ask_save(parent: QWidget, title: str, file_filter: str, proposal: str) -> Path | None:
     """Return the file that the user chose to write, None if the dialog was cancelled.
 
-    A name without an ending gets `.json`.
+    A name without an ending gets that of `proposal`.
     """
     name, _ = QFileDialog.getSaveFileName(parent, title, proposal, file_filter)
     if not name:
         return None
     path = Path(name)
-    return path if path.suffix else path.with_suffix(".json")
+    return path if path.suffix else path.with_name(path.name + Path(proposal).suffix)
 
 
 class OneDialog(QObject, Generic[_Dialog]):

@@ -51,6 +51,7 @@ def page_about(main: MainWindow, focus: QWidget | None) -> str:
         main.device_strip: "devices",
         main.settings_bar: "context",
         main.reports: "does-not-fit",
+        main.serve_dock: "programs",
         main.load_question: "does-not-fit",
         main.editor: "first-layout",
         main.share_editor: "first-layout",

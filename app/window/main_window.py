@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from PySide6.QtCore import QSize, Qt, Signal
+from PySide6.QtCore import QEvent, QObject, QSize, Qt, Signal
 from PySide6.QtGui import QAction, QCloseEvent, QDragEnterEvent, QDropEvent, QResizeEvent
 from PySide6.QtWidgets import QDockWidget, QMainWindow, QMenu, QStackedWidget, QToolBar, QVBoxLayout, QWidget
 
@@ -42,10 +42,17 @@ LOW_HEIGHT = 620
 MIN_REPORT_HEIGHT = 136
 SHORT_REPORT_HEIGHT = 104
 EMPTY_REPORT_HEIGHT = 52
+PROPOSALS_REPORT_HEIGHT = 200
+"""Room for the sentence of a failed load, and for the first proposals below it."""
 QWIDGETSIZE_MAX = (1 << 24) - 1
 """Qt's constant for a widget without a maximum size; PySide does not export it."""
 REPORT_SHARE = 0.27
 """Share of the report in the height of a window that is at least `ROOMY_HEIGHT` high."""
+BOTH_WIDTH = 1600
+"""Least width of the window for the report and the panel of the API server side by side."""
+SERVER_SHARE = 0.3
+LEAST_SERVER_HEIGHT = 236
+"""The panel of the API server has this share of the window's height when it is opened, or at least this height."""
 SCREEN_ROOM = QSize(16, 40)
 """Room for the frame that the window manager adds."""
 MIN_SIZE = QSize(800, 480)
@@ -89,6 +96,8 @@ class MainWindow(QMainWindow):
         self.recent_menu = QMenu(tr("Open Re&cent"), self)
         self._closing = False
         self._has_question = False
+        self._report_gives_way = False
+        """Whether the report is hidden while the panel of the API server is open."""
         self._no_title = QWidget()
         """Empty title bar for the chat while it is the only panel."""
         self._place_widgets()
@@ -121,6 +130,10 @@ class MainWindow(QMainWindow):
             "report": self._dock(tr("Last load"), "report", self.reports, Qt.DockWidgetArea.BottomDockWidgetArea),
             "chat": self._dock(tr("Chat"), "chat", self.chat_view, Qt.DockWidgetArea.RightDockWidgetArea),
         }
+        # Last, so that Tab reaches it last. Its content is made when it is shown first (`ServePresenter`).
+        self.serve_dock = self._dock(tr("API server"), "serve", QWidget(), Qt.DockWidgetArea.BottomDockWidgetArea)
+        self.serve_dock.hide()
+        self.serve_dock.installEventFilter(self)
         # The side panels get the corners: the report lies between them.
         self.setCorner(Qt.Corner.BottomLeftCorner, Qt.DockWidgetArea.LeftDockWidgetArea)
         self.setCorner(Qt.Corner.BottomRightCorner, Qt.DockWidgetArea.RightDockWidgetArea)
@@ -139,7 +152,7 @@ class MainWindow(QMainWindow):
         """Add the docks to the View menu, and recent models to the File menu."""
         view = self.menus["View"]
         first = view.actions()[0]
-        view.insertActions(first, [dock.toggleViewAction() for dock in self.docks.values()])
+        view.insertActions(first, [dock.toggleViewAction() for dock in (*self.docks.values(), self.serve_dock)])
         view.insertSeparator(first)
         self.menus["File"].insertMenu(before_demo, self.recent_menu)
 
@@ -150,6 +163,7 @@ class MainWindow(QMainWindow):
         saved = self._settings.window_state()
         if saved is None or not self.restoreGeometry(saved[0]) or not self.restoreState(saved[1], DOCK_STATE_VERSION):
             self.reset_docks()
+        self._report_gives_way = not self.serve_dock.isHidden() and self.docks["report"].isHidden()
         self._fit_screen()
 
     def _fit_screen(self) -> None:
@@ -173,6 +187,10 @@ class MainWindow(QMainWindow):
         self.addDockWidget(Qt.DockWidgetArea.LeftDockWidgetArea, docks["models"])
         self.addDockWidget(Qt.DockWidgetArea.BottomDockWidgetArea, docks["report"])
         self.addDockWidget(Qt.DockWidgetArea.RightDockWidgetArea, docks["chat"])
+        self.serve_dock.setFloating(False)
+        self.serve_dock.hide()
+        self.splitDockWidget(docks["report"], self.serve_dock, Qt.Orientation.Horizontal)
+        self._report_gives_way = False
         roomy = self.height() >= ROOMY_HEIGHT
         self.resizeDocks([docks["models"], docks["chat"]], [208, 360 if roomy else 280], Qt.Orientation.Horizontal)
         self.fit_report()
@@ -183,9 +201,34 @@ class MainWindow(QMainWindow):
             self.reports.setMaximumHeight(QWIDGETSIZE_MAX)
             self.fit_report()
 
+    def show_server(self) -> None:
+        """Show the panel of the API server, at least so high that some requests can be read.
+
+        In a window that is not wide it takes the place of the report, until it is closed.
+        """
+        dock, report = self.serve_dock, self.docks["report"]
+        # The report, its neighbour, has little height before the first load.
+        self.open_report()
+        if dock.isHidden() and report.isVisible() and not report.isFloating() and self.width() < BOTH_WIDTH:
+            report.hide()
+            self._report_gives_way = True
+        dock.show()
+        dock.raise_()
+        height = max(round(self.height() * SERVER_SHARE), LEAST_SERVER_HEIGHT)
+        if not dock.isFloating() and dock.height() < height:
+            self.resizeDocks([dock], [height], Qt.Orientation.Vertical)
+
     def fit_report(self) -> None:
         """Give the report the height that its table needs, or that of a few sentences while the table is hidden."""
         self.resizeDocks([self.docks["report"]], [self._report_height], Qt.Orientation.Vertical)
+
+    def make_room_for_proposals(self) -> bool:
+        """Make the report as high as proposals need. Return whether it was lower."""
+        dock = self.docks["report"]
+        is_low = dock.height() < PROPOSALS_REPORT_HEIGHT
+        if is_low:
+            self.resizeDocks([dock], [PROPOSALS_REPORT_HEIGHT], Qt.Orientation.Vertical)
+        return is_low
 
     @property
     def _report_height(self) -> int:
@@ -243,6 +286,13 @@ class MainWindow(QMainWindow):
         self.device_strip.set_compact(self.height() < least)
 
     # ------------------------------------------------------------------ events of Qt
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """Show the report again when the panel in its place is closed. Other events that hide panels are no closing."""
+        if watched is self.serve_dock and event.type() is QEvent.Type.Close and self._report_gives_way:
+            self._report_gives_way = False
+            self.docks["report"].show()
+        return super().eventFilter(watched, event)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)

@@ -74,8 +74,16 @@ def edit_menu(undo: QUndoGroup, copy_report: _Do, show_preferences: _Do) -> Menu
     )
 
 
-def layout_menu(layouts: Layouts, auto_layouts: AutoLayouts, show_auto_layout: _Do, toggle_pin: _Do) -> Menu:
-    """Return the Layout menu: proposals, automatic layouts and pins."""
+def layout_menu(
+    layouts: Layouts,
+    auto_layouts: AutoLayouts,
+    show_auto_layout: _Do,
+    toggle_pin: _Do,
+    *,
+    show_export: _Do,
+    show_import: _Do,
+) -> Menu:
+    """Return the Layout menu: proposals, automatic layouts, pins, and layouts of other programs."""
     strategies = (
         Command(
             f"auto_{words.name}",
@@ -95,6 +103,19 @@ def layout_menu(layouts: Layouts, auto_layouts: AutoLayouts, show_auto_layout: _
         SEPARATOR,
         Command("pin", tr("P&in or Unpin Selected Layers"), toggle_pin),
         Command("release_pins", tr("Unpin All La&yers"), auto_layouts.release_pins),
+        SEPARATOR,
+        Command(
+            "export_layout",
+            tr("Expo&rt…"),
+            show_export,
+            tip=tr("Show the command or file with which llama-server and others load the same layout"),
+        ),
+        Command(
+            "import_layout",
+            tr("I&mport…"),
+            show_import,
+            tip=tr("Make a layout of a command of llama-server, an entry of llama-swap or a Modelfile"),
+        ),
     )
 
 
@@ -136,7 +157,9 @@ def devices_menu(
     )
 
 
-def model_menu(models: OpenModels, loader: Loader, unloader: Unloader, settings: Settings) -> Menu:
+def model_menu(
+    models: OpenModels, loader: Loader, unloader: Unloader, settings: Settings, show_server: Callable[[], None]
+) -> Menu:
     """Return the Model menu: loads, unloads and automatic actions."""
 
     def stop_answer() -> None:
@@ -149,6 +172,9 @@ def model_menu(models: OpenModels, loader: Loader, unloader: Unloader, settings:
     def set_reload_lost(wanted: bool) -> None:
         settings.reload_lost = wanted
 
+    def set_serves_at_start(wanted: bool) -> None:
+        settings.serves_at_start = wanted
+
     def set_load_last_model(wanted: bool) -> None:
         settings.loads_last_model = wanted
 
@@ -158,6 +184,20 @@ def model_menu(models: OpenModels, loader: Loader, unloader: Unloader, settings:
         Command("unload", tr("&Unload"), unloader.unload_current, "Ctrl+U"),
         SEPARATOR,
         Command("stop_answer", tr("&Stop Answer"), stop_answer, "Ctrl+Shift+."),
+        SEPARATOR,
+        Command(
+            "serve",
+            tr("Ser&ve…"),
+            show_server,
+            "Ctrl+Shift+S",
+            tip=tr("Let other programs use the models of this window, on OpenAI's and Anthropic's interfaces"),
+        ),
+        Switch(
+            "serve_at_start",
+            tr("Start the &API Server with the Window"),
+            settings.serves_at_start,
+            set_serves_at_start,
+        ),
         SEPARATOR,
         Switch(
             "step_back",
@@ -239,6 +279,7 @@ def view_menu(
     theme: Theme,
     settings: Settings,
     notices: Notices,
+    layouts: AutoLayouts,
     arrange: Callable[[Arrangement], None],
     reset_docks: _Do,
     show_library: _Do,
@@ -264,6 +305,13 @@ def view_menu(
             show_library,
             "Ctrl+4",
             tip=tr("All models on this computer, and whether they fit"),
+        ),
+        Switch(
+            "count_projectors",
+            tr("Count &Projectors in Forecasts"),
+            layouts.counts_projectors,
+            layouts.count_projectors,
+            tip=tr("In the library and in Find, a model needs room for its projector too; off for text only"),
         ),
         SEPARATOR,
         Command("zoom_in", tr("&Zoom In"), lambda: zoom_to(theme.next_zoom(1)), "Ctrl++", other_shortcut="Ctrl+="),

@@ -11,19 +11,23 @@ from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QCheckBox, QFormLayout, QGridLayout, QHBoxLayout, QPushButton, QWidget
 
 from app.language import LANGUAGE_NAMES
+from app.settings import Settings
 from app.theme import THEME_NAMES, ZOOM_STEPS, Theme
 from app.window.actions import Actions
 from app.window.dialogs import OneDialog
 from engine.base.language import tr
+from engine.runtime.process.child import DEFAULT_STALL_TIMEOUT_S
+from engine.runtime.protocol.heartbeat import MAX_STALL_LIMIT_S, MIN_STALL_LIMIT_S
 from widgets.common.dialog import Dialog
-from widgets.common.inputs import ComboBox
+from widgets.common.inputs import ComboBox, SpinBox
 from widgets.common.roles import plain_label
 from widgets.common.tool_tips import plain_tool_tip
 
 WIDTH_PX = 460
 _SWITCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    (tr("Start"), ("load_last_model",)),
+    (tr("Start"), ("load_last_model", "serve_at_start")),
     (tr("Loading"), ("step_back", "reload_lost")),
+    (tr("Library"), ("count_projectors",)),
     (tr("Chat"), ("drop_oldest_turns", "ask_when_full")),
 )
 _BUTTONS = ("ask_unload", "saved_kv_states")
@@ -37,9 +41,9 @@ def _words(action: QAction) -> str:
 class PreferencesDialog(Dialog):
     """Appearance, start, loading and chat. Every change counts at once."""
 
-    def __init__(self, actions: Actions, theme: Theme, parent: QWidget | None = None) -> None:
+    def __init__(self, actions: Actions, theme: Theme, settings: Settings, parent: QWidget | None = None) -> None:
         super().__init__(tr("Preferences"), parent)
-        self._actions, self._theme = actions, theme
+        self._actions, self._theme, self._settings = actions, theme, settings
         self.theme_box = self._choice(tr("Colours"), [f"theme_{name}" for name in THEME_NAMES])
         self.language_box = self._choice(tr("Language"), [f"language_{name}" for name in LANGUAGE_NAMES])
         self.zoom_box = ComboBox()
@@ -47,6 +51,14 @@ class PreferencesDialog(Dialog):
         for percent in ZOOM_STEPS:
             self.zoom_box.addItem(f"{percent} %", percent)
         self.zoom_box.activated.connect(self._on_zoom)
+        self.stall_box = SpinBox()
+        self.stall_box.setAccessibleName(tr("Stall limit"))
+        self.stall_box.setRange(MIN_STALL_LIMIT_S, MAX_STALL_LIMIT_S)
+        self.stall_box.setSuffix(tr(" s"))
+        self.stall_box.setKeyboardTracking(False)
+        self.stall_box.setToolTip(plain_tool_tip(tr("A load or an answer without progress for so long is ended")))
+        self.stall_box.setValue(int(settings.stall_limit_s or DEFAULT_STALL_TIMEOUT_S))
+        self.stall_box.valueChanged.connect(self._on_stall_limit)
         self.switches = {name: self._switch(name) for _, names in _SWITCHES for name in names}
         self._lay_out()
         theme.palette_changed.connect(self._show_zoom)
@@ -67,6 +79,10 @@ class PreferencesDialog(Dialog):
             groups.addWidget(plain_label(title, "strong"), groups.rowCount(), 0)
             for name in names:
                 groups.addWidget(self.switches[name], groups.rowCount(), 0)
+        limits = QFormLayout()
+        label = plain_label(tr("Stall limit"), "dim")
+        label.setBuddy(self.stall_box)
+        limits.addRow(label, self.stall_box)
         buttons = QHBoxLayout()
         for name in _BUTTONS:
             action = self._actions[name]
@@ -75,7 +91,7 @@ class PreferencesDialog(Dialog):
             button.clicked.connect(action.trigger)
             buttons.addWidget(button)
         buttons.addStretch(1)
-        self.lay_out(plain_label(tr("Appearance"), "strong"), form, groups, buttons, None)
+        self.lay_out(plain_label(tr("Appearance"), "strong"), form, groups, limits, buttons, None)
         self.setMinimumWidth(WIDTH_PX)
 
     def _switch(self, name: str) -> QCheckBox:
@@ -112,6 +128,9 @@ class PreferencesDialog(Dialog):
         while self._theme.zoom_percent != wanted:
             self._actions[name].trigger()
 
+    def _on_stall_limit(self, seconds: int) -> None:
+        self._settings.stall_limit_s = seconds
+
     def _show_zoom(self) -> None:
         self.zoom_box.setCurrentIndex(self.zoom_box.findData(self._theme.zoom_percent))
 
@@ -119,5 +138,5 @@ class PreferencesDialog(Dialog):
 class PreferencesPresenter(OneDialog[PreferencesDialog]):
     """Shows the preferences."""
 
-    def __init__(self, actions: Actions, theme: Theme, window: QWidget) -> None:
-        super().__init__(lambda: PreferencesDialog(actions, theme, window), lambda _dialog: None, window)
+    def __init__(self, actions: Actions, theme: Theme, settings: Settings, window: QWidget) -> None:
+        super().__init__(lambda: PreferencesDialog(actions, theme, settings, window), lambda _dialog: None, window)

@@ -55,7 +55,6 @@ class Recovery(QObject):
         self._opener, self._layouts, self._models, self._document = opener, layouts, models, document
         self._background, self._notices = background, notices
         self._restores = False
-        self._closed: Callable[[], None] | None = None
         # A worker writes marks in the order of the changes.
         self._writer = Worker("run mark")
         self._timer = QTimer(self)
@@ -68,24 +67,29 @@ class Recovery(QObject):
         self.box: QMessageBox | None = None
 
     def begin(self, closed: Callable[[], None] | None = None) -> None:
-        """Mark this window as running, and look for a window that crashed. `closed`: called if there is none."""
-        self._closed = closed
+        """Mark this window as running, and look for a window that crashed.
 
-        def look() -> tuple[EndedRun, ...]:
+        `closed`: called if none crashed and no other window runs.
+        """
+
+        def look() -> tuple[tuple[EndedRun, ...], bool]:
             try:
                 self._marks.begin()
-                return self._marks.take_ended()
+                return self._marks.take_ended(), self._marks.has_others()
             except OSError as error:  # a folder that cannot be written costs the mark and nothing else
                 _log.warning("no mark of this window: %s", error)
-                return ()
+                return (), False
 
-        self._background.run("Looking at the last run", look, self._on_ended, self._notices.tell, quiet=True)
+        def show(found: tuple[tuple[EndedRun, ...], bool]) -> None:
+            ended, has_others = found
+            if ended:
+                self._on_ended(ended)
+            elif closed is not None and not has_others:
+                closed()
+
+        self._background.run("Looking at the last run", look, show, self._notices.tell, quiet=True)
 
     def _on_ended(self, ended: tuple[EndedRun, ...]) -> None:
-        if not ended:
-            if self._closed is not None:
-                self._closed()
-            return
         last = ended[0]
         # Not twice in a row: one of the models may be the cause.
         again = bool(last.mark.models) and not last.mark.restored

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject
 
@@ -39,12 +40,18 @@ from app.paths import chats_path, kept_states_path, library_path, presets_path
 from app.rig.calibrator import Calibrator
 from app.rig.examiner import Examiner
 from app.rig.sampling import HeadroomMonitor
+from app.serving.api_server import WindowApiServer
 from app.settings import Settings
 from app.wiring.rig import RigParts, make_rig
 from engine.runtime.media.images.formula import FormulaProcess
+from engine.runtime.probing.vocabulary import VocabularyCounter
 from engine.runtime.session.status import Phase
 from widgets.markdown.formulas import Formula, FormulaKey
 from widgets.markdown.typesetter import Typesetter
+
+if TYPE_CHECKING:
+    from app.serving.offers import Offers
+    from app.serving.served_models import ServedModels
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +81,12 @@ class Desk:
     finder: HubFinder
     archive: ChatArchive
     chat_controller: ChatController
+    server: WindowApiServer
     states: KvStateRepository
     presets: PresetStore
     typesetter: Typesetter
     formulas: FormulaProcess
+    vocabulary: VocabularyCounter
 
     @property
     def loading(self) -> Loading:
@@ -94,6 +103,9 @@ class Desk:
         # First: results that arrive from now on are dropped, so that none reaches an object that is closed below.
         self.background.close()
         self.formulas.close()
+        # Before the models, so that programs get the ending of their answers, and load no other model.
+        self.server.close()
+        self.vocabulary.close()
         self.library.close()
         self.examiner.close()
         self.finder.close()
@@ -137,6 +149,15 @@ def make_desk(
     ForecastPlanner(library, models=models, live=live, auto_layouts=auto_layouts, speeds=speeds)
     archive = ChatArchive(chats_path(), background, notices, parent)
     formulas = FormulaProcess()
+
+    def make_served() -> tuple[Offers, ServedModels]:
+        # Imported here: the window opens without the server.
+        from app.serving.offers import Offers
+        from app.serving.served_models import ServedModels
+
+        offers = Offers(library.catalogue)
+        return offers, ServedModels(models, opener, loader, document, live, offers, background, notices, parent)
+
     desk = Desk(
         settings=settings,
         background=background,
@@ -172,6 +193,7 @@ def make_desk(
         archive=archive,
         chat_controller=ChatController(archive, models, settings, notices, opener.show, parent),
         states=KvStateRepository(kept_states_path(), settings, background, notices, parent),
+        server=WindowApiServer(make_served, settings, background, parent),
         presets=PresetStore(presets_path(), models, background, notices, parent),
         typesetter=Typesetter(
             # Two threads: `FormulaProcess` is for one thread, and text does not wait for formulas.
@@ -181,6 +203,7 @@ def make_desk(
             draw_formula=partial(_draw_formula, formulas),
         ),
         formulas=formulas,
+        vocabulary=VocabularyCounter(),
     )
     _connect_notices(desk)
     _connect_chats(desk)

@@ -8,7 +8,7 @@ from functools import partial
 from app.chats.transfer import ChatTransfer
 from app.theme import Theme
 from app.window.actions import Actions
-from app.window.arrangement import Arranger
+from app.window.arrangement import Arrangement, Arranger
 from app.window.chat.conversation_list_presenter import SavedKvStatesPresenter, TransferPresenter
 from app.window.chat.prompt_presenter import PromptPresenter
 from app.window.chat.side_by_side import SideBySide
@@ -16,6 +16,8 @@ from app.window.devices.nearby_dialog import NearbyPresenter
 from app.window.devices.packs_dialog import PacksPresenter
 from app.window.devices.rig_presenter import KeptWeightsPresenter
 from app.window.help import open_log, show_about, show_handbook, show_keys
+from app.window.layout.exchange_presenter import ExportPresenter, ImportPresenter
+from app.window.library.library_presenter import LibraryPage
 from app.window.main_window import MainWindow
 from app.window.menus import (
     chat_menu,
@@ -32,6 +34,7 @@ from app.window.menus import (
 from app.window.model_views import ModelViews
 from app.window.preferences import PreferencesPresenter
 from app.window.questions import Questions
+from app.window.serve_presenter import ServePresenter
 from app.window.text_actions import TextActions
 from app.wiring.desk import Desk
 
@@ -44,7 +47,7 @@ def make_actions(
     theme: Theme,
     *,
     show_auto_layout: Callable[[], None],
-    show_library: Callable[[], None],
+    library: LibraryPage,
     check_machine: Callable[[], None],
     arranger: Arranger,
 ) -> Actions:
@@ -56,12 +59,23 @@ def make_actions(
         main.chat_view.conversations.search_edit.setFocus()
 
     def find_in_chat() -> None:
-        main.docks["chat"].show()
+        if library.is_shown:
+            # Its page covers the conversation, and has a search field of its own.
+            library.show()
+            return
+        if main.docks["chat"].isHidden():
+            arranger.arrange(Arrangement.BOTH)
+        # It may lie behind another panel as a tab.
+        main.docks["chat"].raise_()
         views.current.chat.open_find()
 
     # `preferences` is made below, since its fields are bound to the finished actions.
     def show_preferences() -> None:
         preferences.show()
+
+    # `serving` is made below, since it follows the switch of the menu.
+    def show_server() -> None:
+        serving.show()
 
     def delete_chat() -> None:
         desk.chat_controller.delete(models.current.conversation.chat.id)
@@ -75,7 +89,14 @@ def make_actions(
         (
             file_menu(questions, desk.opener, main),
             edit_menu(desk.document.undo_group, views.copy_report, show_preferences),
-            layout_menu(desk.layouts, desk.auto_layouts, show_auto_layout, main.editor.toggle_pin),
+            layout_menu(
+                desk.layouts,
+                desk.auto_layouts,
+                show_auto_layout,
+                main.editor.toggle_pin,
+                show_export=ExportPresenter(desk.document, desk.background, notices, main).show,
+                show_import=ImportPresenter(desk.document, desk.background, notices, main).show,
+            ),
             devices_menu(
                 questions,
                 search=desk.rig.search,
@@ -88,7 +109,7 @@ def make_actions(
                 show_packs=PacksPresenter(desk.rig.packs, main, check_machine).show,
                 show_nearby=NearbyPresenter(desk.rig.peers, main).show,
             ),
-            model_menu(models, desk.loader, desk.unloader, desk.settings),
+            model_menu(models, desk.loader, desk.unloader, desk.settings, show_server),
             chat_menu(
                 desk.chat_controller,
                 desk.settings,
@@ -101,7 +122,9 @@ def make_actions(
                 show_prompt=PromptPresenter(models, theme, main).show,
                 show_saved_states=SavedKvStatesPresenter(desk.states, main).show,
             ),
-            view_menu(theme, desk.settings, notices, arranger.arrange, main.reset_docks, show_library),
+            view_menu(
+                theme, desk.settings, notices, desk.auto_layouts, arranger.arrange, main.reset_docks, library.toggle
+            ),
             help_menu(
                 show_handbook=partial(show_handbook, main),
                 show_keys=lambda: show_keys(main, actions.shortcuts()),
@@ -111,7 +134,8 @@ def make_actions(
             ),
         ),
     )
-    preferences = PreferencesPresenter(actions, theme, main)
+    preferences = PreferencesPresenter(actions, theme, desk.settings, main)
+    serving = ServePresenter(desk.server, desk.settings, models, actions["serve_at_start"], main)
     # After all entries are in their menus: docks and recent models are inserted before some of them.
     main.complete_menus(before_demo=actions["open_demo"])
     TextActions(actions, main)

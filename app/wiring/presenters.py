@@ -67,6 +67,7 @@ def make_views(main: MainWindow, desk: Desk, theme: Theme, questions: Questions)
             loader=desk.loader,
             archive=desk.archive,
             background=desk.background,
+            vocabulary=desk.vocabulary,
             open_file=start_without_model,
             status_line=main.status_line,
             window=main,
@@ -177,16 +178,20 @@ def load_last_model(desk: Desk) -> None:
 def follow_run(main: MainWindow, desk: Desk, marks: RunMarks) -> None:
     """Keep the mark of this run, and look for a window that crashed.
 
-    If the last one was closed, its model is loaded, for people who want that. A model that may have caused a crash is
-    not loaded by itself, or the program could never be started again.
+    If the last one was closed and no other window is open, its model is loaded, for people who want that. A model that
+    may have caused a crash is not loaded by itself, or the program could never be started again.
     """
     # Imported here, after the first picture: `Opening.opened` leads to this call.
     from app.window.recovery import Recovery
 
-    # A file of the command line comes first, whether it is open or still being read.
-    def begin_with_last_model() -> None:
+    def load_unless_open() -> None:
+        # A file of the command line comes first, whether it is open or still being read.
         if desk.settings.loads_last_model and desk.document.model is None and not desk.opener.is_opening:
             load_last_model(desk)
+
+    def begin_with_last_model() -> None:
+        # Before the search has ended there is only the CPU: a model would be loaded there, and stay there.
+        desk.rig.live.when_searched(load_unless_open)
 
     Recovery(
         main,

@@ -67,6 +67,8 @@ class WindowParts:
         self.desk.typesetter.warm_up()
         self.desk.rig.start(rig)
         self.desk.finder.downloads.go_on()
+        if self.desk.settings.serves_at_start:
+            self.desk.server.start()
         # The devices are not found yet. If they differ when the file is read, `ModelOpener` plans its layout again.
         self.questions.open_dropped(*files)
 
@@ -108,7 +110,7 @@ def make_window(settings: Settings, theme: Theme, picture: FirstPicture | None =
         views,
         theme,
         show_auto_layout=auto_layout_presenter.show,
-        show_library=library_presenter.page.toggle,
+        library=library_presenter.page,
         check_machine=doctor.show,
         arranger=arranger,
     )

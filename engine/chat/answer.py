@@ -35,6 +35,7 @@ from engine.chat.context import (
     left_out_of,
     left_out_sentence,
     may_be_too_long,
+    shift_sentence,
     shown_path,
     tokens_of,
 )
@@ -46,7 +47,7 @@ from engine.planning.layout.layout import Layout
 from engine.planning.settings.sampling_settings import SamplingSettings
 from engine.planning.settings.sampling_sources import changed_settings
 from engine.runtime.protocol.messages import ChatMessage, Counted, CountTokens, Generate, TokenChoice
-from engine.runtime.session.events import Cancelled, Crashed, Done, Failed, OutOfMemory, RequestEnding
+from engine.runtime.session.events import Cancelled, Crashed, Done, Failed, OutOfMemory, RequestEnding, Shifted
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +200,7 @@ class AnswerRun:
         self._choices = list(message.choices)
         self._waiting: list[Delta] = []
         self._tokens = 0
+        self._shift_note = ""
         self._clock = clock
         self._asked_s = clock()
         self._first_s: float | None = None
@@ -332,6 +334,13 @@ class AnswerRun:
             self._first_s = self._last_s
         self._take(self._splitter.add(text))
 
+    def shifted(self, event: Shifted) -> Effects:
+        """Take note of a context shift; the note below the answer will tell it, too."""
+        if self._step is not _Step.WRITING:
+            return ()
+        self._shift_note = shift_sentence(event.kept_tokens)
+        return (Notice(self._shift_note),)
+
     def flush(self) -> Effects:
         """Return an effect that stores the text since the last call as one piece; no effect if there is no text."""
         content = "".join(delta.content for delta in self._waiting)
@@ -415,7 +424,7 @@ class AnswerRun:
             content="".join(self._content),
             reasoning="".join(self._reasoning),
             state=state,
-            note=note,
+            note=" ".join(filter(None, (self._shift_note, note))),
             stop_reason=stop_reason,
             timings=timings,
             choices=tuple(self._choices),

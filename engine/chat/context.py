@@ -15,6 +15,8 @@ from typing import Literal
 from engine.base.language import tr
 from engine.chat.message import Cut, Message
 from engine.chat.tree import MessageTree
+from engine.planning.settings.context_settings import ContextSettings, is_quantised
+from engine.planning.settings.sampling_settings import SamplingSettings
 from engine.runtime.protocol.messages import ChatMessage
 
 Overflow = Literal["drop", "stop", "ask"]
@@ -81,6 +83,30 @@ class Fit:
 def left_out_sentence() -> str:
     """Return the sentence that is shown when turns are left out for the first time."""
     return tr("The context is full. The model no longer sees the oldest messages.")
+
+
+def shift_fault(sampling: SamplingSettings, context: ContextSettings) -> str:
+    """Return why a full context cannot be shifted with these settings of the load; empty if nothing is known yet.
+
+    The child knows the model, and refuses a question with the reasons that only it sees.
+    """
+    if sampling.full_context != "shift" or not (is_quantised(context.type_k) or is_quantised(context.type_v)):
+        return ""
+    return tr(
+        "A full context cannot be shifted with a quantised KV cache ({type_k} and {type_v}), which would lose "
+        "precision with each shift. Load with f16, bf16 or f32, or let the answer end.",
+        type_k=context.type_k,
+        type_v=context.type_v,
+    )
+
+
+def shift_sentence(kept_tokens: int) -> str:
+    """Return the sentence that is shown when the context was shifted during an answer."""
+    return tr(
+        "The context was full during this answer. It went on, but the model no longer sees what followed the first "
+        "{kept_tokens} tokens.",
+        kept_tokens=kept_tokens,
+    )
 
 
 def may_be_too_long(asked: Sequence[ChatMessage], n_ctx: int | None) -> bool:

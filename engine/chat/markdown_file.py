@@ -190,11 +190,14 @@ def _with_line_feeds(text: str) -> str:
 
 def _read_message(values: dict[str, Any], part: str, parent: str | None) -> tuple[Message, dict[str, bytes]]:
     """Return a message and the bytes of its attachments. `part`: the text below its comment."""
-    quoted = values.pop("reasoning_lines", 0)
+    quoted = _count(values.pop("reasoning_lines", 0))
     lines = part.split("\n")
     files: dict[str, bytes] = {}
-    for attachment in values.get("attachments", ()):
-        attachment["text"] = _take_attached(lines, attachment.pop("lines", 1), attachment.get("sha256"), files)
+    attachments = values.get("attachments", [])
+    if not isinstance(attachments, list) or not all(isinstance(each, dict) for each in attachments):
+        raise ValueError(tr("the list of attachments of a message is damaged"))
+    for attachment in attachments:
+        attachment["text"] = _take_attached(lines, _count(attachment.pop("lines", 1)), attachment.get("sha256"), files)
     reasoning: list[str] = []
     while len(reasoning) < quoted and lines and lines[0].startswith(">"):
         reasoning.append(lines.pop(0).removeprefix(">").removeprefix(" "))
@@ -204,6 +207,12 @@ def _read_message(values: dict[str, Any], part: str, parent: str | None) -> tupl
         {**values, "content": "\n".join(lines), "reasoning": "\n".join(reasoning), "parent": parent}, Message
     )
     return message, files
+
+
+def _count(value: object) -> int:
+    if not isinstance(value, int) or value < 0:
+        raise ValueError(tr("a number of lines is damaged"))
+    return value
 
 
 def _take_attached(lines: list[str], count: int, sha256: object, files: dict[str, bytes]) -> str:

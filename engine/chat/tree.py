@@ -196,9 +196,10 @@ def without_turn(tree: MessageTree, message: str) -> MessageTree:
 
 
 def is_empty_failure(tree: MessageTree, message: str) -> bool:
-    """Return whether a message is a failed answer without text that nothing follows."""
+    """Return whether a message is an answer without text that failed or was interrupted, and that nothing follows."""
     known = tree.messages[message]
-    is_empty = known.state == "failed" and not known.content and not known.reasoning
+    # An answer is still "writing" in the database if the program was killed.
+    is_empty = known.state in ("failed", "interrupted", "writing") and not known.content and not known.reasoning
     return is_empty and message not in tree.children
 
 

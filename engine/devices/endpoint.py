@@ -284,7 +284,7 @@ class _Talk:
                 )
             (max_bytes,) = _HEADER.unpack((yield _request(_GET_MAX_SIZE, device), _HEADER.size))
             if max_bytes == 0:
-                return _absurd(tr("buffers of at most 0 bytes for device {index}", index=index), "more")
+                return _absurd(tr("buffers of at most 0 bytes for device {index}", index=index), tr("more"))
             free_bytes, total_bytes = _MEMORY.unpack((yield _request(_GET_DEVICE_MEMORY, device), _MEMORY.size))
             if max(free_bytes, total_bytes) > MAX_DEVICE_BYTES:
                 claimed = tr(

@@ -28,23 +28,31 @@ class ReadHeaders(Request, frozen=True, tag="read_headers", kw_only=True):
 
 
 class PlanModels(Request, frozen=True, tag="plan_models", kw_only=True):
-    """Request: forecast models, each by the path of its first part.
+    """Request: forecast models, each by the path of its first part and that of its projector (empty: none).
 
     The fields `order` to `speeds` are those of `Constraints`.
     """
 
-    models: tuple[bytes, ...]
+    models: tuple[tuple[bytes, bytes], ...]
     rig: Rig
     strategy: str
     order: tuple[str, ...]
     off: frozenset[str]
     split: bool
+    one_backend: bool
     kv_types: tuple[KvType, ...]
     speeds: Speeds
 
     @property
     def constraints(self) -> Constraints:
-        return Constraints(order=self.order, off=self.off, split=self.split, kv_types=self.kv_types, speeds=self.speeds)
+        return Constraints(
+            order=self.order,
+            off=self.off,
+            split=self.split,
+            one_backend=self.one_backend,
+            kv_types=self.kv_types,
+            speeds=self.speeds,
+        )
 
 
 LibraryRequest = ReadHeaders | PlanModels
@@ -78,15 +86,20 @@ def read_request(models: Iterable[Iterable[Path]]) -> ReadHeaders:
     return ReadHeaders(models=tuple(tuple(map(os.fsencode, paths)) for paths in models))
 
 
-def plan_request(models: Iterable[Path], rig: Rig, strategy: str, constraints: Constraints) -> PlanModels:
-    """Return the request to forecast `models`."""
+def plan_request(
+    models: Iterable[tuple[Path, Path | None]], rig: Rig, strategy: str, constraints: Constraints
+) -> PlanModels:
+    """Return the request to forecast `models`, each with its projector or None."""
     return PlanModels(
-        models=tuple(map(os.fsencode, models)),
+        models=tuple(
+            (os.fsencode(path), b"" if projector is None else os.fsencode(projector)) for path, projector in models
+        ),
         rig=rig,
         strategy=strategy,
         order=constraints.order,
         off=constraints.off,
         split=constraints.split,
+        one_backend=constraints.one_backend,
         kv_types=constraints.kv_types,
         speeds=constraints.speeds,
     )

@@ -9,10 +9,13 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
+
+from msgspec import structs
 
 from engine.base.cancellation import CancelToken
 from engine.base.errors import EngineError, LibraryError
@@ -34,6 +37,7 @@ from engine.library.child_messages import (
 from engine.library.facts import Facts, fingerprint
 from engine.library.fit import Fit
 from engine.library.names import role_of
+from engine.library.planning import Job
 from engine.planning.fit.strategies.constraints import Constraints
 from engine.runtime.process.outcome import EndReason
 from engine.runtime.process.questions import Questions
@@ -76,23 +80,24 @@ def read_headers(
 
 
 def plan_models(
-    wanted: Sequence[tuple[str, Path]],
+    wanted: Sequence[Job],
     rig: Rig,
     strategy: str,
     constraints: Constraints,
     take: Callable[[str, Fit], None],
     token: CancelToken,
 ) -> None:
-    """Forecast models, given as fingerprint and path, and call `take` with each forecast; raises as `read_headers`."""
+    """Forecast models, and call `take` with the fingerprint and forecast of each; raises as `read_headers`."""
 
-    def order(asked: Sequence[tuple[str, Path]]) -> LibraryRequest:
-        return plan_request([path for _, path in asked], rig, strategy, constraints)
+    def order(asked: Sequence[Job]) -> LibraryRequest:
+        return plan_request([(job.path, job.projector) for job in asked], rig, strategy, constraints)
 
-    def broken(asked: tuple[str, Path]) -> Fit:
-        return Fit("unknown", strategy, reason=f"{asked[1].name} {_BROKE}.")
+    def broken(asked: Job) -> Fit:
+        projector = "" if asked.projector is None else asked.projector.name
+        return Fit("unknown", strategy, reason=f"{asked.path.name} {_BROKE}.", projector=projector)
 
     _work_through(
-        wanted, order, FitsFound, lambda asked, fit: take(asked[0], fit), broken, token, child_argv("library")
+        wanted, order, FitsFound, lambda asked, fit: take(asked.mark, fit), broken, token, child_argv("library")
     )
 
 
@@ -203,7 +208,7 @@ def main() -> None:
 
 def _folders(order: LibraryRequest) -> set[Path]:
     """Return the folders of the models, in which their other parts are, and those that links in them lead to."""
-    paths = order.models if isinstance(order, PlanModels) else [path for parts in order.models for path in parts]
+    paths: Iterable[bytes] = order.models if isinstance(order, PlanModels) else chain.from_iterable(order.models)
     named = {Path(os.fsdecode(path)).absolute() for path in paths}
     return {each.parent for path in named for each in (path, Path(os.path.realpath(path)))}
 
@@ -234,12 +239,21 @@ def _read(order: ReadHeaders, answers: Answers) -> None:
 def _plan(order: PlanModels, answers: Answers) -> None:
     from engine.library.fitting import find_fit, unknown_fit
     from engine.model.gguf.reader import read_model
+    from engine.planning.memory.side_files import SideFiles, read_projector
 
-    for number, encoded in enumerate(order.models):
+    for number, (encoded, beside) in enumerate(order.models):
+        constraints = order.constraints
+        # A projector that cannot be read is not counted: the model can be used without it.
+        with suppress(EngineError):
+            projector = read_projector(path_of(beside)) if beside else None
+            constraints = replace(constraints, side_files=SideFiles(projector))
         try:
-            fit = find_fit(read_model(path_of(encoded)), order.rig, order.strategy, order.constraints)
+            fit = find_fit(read_model(path_of(encoded)), order.rig, order.strategy, constraints)
         except EngineError as error:
             fit = unknown_fit(error)
+        if constraints.side_files.projector is not None:
+            # Also without a forecast, so that the same files are not asked again.
+            fit = structs.replace(fit, projector=constraints.side_files.projector.path.name)
         answers.add(number, fit)
 
 

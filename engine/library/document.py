@@ -9,7 +9,7 @@ import msgspec
 from engine.base.units import format_bytes
 from engine.library.census import Census
 from engine.library.entry import Entry, Quantisation
-from engine.library.fit import Fit, fit_words, sourced_speed_words
+from engine.library.fit import Fit, fit_words, projector_words, sourced_speed_words
 from engine.library.listed import Listed
 from engine.planning.speed.prediction import rate_text
 from engine.planning.speed.speeds import Source
@@ -18,7 +18,8 @@ from engine.planning.speed.speeds import Source
 class FitDocument(msgspec.Struct, frozen=True, kw_only=True):
     """The forecast of a quantisation on the rig. Speeds are in tokens per second, null if there is no prediction.
 
-    `tokens_per_second`: the prediction, between `slowest` and `fastest`. `source` says how sure it is.
+    `tokens_per_second`: the prediction, between `slowest` and `fastest`. `source` says how sure it is. `projector`:
+    file name of the one that is counted.
     """
 
     kind: str
@@ -30,6 +31,7 @@ class FitDocument(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     tokens_per_second: float | None
     source: Source | None
+    projector: str | None = None
 
 
 class CopyDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,6 +172,7 @@ def _fit(fit: Fit) -> FitDocument:
         reason=fit.reason,
         tokens_per_second=fit.speed if fit.fits and fit.speed else None,
         source=fit.source if fit.fits and fit.speed else None,
+        projector=fit.projector or None,
     )
 
 
@@ -205,7 +208,7 @@ def _lines(model: Listed) -> Iterable[str]:
         if each.fault:
             words.append(each.fault)
         elif fit is not None:
-            words += [fit_words(fit), _speed(model, each, fit)]
+            words += [fit_words(fit), projector_words(fit), _speed(model, each, fit)]
         yield "  " + "  ".join(filter(None, words)).rstrip()
         for copy in each.copies:
             owner = f" ({copy.first.store.label})" if copy.first.store.label else ""

@@ -31,6 +31,7 @@ class Fit(msgspec.Struct, frozen=True, omit_defaults=True):
     `layout`: key of the layout (`layout_key`), to be compared with the one that a speed was measured on.
     `expected`: speed with a usual number of tokens in the context, the same number as the editor shows.
     `source`: the least sure source among the devices that matter for `expected`.
+    `projector`: file name of the projector that is counted; empty if none is.
     """
 
     kind: FitKind
@@ -44,6 +45,7 @@ class Fit(msgspec.Struct, frozen=True, omit_defaults=True):
     layout: str = ""
     expected: float = 0.0
     source: Source = "guess"
+    projector: str = ""
 
     @property
     def fits(self) -> bool:
@@ -91,6 +93,11 @@ def fit_words(fit: Fit) -> str:
         case "no":
             return tr("does not fit")
     return tr("unknown")
+
+
+def projector_words(fit: Fit) -> str:
+    """Return that the projector is counted, for a list of facts; empty if none is."""
+    return tr("its projector counted") if fit.projector else ""
 
 
 def place_words(fit: Fit) -> str:

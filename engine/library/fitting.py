@@ -11,7 +11,7 @@ from engine.base.units import format_bytes
 from engine.devices.device import CPU_ID, Rig
 from engine.library.fit import Fit, layout_key
 from engine.model.gguf.model_file import ModelFile
-from engine.planning.fit.strategies.catalogue import find_strategy
+from engine.planning.fit.strategies.catalogue import search
 from engine.planning.fit.strategies.constraints import AutoLayout, Constraints
 from engine.planning.layout.layout import Layout
 from engine.planning.memory.model_memory import ModelMemory
@@ -31,7 +31,8 @@ SHORTEST_CONTEXT = 2048
 def find_fit(model: ModelFile, rig: Rig, strategy: str, constraints: Constraints) -> Fit:
     """Return the forecast of `model` on `rig` by `strategy`, with the settings that a model is opened with.
 
-    If those need too much memory, the context is halved, down to `SHORTEST_CONTEXT`.
+    A projector in `constraints.side_files` takes its memory, too. If that and the settings need too much memory, the
+    context is halved, down to `SHORTEST_CONTEXT`.
 
     Raises:
         ArgumentError: if `strategy` is unknown.
@@ -40,11 +41,11 @@ def find_fit(model: ModelFile, rig: Rig, strategy: str, constraints: Constraints
     memory = ModelMemory(model)
     if memory.probe_only is not None:
         return Fit("unknown", strategy, reason=f"{memory.probe_only}.")
-    find, asked = find_strategy(strategy), default_context(model)
-    found, n_ctx = find(memory, rig, asked, constraints), asked.n_ctx
+    asked = default_context(model)
+    found, n_ctx = search(strategy, memory, rig, asked, constraints), asked.n_ctx
     while not found.fits and n_ctx // 2 >= SHORTEST_CONTEXT:
         n_ctx //= 2
-        found = find(memory, rig, msgspec.structs.replace(asked, n_ctx=n_ctx), constraints)
+        found = search(strategy, memory, rig, msgspec.structs.replace(asked, n_ctx=n_ctx), constraints)
     return _fit(memory, rig, strategy, found, constraints)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from engine.planning.speed.speeds import Speeds
 
 # Version of forecasts.
 # Increase it if the same model on the same rig would get another forecast; saved ones are then ignored.
-FIT_VERSION = 3
+FIT_VERSION = 4
 _STEP_BYTES = 256 * MIB
 _STEPS = 64
 # Steps of the host, coarser than those of devices.
@@ -82,16 +82,21 @@ def _figures(speeds: Speeds) -> Iterator[tuple[str, float]]:
         yield f"{device_id} rate", link.bytes_per_second
 
 
-def rig_key(rig: Rig, constraints: Constraints, strategy: str) -> str:
-    """Return the key of forecasts: a hash of the rig, the strategy with its constraints, and the speeds."""
+def rig_key(rig: Rig, constraints: Constraints, strategy: str, *, text_only: bool = False) -> str:
+    """Return the key of forecasts: a hash of the rig, the strategy with its constraints, and the speeds.
+
+    `text_only`: projectors are not counted. Both kinds of forecasts are saved, so that a change of mind costs nothing.
+    """
     speeds = constraints.speeds
     said: Mapping[str, object] = {
         "version": FIT_VERSION,
         "strategy": strategy,
+        "text_only": text_only,
         "order": constraints.order,
         "off": sorted(constraints.off),
         "kv_types": constraints.kv_types,
         "split": constraints.split,
+        "one_backend": constraints.one_backend,
         "devices": [
             (
                 device.id, device.name, device.backend, device.kind, device.total_bytes, device.available_bytes,
@@ -104,17 +109,32 @@ def rig_key(rig: Rig, constraints: Constraints, strategy: str) -> str:
     return blake2b(msgspec.json.encode(said), digest_size=12).hexdigest()
 
 
-# Fingerprint and path of a model.
-Job = tuple[str, Path]
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A model to forecast: its fingerprint and its path. `projector`: file to count with it, or None."""
+
+    mark: str
+    path: Path
+    projector: Path | None = None
 
 
-def jobs(entries: Iterable[Entry], known: Mapping[str, Fit]) -> tuple[Job, ...]:
-    """Return the models without a forecast: the proposed quantisation of each model first, then the others."""
-    first: dict[str, Path] = {}
-    later: dict[str, Path] = {}
+def jobs(entries: Iterable[Entry], known: Mapping[str, Fit], *, text_only: bool = False) -> tuple[Job, ...]:
+    """Return the models without a forecast: the proposed quantisation of each model first, then the others.
+
+    The projector that suits a quantisation best is counted with it, unless `text_only`. A forecast with another
+    projector is made anew.
+    """
+    first: dict[str, Job] = {}
+    later: dict[str, Job] = {}
     for entry in entries:
         for each in entry.quantisations:
-            if each.facts is None or each.fault or not each.facts.fingerprint or each.facts.fingerprint in known:
+            if each.facts is None or each.fault or not each.facts.fingerprint:
                 continue
-            (first if each is entry.proposed else later).setdefault(each.facts.fingerprint, each.copy.path)
-    return (*first.items(), *(job for job in later.items() if job[0] not in first))
+            side = None if text_only else entry.side_file("projector", each)
+            projector = None if side is None or side.file.is_missing else side.file.path
+            fit = known.get(each.facts.fingerprint)
+            if fit is not None and fit.projector == ("" if projector is None else projector.name):
+                continue
+            job = Job(each.facts.fingerprint, each.copy.path, projector)
+            (first if each is entry.proposed else later).setdefault(job.mark, job)
+    return (*first.values(), *(job for job in later.values() if job.mark not in first))

@@ -9,7 +9,7 @@ import pytest
 from PySide6.QtWidgets import QApplication, QWidget
 from pytestqt.qtbot import QtBot
 
-from app.background import Background, Task
+from app.background import Background, Task, Worker
 from app.bug_report import BugDialog, describe_bug, scrub
 from app.notices import Notice
 from app.settings import MAX_RECENT, Settings
@@ -217,3 +217,24 @@ def test_a_bad_address_keeps_the_dialog_open_with_the_text(qtbot: QtBot) -> None
     dialog.line.setText("attic:50052")
     dialog.accept()
     assert accepted == ["attic:50052"]
+
+
+def test_work_of_one_worker_is_done_in_its_order(qtbot: QtBot) -> None:
+    background, worker = Background(), Worker("test")
+    may_begin = threading.Event()
+    written: list[str] = []
+    told: list[str] = []
+    failed: list[EngineError] = []
+
+    def write_slowly() -> None:
+        assert may_begin.wait(DEADLINE_S)
+        written.append("first")
+
+    background.run("first", write_slowly, lambda _: told.append("first"), failed.append, worker=worker)
+    background.run(
+        "second", lambda: written.append("second"), lambda _: told.append("second"), failed.append, worker=worker
+    )
+    background.run("beside", lambda: None, lambda _: may_begin.set(), failed.append)
+    qtbot.waitUntil(lambda: told == ["first", "second"])
+    assert written == ["first", "second"]
+    assert not failed

@@ -251,6 +251,50 @@ def test_old_turns_are_left_out_once_and_said_once(home: Home, model: Path) -> N
     assert "too long for the context" in of(full, "notice")[0]["message"]
 
 
+LETTERS = (
+    "--grammar",
+    "root ::= [a-z]*",
+    "--temperature",
+    "0",
+    "--max-tokens",
+    "300",
+    "--threads",
+    "1",
+    "--ctx",
+    "256",
+)
+
+
+def test_an_answer_goes_on_in_a_full_context_where_that_was_chosen(home: Home, model: Path) -> None:
+    events = home.events(model, *LETTERS, "--full-context", "shift", "--prompt", "Begin")
+    (shifted,) = of(events, "shifted")
+    assert shifted.keys() == {"event", "kept_tokens", "dropped_tokens"}
+    (notice,) = of(events, "notice")
+    assert f"first {shifted['kept_tokens']} tokens" in notice["message"]
+    (done,) = of(events, "done")
+    assert (done["stop_reason"], done["generated_tokens"]) == ("length", 300)
+    assert done["dropped_tokens"] == shifted["dropped_tokens"]
+    assert home.path(of(events, "conversation")[0]["id"])[-1].note == notice["message"]
+    assert not list(home.states.glob("*.state")), "the state is not that of the conversation"
+    ended = home.events(model, *LETTERS, "--prompt", "Begin")
+    (done,) = of(ended, "done")
+    assert (done["stop_reason"], "dropped_tokens" in done) == ("context_full", False)
+    assert list(home.states.glob("*.state"))
+
+
+def test_a_shift_with_a_quantised_cache_is_refused_before_the_load(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("XDG_DATA_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, home.environment[name])
+    model = write_tiny_llama(tmp_path / "wide.gguf", n_layers=1, n_embd=128)
+    words = ("--type-v", "q8_0", "--flash-attn", "on", "--full-context", "shift", "--prompt", "Begin", "--json")
+    answer = run_here(capsys, "chat", model, *words)
+    assert answer.code == 2
+    assert "--full-context: A full context cannot be shifted" in answer.document["error"]["message"]
+    assert "f16 and q8_0" in answer.document["error"]["message"]
+
+
 def test_presets_give_a_system_prompt_and_settings(home: Home, model: Path) -> None:
     home.data.mkdir(parents=True)
     write_presets(home.data / "presets.json", [Preset(name="Yes", settings={"grammar": 'root ::= "yes"'})])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
 import http.client
 import json
 import os
 import signal
 import socket
+import ssl
 import stat
 import subprocess
 from base64 import b64encode
@@ -17,6 +19,10 @@ from typing import Any
 
 import psutil
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from tests.support.command_line import ROOT, program, run_here
 from tests.support.models import write_tiny_llama
@@ -39,7 +45,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def serving(tmp_path: Path, *words: str | Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """Run the command until it serves; the port it got."""
-    environment = {**os.environ, "XDG_DATA_HOME": str(tmp_path / "data"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    environment = {
+        **os.environ,
+        "XDG_DATA_HOME": str(tmp_path / "data"),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+    }
     with subprocess.Popen(
         [*program(), "serve", *map(str, words), "--port", "0", "--json"],
         cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -129,6 +140,9 @@ def test_only_what_is_named_and_only_with_the_key(folder: Path, tmp_path: Path) 
         (["--host", "0.0.0.0", "--api-key-file", "KEY"], "--plain-http"),
         (["--tls-cert", "a.pem"], "belong together"),
         (["--allow-origin", "*"], "no origin"),
+        (["--alias", "coder"], "NAME=FILE"),
+        (["--alias", "coder=nowhere", "--only"], "is no file and no model"),
+        (["--alias", "a\nb=c"], "on one line"),
         (["--keep-alive", "soon"], "--keep-alive"),
         (["--api-key-file", "SHORT"], "is no key"),
         (["--api-key-file", "EMPTY"], "holds no key"),
@@ -151,6 +165,69 @@ def test_what_is_refused(
     answer = run_here(capsys, "serve", *(str(tmp_path / word) if word in keys else word for word in words))
     assert answer.code == 2
     assert said in answer.err
+
+
+def test_names_of_the_user_and_https(folder: Path, tmp_path: Path) -> None:
+    settings = tmp_path / "config" / "layerdeck"
+    settings.mkdir(parents=True)
+    kept = {"version": 1, "aliases": {"kept": str(folder / "second.gguf")}, "models": {"kept": {"keep_alive": "20m"}}}
+    (settings / "serve.json").write_text(json.dumps(kept))
+    certificate, key = write_certificate(tmp_path)
+    words: list[str | Path] = ["--only", "--alias", f"coder={folder / 'first.gguf'}", "--ctx", "256"]
+    with serving(tmp_path, *words, "--tls-cert", certificate, "--tls-key", key) as (_, port):
+        context = ssl.create_default_context(cafile=str(certificate))
+
+        def ask_safely(path: str, document: object) -> Any:
+            connection = http.client.HTTPSConnection("localhost", port, timeout=DEADLINE_S, context=context)
+            try:
+                connection.request("POST" if document else "GET", path, json.dumps(document))
+                return json.loads(connection.getresponse().read())
+            finally:
+                connection.close()
+
+        for name, id in (("coder", "first"), ("kept", "second")):
+            asked = {"model": name, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+            assert ask_safely("/v1/chat/completions", asked)["model"] == id
+        # An answer may be there a moment before its request has ended.
+        while any(each["requests"] for each in ask_safely("/v1/layerdeck/status", None)["models"].values()):
+            pass
+        models = ask_safely("/v1/layerdeck/status", None)["models"]
+        assert 0 < models["first"]["unload_in_s"] <= 300 < models["second"]["unload_in_s"] <= 1200
+        assert "coder" in ask_safely("/v1/models/first", None)["names"]
+
+
+def write_certificate(folder: Path) -> tuple[Path, Path]:
+    """Write a certificate for localhost, signed by itself, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    certificate_path, key_path = folder / "certificate.pem", folder / "key.pem"
+    certificate_path.write_bytes(made.public_bytes(Encoding.PEM))
+    key_path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return certificate_path, key_path
+
+
+def test_settings_that_cannot_be_read(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "layerdeck").mkdir()
+    (tmp_path / "layerdeck" / "serve.json").write_text('{"version": 1, "keep_alive": "soon"}')
+    answer = run_here(capsys, "serve", "--only")
+    assert answer.code == 2
+    assert "serve.json: keep_alive" in answer.err
 
 
 def test_a_port_in_use(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

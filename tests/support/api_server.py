@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.api.server.guard import Access
-from engine.api.server.journal import Journal
+from engine.api.server.journal import Journal, RequestEntry
 from engine.api.server.pool import ModelPool, PoolParts
 from engine.api.server.server import Address, ApiServer
 from engine.api.wire.names import ModelEntry
@@ -126,6 +126,13 @@ class RunningServer:
         for model in models:
             asked = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
             assert self.post("/v1/chat/completions", asked).status == 200
+
+    @property
+    def ended(self) -> tuple[RequestEntry, ...]:
+        """The requests that have ended. A client may have an answer a moment before its request has."""
+        while self.server.journal.under_way:
+            pass
+        return self.server.journal.ended
 
     def raw(self) -> socket.socket:
         """Return a connection for bytes of any kind."""

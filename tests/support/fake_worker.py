@@ -47,6 +47,21 @@ from engine.runtime.protocol.messages import (
 )
 
 MIB = 1024**2
+# The formats are those of ggml-metal-device.m and ggml-metal-context.m of llama-cpp-python 0.3.36; the compiler's
+# messages are from llama.cpp's issue 17986. A real one has hundreds of lines.
+METAL_LINES = (
+    """ggml_metal_device_init: testing tensor API for f16 support
+ggml_metal_library_compile_all: failed to build 'mul_mm' library: Error Domain=MTLLibraryErrorDomain Code=3 \
+"program_source:3765:5: error: static_assert failed due to requirement '__tensor_ops_detail::__is_same_v<bfloat, half>'
+    static_assert(__tensor_ops_detail::__is_same_v<_leftType, leftValueType>, "Input types must match cooperative \
+tensor types");
+"""
+    + "    ^             ~~~~~~~~~~~~~~~~~~~~~~~~\n" * 100
+    + """ggml_metal_init: error: failed to initialize the Metal library
+ggml_backend_metal_device_init: error: failed to allocate context
+llama_init_from_model: failed to initialize the context: failed to initialize MTL0 backend
+"""
+)
 _decoder: msgspec.json.Decoder[AnyRequest] = msgspec.json.Decoder(AnyRequest)
 
 
@@ -219,6 +234,20 @@ class FakeWorker:
         else:
             marker.touch()
             self._load_failure()
+
+    def _load_tensor_api(self) -> None:
+        """Fails as ggml-metal does where its matrix kernels do not compile with Metal's tensor API, and loads without.
+
+        The argument: "abort" to crash then, "always" to fail without the tensor API too.
+        """
+        if "GGML_METAL_TENSOR_DISABLE" in os.environ and self.argument != "always":
+            say(_loaded())
+            return
+        sys.stderr.write(METAL_LINES)
+        sys.stderr.flush()
+        if self.argument == "abort":
+            os.abort()
+        say(Failure(kind="unreachable", message="A device did not start: failed to initialize MTL0 backend."))
 
     def _load_failure_then_crash(self) -> None:
         say(Failure(kind="model_file", message="The file is no model."))

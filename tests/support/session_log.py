@@ -10,7 +10,7 @@ from typing import Any, Self
 from engine.devices.device import ComputingNeed
 from engine.runtime.protocol.messages import DeviceMemoryReadings
 from engine.runtime.session.driver import SessionUpdate
-from engine.runtime.session.events import AnyEvent, Attempt, Progress, Reading, Token
+from engine.runtime.session.events import AnyEvent, Attempt, Fallback, Progress, Reading, Token
 from engine.runtime.session.session import ModelSession
 from engine.runtime.session.snapshot import Snapshot
 from engine.runtime.session.status import Phase
@@ -43,7 +43,9 @@ class SessionLog:
     @property
     def endings(self) -> list[AnyEvent]:
         with self._condition:
-            return [event for event in self.events if not isinstance(event, Progress | Reading | Token | Attempt)]
+            return [
+                event for event in self.events if not isinstance(event, Progress | Reading | Token | Attempt | Fallback)
+            ]
 
     def wait_for_endings(self, count: int) -> list[AnyEvent]:
         """Wait until there are `count` endings and return them."""

@@ -91,11 +91,18 @@ def _document(name: str) -> dict[str, Any]:
 KNOWN_MODEL_NAMES = tuple(name for name in MODEL_NAMES if _document(name)["size_bytes"] > _LARGE_BYTES)
 """The well-known models, whose buffers are as large as people's; the others are small."""
 
+CUDA_MODEL_NAMES = tuple(
+    name
+    for name in MODEL_NAMES
+    if any((case["stand_ins"], case["load"]) == ("cuda", "real") for case in _document(name)["cases"])
+)
+"""Models of which CUDA's compute buffers differ from those of `sim`: with experts, or with a cache of IQ4_NL."""
+
 
 def case_of(model: ModelFile, raw: dict[str, Any]) -> TruthCase:
     """Return a packed case of `model`, with what it leaves at the defaults filled in."""
     # Stand-ins that compute nothing were loaded with the file mapped; everything else was not.
-    maps = raw["stand_ins"] == "sim" and raw["load"] == "real"
+    maps = raw["stand_ins"] in ("sim", "cuda") and raw["load"] == "real"
     options = {key: raw[key] for key in _CONTEXT_KEYS}
     context = ContextSettings(**options, load_mode="mmap" if maps else "none", pipeline="on")
     refused = "error" in raw
@@ -166,11 +173,11 @@ def _id(number: int | str) -> str:
     return CPU_ID if number == "CPU" else f"D{number}"
 
 
-_BACKENDS = {"rpc": "RPC", "sim": "CUDA", "vulkan": "Vulkan"}
+_BACKENDS = {"rpc": "RPC", "sim": "CUDA", "cuda": "CUDA", "vulkan": "Vulkan"}
 
 
 def stand_in_rig(stand_ins: str) -> Rig:
-    """Return the devices of one kind of records: `rpc`, `sim` or `vulkan`."""
+    """Return the devices of one kind of records: `rpc`, `sim`, `cuda` or `vulkan`."""
     is_rpc = stand_ins == "rpc"
     devices = tuple(
         Device(

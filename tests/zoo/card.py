@@ -23,7 +23,8 @@ from tests.zoo.follow import Move, moves, options_of
 from tests.zoo.pack import FOLDER, pack_case, read_document
 from tests.zoo.record import Engine, measure_cases
 
-STAND_INS, CARD = "sim", "cuda"
+CARD = "cuda"
+STAND_INS = ("sim", CARD)
 SMALL_BYTES = 1 << 28
 REAL_BYTES = 8 << 30
 REAL_CASES = frozenset(("one-device-full", "three-devices-5-2-3", "partial-half-on-one-device", "flash-off"))
@@ -34,7 +35,7 @@ Pair = tuple[dict[str, Any], dict[str, Any]]
 def cases_for(document: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """Return the recorded cases of a model that a card can be asked for, by kind of load."""
     size_bytes = document["size_bytes"]
-    cases = [case for case in document["cases"] if case["stand_ins"] == STAND_INS]
+    cases = [case for case in document["cases"] if case["stand_ins"] in STAND_INS]
     real = [case for case in cases if case["load"] == "real"]
     if size_bytes > SMALL_BYTES:
         real = [case for case in real if case["name"] in REAL_CASES and size_bytes < REAL_BYTES]

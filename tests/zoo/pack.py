@@ -1,9 +1,10 @@
 """Packs what `truth.py` recorded, and the models it was recorded for, into `headers/` and `truth/`.
 
-    python -m tests.zoo.pack MODELS... --truth FOLDER...
+    python -m tests.zoo.pack MODELS... --truth FOLDER... [--answers FILE...]
 
 MODELS are GGUF files or headers cut from them (`NAME.gguf.head` beside a `sizes.json`); a FOLDER holds `NAME.json`.
 Cases that are there already under the same name, stand-ins and kind of load are replaced, the others stay.
+A FILE is what `tests.zoo.card --out` keeps: answers of CUDA, of which those are taken that differ from the stand-ins'.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 from engine.model.gguf.reader import read_model
 
 FOLDER = Path(__file__).parent
+STAND_INS = "sim"
 _RESULTS = ("devices", "host", "by_buffer_type", "log", "seconds", "error", "reason")
 _PARTS = ("model", "context", "compute")
 
@@ -59,6 +61,29 @@ def pack_truth(path: Path) -> None:
     write_document(name, document)
 
 
+def pack_answers(path: Path) -> None:
+    """Put CUDA's answers in the place of the stand-ins' where the two differ, and add those that have no such place."""
+    answers: dict[str, list[dict[str, Any]]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        answer = json.loads(line)
+        answers.setdefault(answer.pop("model"), []).append(answer)
+    for name, found in answers.items():
+        document = read_document(name)
+        places = {(case["stand_ins"], case["load"], case["name"]): n for n, case in enumerate(document["cases"])}
+        for answer in found:
+            own = places.get((answer["stand_ins"], answer["load"], answer["name"]))
+            place = places.get((STAND_INS, answer["load"], answer["name"])) if own is None else own
+            if place is None:
+                document["cases"].append(answer)
+            elif own is not None or _sizes(answer) != _sizes(document["cases"][place]):
+                document["cases"][place] = answer
+        write_document(name, document)
+
+
+def _sizes(case: dict[str, Any]) -> object:
+    return case.get("devices"), case.get("host")
+
+
 def read_document(name: str) -> dict[str, Any]:
     """Return what is kept of one model, an empty document where there is nothing yet."""
     path = FOLDER / "truth" / f"{name}.json.gz"
@@ -96,12 +121,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("models", nargs="*", type=Path)
     parser.add_argument("--truth", nargs="*", default=[], type=Path)
+    parser.add_argument("--answers", nargs="*", default=[], type=Path)
     options = parser.parse_args()
     for path in options.models:
         pack_model(path)
     for folder in options.truth:
         for path in sorted(folder.glob("*.json")):
             pack_truth(path)
+    for path in options.answers:
+        pack_answers(path)
 
 
 if __name__ == "__main__":

@@ -2,27 +2,67 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Signal
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QProgressBar, QPushButton, QWidget
+from PySide6.QtCore import QSize, Signal
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import (
+    QBoxLayout,
+    QFrame,
+    QHBoxLayout,
+    QLayout,
+    QProgressBar,
+    QPushButton,
+    QSizePolicy,
+    QWidget,
+)
 
 from engine.base.language import tr
+from widgets.common.elided_label import ElidedLabel
 from widgets.common.roles import plain_label
+from widgets.common.wrap_layout import WrapLayout
+
+LEAST_SENTENCE_PX = 220
+"""With less width beside the buttons, a sentence is above them."""
+LEAST_BAR_PX = 40
 
 
 class Banner(QFrame):
-    """A sentence with a button; hidden at first."""
+    """A sentence with a button; hidden at first.
+
+    In a narrow panel the buttons are below the sentence: beside it they would make the panel wider.
+    """
 
     def __init__(self, text: str, button: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setProperty("role", "card")
         self.button = QPushButton(button)
         self.label = plain_label(text, wrap=True)
-        row = QHBoxLayout(self)
+        self._buttons = QWidget()
+        self._buttons.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Preferred)
+        self._flow = WrapLayout(self._buttons, spacing=6)
+        self._flow.addWidget(self.button)
+        row = self._row = QBoxLayout(QBoxLayout.Direction.LeftToRight, self)
         row.setContentsMargins(12, 8, 8, 8)
         row.addWidget(self.label, 1)
-        row.addWidget(self.button)
-        self._row = row
+        row.addWidget(self._buttons)
+        # The minimum of the present direction would keep the panel wide.
+        row.setSizeConstraint(QLayout.SizeConstraint.SetNoConstraint)
         self.hide()
+
+    def minimumSizeHint(self) -> QSize:
+        """Return room for the widest button."""
+        margins = self._row.contentsMargins()
+        width = self._flow.minimumSize().width() + margins.left() + margins.right()
+        return QSize(width, super().minimumSizeHint().height())
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Put the buttons below the sentence if there is little room beside them."""
+        super().resizeEvent(event)
+        is_narrow = self.width() < self._flow.sizeHint().width() + LEAST_SENTENCE_PX
+        direction = QBoxLayout.Direction.TopToBottom if is_narrow else QBoxLayout.Direction.LeftToRight
+        if direction != self._row.direction():
+            self._row.setDirection(direction)
+            # The height for this width is another one now.
+            self.updateGeometry()
 
     def show_words(self, text: str, button: str) -> None:
         """Set sentence and button."""
@@ -32,7 +72,9 @@ class Banner(QFrame):
     def add_button(self, text: str) -> QPushButton:
         """Add another button before the first one, and return it."""
         button = QPushButton(text)
-        self._row.insertWidget(self._row.indexOf(self.button), button)
+        self._flow.removeWidget(self.button)
+        self._flow.addWidget(button)
+        self._flow.addWidget(self.button)
         return button
 
 
@@ -64,7 +106,9 @@ class ReadingRow(QWidget):
         # The label beside it has the numbers.
         self.progress.setTextVisible(False)
         self.progress.setAccessibleName(tr("Progress of prompt processing"))
-        self.label = plain_label("", "dim")
+        self.progress.setMinimumWidth(LEAST_BAR_PX)
+        # Cut in a narrow panel: the row comes and goes, and must not make the panel wider.
+        self.label = ElidedLabel("", "dim")
         row = QHBoxLayout(self)
         row.setContentsMargins(0, 0, 0, 0)
         row.addWidget(self.progress, 1)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import Literal
+
 from PySide6.QtCore import QEvent, QRectF, Qt, Signal
 from PySide6.QtGui import QColor, QEnterEvent, QFocusEvent, QKeyEvent, QPainter, QPaintEvent
 from PySide6.QtWidgets import QApplication, QLabel, QWidget
@@ -15,6 +18,8 @@ from widgets.common.roles import plain_label, set_role
 from widgets.markdown.typesetter import Typesetter
 from widgets.markdown.view import MarkdownView
 
+Fold = Literal["details", "thinking"]
+"""A part of a message that the reader can open."""
 INSET_PX = 10
 GAP_PX = 6
 LEAST_SPEAKER_PX = 84
@@ -67,6 +72,18 @@ class Bubble(QWidget):
         self.show_message(message)
 
     # ------------------------------------------------------------------ what is shown
+
+    @property
+    def unfolded(self) -> frozenset[Fold]:
+        """The parts that the reader has opened."""
+        opened: list[Fold] = ["details"] if self._shows_details else []
+        return frozenset([*opened, "thinking"] if self.thinking.is_unfolded else opened)
+
+    def unfold(self, parts: Collection[Fold]) -> None:
+        """Open parts that the reader had opened in an earlier bubble of this message."""
+        self.thinking.fold_button.setChecked("thinking" in parts)
+        self._shows_details = "details" in parts
+        self._show_note()
 
     @property
     def text(self) -> str:

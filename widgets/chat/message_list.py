@@ -17,7 +17,7 @@ from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QAbstractScrollArea, QApplication, QWidget
 
 from engine.base.language import tr
-from widgets.chat.bubble import Bubble
+from widgets.chat.bubble import Bubble, Fold
 from widgets.chat.images import Gallery
 from widgets.chat.message_search import Match
 from widgets.chat.shown import MessageAction, ShownMessage
@@ -56,6 +56,8 @@ class MessageList(QAbstractScrollArea):
         self._late: dict[str, list[tuple[str, str]]] = {}
         """Text and thought added to a message since its value was set."""
         self._bubbles: dict[str, Bubble] = {}
+        self._unfolded: dict[str, frozenset[Fold]] = {}
+        """What the reader has opened of messages that have no bubble now."""
         self._heights: list[int] = []
         self._measured: set[str] = set()
         self._offsets: list[int] = [0]
@@ -109,6 +111,7 @@ class MessageList(QAbstractScrollArea):
         # Known heights are kept: a refreshed list must not jump.
         self._heights = [before.get(each.id) or self._guess(each) for each in messages]
         self._measured &= wanted
+        self._unfolded = {name: parts for name, parts in self._unfolded.items() if name in wanted}
         for message in messages:
             bubble = self._bubbles.get(message.id)
             if bubble is not None and bubble.message != message:
@@ -282,8 +285,9 @@ class MessageList(QAbstractScrollArea):
             place = self._places[message]
             top, bottom = self._offsets[place] - value, self._offsets[place + 1] - value
             if bottom < -height * KEPT_SCREENS or top > height * (1 + KEPT_SCREENS):
-                # A message with the focus is kept, or the focus would be lost while scrolling.
-                if not bubble.isAncestorOf(self.focusWidget() or self):
+                # A message with the focus is kept, or the focus would be lost while scrolling. An edited question is
+                # kept with its text.
+                if bubble.edit_box is None and not bubble.isAncestorOf(self.focusWidget() or self):
                     self._drop(message)
                 continue
             bubble.move(left, top)
@@ -326,6 +330,7 @@ class MessageList(QAbstractScrollArea):
         bubble.installEventFilter(self)
         bubble.set_last(self._is_last(message.id))
         self._bubbles[message.id] = bubble
+        bubble.unfold(self._unfolded.pop(message.id, frozenset()))
         self._highlight(bubble)
         return bubble
 
@@ -334,6 +339,8 @@ class MessageList(QAbstractScrollArea):
 
     def _drop(self, message: str) -> None:
         bubble = self._bubbles.pop(message)
+        if bubble.unfolded:
+            self._unfolded[message] = bubble.unfolded
         # Deleted later: this may run in a signal of the bubble itself.
         bubble.hide()
         bubble.deleteLater()

@@ -145,12 +145,12 @@ class TemplateField(QWidget):
         self.text_edit.textChanged.connect(self._on_typed)
         self.show_template("")
 
-    def show_template(self, text: str) -> None:
-        """Show the conversation's own template; empty: it has none."""
+    def show_template(self, text: str, *, is_same: bool = False) -> None:
+        """Show the conversation's own template; empty: it has none. `is_same`: it is the conversation shown before."""
         names = {template: name for name, template in self._known.items()}
         self._is_showing = True
         # An empty text means the model's own template, except just after "Custom" was chosen and nothing typed yet.
-        if text or self.choice_box.currentText() != OTHER:
+        if text or not is_same or self.choice_box.currentText() != OTHER:
             self.choice_box.setCurrentText(names.get(text, OTHER) if text else OF_MODEL)
         if self.text_edit.toPlainText() != text:
             self.text_edit.setPlainText(text)

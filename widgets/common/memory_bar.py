@@ -90,7 +90,7 @@ def row_parts(row: DeviceRow, placed: PlacedWeights = UNKNOWN_WEIGHTS) -> tuple[
         BarPart("weights", tr("weights"), row.weights_bytes - expert_bytes),
         BarPart("experts", tr("experts"), expert_bytes),
         BarPart("kv", tr("KV"), row.kv_cache_bytes + row.recurrent_bytes),
-        BarPart("compute", tr("compute"), alone_bytes + row.output_bytes + row.overhead_bytes),
+        BarPart("compute", tr("compute"), alone_bytes + row.output_bytes + row.overhead_bytes + row.answering_bytes),
         BarPart("pipeline", tr("pipeline"), row.pipeline_bytes),
     )
     return tuple(part for part in parts if part.size_bytes > 0)
@@ -186,6 +186,8 @@ def bar_tooltip(row: DeviceRow, room: DeviceRow | None = None, placed: PlacedWei
             (tr("of that, copies for a pipeline"), row.pipeline_bytes),
             (tr("output buffer"), row.output_bytes),
             (tr("overhead"), row.overhead_bytes),
+            (tr("while answering"), row.answering_bytes),
+            (tr("of that, as the context fills"), row.late_bytes),
         )
         if size
     ]

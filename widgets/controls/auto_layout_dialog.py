@@ -61,6 +61,10 @@ class AutoLayoutDialog(Dialog):
         self.down_button = QPushButton(tr("Later"))
         self.order_label = plain_label("", "dim", wrap=True)
         self.split_box = QCheckBox(tr("Use several devices even if one is enough"))
+        self.one_backend_box = QCheckBox(tr("Use devices of one backend only"))
+        self.one_backend_box.setToolTip(
+            tr("Each backend (CUDA, Vulkan, RPC) is planned by itself. The one that takes the most layers is used.")
+        )
         self.type_boxes = {name: QCheckBox(name) for name in KV_TYPES}
         self.types_title = plain_label(tr("KV cache types that may be used"), "dim")
         self.pins_label = plain_label("", "dim", wrap=True)
@@ -88,6 +92,7 @@ class AutoLayoutDialog(Dialog):
             self.device_list,
             moves,
             self.split_box,
+            self.one_backend_box,
             self.types_title,
             types,
             pins,
@@ -112,6 +117,7 @@ class AutoLayoutDialog(Dialog):
         self.up_button.clicked.connect(lambda: self._move(-1))
         self.down_button.clicked.connect(lambda: self._move(1))
         self.split_box.toggled.connect(self._on_edited)
+        self.one_backend_box.toggled.connect(self._on_edited)
         for box in self.type_boxes.values():
             box.toggled.connect(self._on_edited)
         self.release_button.clicked.connect(self.pins_released)
@@ -171,6 +177,7 @@ class AutoLayoutDialog(Dialog):
         self.device_list.setCurrentRow(min(chosen, self.device_list.count() - 1))
         self._fit_list()
         self.split_box.setChecked(wishes.split)
+        self.one_backend_box.setChecked(wishes.one_backend)
         for name, box in self.type_boxes.items():
             box.setChecked(name in wishes.kv_types)
         self._filling = False
@@ -227,6 +234,7 @@ class AutoLayoutDialog(Dialog):
             off=frozenset(off | (before.off - set(shown))),
             kv_types=tuple(name for name in KV_TYPES if self.type_boxes[name].isChecked()),
             split=self.split_box.isChecked(),
+            one_backend=self.one_backend_box.isChecked(),
         )
         self._show_words()
         if self._wishes != before:

@@ -45,6 +45,7 @@ class AutoWishes:
     off: ids of devices that must not be used.
     kv_types: cache types for the longest context, the preferred one first; empty for those of the settings.
     split: use several devices even if one is enough.
+    one_backend: use devices of one backend only.
     """
 
     strategy: str = "fewest"
@@ -52,6 +53,7 @@ class AutoWishes:
     off: frozenset[str] = frozenset()
     kv_types: tuple[KvType, ...] = ()
     split: bool = False
+    one_backend: bool = False
 
     def ordered(self, ids: tuple[str, ...]) -> tuple[str, ...]:
         """Return `ids` in the preferred order; ids without a preference come last."""

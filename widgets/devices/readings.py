@@ -82,6 +82,7 @@ def row_tool_tip(row: DeviceRow) -> str:
         (tr("compute"), row.compute_bytes),
         (tr("output"), row.output_bytes),
         (tr("overhead"), row.overhead_bytes),
+        (tr("while answering"), row.answering_bytes),
     )
     lines = [f"{name} {format_bytes(size_bytes)}" for name, size_bytes in parts if size_bytes]
     if not lines:

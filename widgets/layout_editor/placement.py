@@ -149,10 +149,12 @@ def placed_weights(preview: Preview, content: LaneContent, row: DeviceRow | None
     """Return the weights of a lane, by the sizes of its tensors.
 
     In split modes "tensor" and "row" a device holds a share of every split layer, and llama.cpp decides the rounding.
-    So the experts get the same share of the forecast weights that they have of the whole model.
+    So the experts get the same share of the forecast weights that they have of the whole model. The host has what no
+    other device has.
     """
     layers = preview.layers
-    if preview.layout.split_mode in ("tensor", "row"):
+    is_split = preview.layout.split_mode in ("tensor", "row")
+    if is_split and content.device.id != CPU_ID:
         model_bytes = sum(layer.weights_bytes for layer in layers)
         experts = sum(layer.expert_bytes for layer in layers)
         held_bytes = 0 if row is None else row.weights_bytes
@@ -160,9 +162,14 @@ def placed_weights(preview: Preview, content: LaneContent, row: DeviceRow | None
     expert_bytes = sum(
         layers[index].expert_bytes for key, indices in content.blocks if key == "experts" for index in indices
     )
-    # The total is left unknown, so that the bar uses the forecast's weights instead.
-    if any(item.part is None for item in preview.layout.overrides):
-        return PlacedWeights(expert_bytes=expert_bytes)
+    if is_split or any(item.part is None for item in preview.layout.overrides):
+        # Which tensors a pattern matches is not known here. A device has the forecast's weights, and the host the rest.
+        if content.device.id != CPU_ID:
+            return PlacedWeights(expert_bytes=expert_bytes)
+        model_bytes = sum(layer.weights_bytes for layer in layers)
+        model_bytes += preview.token_embedding_bytes + preview.output_weights_bytes
+        elsewhere_bytes = sum(each.weights_bytes for each in preview.report.rows if each.id != CPU_ID)
+        return PlacedWeights(max(model_bytes - elsewhere_bytes, 0), expert_bytes)
     total_bytes = expert_bytes
     for key, indices in content.blocks:
         for index in indices:

@@ -236,7 +236,10 @@ class EditorView(QGraphicsView):
         assert shown is not None
         words = focus_text(shown.preview.layout, state.focus)
         menu = QMenu(self)
-        menu.addSection(words[:1].upper() + words[1:])
+        # Not `addSection`: our style sheet draws its line and not its text.
+        heading = menu.addAction((words[:1].upper() + words[1:]).replace("&", "&&"))
+        heading.setEnabled(False)
+        menu.addSeparator()
         places = menu.addMenu(tr("&Move to"))
         for device in state.destinations():
             # A single "&" in an action's text would make the next letter its mnemonic.

@@ -10,7 +10,7 @@ from engine.base.texts import capitalised
 from engine.base.units import format_bytes
 from engine.library.capabilities import CAPABILITY_WORDS
 from engine.library.entry import Quantisation
-from engine.library.fit import fit_words, place_words, sourced_speed_words, speed_words
+from engine.library.fit import fit_words, place_words, projector_words, sourced_speed_words, speed_words
 from engine.library.listed import Listed
 from engine.library.notes import Notes
 from engine.planning.speed.prediction import rate_text
@@ -211,7 +211,8 @@ def fit_sentence(model: Listed, quantisation: Quantisation) -> str:
     if fit is None:
         return answer
     if not fit.fits:
-        return " ".join(part for part in (f"{capitalised(fit_words(fit))}.", fit.reason, answer) if part)
+        counted = tr("Its projector is counted.") if fit.projector else ""
+        return " ".join(part for part in (f"{capitalised(fit_words(fit))}.", fit.reason, counted, answer) if part)
     speed = sourced_speed_words(fit)
     if measured:
         speed = tr(
@@ -219,6 +220,7 @@ def fit_sentence(model: Listed, quantisation: Quantisation) -> str:
         )
     parts = [
         place_words(fit),
+        projector_words(fit),
         tr("context {n_ctx} tokens", n_ctx=format_count(fit.n_ctx)),
         speed,
         tr("strategy {strategy}", strategy=fit.strategy),

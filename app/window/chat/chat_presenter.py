@@ -20,6 +20,7 @@ from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
 from app.models.opener import ModelOpener
 from app.models.reading_pace import ReadingPace, left_words
+from app.models.unloaded_counter import UnloadedCounter
 from app.notices import Notice
 from app.window.chat.attach_presenter import AttachPresenter
 from app.window.status_line import StatusLine
@@ -30,6 +31,7 @@ from engine.chat.message import Cut
 from engine.chat.tree import MessageTree
 from engine.model.demo.speaking import sample_questions
 from engine.model.gguf.model_file import ModelFile
+from engine.runtime.probing.vocabulary import VocabularyCounter
 from engine.runtime.session.events import Done, Reading, Token
 from engine.runtime.session.state import RequestState
 from engine.runtime.session.status import ModelStatus, Phase
@@ -60,6 +62,7 @@ class ChatPresenter(QObject):
         loader: Loader,
         archive: ChatArchive,
         background: Background,
+        vocabulary: VocabularyCounter,
         open_file: Callable[[], None],
         status_line: StatusLine,
         window: QWidget,
@@ -96,9 +99,11 @@ class ChatPresenter(QObject):
         conversation.context_use_changed.connect(self._on_context_use)
         conversation.restored.connect(self._on_restored)
         self._counter = ContextCounter(loading, self)
-        self._counter.counted.connect(self._on_counted)
+        self._unloaded = UnloadedCounter(model, vocabulary, background, self)
+        self._connect_counters()
         conversation.answering.changed.connect(self._on_answer_changed)
         conversation.answering.finished.connect(self._on_answer_ended)
+        conversation.answering.notice_given.connect(self._on_answer_notice)
         conversation.overflow_asked.connect(pane.overflow_banner.ask)
         pane.overflow_banner.answered.connect(conversation.answering.answer_overflow)
         pane.send_requested.connect(self._on_send)
@@ -113,6 +118,14 @@ class ChatPresenter(QObject):
         self._show_chat()
         self._show_messages()
         self._on_status_changed(model.status)
+
+    def _connect_counters(self) -> None:
+        conversation = self._conversation
+        self._counter.counted.connect(self._on_counted)
+        self._unloaded.counted.connect(self._on_counted)
+        for changed in (self._model.planned_changed, conversation.chat_changed, conversation.shown_changed):
+            changed.connect(self._count_unloaded)
+        self._files.attacher.changed.connect(self._count_unloaded)
 
     # ------------------------------------------------------------------ to the pane
 
@@ -167,6 +180,10 @@ class ChatPresenter(QObject):
             shown = shown_messages(conversation.tree, conversation.open_message, conversation.left_out)
             self._pane.show_messages(shown, at_end=False)
 
+    def _on_answer_notice(self, run: AnswerRun, sentence: str) -> None:
+        if run.chat == self._conversation.chat.id:
+            self._pane.show_remark(sentence)
+
     def _show_growing(self) -> None:
         """Show the tokens in the context while a prompt is read or an answer is written."""
         total = self._model.loading.snapshot.context_size
@@ -176,6 +193,7 @@ class ChatPresenter(QObject):
     def _on_status_changed(self, status: ModelStatus) -> None:
         pane, file = self._pane, self._model.file
         pane.set_status(status)
+        self._count_unloaded()
         # The next context may be longer.
         if status.phase is Phase.LOADING:
             pane.set_context_full(False)
@@ -252,6 +270,19 @@ class ChatPresenter(QObject):
         self._pane.show_context(None if use.used is None else [_history(use.used)], use.total)
         if use.total is not None and (use.used or self._conversation.tree.messages):
             self._counter.count(self._conversation.counted_chat())
+
+    def _count_unloaded(self) -> None:
+        """Count the conversation with its draft and attachments, if no model is loaded that counts it."""
+        if not self._unloaded.is_wanted:
+            self._unloaded.forget()
+            return
+        files = [each.attachment for each in self._files.attacher.files if each.attachment is not None]
+        chat = self._conversation.unloaded_chat(files)
+        if chat is None:
+            self._unloaded.forget()
+            self._pane.show_context(None, None)
+        else:
+            self._unloaded.count(chat)
 
     def _on_counted(self, use: ContextUse) -> None:
         system = ContextPart(tr("system prompt"), use.system, "kv")

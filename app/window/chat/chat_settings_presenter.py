@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 from PySide6.QtCore import QObject
 from PySide6.QtWidgets import QInputDialog, QWidget
@@ -9,7 +11,9 @@ from PySide6.QtWidgets import QInputDialog, QWidget
 from app.chats.preset_store import PresetStore
 from app.models.open_model import OpenModel
 from engine.base.language import tr
+from engine.chat.context import shift_fault
 from engine.chat.presets import MAX_NAME_CHARACTERS, Preset
+from engine.planning.settings.sampling_settings import SamplingSettings
 from engine.planning.settings.sampling_sources import usable_settings
 from engine.planning.settings.sampling_table import SAMPLING, SAMPLING_BY_KEY
 from widgets.chat.chat_pane import ChatPane
@@ -21,7 +25,7 @@ class ChatSettingsPresenter(QObject):
 
     def __init__(self, model: OpenModel, presets: PresetStore, pane: ChatPane, window: QWidget) -> None:
         super().__init__(window)
-        self._conversation = model.conversation
+        self._conversation, self._loading = model.conversation, model.loading
         self._presets = presets
         self._window = window
         self._panel: SettingsPanel | None = None
@@ -46,12 +50,13 @@ class ChatSettingsPresenter(QObject):
         panel, conversation = self._panel, self._conversation
         if panel is None:
             return
-        if conversation.chat.id == self._shown_chat:
+        is_same = conversation.chat.id == self._shown_chat
+        if is_same:
             panel.flush()  # Text that is being typed is taken first, so that it is not overwritten.
         self._shown_chat = conversation.chat.id
         chat, preset, sampling = conversation.chat, conversation.preset, conversation.sampling
         panel.show_system(chat.system, "" if preset is None else preset.system)
-        panel.template_field.show_template(chat.template)
+        panel.template_field.show_template(chat.template, is_same=is_same)
         panel.show_presets(list(self._presets.presets), chat.preset)
         panel.show_values(
             {
@@ -91,6 +96,8 @@ class ChatSettingsPresenter(QObject):
                 settings[change.key] = setting.kind.typed(change.text)
             except ValueError as error:
                 fault = tr("{label}: {error}. The value was not changed.", label=setting.label, error=error)
+            else:
+                fault = self._shift_fault(settings)
         if self._panel is not None:
             self._panel.show_fault(fault)
         # The field still has the invalid text; the stored value is shown instead.
@@ -98,6 +105,14 @@ class ChatSettingsPresenter(QObject):
             self._show()
         else:
             self._conversation.change_chat(msgspec.structs.replace(chat, settings=settings))
+
+    def _shift_fault(self, settings: Mapping[str, object]) -> str:
+        """Return why the loaded model cannot shift its context as these settings ask for; empty if it may."""
+        loaded = self._loading.snapshot.loaded
+        mode = settings.get("full_context", "end")
+        if loaded is None or mode != "shift":
+            return ""
+        return shift_fault(SamplingSettings(full_context="shift"), loaded.context)
 
     def _on_delete(self) -> None:
         self._presets.delete(self._conversation.chat.preset)

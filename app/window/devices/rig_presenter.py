@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from PySide6.QtCore import QObject
+from PySide6.QtCore import QObject, Qt
 from PySide6.QtWidgets import QMessageBox, QWidget
 
 from app.background import Background
@@ -21,6 +21,7 @@ from engine.base.kept_weights import empty, kept_bytes
 from engine.base.language import tr
 from engine.base.units import format_bytes
 from engine.devices.device import Rig
+from engine.devices.hiding_variables import hiding_sentences
 from engine.devices.telemetry.sample import Sample
 from widgets.devices.device_strip import DeviceStrip
 from widgets.devices.readings import simulated_words
@@ -64,7 +65,9 @@ class RigPresenter(QObject):
     def _on_rig_changed(self, rig: Rig) -> None:
         self._strip.set_devices(rig.all_devices)
         simulated = [device.id for device in rig.devices if device.endpoint in self._lab.endpoints]
-        self._strip.set_note(simulated_words(simulated))
+        # Devices of a rig file are not searched for, so no variable hides them.
+        hiding = "" if self._live.devices.from_file else hiding_sentences()
+        self._strip.set_note(" ".join(filter(None, (simulated_words(simulated), hiding))))
 
     def _on_samples(self, samples: tuple[Sample, ...]) -> None:
         self._strip.add_samples(tuple(map(self._live.as_shown, samples)))
@@ -101,6 +104,7 @@ class KeptWeightsPresenter(QObject):
         if not size_bytes:
             text = tr("Workers on this computer (layerdeck-cli rig serve) have no cached weights.")
         box = QMessageBox(QMessageBox.Icon.NoIcon, _TITLE, text, QMessageBox.StandardButton.Close, self._window)
+        box.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         if size_bytes:
             box.addButton(tr("&Empty"), QMessageBox.ButtonRole.DestructiveRole).clicked.connect(self._on_empty)
         box.open()

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QMessageBox, QWidget
 
 from app.models.auto_layouts import STRATEGY_WORDS, AutoLayouts
-from app.models.document import LayoutDocument
+from app.models.document import UNDO_STEPS, LayoutDocument
 from app.models.opener import ModelOpener
 from app.rig.live_rig import LiveRig
 from app.window.dialogs import OneDialog
 from engine.base.language import tr
 from engine.devices.device import Rig
 from engine.planning.fit.strategies.constraints import AutoLayout
+from engine.planning.layout.layout import Layout
 from widgets.controls.auto_layout_dialog import AutoLayoutDialog
 from widgets.layout_editor.editor import LayoutEditor
 from widgets.layout_editor.placement import Pins
@@ -37,7 +40,8 @@ class AutoLayoutPresenter(OneDialog[AutoLayoutDialog]):
         self._live = live
         self._editor = editor
         self._window = window
-        self._found: AutoLayout | None = None
+        self._found: dict[tuple[Path, Layout], str] = {}
+        """Explanations of found layouts, by model; the newest is last. Undo may bring back each of them."""
         editor.pin_toggled.connect(self._layouts.toggle_pin)
         editor.why_requested.connect(self._on_why)
         self._layouts.pins_changed.connect(self._show_pins)
@@ -78,15 +82,20 @@ class AutoLayoutPresenter(OneDialog[AutoLayoutDialog]):
         box.open()
 
     def _reason(self) -> str:
-        edit, found = self._document.edit, self._found
-        if edit is not None and found is not None and edit.layout == found.layout:
-            return found.explanation
-        if self._document.is_untouched:
+        edit, model = self._document.edit, self._document.model
+        found = None if edit is None or model is None else self._found.get((model.paths[0], edit.layout))
+        if found is not None:
+            return found
+        if self._document.has_first_layout:
             return tr("This layout was proposed when the model was opened. It was the fastest layout found that fits.")
         return tr("These layers were placed by hand or by a layout file.")
 
     def _on_found(self, found: AutoLayout) -> None:
-        self._found = found
+        model = self._document.model
+        if model is not None:
+            self._found.pop((model.paths[0], found.layout), None)
+            self._found[model.paths[0], found.layout] = found.explanation
+            self._found = dict(list(self._found.items())[-UNDO_STEPS:])
         if self.dialog is not None:
             self.dialog.set_explanation(found.explanation, bad=not found.fits)
 

@@ -36,8 +36,6 @@ class LayoutPresenter(QObject):
         self._editor = editor
         self._share_editor = share_editor
         self._bar = bar
-        self._left: tuple[Layout | None, Layout | None] = None, None
-        """The last layout in split mode layer, and the layout that replaced it when the mode was changed."""
         document.preview_changed.connect(self._on_preview_changed)
         document.undo_group.canUndoChanged.connect(actions["undo"].setEnabled)
         document.undo_group.canRedoChanged.connect(actions["redo"].setEnabled)
@@ -76,7 +74,7 @@ class LayoutPresenter(QObject):
         # Strategies and forecasts are imported later than the window: see `tests/app/test_opening.py`.
         from engine.planning.fit.mode_layouts import layout_in_split_mode
 
-        now, (left, shown) = plan.edit.layout, self._left
+        now, (left, shown) = plan.edit.layout, self._document.left
         if mode == "layer" and left is not None and now == shown:
             return left
         layout = layout_in_split_mode(plan, mode, self._document.speeds)
@@ -84,5 +82,5 @@ class LayoutPresenter(QObject):
             left = now
         elif now != shown:
             left = None
-        self._left = left, layout
+        self._document.left = left, layout
         return layout

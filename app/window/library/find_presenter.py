@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QObject, QUrl
+from PySide6.QtCore import QObject, Qt, QUrl
 from PySide6.QtGui import QDesktopServices
 from PySide6.QtWidgets import QInputDialog, QLineEdit, QMenu
 
@@ -72,6 +72,7 @@ class FindPresenter(QObject):
 
     def _show_menu(self) -> None:
         menu = QMenu(self._panel)
+        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         offline = menu.addAction(tr("Work &Offline"))
         offline.setCheckable(True)
         offline.setChecked(self._finder.access.kept.offline)

@@ -64,7 +64,7 @@ class LibraryPage(QObject):
         """Show the library."""
         if not self.is_shown:
             self._state = self._main.saveState()
-            around = (*self._main.docks.values(), self._main.settings_bar.parentWidget())
+            around = (*self._main.docks.values(), self._main.serve_dock, self._main.settings_bar.parentWidget())
             self._hidden = [widget for widget in around if widget is not None and not widget.isHidden()]
             for widget in self._hidden:
                 widget.hide()
@@ -261,6 +261,7 @@ class LibraryPresenter(QObject):
     def _show_folders(self) -> None:
         """Show a menu of the added folders, each to be removed from the library."""
         menu = QMenu(self._view)
+        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         menu.addAction(tr("&Add a Folder…"), self.add_folder)
         menu.addAction(tr("&Scan Again"), self._library.scan)
         menu.addSeparator()

@@ -22,6 +22,8 @@ _NEED_A_MODEL = (
     "save_layout",
     "open_layout",
     "propose",
+    "export_layout",
+    "import_layout",
     "split_evenly",
     "pin",
     "release_pins",

@@ -20,7 +20,7 @@ from app.window.actions import Actions
 from app.window.main_window import MainWindow
 from engine.base.language import tr
 from engine.base.units import format_bytes
-from engine.runtime.session.events import Cancelled, Crashed, Failed, Loaded, OutOfMemory, Progress
+from engine.runtime.session.events import Cancelled, Crashed, Failed, Fallback, Loaded, OutOfMemory, Progress
 from engine.runtime.session.status import ModelStatus, Phase
 from widgets.library.loaded_models import KeepAliveChoice, LoadedEntry
 from widgets.load_report.load_report import LoadReport
@@ -150,11 +150,17 @@ class LoadReportPresenter(QObject):
         super().__init__(main)
         self._model, self._models, self._live = model, models, live
         self._report, self._notices, self._main = report, notices, main
+        self._was_loaded = False
+        """Whether the last load had ended well: what fails then is an answer, and not the load."""
+        self._made_room = False
+        """Whether the report is higher than before, for proposals."""
+        self._fallback = ""
         loading = model.loading
         loading.phase_changed.connect(main.open_report)
         model.status_changed.connect(self._on_status_changed)
         loading.bridge.progress.connect(self._on_progress)
         loading.bridge.attempt.connect(report.show_attempt)
+        loading.bridge.fell_back.connect(self._on_fell_back)
         loading.bridge.loaded.connect(self._on_loaded)
         loading.ended.connect(self._on_ended)
         report.proposal_chosen.connect(other_layouts.apply_proposal)
@@ -180,6 +186,8 @@ class LoadReportPresenter(QObject):
         self._main.fit_report()
 
     def _on_status_changed(self, status: ModelStatus) -> None:
+        if status.phase is Phase.LOADING:
+            self._was_loaded = False
         if status.waits:
             self._set_busy(status.waits)
         elif status.phase is Phase.STOPPING:
@@ -195,10 +203,21 @@ class LoadReportPresenter(QObject):
         if self._model.loading.phase is Phase.LOADING:
             self._set_busy(words)
 
+    def _on_fell_back(self, event: Fallback) -> None:
+        self._fallback = event.message
+        self._notices.say(event.message, bad=True)
+
     def _on_loaded(self, event: Loaded) -> None:
+        self._was_loaded = True
+        if self._made_room:
+            self._made_room = False
+            self._main.fit_report()
         self._report.show_loaded(event)
         other = tr(", with a different layout (see the load report)") if len(self._report.attempts) > 1 else ""
-        self._notices.say(tr("{name} is loaded{other}", name=self._model.name, other=other))
+        text = tr("{name} is loaded{other}", name=self._model.name, other=other)
+        # In the same notice, or this one would replace the other before anybody has read it.
+        self._notices.say(f"{text}. {self._fallback}" if self._fallback else text)
+        self._fallback = ""
 
     def _on_ended(self, event: OutOfMemory | Failed | Crashed | Cancelled) -> None:
         report = self._report
@@ -207,10 +226,14 @@ class LoadReportPresenter(QObject):
                 names = {device.id: device.name for device in self._live.rig.all_devices}
                 words = [ProposalWords(each.text, each.words) for each in self._model.loading.proposals]
                 report.show_out_of_memory(event, names, words)
+                if words and self._is_current:
+                    # They are the way on, and would be out of sight in a report of a few lines.
+                    self._made_room = self._main.make_room_for_proposals() or self._made_room
                 self._tell_ending(tr("{device} ran out of memory", device=event.device), event.message)
             case Failed():
                 report.show_failed(event)
-                self._tell_ending(tr("Loading failed"), event.message)
+                short = tr("The model stopped") if self._was_loaded else tr("Loading failed")
+                self._tell_ending(short, event.message)
             case Crashed():
                 report.show_crashed(event)
                 self._tell_ending(tr("The engine crashed"), event.message)

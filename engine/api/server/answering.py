@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 from engine.api.server.asking import Requests, failure_of
 from engine.api.server.exchange import Exchange
 from engine.api.server.pool import LoadedModel, ModelPool
-from engine.api.wire import sse
 from engine.api.wire.answer import Answer, AnswerReader, AnswerWriter, Part, Reader
-from engine.api.wire.errors import ApiError
+from engine.api.wire.errors import check_length
 from engine.api.wire.question import Question, count_request, generate_request
+from engine.base.texts import escape
 from engine.runtime.protocol.messages import AnyModelRequest, CountTokens, Tokenise
-from engine.runtime.session.events import Done, RequestEnding, RequestEvent, Token
+from engine.runtime.session.events import Done, Reading, RequestEnding, RequestEvent, Token
 
-PING_S = 15.0
-"""Between signs of life of a stream in which nothing happens."""
+_log = logging.getLogger("layerdeck.server")
 
 
 async def answer_question(
@@ -26,12 +26,19 @@ async def answer_question(
     Raises:
         ApiError: it cannot be answered, and nothing has been sent.
     """
+    if question.streams:
+        # A load may take minutes: comments keep the stream open meanwhile.
+        exchange.keep_open(lambda error: make_writer(question.model).fail(error))
     async with pool.use(question.model, question.keep_alive_s) as model:
         exchange.record.name_model(model.id)
+        check_length(sum(len(message.content) for message in question.messages), model.n_ctx)
         asked = [generate_request(question, model.profile, choice) for choice in range(question.n)]
         readers = [AnswerReader(question, model.profile) for _ in asked]
         counting = [count_request(question, model.profile)] * len(asked)
-        await send_answers(exchange, model, asked, readers, counting, make_writer(model.id), streams=question.streams)
+        writer = make_writer(model.id)
+        await send_answers(
+            exchange, model, asked, readers, counting, writer, streams=question.streams, per_prompt=len(asked)
+        )
 
 
 async def send_answers(
@@ -43,13 +50,16 @@ async def send_answers(
     writer: AnswerWriter,
     *,
     streams: bool,
+    per_prompt: int = 1,
 ) -> None:
     """Ask for several answers at once and send them. `counting`: requests that count the tokens of their prompts.
+
+    `per_prompt`: answers to each prompt, side by side.
 
     Raises:
         ApiError: one of them failed, and nothing has been sent.
     """
-    answers = _Answers(exchange, model, asked, readers, counting)
+    answers = _Answers(exchange, model, asked, readers, counting, per_prompt)
     try:
         if streams:
             await answers.stream(writer)
@@ -69,7 +79,9 @@ class _Answers:
         asked: Sequence[AnyModelRequest],
         readers: Sequence[Reader],
         counting: Sequence[CountTokens | Tokenise],
+        per_prompt: int,
     ) -> None:
+        self._per_prompt = per_prompt
         self._exchange, self._model, self._readers, self._counting = exchange, model, readers, counting
         self._answers = [Answer() for _ in asked]
         self._requests = Requests(model, asked)
@@ -86,23 +98,20 @@ class _Answers:
         await self._exchange.respond(writer.whole(self._answers))
 
     async def stream(self, writer: AnswerWriter) -> None:
-        # Until the prompt is accepted an error has a status of its own. A `Reading` says that it is, and so does time.
-        self._requests.wake_every(PING_S)
+        self._exchange.keep_open(writer.fail)
+        # Until the prompt is accepted an error has a status of its own, unless a ping has begun the stream.
         events = await self._requests.next()
         for index, event in events:
             await self._check(index, event)
         await self._exchange.begin_stream()
-        head = b"".join(map(writer.begin, range(len(self._answers))))
-        await self._exchange.send(head if events else head + sse.PING)
-        try:
-            while True:
-                await self._exchange.send(await self._written(events, writer) if events else sse.PING)
-                if self._requests.is_over:
-                    break
-                events = await self._requests.next()
-        except ApiError as error:
-            await self._exchange.end_stream(writer.fail(error), error.code or error.type)
-            return
+        prompts = {index: event for index, event in events if isinstance(event, Reading)}
+        begins = [writer.begin(index, prompts.get(index)) for index in range(len(self._answers))]
+        await self._exchange.send(b"".join(begins))
+        while True:
+            await self._exchange.send(await self._written(events, writer))
+            if self._requests.is_over:
+                break
+            events = await self._requests.next()
         await self._exchange.end_stream(writer.close([each.done for each in self._answers if each.done is not None]))
 
     async def _written(self, events: Sequence[tuple[int, RequestEvent]], writer: AnswerWriter) -> bytes:
@@ -120,10 +129,13 @@ class _Answers:
         """Return what an event adds to an answer."""
         if isinstance(event, Token):
             self._exchange.record.note_first_token()
+            self._exchange.record.note_answered(event.text)
             return self._readers[index].add(event)
         if isinstance(event, Done):
             self._answers[index].done = event
-            self._exchange.record.note_done(event)
+            self._exchange.record.note_done(event, has_own_prompt=index % self._per_prompt == 0)
+            if event.replaced_for_log:
+                _log.info("%s: %s", escape(self._model.id), event.replaced_for_log)
             return self._readers[index].end()
         return Part()
 

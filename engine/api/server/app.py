@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from secrets import token_hex
 from typing import Any
@@ -18,6 +19,7 @@ from starlette.routing import Route
 from engine.api.server.answering import answer_question, send_answers
 from engine.api.server.asking import ask
 from engine.api.server.exchange import Endpoint, Exchange, Handler
+from engine.api.server.forecasts import Forecasts
 from engine.api.server.guard import Access, App, Guard
 from engine.api.server.journal import Journal
 from engine.api.server.metrics import metrics_text
@@ -26,7 +28,7 @@ from engine.api.wire.answer import PlainReader
 from engine.api.wire.anthropic import MessageWriter, read_messages
 from engine.api.wire.completions import CompletionWriter, completion_requests, counting_requests, read_completion
 from engine.api.wire.embeddings import embeddings_document, read_embedding
-from engine.api.wire.errors import ApiError
+from engine.api.wire.errors import ApiError, check_length
 from engine.api.wire.names import ModelEntry
 from engine.api.wire.openai_chat import ChatWriter, read_chat
 from engine.api.wire.question import count_request
@@ -37,6 +39,11 @@ from engine.runtime.protocol.messages import Counted, Detokenise, Detokenised, E
 _LARGE_BODY_BYTES = 1 << 16
 """Bodies from here on are read in a thread, and so are those with files: the loop serves others meanwhile."""
 
+_BARE = frozenset({"/v1/models", "/v1/chat/completions", "/v1/embeddings", "/v1/responses"})
+"""Paths that are also there without /v1. `/completions` is not: llama.cpp's own has another form."""
+READERS = 2
+"""Threads that read such bodies: each image and sound is decoded in a child, one at a time in each thread."""
+
 
 class Api:
     """What the endpoints work with. `version`: of Layerdeck."""
@@ -44,6 +51,8 @@ class Api:
     def __init__(self, pool: ModelPool, journal: Journal, access: Access, version: str) -> None:
         self.pool, self.journal, self._access, self._version = pool, journal, access, version
         self._begun_s = time.time()
+        self._forecasts = Forecasts(pool)
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="api-body")
         self.on_start: Callable[[], None] = lambda: None
 
     def application(self) -> App:
@@ -62,6 +71,12 @@ class Api:
             self._route("/v1/messages/count_tokens", "POST", self._count_tokens),
             self._route("/tokenize", "POST", self._tokenise),
             self._route("/detokenize", "POST", self._detokenise),
+        ]
+        # llama.cpp's clients, and those whose base address has no /v1.
+        routes += [
+            Route(each.path.removeprefix("/v1"), each.endpoint, methods=[*(each.methods or ())])
+            for each in routes
+            if each.path in _BARE
         ]
         app = Starlette(
             routes=routes,
@@ -84,7 +99,9 @@ class Api:
         try:
             yield
         finally:
+            await self._forecasts.close()
             await self.pool.close()
+            self._readers.shutdown(wait=False, cancel_futures=True)
 
     # ------------------------------------------------------------------ about the server
 
@@ -107,12 +124,16 @@ class Api:
         )
 
     async def _models(self, exchange: Exchange) -> None:
-        states = self.pool.states()
         entries = await self.pool.entries()
+        states = self.pool.states()
+        await self._forecasts.prepare([each for each in entries if not _is_loaded(states, each)])
+        states = self.pool.states()
         await exchange.respond({"object": "list", "data": [self._model_document(each, states) for each in entries]})
 
     async def _model(self, exchange: Exchange) -> None:
         entry = await self.pool.entry(exchange.path_name)
+        if not _is_loaded(self.pool.states(), entry):
+            await self._forecasts.of(entry)
         await exchange.respond(self._model_document(entry, self.pool.states()))
 
     def _model_document(self, entry: ModelEntry, states: dict[str, dict[str, Any]]) -> dict[str, object]:
@@ -129,6 +150,7 @@ class Api:
             "n_ctx_train": entry.n_ctx_train,
             "has_kept_layout": bool(entry.layout),
             **{key: state[key] for key in ("state", "n_ctx_seq", "parallel", "layout") if key in state},
+            **({} if state["state"] == "loaded" else self._forecasts.known(entry)),
         }
 
     # ------------------------------------------------------------------ texts
@@ -152,29 +174,36 @@ class Api:
 
     async def _count_tokens(self, exchange: Exchange) -> None:
         question = await self._read(exchange, read_messages)
-        async with self.pool.use(question.model) as model:
+        async with self.pool.use(question.model, question.keep_alive_s) as model:
             exchange.record.name_model(model.id)
+            check_length(sum(len(message.content) for message in question.messages), model.n_ctx)
             counted = await ask(model, count_request(question, model.profile))
         assert isinstance(counted, Counted)
         await exchange.respond({"input_tokens": counted.prompt})
 
     async def _complete(self, exchange: Exchange) -> None:
         wanted = await self._read(exchange, read_completion)
-        created, id = int(time.time()), token_hex(12)
-        async with self.pool.use(wanted.model or "") as model:
+        created, id, streams = int(time.time()), token_hex(12), bool(wanted.stream)
+        if streams:
+            exchange.keep_open(CompletionWriter(id, wanted.model or "", created, wanted, ()).fail)
+        async with self.pool.use(wanted.model or "", wanted.keep_alive_s) as model:
             exchange.record.name_model(model.id)
             texts = [await self._text(model, prompt) for prompt in wanted.prompts]
+            check_length(max(map(len, texts)), model.n_ctx)
             asked = completion_requests(wanted, texts, model.profile)
             writer = CompletionWriter(id, model.id, created, wanted, texts)
             readers = [PlainReader() for _ in asked]
             counting = counting_requests(asked)
-            await send_answers(exchange, model, asked, readers, counting, writer, streams=bool(wanted.stream))
+            await send_answers(
+                exchange, model, asked, readers, counting, writer, streams=streams, per_prompt=wanted.count
+            )
 
     async def _embed(self, exchange: Exchange) -> None:
         wanted = await self._read(exchange, read_embedding)
         async with self.pool.use(wanted.model or "", wanted.keep_alive_s) as model:
             exchange.record.name_model(model.id)
             texts = [await self._text(model, text) for text in wanted.texts]
+            check_length(max(map(len, texts)), model.n_ctx)
             answer = await ask(model, Embed(texts=tuple(texts)))
         assert isinstance(answer, Embedded)
         exchange.record.note_prompt(answer.prompt_tokens)
@@ -191,7 +220,7 @@ class Api:
 
     async def _tokenise(self, exchange: Exchange) -> None:
         wanted = read_tokenise(exchange.body)
-        async with self.pool.use(wanted.model or "") as model:
+        async with self.pool.use(wanted.model or "", wanted.keep_alive_s) as model:
             exchange.record.name_model(model.id)
             answer = await ask(model, wanted.request())
         assert isinstance(answer, Tokenised)
@@ -199,18 +228,21 @@ class Api:
 
     async def _detokenise(self, exchange: Exchange) -> None:
         wanted = read_detokenise(exchange.body)
-        async with self.pool.use(wanted.model or "") as model:
+        async with self.pool.use(wanted.model or "", wanted.keep_alive_s) as model:
             exchange.record.name_model(model.id)
             answer = await ask(model, wanted.request())
         assert isinstance(answer, Detokenised)
         await exchange.respond({"content": answer.text})
 
-    @staticmethod
-    async def _read(exchange: Exchange, read: Callable[[bytes], Any]) -> Any:
+    async def _read(self, exchange: Exchange, read: Callable[[bytes], Any]) -> Any:
         body = exchange.body
         if len(body) > _LARGE_BODY_BYTES or b"data:" in body or b"base64" in body or b"input_audio" in body:
-            return await asyncio.to_thread(read, body)
+            return await asyncio.get_running_loop().run_in_executor(self._readers, read, body)
         return read(body)
+
+
+def _is_loaded(states: dict[str, dict[str, Any]], entry: ModelEntry) -> bool:
+    return bool(states.get(entry.id, {}).get("state") == "loaded")
 
 
 def _refuse(status: int, message: str) -> Callable[[Request, Exception], Awaitable[Response]]:

@@ -45,8 +45,6 @@ class Requests:
         self._is_too_slow = False
         self._arrived = asyncio.Event()
         self._is_woken = False
-        self._is_due = False
-        self._timer: asyncio.TimerHandle | None = None
         self._open: dict[int, int] = {}
         try:
             for place, request in enumerate(requests):
@@ -72,33 +70,23 @@ class Requests:
             with suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._arrived.set)
 
-    def wake_every(self, seconds: float) -> None:
-        """Have `next` return at least this often. One timer for all waits: one for each token costs more than it."""
-        self._timer = self._loop.call_later(seconds, self._wake, seconds)
-
-    def _wake(self, seconds: float) -> None:
-        self._is_due = True
-        self._arrived.set()
-        self.wake_every(seconds)
-
     @property
     def is_over(self) -> bool:
         """Whether every request has ended, and every event was read."""
         return not self._open and not self._events
 
     async def next(self) -> list[tuple[int, RequestEvent]]:
-        """Return the events that have come since the last call; wait for one, or until `wake_every` is due.
+        """Return the events that have come since the last call; wait for one.
 
         Raises:
             TooSlowError: the caller has left too much text unread.
         """
-        while not self._events and not self._is_due:
+        while not self._events:
             # Cleared before the last look: an event that comes from now on wakes the loop again.
             self._arrived.clear()
             self._is_woken = False
             if not self._events:
                 await self._arrived.wait()
-        self._is_due = False
         found: list[tuple[int, RequestEvent]] = []
         while self._events:
             place, event = self._events.popleft()
@@ -113,8 +101,6 @@ class Requests:
 
     def close(self) -> None:
         """Stop the requests that have not ended; they end by themselves."""
-        if self._timer is not None:
-            self._timer.cancel()
         for number in self._open.values():
             self._session.stop(number)
         self._open.clear()

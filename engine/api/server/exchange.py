@@ -5,33 +5,44 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import msgspec
 
 from engine.api.server.asking import TooSlowError
-from engine.api.server.guard import Receive, Scope, Send, respond_with_error
+from engine.api.server.guard import Message, Receive, Scope, Send, respond_with_error
 from engine.api.server.journal import Journal, Record
+from engine.api.wire import sse
 from engine.api.wire.errors import ApiError
 from engine.base.errors import EngineError
+from engine.base.texts import escape
 
 _log = logging.getLogger("layerdeck.server")
 
 SEND_SECONDS = 60.0
 """How long a client may take nothing of what is sent."""
+PING_S = 15.0
+"""Between signs of life of a stream in which nothing happens."""
 GONE = 499
 """Status in the journal of a client that went away; nginx's."""
 
 
 class Exchange:
-    """`body`: of the request, whole. The answer is one `respond`, or `begin_stream`, `send`s and `end_stream`."""
+    """`body`: of the request, whole. The answer is one `respond`, or `begin_stream`, `send`s and `end_stream`.
+
+    `on_fail`: writes the end of a stream that fails after its first byte.
+    """
 
     def __init__(self, scope: Scope, send: Send, body: bytes, record: Record) -> None:
         self.scope, self.body, self.record = scope, body, record
-        self._send = send
+        self.on_fail: Callable[[ApiError], bytes] | None = None
+        self._send_raw = send
         self._loop = asyncio.get_running_loop()
         self._sending_since_s: float | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self.has_begun = False
+        self._sent_s = 0.0
+        self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
+        self._ping: asyncio.Task[None] | None = None
+        self.has_begun = self.has_ended = False
 
     @property
     def path_name(self) -> str:
@@ -44,15 +55,41 @@ class Exchange:
 
     async def respond_raw(self, body: bytes, media_type: str, status: int = 200) -> None:
         """Answer with a body of any type."""
-        self.has_begun = True
+        self.has_begun = self.has_ended = True
         headers = [(b"content-type", media_type.encode()), (b"content-length", str(len(body)).encode())]
-        async with asyncio.timeout(SEND_SECONDS):
-            await self._send({"type": "http.response.start", "status": status, "headers": headers})
-            await self._send({"type": "http.response.body", "body": body})
+        await self._send_soon({"type": "http.response.start", "status": status, "headers": headers})
+        await self._send_soon({"type": "http.response.body", "body": body})
         self.record.end(status)
 
+    def keep_open(self, on_fail: Callable[[ApiError], bytes]) -> None:
+        """Send a comment whenever nothing was sent for `PING_S`. The first one begins the stream."""
+        is_open = self.on_fail is not None
+        self.on_fail = on_fail
+        if not is_open:
+            self._sent_s = self._loop.time()
+            self._call_later(PING_S, self._ping_if_silent)
+
+    def _ping_if_silent(self) -> None:
+        silent_s = self._loop.time() - self._sent_s
+        if silent_s >= PING_S and self._sending_since_s is None and not self.has_ended:
+            self._ping = self._loop.create_task(self._send_ping())
+            silent_s = 0.0
+        self._call_later(max(0.0, PING_S - silent_s) or PING_S, self._ping_if_silent)
+
+    async def _send_ping(self) -> None:
+        with suppress(GoneError):  # `receive` tells of it too
+            await self._begin()
+            await self.send(sse.PING)
+
     async def begin_stream(self) -> None:
-        """Begin an answer of server-sent events."""
+        """Begin an answer of server-sent events, unless a comment has."""
+        if self._ping is not None:
+            await self._ping
+        await self._begin()
+
+    async def _begin(self) -> None:
+        if self.has_begun:
+            return
         self.has_begun = True
         headers = [
             (b"content-type", b"text/event-stream"),
@@ -60,7 +97,7 @@ class Exchange:
             # Has nginx pass events on as they come.
             (b"x-accel-buffering", b"no"),
         ]
-        self._watch_client()
+        self._call_later(SEND_SECONDS, self._watch_client)
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     def _watch_client(self) -> None:
@@ -69,31 +106,60 @@ class Exchange:
         if since_s is not None and now_s - since_s >= SEND_SECONDS:
             break_off(self.scope)
         else:
-            self._timer = self._loop.call_later(SEND_SECONDS, self._watch_client)
+            self._call_later(SEND_SECONDS, self._watch_client)
+
+    def _call_later(self, seconds: float, call: Callable[[], None]) -> None:
+        self._timers[call] = self._loop.call_later(seconds, call)
 
     def close(self) -> None:
         """End what watches the client."""
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in self._timers.values():
+            timer.cancel()
+        if self._ping is not None:
+            self._ping.cancel()
 
     async def send(self, data: bytes) -> None:
         """Send a part of the stream; waits while the client takes nothing, for a bounded time."""
         if data:
-            self._sending_since_s = self._loop.time()
+            self._sent_s = self._sending_since_s = self._loop.time()
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
             self._sending_since_s = None
 
     async def end_stream(self, data: bytes, code: str = "") -> None:
         """Send the last part of the stream."""
-        async with asyncio.timeout(SEND_SECONDS):
-            await self._send({"type": "http.response.body", "body": data})
+        self.has_ended = True
+        await self._send_soon({"type": "http.response.body", "body": data})
         self.record.end(200, code)
 
     async def fail(self, error: ApiError) -> None:
-        """Answer with an error, if no answer has begun."""
+        """Answer with an error, or end the stream that has begun with it."""
         if not self.has_begun:
+            self.has_begun = self.has_ended = True
             await respond_with_error(self._send, error, self.scope["path"])
-        self.record.end(error.status, error.code or error.type)
+            self.record.end(error.status, error.code or error.type)
+        elif self.on_fail is not None and not self.has_ended:
+            await self.begin_stream()
+            await self.end_stream(self.on_fail(error), error.code or error.type)
+        else:
+            self.record.end(error.status, error.code or error.type)
+
+    async def _send_soon(self, message: Message) -> None:
+        try:
+            async with asyncio.timeout(SEND_SECONDS):
+                await self._send(message)
+        except TimeoutError:
+            raise GoneError from None
+
+    async def _send(self, message: Message) -> None:
+        # An `OSError` of anything else is a bug, or a disk that is full; only here it means the client.
+        try:
+            await self._send_raw(message)
+        except OSError:
+            raise GoneError from None
+
+
+class GoneError(Exception):
+    """The client has gone away, or takes nothing."""
 
 
 Handler = Callable[[Exchange], Awaitable[None]]
@@ -112,12 +178,14 @@ class Endpoint:
         exchange = Exchange(scope, send, b"", record)
         try:
             exchange.body = await _body(receive)
+            if self._journal.keeps_texts:
+                record.note_asked(exchange.body)
             await self._while_connected(exchange, receive)
         except ApiError as error:
-            await exchange.fail(error)
+            await _fail(exchange, error)
         except EngineError as error:
-            await exchange.fail(ApiError(503, error.summary(), code=error.kind))
-        except (_GoneError, TooSlowError, TimeoutError, OSError):
+            await _fail(exchange, ApiError(503, error.summary(), code=error.kind))
+        except (GoneError, TooSlowError):
             record.end(GONE, "client_gone")
             # An answer that is not whole must not look so: the connection ends without the last chunk.
             break_off(scope)
@@ -125,8 +193,8 @@ class Endpoint:
             record.end(GONE, "ending")
             raise
         except Exception:
-            _log.exception("a request to %s failed", scope["path"])
-            await exchange.fail(ApiError(500, "A bug in Layerdeck; the log says more.", code="internal"))
+            _log.exception("a request to %s failed", escape(scope["path"]))
+            await _fail(exchange, ApiError(500, "A bug in Layerdeck; the log says more.", code="internal"))
         finally:
             exchange.close()
 
@@ -138,7 +206,7 @@ class Endpoint:
         try:
             await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
-                raise _GoneError
+                raise GoneError
             await work
         finally:
             for task in (work, gone):
@@ -146,8 +214,9 @@ class Endpoint:
             await asyncio.gather(work, gone, return_exceptions=True)
 
 
-class _GoneError(Exception):
-    """The client has gone away."""
+async def _fail(exchange: Exchange, error: ApiError) -> None:
+    with suppress(GoneError):
+        await exchange.fail(error)
 
 
 async def _body(receive: Receive) -> bytes:
@@ -155,7 +224,7 @@ async def _body(receive: Receive) -> bytes:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise _GoneError
+            raise GoneError
         parts.append(message.get("body", b""))
         if not message.get("more_body", False):
             return b"".join(parts)

@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import hmac
 import ipaddress
+import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +29,16 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 PUBLIC = frozenset({"/health"})
 """Paths without a key: others ask them whether the server is there."""
 LOOPBACK_NAMES = frozenset({"localhost", "ip6-localhost", "ip6-loopback"})
+_CORS_HEADERS = re.compile(
+    r"(?:authorization|content-type|accept|accept-language|user-agent|x-api-key|x-request-id|idempotency-key"
+    r"|x-stainless-[a-z-]{1,40}|anthropic-[a-z-]{1,40}|openai-[a-z-]{1,40})"
+)
+"""Headers that web pages may send: those of OpenAI's and Anthropic's clients for JavaScript."""
+_CLOSING = frozenset({401, 403, 408, 413, 415, 431})
+"""Refusals after which the connection ends: of strangers, and of requests whose body was not read."""
 MAX_HEADERS = 100
+MAX_BODIES = 4
+"""Bodies of the largest size that are held at a time."""
 BODY_SECONDS = 30.0
 """How long a body may pause."""
 
@@ -89,6 +99,7 @@ class Guard:
 
     def __init__(self, app: App, access: Access) -> None:
         self._app, self._access = app, access
+        self._bodies = _Bodies(access.max_body_bytes * MAX_BODIES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request in, or refuse it."""
@@ -100,14 +111,14 @@ class Guard:
         try:
             self._check_names(headers, origin)
             if scope["method"] == "OPTIONS" and origin:
-                await _respond(send, 204, b"", self._preflight(origin))
+                await _respond(send, 204, b"", self._preflight(headers, origin))
                 return
             self._check_key(scope, headers)
+            scope.get("layerdeck.trust", lambda: None)()
             self._check_body(headers)
         except ApiError as error:
             await respond_with_error(send, error, scope["path"], cors=self._cors(origin))
             return
-        limited = _Body(receive, self._access)
         cors = self._cors(origin)
 
         async def send_with_origin(message: Message) -> None:
@@ -115,7 +126,11 @@ class Guard:
                 message = {**message, "headers": [*message.get("headers", ()), *_encoded(cors)]}
             await send(message)
 
-        await self._app(scope, limited, send_with_origin)
+        limited = _Body(receive, self._access, self._bodies)
+        try:
+            await self._app(scope, limited, send_with_origin)
+        finally:
+            limited.release()
 
     def _check_names(self, headers: _Headers, origin: str) -> None:
         if len(headers) > MAX_HEADERS:
@@ -156,22 +171,40 @@ class Guard:
     def _cors(self, origin: str) -> dict[str, str]:
         if not origin or origin not in self._access.origins:
             return {}
-        return {"Access-Control-Allow-Origin": origin, "Vary": "Origin"}
-
-    def _preflight(self, origin: str) -> dict[str, str]:
         return {
+            "Access-Control-Allow-Origin": origin,
+            "Access-Control-Expose-Headers": "retry-after",
+            "Vary": "Origin",
+        }
+
+    def _preflight(self, headers: _Headers, origin: str) -> dict[str, str]:
+        asked = (name.strip().lower() for name in headers.one("access-control-request-headers").split(","))
+        allowed = (name for name in asked if _CORS_HEADERS.fullmatch(name))
+        answer = {
             **self._cors(origin),
             "Access-Control-Allow-Methods": "GET, POST",
-            "Access-Control-Allow-Headers": "authorization, content-type, x-api-key, anthropic-version",
+            "Access-Control-Allow-Headers": ", ".join(dict.fromkeys(allowed)) or "authorization, content-type",
             "Access-Control-Max-Age": "600",
         }
+        if headers.one("access-control-request-private-network") == "true":
+            # Chrome asks it before a public page may reach an address of this computer or network.
+            answer["Access-Control-Allow-Private-Network"] = "true"
+        return answer
+
+
+@dataclass(slots=True)
+class _Bodies:
+    """Bytes of bodies that may still be taken, of all requests under way."""
+
+    left_bytes: int
 
 
 class _Body:
-    """`receive` of a request whose body may not be larger, or come slower, than is allowed."""
+    """`receive` of a request whose body may not be larger, or come slower, than is allowed. `release` at its end."""
 
-    def __init__(self, receive: Receive, access: Access) -> None:
-        self._receive, self._access = receive, access
+    def __init__(self, receive: Receive, access: Access, bodies: _Bodies) -> None:
+        self._receive, self._access, self._bodies = receive, access, bodies
+        self._taken_bytes = 0
         # Counted as it comes too: a body in chunks has no length in its headers.
         self._left_bytes = access.max_body_bytes
         self._is_whole = False
@@ -184,11 +217,26 @@ class _Body:
         except TimeoutError:
             raise ApiError(408, "The body of the request did not come in time.", code="body_timeout") from None
         if message["type"] == "http.request":
-            self._left_bytes -= len(message.get("body", b""))
+            size_bytes = len(message.get("body", b""))
+            self._left_bytes -= size_bytes
             if self._left_bytes < 0:
                 raise _too_large(self._access.max_body_bytes)
+            self._taken_bytes += size_bytes
+            self._bodies.left_bytes -= size_bytes
+            if self._bodies.left_bytes < 0:
+                raise ApiError(
+                    503,
+                    "Too many large requests at a time; send this one again later.",
+                    code="bodies_full",
+                    headers={"Retry-After": "5", "Connection": "close"},
+                )
             self._is_whole = not message.get("more_body", False)
         return message
+
+    def release(self) -> None:
+        """Give back what the body took."""
+        self._bodies.left_bytes += self._taken_bytes
+        self._taken_bytes = 0
 
 
 def _too_large(most_bytes: int) -> ApiError:
@@ -227,6 +275,8 @@ async def respond_with_error(send: Send, error: ApiError, path: str, *, cors: di
     is_anthropic = path.startswith("/v1/messages")
     body = msgspec.json.encode(error.anthropic_document() if is_anthropic else error.document())
     headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), **error.headers, **(cors or {})}
+    if error.status in _CLOSING:
+        headers["Connection"] = "close"
     if error.status in (408, 413, 431):
         headers["Connection"] = "close"
     await _respond(send, error.status, body, headers)

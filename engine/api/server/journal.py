@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -13,6 +13,10 @@ from engine.runtime.session.events import Done
 
 MAX_ENTRIES = 500
 """Ended requests that are remembered."""
+MAX_TEXTS = 50
+"""Requests whose texts are kept, if any are."""
+MAX_TEXT = 1 << 16
+"""Characters of a request, and of its answer, that are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,14 @@ class RequestEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestText:
+    """What was said, cut at `MAX_TEXT`. `asked`: the body as it came. `answered`: all that the model wrote."""
+
+    asked: str = ""
+    answered: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Totals:
     """Sums since the server began, for metrics."""
 
@@ -70,19 +82,28 @@ class Record:
             self.entry = replace(self.entry, first_token_s=time.monotonic() - self._begun_s)
             self._journal.put(self.entry)
 
-    def note_done(self, done: Done) -> None:
-        """Note the tokens of an answer; there may be several."""
+    def note_done(self, done: Done, *, has_own_prompt: bool) -> None:
+        """Note the tokens of an answer; there may be several. `has_own_prompt`: its prompt was not counted yet."""
+        entry = self.entry
         self.entry = replace(
-            self.entry,
-            prompt_tokens=done.prompt_tokens,
-            cached_tokens=done.cached_tokens,
-            answer_tokens=self.entry.answer_tokens + done.generated_tokens,
+            entry,
+            prompt_tokens=entry.prompt_tokens + done.prompt_tokens * has_own_prompt,
+            cached_tokens=entry.cached_tokens + done.cached_tokens * has_own_prompt,
+            answer_tokens=entry.answer_tokens + done.generated_tokens,
             tokens_per_second=done.generation_tokens_per_second or None,
         )
 
     def note_prompt(self, tokens: int) -> None:
         """Note the tokens of a request that generates none."""
         self.entry = replace(self.entry, prompt_tokens=tokens)
+
+    def note_asked(self, body: bytes) -> None:
+        """Keep the beginning of a request, if the journal keeps texts."""
+        self._journal.keep_text(self.entry.number, asked=body[:MAX_TEXT].decode(errors="replace"))
+
+    def note_answered(self, text: str) -> None:
+        """Keep a piece of an answer, if the journal keeps texts."""
+        self._journal.keep_text(self.entry.number, answered=text)
 
     def end(self, status: int, code: str = "") -> None:
         """Note how it ended; the first call counts."""
@@ -93,7 +114,10 @@ class Record:
 
 
 class Journal:
-    """All of them. `changed` is called with each entry that is another one, in the server's thread."""
+    """All of them. `changed` is called with each entry that is another one, in the server's thread.
+
+    `keeps_texts`: whether the texts of requests that come from now on are kept, in memory only; for any thread.
+    """
 
     def __init__(self, changed: Callable[[RequestEntry], None] | None = None) -> None:
         self._changed = changed
@@ -102,6 +126,8 @@ class Journal:
         self._under_way: dict[int, RequestEntry] = {}
         self._ended: deque[RequestEntry] = deque(maxlen=MAX_ENTRIES)
         self._totals = Totals()
+        self._texts: OrderedDict[int, RequestText] = OrderedDict()
+        self.keeps_texts = False
 
     def begin(self, client: str, path: str) -> Record:
         """Return the record of a request that has come."""
@@ -127,6 +153,29 @@ class Journal:
                 )
         if self._changed is not None:
             self._changed(entry)
+
+    def keep_text(self, number: int, *, asked: str = "", answered: str = "") -> None:
+        """Add to the text of a request, up to `MAX_TEXT` each; those of the last `MAX_TEXTS` requests are kept."""
+        if not self.keeps_texts:
+            return
+        with self._lock:
+            before = self._texts.get(number, RequestText())
+            if len(before.answered) >= MAX_TEXT and not asked:
+                return
+            self._texts[number] = RequestText(before.asked + asked, (before.answered + answered)[:MAX_TEXT])
+            while len(self._texts) > MAX_TEXTS:
+                self._texts.popitem(last=False)
+
+    def text_of(self, number: int) -> RequestText | None:
+        """Return the text of a request, None if it was not kept; for any thread."""
+        with self._lock:
+            return self._texts.get(number)
+
+    def forget_texts(self) -> None:
+        """Keep no more texts, and drop those that were kept; for any thread."""
+        self.keeps_texts = False
+        with self._lock:
+            self._texts.clear()
 
     @property
     def under_way(self) -> tuple[RequestEntry, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,6 +23,7 @@ from engine.api.wire.errors import ApiError, error_of
 from engine.api.wire.names import ModelEntry, find_entry
 from engine.api.wire.question import Profile
 from engine.base.errors import EngineError, RuleViolationError
+from engine.base.texts import escape
 from engine.base.units import format_bytes
 from engine.devices.device import Device, Rig
 from engine.devices.holder import MemoryHolder
@@ -53,6 +54,14 @@ MAX_WAITING = 64
 RETRY = {"Retry-After": "5"}
 
 
+def _no_rig() -> Rig:
+    raise NotImplementedError
+
+
+def _no_plan(_entry: ModelEntry, _rig: Rig) -> LoadOrder:
+    raise NotImplementedError
+
+
 @dataclass(frozen=True, slots=True)
 class PoolParts:
     """What a pool is made of; the functions block, and are called in threads.
@@ -61,12 +70,28 @@ class PoolParts:
     `rig`: the devices as they are now.
     `plan`: the load of a model on these devices; raises `EngineError`.
     `holders`: processes that hold memory of a device.
+    `load`: loads a model elsewhere and lends it, in place of `rig` and `plan`; raises `ApiError`. In the loop.
+    `keep_alive`: sets the idle time in seconds of a model that is lent. In the loop.
     """
 
     entries: Callable[[], Sequence[ModelEntry]]
-    rig: Callable[[], Rig]
-    plan: Callable[[ModelEntry, Rig], LoadOrder]
+    rig: Callable[[], Rig] = _no_rig
+    plan: Callable[[ModelEntry, Rig], LoadOrder] = _no_plan
     holders: Callable[[Device], tuple[MemoryHolder, ...]] = lambda _device: ()
+    load: Callable[[ModelEntry], Awaitable[None]] | None = None
+    keep_alive: Callable[[ModelEntry, float], None] = lambda _entry, _keep_alive_s: None
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """Memory of loaded models. `own`: of those that the pool may unload. `lent`: of those that it may not."""
+
+    own: tuple[HeldModel, ...]
+    lent: tuple[HeldModel, ...]
+
+    @property
+    def all(self) -> tuple[HeldModel, ...]:
+        return (*self.own, *self.lent)
 
 
 class _Slot:
@@ -80,6 +105,8 @@ class _Slot:
         self.is_leaving = False
         """Whether another model waits for its memory: further requests wait for it to come back."""
         self.held: HeldModel | None = None
+        self.lent: HeldModel | None = None
+        """Memory of a model that somebody else loads and unloads; None if the pool does."""
         self.ended: asyncio.Future[LoadEnding] | None = None
         """How its load ended."""
 
@@ -127,6 +154,8 @@ class ModelPool:
         self._loading: _Slot | None = None
         self._profiles: dict[str, Profile] = {}
         self._last_used = ""
+        self._offered_ids: set[str] | None = None
+        """Ids of all models, as of the last look."""
         self._is_closed = False
 
     # ------------------------------------------------------------------ from the beginning to the end
@@ -144,7 +173,7 @@ class ModelPool:
                 await self._task
         for slot in self._slots.values():
             self._refuse(slot, _ending())
-        sessions = [slot.session for slot in self._slots.values() if slot.session is not None]
+        sessions = [slot.session for slot in self._slots.values() if slot.session is not None and slot.lent is None]
         await asyncio.gather(*(asyncio.to_thread(session.close) for session in sessions))
 
     async def preload(self, entry: ModelEntry) -> None:
@@ -153,8 +182,34 @@ class ModelPool:
         Raises:
             ApiError: it cannot be loaded.
         """
-        async with self._lease(entry, None):
+        async with self._lease(entry, None, answers=False):
             pass
+
+    # ------------------------------------------------------------------ models of others
+
+    def lend(self, entry: ModelEntry, session: ModelSession, held: HeldModel) -> None:
+        """Answer requests for a model that somebody else has loaded, who alone unloads it; in the loop.
+
+        Called again after each load of this session: requests that came meanwhile are let in. Nothing happens while the
+        pool itself has loaded this model.
+        """
+        slot = self._slots.setdefault(entry.id, _Slot(entry, UNTIL_UNLOADED_S))
+        if slot.session is not None and slot.lent is None:
+            return
+        slot.entry, slot.session, slot.lent = entry, session, held
+        if slot.is_ready:
+            self._admit(slot)
+        self._changed.set()
+
+    def take_back(self, id: str) -> None:
+        """End `lend`; requests that wait for the model have it loaded by the pool. In the loop."""
+        slot = self._slots.get(id)
+        if slot is None or slot.lent is None:
+            return
+        slot.session = slot.lent = None
+        if slot.waiting and slot not in self._wanted:
+            self._wanted.append(slot)
+        self._changed.set()
 
     # ------------------------------------------------------------------ what requests ask for
 
@@ -173,7 +228,10 @@ class ModelPool:
 
     async def entries(self) -> tuple[ModelEntry, ...]:
         """Return the models that may be asked for."""
-        return tuple(await asyncio.to_thread(self._parts.entries))
+        offered = tuple(await asyncio.to_thread(self._parts.entries))
+        ids = self._offered_ids = {entry.id for entry in offered}
+        lent = (slot.entry for slot in self._slots.values() if slot.lent is not None and slot.entry.id not in ids)
+        return (*offered, *lent)
 
     async def entry(self, name: str) -> ModelEntry:
         """Return the model that `name` means; raises as `use` does."""
@@ -188,15 +246,22 @@ class ModelPool:
             raise ApiError(400, "The request names no model, and there is not one alone; name it.", param="model")
         # What is loaded comes first: most requests mean it, and need no look at the library.
         called = [entry for entry in known if name in entry.all_names]
-        if len(called) == 1:
+        # An id comes before another name of what is loaded.
+        if len(called) == 1 and (called[0].id == name or self._has_no_id(name)):
             return called[0]
         return find_entry(name, await self.entries())
 
+    def _has_no_id(self, name: str) -> bool:
+        return self._offered_ids is not None and name not in self._offered_ids
+
     @asynccontextmanager
-    async def _lease(self, entry: ModelEntry, keep_alive_s: float | None) -> AsyncIterator[LoadedModel]:
+    async def _lease(
+        self, entry: ModelEntry, keep_alive_s: float | None, *, answers: bool = True
+    ) -> AsyncIterator[LoadedModel]:
         slot = self._slots.get(entry.id)
         if slot is None:
             default_s = self._pinned_s if entry.id in self._pinned else self._keep_alive_s
+            default_s = default_s if entry.keep_alive_s is None else entry.keep_alive_s
             slot = self._slots[entry.id] = _Slot(entry, default_s)
         elif slot.session is None:
             # The library may have changed since it was unloaded.
@@ -204,12 +269,16 @@ class ModelPool:
         await self._enter(slot)
         if keep_alive_s is not None:
             slot.keep_alive_s = keep_alive_s
+            if slot.lent is not None:
+                self._parts.keep_alive(slot.entry, keep_alive_s)
         try:
-            assert slot.session is not None
+            # A model that is lent may be taken back between the turn that let the request in and this one.
+            if slot.session is None:
+                raise ApiError(503, f"{entry.id} is being unloaded.", code="model_lost", headers=RETRY)
             self._last_used = entry.id
             yield LoadedModel(entry, slot.session, self._profile(slot))
         finally:
-            self._leave(slot)
+            self._leave(slot, answered=answers)
 
     def _profile(self, slot: _Slot) -> Profile:
         loaded = slot.snapshot.loaded
@@ -235,9 +304,11 @@ class ModelPool:
             await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled() and future.exception() is None:
-                self._leave(slot)
+                self._leave(slot, answered=False)
             elif future in slot.waiting:
                 slot.waiting.remove(future)
+                # A load that waits for room is not begun for nobody.
+                self._changed.set()
             raise
 
     def _hold(self, slot: _Slot) -> None:
@@ -245,11 +316,11 @@ class ModelPool:
         if slot.held is not None:
             slot.held = slot.held.busy()
 
-    def _leave(self, slot: _Slot) -> None:
+    def _leave(self, slot: _Slot, *, answered: bool) -> None:
         slot.users -= 1
         if not slot.users and slot.held is not None:
             held = replace(slot.held, keep_alive_s=slot.keep_alive_s)
-            slot.held = held.idle(time.monotonic(), answered=True)
+            slot.held = held.idle(time.monotonic(), answered=answered)
         self._changed.set()
 
     def _admit(self, slot: _Slot) -> None:
@@ -273,6 +344,8 @@ class ModelPool:
             await self._unload_idle()
             if self._wanted:
                 slot = self._wanted.pop(0)
+                if not slot.waiting:
+                    continue  # Its clients have gone away.
                 self._loading = slot
                 try:
                     await self._load(slot)
@@ -324,8 +397,15 @@ class ModelPool:
         if slot.snapshot.loaded is not None:
             self._admit(slot)
             return
+        if slot.lent is not None:
+            return  # Its owner moves it to another layout; `lend` or `take_back` follows.
+        if self._parts.load is not None:
+            await self._parts.load(slot.entry)
+            return
         await self._unload(slot)  # of a session whose model was lost
         order = await self._make_room(slot)
+        if order is None:
+            return
         session = ModelSession(partial(self._on_update, asyncio.get_running_loop(), slot), holders=self._parts.holders)
         slot.session = session
         ended: asyncio.Future[LoadEnding] = asyncio.get_running_loop().create_future()
@@ -353,8 +433,10 @@ class ModelPool:
         held = held.holding(held_bytes(loaded), frozenset(plan.used_endpoints))
         slot.held = held.idle(time.monotonic(), answered=False)
 
-    async def _make_room(self, slot: _Slot) -> LoadOrder:
+    async def _make_room(self, slot: _Slot) -> LoadOrder | None:
         """Return the load, planned for devices on which no idle model is left; unload those that are in its way.
+
+        None: those who waited for it have gone away. Nothing is unloaded for them.
 
         Raises:
             ApiError: it does not fit, even with all others gone.
@@ -362,12 +444,13 @@ class ModelPool:
         while True:
             # Asked anew in each round: answers that were waited for may have taken minutes.
             rig = await asyncio.to_thread(self._parts.rig)
-            others = self._held(slot)
-            idle = [held for held in others if not held.is_busy]
-            order, room = await asyncio.to_thread(self._planned, slot.entry, rig, others, idle)
+            beside = self.holdings(slot)
+            order, room = await asyncio.to_thread(self._planned, slot.entry, rig, beside)
+            if not slot.waiting:
+                return None
             # A forecast alone refuses nothing: with nothing else loaded the load is tried, and says what it measured.
-            if others and room.still_short:
-                raise _no_room(slot.entry, room)
+            if beside.own and room.still_short:
+                raise no_room(slot.entry, room)
             victims = {held.key for held in room.victims}
             leaving = [each for each in self._slots.values() if each.held is not None and each.held.key in victims]
             busy = [each for each in leaving if each.users]
@@ -378,33 +461,55 @@ class ModelPool:
                 for each in leaving:
                     await self._unload(each)
                 return order
-            while any(each.users for each in busy):
+            while any(each.users for each in busy) and slot.waiting:
                 await self._wait(None)
 
-    def _planned(
-        self, entry: ModelEntry, rig: Rig, others: Sequence[HeldModel], idle: Sequence[HeldModel]
-    ) -> tuple[LoadOrder, Room]:
-        order = self._parts.plan(entry, rig_beside(rig, others, idle))
+    def _planned(self, entry: ModelEntry, rig: Rig, beside: Holdings) -> tuple[LoadOrder, Room]:
+        """Return the load, and what has to go for it of the pool's own models."""
+        idle = [held for held in beside.own if not held.is_busy]
+        order = self._parts.plan(entry, rig_beside(rig, beside.all, idle))
         plan = order.plan
         if plan.violations:
             raise RuleViolationError(tuple((each.rule, each.message, each.remedy) for each in plan.violations))
-        return order, find_room(plan.forecast, others, lambda leaving: rig_beside(rig, others, leaving))
+        return order, find_room(plan.forecast, beside.own, lambda leaving: rig_beside(rig, beside.all, leaving))
 
     def _on_update(self, loop: asyncio.AbstractEventLoop, slot: _Slot, update: SessionUpdate) -> None:
         """Take an update of a session, in its thread."""
         with suppress(RuntimeError):  # the loop has ended
             if isinstance(update, LoadEnding):
                 loop.call_soon_threadsafe(self._on_ending, slot, update)
+            elif isinstance(update, Snapshot) and update.loaded is None:
+                loop.call_soon_threadsafe(self._on_unloaded, slot)
 
     def _on_ending(self, slot: _Slot, ending: LoadEnding) -> None:
         if slot.ended is not None and not slot.ended.done():
             slot.ended.set_result(ending)
         elif isinstance(ending, OutOfMemory | Failed | Crashed):
             kind = "out_of_memory" if isinstance(ending, OutOfMemory) else ending.kind
-            _log.warning("%s was lost: %s", slot.entry.id, kind)
+            _log.warning("%s was lost: %s", escape(slot.entry.id), kind)
+
+    def _on_unloaded(self, slot: _Slot) -> None:
+        """Count no memory of a child that was lost; its next request loads it again."""
+        if slot.snapshot.loaded is None and slot.held is not None:
             slot.held = None
+            self._changed.set()
 
     # ------------------------------------------------------------------ what is told
+
+    @property
+    def parts(self) -> PoolParts:
+        """What it is made of."""
+        return self._parts
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a model answers or is being loaded."""
+        return self._loading is not None or any(slot.users for slot in self._slots.values())
+
+    def holdings(self, but: _Slot | None = None) -> Holdings:
+        """Return what loaded models hold."""
+        lent = tuple(each.lent for each in self._slots.values() if each.lent is not None and each is not but)
+        return Holdings(tuple(self._held(but)), lent)
 
     def states(self) -> dict[str, dict[str, Any]]:
         """Return the state of each model that is loaded or wanted, by its id."""
@@ -416,6 +521,7 @@ class ModelPool:
         state: dict[str, Any] = {
             "state": "loaded" if info is not None else "loading" if is_loading else "unloaded",
             "requests": slot.users,
+            "lent": slot.lent is not None,
             "waiting": len(slot.waiting),
         }
         if info is not None:
@@ -445,7 +551,8 @@ def _refusal(error: EngineError) -> ApiError:
     return ApiError(503, error.summary(), code=error.kind, fields=fields)
 
 
-def _no_room(entry: ModelEntry, room: Room) -> ApiError:
+def no_room(entry: ModelEntry, room: Room) -> ApiError:
+    """Return the error for a model that does not fit, even with all others gone."""
     device, missing_bytes = room.still_short[0]
     names = ", ".join(f"{format_bytes(size_bytes)} on {name}" for name, size_bytes in room.still_short)
     return ApiError(

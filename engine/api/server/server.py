@@ -12,22 +12,26 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from engine.api.server.app import Api
+from engine.api.server.exchange import SEND_SECONDS
 from engine.api.server.guard import Access, Receive, Scope, Send
 from engine.api.server.journal import Journal
 from engine.api.server.pool import ModelPool
 from engine.api.wire.names import ModelEntry
 from engine.base.errors import ArgumentError
+from engine.planning.fit.loaded_models import HeldModel
+from engine.runtime.session.session import ModelSession
 
 _log = logging.getLogger("layerdeck.server")
 
 MAX_CONNECTIONS = 256
 MAX_HEADER_BYTES = 32 << 10
 HEADER_SECONDS = 15.0
-"""How long a connection may be open without a whole request line and headers."""
+"""How long the head of a request may take."""
 KEEP_ALIVE_SECONDS = 30
 STOP_SECONDS = 15.0
 """How long models may take to end; a session takes some seconds at most."""
@@ -84,7 +88,8 @@ class ApiServer:
             date_header=False,
             # Without a proxy that we know of, anybody could write another client's address into a header.
             proxy_headers=False,
-            limit_concurrency=MAX_CONNECTIONS,
+            # One more: a connection too many is closed before uvicorn counts it.
+            limit_concurrency=MAX_CONNECTIONS + 2,
             h11_max_incomplete_event_size=MAX_HEADER_BYTES,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=1,
@@ -116,6 +121,14 @@ class ApiServer:
         """Begin to load a model before anybody asks for it; the result raises `ApiError` if it cannot be loaded."""
         return asyncio.run_coroutine_threadsafe(self.pool.preload(entry), self.loop)
 
+    def lend(self, entry: ModelEntry, session: ModelSession, held: HeldModel) -> None:
+        """Answer requests for a model that the caller has loaded; see `ModelPool.lend`. For any thread."""
+        self.loop.call_soon_threadsafe(self.pool.lend, entry, session, held)
+
+    def take_back(self, id: str) -> None:
+        """End `lend`: no request begins with this session any more. For any thread."""
+        self.loop.call_soon_threadsafe(self.pool.take_back, id)
+
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
         """The event loop of the server that runs; for calls of the pool from other threads."""
@@ -143,26 +156,75 @@ class ApiServer:
 
 
 class _Protocol(H11Protocol):
-    """uvicorn's, with a limit on how long headers may take, and a transport that can be broken off."""
+    """uvicorn's, with limits on what a client may cost before it has shown a key, and on how long it takes answers.
+
+    `is_trusted`: a request of this connection was let in by the guard.
+    """
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         app = self.app
+        self.is_trusted = False
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._flush_timer: asyncio.TimerHandle | None = None
 
-        async def with_transport(scope: Scope, receive: Receive, send: Send) -> None:
+        async def with_connection(scope: Scope, receive: Receive, send: Send) -> None:
             scope["layerdeck.transport"] = transport
+            scope["layerdeck.trust"] = self._trust
             await app(scope, receive, send)
 
-        self.app = with_transport
-        self._header_timer = self.loop.call_later(HEADER_SECONDS, self._end_if_silent)
+        self.app = with_connection
+        self._opened_s = self.loop.time()
+        self._watch_header()
+        if len(self.connections) > MAX_CONNECTIONS:
+            self._make_place()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._header_timer.cancel()
+        for timer in (self._header_timer, self._flush_timer):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
 
-    def _end_if_silent(self) -> None:
-        if self.cycle is None:
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch_header()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        # A further request may have come in part; without a byte of it uvicorn's timer for idle connections runs.
+        if self.conn.trailing_data[0]:
+            self._watch_header()
+        if self._flush_timer is None and self._unsent_bytes:
+            self._flush_timer = self.loop.call_later(SEND_SECONDS, self._check_flushed, self._unsent_bytes)
+
+    def _trust(self) -> None:
+        self.is_trusted = True
+
+    def _make_place(self) -> None:
+        """Close the oldest connection that has shown no key: nobody without one keeps others out."""
+        strangers = [each for each in self.connections if isinstance(each, _Protocol) and not each.is_trusted]
+        min(strangers, key=lambda each: each._opened_s, default=self).transport.abort()
+
+    def _watch_header(self) -> None:
+        """Limit how long the head of a request may take: of the first one, and of each that follows."""
+        is_due = self.conn.their_state in (h11.IDLE, h11.ERROR)
+        if not is_due and self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+        elif is_due and self._header_timer is None:
+            self._header_timer = self.loop.call_later(HEADER_SECONDS, self.transport.abort)
+
+    @property
+    def _unsent_bytes(self) -> int:
+        return self.transport.get_write_buffer_size()
+
+    def _check_flushed(self, before_bytes: int) -> None:
+        """Break off a client that takes nothing of the end of an answer: no handler waits for that."""
+        unsent_bytes, self._flush_timer = self._unsent_bytes, None
+        if unsent_bytes and unsent_bytes >= before_bytes and (self.cycle is None or self.cycle.response_complete):
             self.transport.abort()
+        elif unsent_bytes:
+            self._flush_timer = self.loop.call_later(SEND_SECONDS, self._check_flushed, unsent_bytes)
 
 
 def _listen(address: Address) -> socket.socket:

@@ -12,7 +12,7 @@ from engine.api.wire.question import Profile, Question, call_reader
 from engine.api.wire.tool_calls import CallDelta
 from engine.chat.thinking import Delta, Splitter
 from engine.runtime.protocol.messages import TokenChoice
-from engine.runtime.session.events import Done, Token
+from engine.runtime.session.events import Done, Reading, Token
 
 NO_CHANCE = -9999.0
 """Logarithm of a probability that is too small to be told from 0; OpenAI writes this one."""
@@ -134,7 +134,8 @@ class AnswerWriter(Protocol):
     def whole(self, answers: Sequence[Answer]) -> dict[str, object]:
         """Return the document of a request that does not stream."""
 
-    def begin(self, index: int) -> bytes: ...
+    def begin(self, index: int, prompt: Reading | None) -> bytes:
+        """`prompt`: how much of the prompt is read already, if that is known."""
 
     def part(self, index: int, part: Part) -> bytes: ...
 
@@ -162,6 +163,12 @@ def usage_of(answers: Sequence[Done]) -> dict[str, object]:
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": answers[0].cached_tokens if answers else 0},
     }
+
+
+def warnings_of(answers: Sequence[Done]) -> dict[str, list[str]]:
+    """Return what a client should know of answers, as further keys of a document: a template that was not used."""
+    told = list(dict.fromkeys(done.replaced for done in answers if done.replaced))
+    return {"warnings": told} if told else {}
 
 
 def timings_of(done: Done) -> dict[str, object]:

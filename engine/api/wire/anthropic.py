@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from engine.api.wire import sse
-from engine.api.wire.answer import Answer, Part
+from engine.api.wire.answer import Answer, Part, warnings_of
 from engine.api.wire.errors import ApiError, invalid
-from engine.api.wire.media import image_of_base64, image_of_url
+from engine.api.wire.media import check_files, image_of_base64, image_of_url
 from engine.api.wire.openai_chat import decode
 from engine.api.wire.question import (
     AUTO,
@@ -25,7 +25,7 @@ from engine.api.wire.question import (
 )
 from engine.api.wire.segments import Segment, Segments, Step, segments_of
 from engine.runtime.protocol.messages import ChatMessage, MediaFile, ToolCall
-from engine.runtime.session.events import Done
+from engine.runtime.session.events import Done, Reading
 
 
 class ImageSource(msgspec.Struct):
@@ -113,6 +113,7 @@ def read_messages(body: bytes) -> Question:
             "top_k": request.top_k,
         }
     )
+    check_files(sum(map(_images, request.messages)))
     system = _system(request.system)
     messages = [message for place, each in enumerate(request.messages) for message in _messages(each, place)]
     thinks = None if request.thinking is None else request.thinking.type != "disabled"
@@ -158,6 +159,14 @@ def _choice(choice: ToolChoice | None) -> str:
         case "tool" if choice.name:
             return choice.name
     raise invalid('tool_choice.type is "auto", "any", "none", or "tool" with a name.', "tool_choice")
+
+
+def _images(message: MessageIn) -> int:
+    """Return the number of images of a message, those in results of tools included."""
+    blocks = message.content if isinstance(message.content, list) else []
+    results = [part for block in blocks if isinstance(block.content, list) for part in block.content]
+    in_results = sum(isinstance(part, dict) and part.get("source") is not None for part in results)
+    return sum(block.source is not None for block in blocks) + in_results
 
 
 def _messages(message: MessageIn, number: int) -> list[ChatMessage]:
@@ -229,16 +238,22 @@ def stop_reason(done: Done | None, *, has_calls: bool) -> str:
     """Return Anthropic's word for why an answer ended."""
     if done is not None and done.stop_reason in ("length", "context_full"):
         return "max_tokens"
-    return "tool_use" if has_calls else "end_turn"
+    if has_calls:
+        return "tool_use"
+    return "stop_sequence" if done is not None and done.stop_text else "end_turn"
 
 
-def _usage(done: Done | None) -> dict[str, int]:
-    cached = 0 if done is None else done.cached_tokens
+def _stop_sequence(done: Done | None) -> str | None:
+    return None if done is None else done.stop_text or None
+
+
+def _usage(known: Done | Reading | None) -> dict[str, int]:
+    cached = 0 if known is None else known.cached_tokens
     return {
-        "input_tokens": 0 if done is None else done.prompt_tokens - cached,
+        "input_tokens": 0 if known is None else known.prompt_tokens - cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
-        "output_tokens": 0 if done is None else done.generated_tokens,
+        "output_tokens": known.generated_tokens if isinstance(known, Done) else 0,
     }
 
 
@@ -255,17 +270,18 @@ class MessageWriter:
             **self._head,
             "content": [_block(each, whole=True) for each in segments_of(answer)],
             "stop_reason": stop_reason(answer.done, has_calls=bool(answer.calls)),
-            "stop_sequence": None,
+            "stop_sequence": _stop_sequence(answer.done),
             "usage": _usage(answer.done),
+            **warnings_of([] if answer.done is None else [answer.done]),
         }
 
-    def begin(self, index: int) -> bytes:
+    def begin(self, index: int, prompt: Reading | None) -> bytes:
         message: dict[str, object] = {
             **self._head,
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": _usage(None),
+            "usage": _usage(prompt),
         }
         return _event("message_start", message=message)
 
@@ -273,9 +289,9 @@ class MessageWriter:
         return b"".join(map(_written, self._segments.take(part)))
 
     def end(self, index: int, done: Done, *, has_calls: bool) -> bytes:
-        delta = {"stop_reason": stop_reason(done, has_calls=has_calls), "stop_sequence": None}
+        delta = {"stop_reason": stop_reason(done, has_calls=has_calls), "stop_sequence": _stop_sequence(done)}
         ends = b"".join(map(_written, self._segments.end()))
-        return ends + _event("message_delta", delta=delta, usage=_usage(done))
+        return ends + _event("message_delta", delta=delta, usage=_usage(done), **warnings_of([done]))
 
     def close(self, done: Sequence[Done]) -> bytes:
         return _event("message_stop")
@@ -314,7 +330,12 @@ def _written(step: Step) -> bytes:
             block = _block(segment, whole=False)
             return _event("content_block_start", index=segment.number, content_block=block)
         case "end":
-            return _event("content_block_stop", index=segment.number)
+            end = _event("content_block_stop", index=segment.number)
+            if segment.kind != "reasoning":
+                return end
+            # Clients keep it with the thought and send it back; nothing here signs one.
+            signature = {"type": "signature_delta", "signature": ""}
+            return _event("content_block_delta", index=segment.number, delta=signature) + end
     delta = {
         "reasoning": {"type": "thinking_delta", "thinking": step.text},
         "content": {"type": "text_delta", "text": step.text},

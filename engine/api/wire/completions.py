@@ -9,10 +9,11 @@ from engine.api.wire import sse
 from engine.api.wire.answer import Answer, Part, finish_reason, logarithm, timings_of, usage_of
 from engine.api.wire.errors import ApiError, invalid
 from engine.api.wire.openai_chat import SamplingFields, StreamOptions, decode
-from engine.api.wire.question import MAX_CHOICES, Profile
+from engine.api.wire.question import MAX_CHOICES, Profile, keep_alive_seconds
 from engine.chat.presets import chat_sampling
+from engine.planning.settings.sampling_table import MAX_SEED
 from engine.runtime.protocol.messages import Generate, TokenChoice, Tokenise
-from engine.runtime.session.events import Done
+from engine.runtime.session.events import Done, Reading
 
 MAX_ANSWERS = 64
 """Prompts times `n`."""
@@ -35,6 +36,11 @@ class CompletionRequest(SamplingFields, kw_only=True):
     echo: bool | None = None
     suffix: str | None = None
     logprobs: int | None = None
+    keep_alive: str | float | None = None
+
+    @property
+    def keep_alive_s(self) -> float | None:
+        return keep_alive_seconds(self.keep_alive)
 
     @property
     def prompts(self) -> tuple[Prompt, ...]:
@@ -92,6 +98,7 @@ def read_completion(body: bytes) -> CompletionRequest:
     if not 0 <= (request.logprobs or 0) <= MAX_LOGPROBS:
         raise invalid(f"logprobs is {request.logprobs}; use 0 to {MAX_LOGPROBS}.", "logprobs")
     request.settings()
+    keep_alive_seconds(request.keep_alive)
     return request
 
 
@@ -104,8 +111,9 @@ def completion_requests(request: CompletionRequest, texts: Sequence[str], profil
     for text in texts:
         for number in range(request.count):
             own = dict(settings)
-            if isinstance(request.seed, int) and request.seed >= 0:
-                own["seed"] = (request.seed + number) % (1 << 32)
+            seed = own.get("seed")
+            if isinstance(seed, int):
+                own["seed"] = (seed + number) % (MAX_SEED + 1)
             asked.append(Generate(prompt=text, sampling=chat_sampling(profile.file, None, own).settings))
     return asked
 
@@ -134,7 +142,7 @@ class CompletionWriter:
         done = [each.done for each in answers if each.done is not None]
         return {**self._head, "choices": choices, "usage": self._usage(done), "timings": timings_of(done[-1])}
 
-    def begin(self, index: int) -> bytes:
+    def begin(self, index: int, prompt: Reading | None) -> bytes:
         echo = self._echo(index)
         return self._chunk(index, echo) if echo else b""
 

@@ -53,6 +53,7 @@ def read_embedding(body: bytes) -> EmbeddingRequest:
         raise invalid(f"input has more than {MAX_TEXTS} texts.", "input")
     if not all(request.texts):
         raise invalid("input has an empty text.", "input")
+    keep_alive_seconds(request.keep_alive)
     return request
 
 

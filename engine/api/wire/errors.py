@@ -62,16 +62,30 @@ def invalid(message: str, param: str | None = None) -> ApiError:
     return ApiError(400, message, param=param)
 
 
-def context_exceeded(n_prompt_tokens: int, n_ctx: int) -> ApiError:
+def context_exceeded(n_prompt_tokens: int, n_ctx: int, *, at_least: bool = False) -> ApiError:
     """Return the error for a prompt that leaves no room for an answer; type and keys are those of llama.cpp."""
     return ApiError(
         400,
-        f"The prompt takes {n_prompt_tokens} tokens, and the context of one request holds {n_ctx}."
-        " Shorten the conversation, or load the model with a longer context.",
+        f"The prompt takes {'at least ' * at_least}{n_prompt_tokens} tokens, and the context of one request holds"
+        f" {n_ctx}. Shorten the conversation, or load the model with a longer context.",
         type="exceed_context_size_error",
         code="context_length_exceeded",
         fields={"n_prompt_tokens": n_prompt_tokens, "n_ctx": n_ctx},
     )
+
+
+MAX_TOKEN_CHARACTERS = 256
+"""More than any token of the common vocabularies has."""
+
+
+def check_length(n_characters: int, n_ctx: int) -> None:
+    """Refuse a prompt that is too long whatever its tokens are; the model's child would take minutes to count them.
+
+    Raises:
+        ApiError: it is, with the least number of tokens that it can have.
+    """
+    if n_characters // MAX_TOKEN_CHARACTERS >= n_ctx:
+        raise context_exceeded(n_characters // MAX_TOKEN_CHARACTERS, n_ctx, at_least=True)
 
 
 def error_of(ending: OutOfMemory | Failed | Crashed | Cancelled) -> ApiError:

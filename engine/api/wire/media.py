@@ -12,6 +12,19 @@ from engine.runtime.media.images.pictures import MAX_IMAGE_BYTES, inspect_image,
 from engine.runtime.media.sounds.recordings import MAX_SOUND_BYTES, inspect_sound, is_sound
 from engine.runtime.protocol.messages import ImageFile, SoundFile
 
+MAX_FILES = 64
+"""Images and sounds of a request."""
+
+
+def check_files(count: int) -> None:
+    """Refuse a request with too many images and sounds, before one of them is decoded.
+
+    Raises:
+        ApiError: it has.
+    """
+    if count > MAX_FILES:
+        raise invalid(f"The request has {count} images and sounds; send {MAX_FILES} at most.", "messages")
+
 
 def image_of_url(url: str, place: str) -> ImageFile:
     """Return the image in a data URL; takes a moment, since a child decodes it.

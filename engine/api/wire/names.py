@@ -16,6 +16,7 @@ class ModelEntry:
     `id`: the name that lists show. `names`: others that mean it, such as the name of its file.
     `path`: its file, the first one of several parts. `projector`: the file that reads images or sound beside it.
     `layout`: the text of its kept layout file; empty for none.
+    `keep_alive_s`: its own idle time; None for that of the server.
     `capabilities`: of images, sound, tools, thinking, embeddings.
     """
 
@@ -28,6 +29,7 @@ class ModelEntry:
     quantisation: str = ""
     size_bytes: int = 0
     n_ctx_train: int | None = None
+    keep_alive_s: float | None = None
 
     @property
     def all_names(self) -> tuple[str, ...]:

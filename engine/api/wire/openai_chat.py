@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from engine.api.wire import sse
-from engine.api.wire.answer import Answer, Part, finish_reason, logprobs_of, timings_of, usage_of
+from engine.api.wire.answer import Answer, Part, finish_reason, logprobs_of, timings_of, usage_of, warnings_of
 from engine.api.wire.errors import ApiError, invalid
-from engine.api.wire.media import image_of_url, sound_of_base64
+from engine.api.wire.media import check_files, image_of_url, sound_of_base64
 from engine.api.wire.question import (
     AUTO,
     NONE,
@@ -23,9 +23,9 @@ from engine.api.wire.question import (
     checked_settings,
     keep_alive_seconds,
 )
-from engine.planning.settings.sampling_table import SAMPLING_KEYS
+from engine.planning.settings.sampling_table import MAX_SEED, SAMPLING_KEYS
 from engine.runtime.protocol.messages import ChatMessage, ImageFile, MediaFile, SoundFile, ToolCall
-from engine.runtime.session.events import Done
+from engine.runtime.session.events import Done, Reading
 
 MAX_TOP_LOGPROBS = 20
 Kind = TypeVar("Kind", bound=msgspec.Struct)
@@ -134,14 +134,21 @@ class SamplingFields(msgspec.Struct, kw_only=True):
         if self.logit_bias:
             raise invalid("logit_bias is not supported; leave it out.", "logit_bias")
         values = {key: getattr(self, key, None) for key in SAMPLING_KEYS if key not in ("alternatives", "json_schema")}
+        if self.max_tokens is not None and self.max_tokens < 0:
+            values["max_tokens"] = None  # llama.cpp's word for no limit
         if isinstance(self.stop, str):
             values["stop"] = [self.stop]
         if isinstance(values["stop"], list):
             # An empty text ends nothing; some clients send one for "none".
             values["stop"] = [text for text in values["stop"] if text]
         if self.seed is not None:
-            values["seed"] = None if self.seed < 0 else self.seed % (1 << 32)
+            values["seed"] = seed_of(self.seed)
         return checked_settings({**values, **further})
+
+
+def seed_of(seed: int) -> int | None:
+    """Return a seed of the engine; None for a random one, which llama.cpp's clients ask for by -1 or 4294967295."""
+    return None if seed < 0 or seed == MAX_SEED + 1 else seed % (MAX_SEED + 1)
 
 
 class ChatRequest(SamplingFields, kw_only=True):
@@ -158,6 +165,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     response_format: ResponseFormat | None = None
+    json_schema: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     keep_alive: str | float | None = None
@@ -201,6 +209,8 @@ def read_chat(body: bytes) -> Question:
     if not 0 <= n_alternatives <= MAX_TOP_LOGPROBS:
         raise invalid(f"top_logprobs is {n_alternatives}; use 0 to {MAX_TOP_LOGPROBS}.", "top_logprobs")
     tools = tuple(check_tool(tool, f"tools[{place}]") for place, tool in enumerate(request.tools or ()))
+    parts = (part for each in request.messages if isinstance(each.content, list) for part in each.content)
+    check_files(sum(part.image_url is not None or part.input_audio is not None for part in parts))
     options = request.stream_options
     return check_question(
         Question(
@@ -212,7 +222,7 @@ def read_chat(body: bytes) -> Question:
                 max_tokens=limit if limit is None or limit >= 0 else None,
                 alternatives=max(1, n_alternatives) if has_logprobs else None,
             ),
-            schema=_schema(request.response_format),
+            schema=_schema(request.response_format, request.json_schema),
             values=_values(request),
             n=1 if request.n is None else request.n,
             streams=bool(request.stream),
@@ -246,7 +256,9 @@ def _choice(choice: str | dict[str, Any] | None) -> str:
     return name
 
 
-def _schema(wanted: ResponseFormat | None) -> str:
+def _schema(wanted: ResponseFormat | None, of_llama: dict[str, Any] | None) -> str:
+    if of_llama is not None and (wanted is None or wanted.type == "text"):
+        return checked_schema(of_llama, "json_schema")
     if wanted is None or wanted.type == "text":
         return ""
     place = "response_format"
@@ -351,9 +363,10 @@ class ChatWriter:
             "choices": choices,
             "usage": usage_of(done),
             "timings": timings_of(done[-1]) if done else None,
+            **warnings_of(done),
         }
 
-    def begin(self, index: int) -> bytes:
+    def begin(self, index: int, prompt: Reading | None) -> bytes:
         """Return the first chunk of a choice, which names the role."""
         return sse.data(self._chunk(index, {"role": "assistant", "content": None}))
 
@@ -373,13 +386,14 @@ class ChatWriter:
     def end(self, index: int, done: Done, *, has_calls: bool) -> bytes:
         """Return the last chunk of a choice."""
         chunk = self._chunk(index, {}, finish=finish_reason(done, has_calls=has_calls))
-        return sse.data({**chunk, "timings": timings_of(done)})
+        return sse.data({**chunk, "timings": timings_of(done), **warnings_of([done])})
 
     def close(self, done: Sequence[Done]) -> bytes:
         """Return the end of the stream, with the tokens of all choices if they were asked for."""
         if not self._question.includes_usage:
             return sse.DONE
         usage = {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": usage_of(done)}
+        usage |= {"timings": timings_of(done[-1])} if done else {}
         return sse.data(usage) + sse.DONE
 
     def fail(self, error: ApiError) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from engine.chat.asking import MAX_SENT_BYTES, answer_request
 from engine.chat.presets import chat_sampling
 from engine.chat.thinking import TEMPLATE_KEY, marks_of
 from engine.model.gguf.model_file import ModelFile
-from engine.planning.settings.sampling_table import SAMPLING_BY_KEY
+from engine.planning.settings.sampling_table import MAX_SEED, SAMPLING_BY_KEY
 from engine.runtime.protocol.messages import (
     ChatMessage,
     CountTokens,
@@ -30,6 +30,8 @@ MAX_CHOICES = 16
 """Answers to one request (`n`)."""
 MAX_DEPTH = 64
 """Objects within objects, in definitions of tools and in schemas."""
+MAX_SCHEMA_VALUES = 1 << 15
+"""Values in the schemas of all tools of a call; the engine takes as many characters."""
 MAX_TOOLS = 256
 MAX_MESSAGES = 10_000
 AUTO, NONE, REQUIRED = "auto", "none", "required"
@@ -109,11 +111,20 @@ def generate_request(question: Question, profile: Profile, choice: int = 0) -> G
     # One seed for all would give the same answer n times.
     seed = settings.get("seed")
     if isinstance(seed, int) and choice:
-        settings["seed"] = (seed + choice) % (1 << 32)
+        settings["seed"] = (seed + choice) % (MAX_SEED + 1)
     sampling = chat_sampling(profile.file, None, settings).settings
-    request = answer_request(messages_for(question, profile), sampling, begun=begun)
+    messages = messages_for(question, profile)
+    if not begun and _is_begun(messages):
+        # As with Anthropic and llama.cpp: the answer goes on from a last message that is the assistant's own.
+        messages, begun = messages[:-1], messages[-1].content
+    request = answer_request(messages, sampling, begun=begun)
     marks = tuple(sorted({*request.marks, *MARKS})) if question.uses_tools else request.marks
     return msgspec.structs.replace(request, marks=marks, template_input=template_input(question, profile, values))
+
+
+def _is_begun(messages: Sequence[ChatMessage]) -> bool:
+    last = messages[-1]
+    return len(messages) > 1 and last.role == "assistant" and bool(last.content) and not (last.calls or last.media)
 
 
 def count_request(question: Question, profile: Profile) -> CountTokens:
@@ -157,26 +168,33 @@ def forced_schema(question: Question) -> Document:
     """Return the schema of a call: of the named tool, or of any."""
     tools = [each for each in question.tools if question.choice in (REQUIRED, each["function"]["name"])]
     definitions: Document = {}
+    budget = _Budget()
     calls = []
     for number, tool in enumerate(tools):
         parameters = tool["function"].get("parameters") or {"type": "object"}
-        arguments = _with_own_definitions(parameters, f"tool{number}", definitions)
+        check_finite(parameters, f"The schema of the tool {tool['function']['name']}")
+        arguments = _with_own_definitions(parameters, f"tool{number}", definitions, budget)
         properties = {"name": {"const": tool["function"]["name"]}, "arguments": arguments}
         calls.append({"type": "object", "properties": properties, "required": ["name", "arguments"]})
     body = calls[0] if len(calls) == 1 else {"oneOf": calls}
     return {**body, "$defs": definitions}
 
 
-def _with_own_definitions(parameters: Document, prefix: str, definitions: Document) -> Document:
+def _with_own_definitions(parameters: Document, prefix: str, definitions: Document, budget: _Budget) -> Document:
     """Return a schema as a part of another one; what its references mean is added to `definitions` of that one.
 
     llama-cpp-python's converter names a rule by the last word of a reference, so that each has to be unique, and it
-    does not look for definitions beside a reference.
+    does not look for definitions beside a reference. What two references mean may overlap, so that `budget` limits
+    how much is written.
+
+    Raises:
+        ApiError: a reference means nothing, or the schema grows too long.
     """
     names: dict[str, str] = {}
     pending: list[str] = []
 
     def moved(value: Any) -> Any:
+        budget.take()
         if isinstance(value, list):
             return [moved(each) for each in value]
         if not isinstance(value, dict):
@@ -196,6 +214,85 @@ def _with_own_definitions(parameters: Document, prefix: str, definitions: Docume
     return dict(body)
 
 
+class _Budget:
+    """Values that may be looked at, or written out, of a schema: its references may mean overlapping parts of it."""
+
+    def __init__(self) -> None:
+        self._left = MAX_SCHEMA_VALUES
+
+    def take(self) -> None:
+        """Count one value.
+
+        Raises:
+            ApiError: it is one too many.
+        """
+        self._left -= 1
+        if self._left < 0:
+            raise invalid("The schema is too long to be a grammar; make it simpler.")
+
+
+def check_finite(schema: Document, place: str) -> None:
+    """Refuse a schema that needs itself, as a list of lists without end does: no answer could ever be whole.
+
+    A schema that may contain itself, such as a tree, is taken.
+
+    Raises:
+        ApiError: it does, or a reference means nothing.
+    """
+    needed: dict[str, tuple[str, ...]] = {}
+    budget = _Budget()
+    pending = ["#"]
+    while pending:
+        reference = pending.pop()
+        if reference not in needed:
+            needed[reference] = tuple(_needs(_target(schema, reference), budget))
+            pending += needed[reference]
+    is_clear: dict[str, bool] = {}
+    for begin, first in needed.items():
+        path: list[tuple[str, Iterator[str]]] = [(begin, iter(first))]
+        is_clear.setdefault(begin, False)
+        while path:
+            current, rest = path[-1]
+            following = next((each for each in rest if not is_clear.get(each)), None)
+            if following is None:
+                is_clear[current] = True
+                path.pop()
+            elif following in is_clear:
+                shown = following[:200] if following != "#" else "itself"
+                raise invalid(
+                    f"{place} needs itself without end (by {shown}); make a property optional, or end the chain of"
+                    " references.",
+                    place,
+                )
+            else:
+                is_clear[following] = False
+                path.append((following, iter(needed[following])))
+
+
+def _needs(schema: object, budget: _Budget) -> Iterator[str]:
+    """Yield the references without which there is no value of a schema."""
+    pending = [schema]
+    while pending:
+        value = pending.pop()
+        budget.take()
+        if not isinstance(value, dict):
+            continue
+        reference = value.get("$ref")
+        if isinstance(reference, str) and reference.startswith("#"):
+            yield reference
+        properties, required = value.get("properties"), value.get("required")
+        if isinstance(properties, dict) and isinstance(required, list):
+            pending += [properties[key] for key in required if isinstance(key, str) and key in properties]
+        least = value.get("minItems", 0)
+        if isinstance(least, int) and least > 0:
+            pending.append(value.get("items"))
+        parts = value.get("allOf")
+        pending += parts if isinstance(parts, list) else []
+        for key in ("anyOf", "oneOf"):
+            ways = value.get(key)
+            pending += ways if isinstance(ways, list) and len(ways) == 1 else []
+
+
 def _target(schema: Document, reference: str) -> Any:
     """Return what a JSON pointer means.
 
@@ -210,7 +307,7 @@ def _target(schema: Document, reference: str) -> Any:
         elif isinstance(found, dict) and key in found:
             found = found[key]
         else:
-            raise invalid(f"The schema of a tool refers to {reference[:200]}, which is not there.", "tools")
+            raise invalid(f"A schema refers to {reference[:200]}, which is not there.", "tools")
     return found
 
 
@@ -353,6 +450,7 @@ def checked_schema(schema: object, place: str) -> str:
     if not isinstance(schema, dict):
         raise invalid(f"{place} is not a JSON schema object.", place)
     check_depth(schema, place)
+    check_finite(schema, place)
     return json.dumps(schema, ensure_ascii=False)
 
 

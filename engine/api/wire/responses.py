@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from engine.api.wire import sse
-from engine.api.wire.answer import Answer, Part
+from engine.api.wire.answer import Answer, Part, warnings_of
 from engine.api.wire.errors import ApiError, invalid
-from engine.api.wire.media import image_of_url
+from engine.api.wire.media import check_files, image_of_url
 from engine.api.wire.openai_chat import decode
 from engine.api.wire.question import (
     AUTO,
@@ -25,7 +25,7 @@ from engine.api.wire.question import (
 )
 from engine.api.wire.segments import Segment, Segments, Step, segments_of
 from engine.runtime.protocol.messages import ChatMessage, MediaFile, ToolCall
-from engine.runtime.session.events import Done
+from engine.runtime.session.events import Done, Reading
 
 
 class ResponsesRequest(msgspec.Struct, kw_only=True):
@@ -67,6 +67,7 @@ def read_responses(body: bytes) -> tuple[Question, ResponsesRequest]:
     if isinstance(request.input, str):
         messages.append(ChatMessage("user", request.input))
     else:
+        check_files(sum(map(_images, request.input)))
         messages += _Items().messages(request.input)
         if not request.input:
             raise invalid("input is empty; send at least one item.", "input")
@@ -84,6 +85,13 @@ def read_responses(body: bytes) -> tuple[Question, ResponsesRequest]:
         keep_alive_s=keep_alive_seconds(request.keep_alive),
     )
     return check_question(question), request
+
+
+def _images(item: dict[str, Any]) -> int:
+    parts = item.get("content") or item.get("output")
+    if not isinstance(parts, list):
+        return 0
+    return sum(isinstance(part, dict) and part.get("type") == "input_image" for part in parts)
 
 
 def _tools(tools: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
@@ -210,7 +218,7 @@ class ResponseWriter:
         (answer,) = answers
         return self._response(segments_of(answer), answer.done)
 
-    def begin(self, index: int) -> bytes:
+    def begin(self, index: int, prompt: Reading | None) -> bytes:
         response = {**self._response([], None), "status": "in_progress"}
         return self._event("response.created", response=response) + self._event(
             "response.in_progress", response=response
@@ -271,6 +279,7 @@ class ResponseWriter:
             "top_p": request.top_p,
             "truncation": "disabled",
             "usage": None if done is None else usage,
+            **warnings_of([] if done is None else [done]),
         }
 
     def _item_id(self, segment: Segment) -> str:

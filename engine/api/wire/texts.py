@@ -6,9 +6,12 @@ import msgspec
 
 from engine.api.wire.errors import ApiError
 from engine.api.wire.openai_chat import decode
+from engine.api.wire.question import keep_alive_seconds
 from engine.runtime.protocol.messages import Detokenise, Tokenise, Tokenised
 
 MAX_TOKENS = 1 << 20
+MAX_CHARACTERS = 1 << 22
+"""The child counts them at some 10 million a second, and answers nobody meanwhile."""
 
 
 class TokeniseRequest(msgspec.Struct):
@@ -18,6 +21,11 @@ class TokeniseRequest(msgspec.Struct):
     add_special: bool = False
     with_pieces: bool = False
     model: str | None = None
+    keep_alive: str | float | None = None
+
+    @property
+    def keep_alive_s(self) -> float | None:
+        return keep_alive_seconds(self.keep_alive)
 
     def request(self) -> Tokenise:
         """Return the engine's request."""
@@ -29,6 +37,11 @@ class DetokeniseRequest(msgspec.Struct):
 
     tokens: list[int]
     model: str | None = None
+    keep_alive: str | float | None = None
+
+    @property
+    def keep_alive_s(self) -> float | None:
+        return keep_alive_seconds(self.keep_alive)
 
     def request(self) -> Detokenise:
         """Return the engine's request."""
@@ -37,7 +50,11 @@ class DetokeniseRequest(msgspec.Struct):
 
 def read_tokenise(body: bytes) -> TokeniseRequest:
     """Return a request for tokens; raises `ApiError`."""
-    return decode(body, TokeniseRequest)
+    request = decode(body, TokeniseRequest)
+    if len(request.content) > MAX_CHARACTERS:
+        raise ApiError(400, f"At most {MAX_CHARACTERS} characters can be taken at a time.", param="content")
+    keep_alive_seconds(request.keep_alive)
+    return request
 
 
 def read_detokenise(body: bytes) -> DetokeniseRequest:
@@ -45,6 +62,7 @@ def read_detokenise(body: bytes) -> DetokeniseRequest:
     request = decode(body, DetokeniseRequest)
     if len(request.tokens) > MAX_TOKENS:
         raise ApiError(400, f"At most {MAX_TOKENS} tokens can be taken at a time.", param="tokens")
+    keep_alive_seconds(request.keep_alive)
     return request
 
 

@@ -284,7 +284,13 @@ class PackStore:
                 # The old pack goes with the scratch folder. `lexists` also sees a broken link.
                 if os.path.lexists(folder):
                     folder.rename(before)
-                unfinished.rename(folder)
+                try:
+                    unfinished.rename(folder)
+                except OSError:
+                    # The scratch folder is deleted, and the old pack with it.
+                    if os.path.lexists(before):
+                        before.rename(folder)
+                    raise
         except OSError as error:
             raise PackError(f"{archive.name} cannot be installed: {error.strerror or error}.") from None
         return Pack(manifest.name, folder, manifest)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from engine.library.hub.listing import Quantisation, RepoListing
+from engine.library.hub.listing import HubFile, Quantisation, RepoListing
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.layout.layout import Layout
 from engine.planning.plan.report import DeviceRow
@@ -42,6 +42,7 @@ class QuantisationFit:
     `rows`: memory of each device, as in a plan.
     `tokens_per_second`: slowest and fastest predicted speed.
     `expected_per_second`: speed of an answer of usual length, between those two; 0 if there is no prediction.
+    `projector`: the projector that is counted, None if none is.
     `speed_source`: the least sure source among the devices that matter for `expected_per_second`.
     """
 
@@ -60,6 +61,7 @@ class QuantisationFit:
     explanation: str = ""
     expected_per_second: float = 0.0
     speed_source: Source = "guess"
+    projector: HubFile | None = None
 
     @property
     def fits(self) -> bool:

@@ -18,7 +18,7 @@ from engine.library.fitting import predict_speed
 from engine.library.hub.addresses import HubAddress
 from engine.library.hub.client import list_repo
 from engine.library.hub.fit import FitVerdict, HeaderGrade, QuantisationFit, RepoFit
-from engine.library.hub.listing import PREFERRED_TAGS, Quantisation, RepoListing
+from engine.library.hub.listing import PREFERRED_TAGS, HubFile, Quantisation, RepoListing
 from engine.library.hub.remote_header import HeaderCache, read_remote_model
 from engine.library.hub.settings import HubSettings
 from engine.model.gguf.model_file import ModelFile, TensorInfo, group_blocks
@@ -26,6 +26,7 @@ from engine.planning.fit.strategies.catalogue import auto_layout
 from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints
 from engine.planning.layout.layout import Layout
 from engine.planning.memory.model_memory import ModelMemory
+from engine.planning.memory.side_files import Projector, SideFiles
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 from engine.planning.settings.context_settings import ContextSettings
@@ -42,12 +43,16 @@ _DEFAULTS = ContextSettings()
 
 @dataclass(frozen=True, slots=True)
 class FitOptions:
-    """Conditions of a forecast: rig, strategy, requested context, and limits of the strategy."""
+    """Conditions of a forecast: rig, strategy, requested context, and limits of the strategy.
+
+    `text_only`: do not count the projector that belongs to a quantisation.
+    """
 
     rig: Rig
     strategy: str = "fewest"
     context: ContextSettings = _DEFAULTS
     constraints: Constraints = NO_CONSTRAINTS
+    text_only: bool = False
 
 
 def forecast_repo(
@@ -66,24 +71,33 @@ def forecast_repo(
     """
     fits: list[QuantisationFit] = []
     for each in listing.quantisations:
+        projector = None if options.text_only else listing.projector_of(each)
         if each.name == read.name:
-            fits.append(forecast(each, model, HeaderGrade.HEADER, options))
+            fits.append(forecast(each, model, HeaderGrade.HEADER, options, projector))
         else:
-            fits.append(forecast(each, scaled_model(model, each), HeaderGrade.ESTIMATED, options))
+            fits.append(forecast(each, scaled_model(model, each), HeaderGrade.ESTIMATED, options, projector))
         if tell is not None:
             tell(len(fits))
     best, why = propose(fits)
     return RepoFit(listing, model, tuple(fits), best, why)
 
 
-def forecast(quantisation: Quantisation, model: ModelFile, grade: HeaderGrade, options: FitOptions) -> QuantisationFit:
-    """Return the forecast of one quantisation; raises as `forecast_repo`."""
+def forecast(
+    quantisation: Quantisation,
+    model: ModelFile,
+    grade: HeaderGrade,
+    options: FitOptions,
+    projector: HubFile | None = None,
+) -> QuantisationFit:
+    """Return the forecast of one quantisation with `projector`; raises as `forecast_repo`."""
     memory = ModelMemory(model)
-    found = auto_layout(options.strategy, memory, options.rig, options.context, options.constraints)
-    plan = Plan(memory, options.rig, Edit(found.layout, found.context, options.constraints.side_files))
+    side_files = options.constraints.side_files if projector is None else SideFiles(_sized_projector(projector))
+    constraints = replace(options.constraints, side_files=side_files)
+    found = auto_layout(options.strategy, memory, options.rig, options.context, constraints)
+    plan = Plan(memory, options.rig, Edit(found.layout, found.context, side_files))
     if plan.report.probe_only is not None:
         sentence = tr("Unknown before the download: {probe_only}", probe_only=plan.report.probe_only)
-        return QuantisationFit(quantisation, FitVerdict.UNKNOWN, grade, sentence, model.n_layers)
+        return QuantisationFit(quantisation, FitVerdict.UNKNOWN, grade, sentence, model.n_layers, projector=projector)
     on_cpu = sum(run.length for run in found.layout.runs if run.device == CPU_ID)
     experts = _experts_on_cpu(found.layout)
     verdict = _verdict(plan, found, on_cpu, experts)
@@ -92,7 +106,7 @@ def forecast(quantisation: Quantisation, model: ModelFile, grade: HeaderGrade, o
         quantisation=quantisation,
         verdict=verdict,
         grade=grade,
-        sentence=_sentence(plan, verdict, on_cpu, experts),
+        sentence=_sentence(plan, verdict, on_cpu, experts) + _projector_sentence(projector),
         n_layers=model.n_layers,
         n_layers_on_cpu=on_cpu,
         n_experts_on_cpu=experts,
@@ -104,7 +118,23 @@ def forecast(quantisation: Quantisation, model: ModelFile, grade: HeaderGrade, o
         explanation=found.explanation,
         expected_per_second=speed.tokens_per_second,
         speed_source=speed.source,
+        projector=projector,
     )
+
+
+def _sized_projector(file: HubFile) -> Projector:
+    """Return a projector of the size of `file`: nearly all of a projector's file are its tensors.
+
+    Its header is not read: that would be one more request to the hub for some kilobytes of difference.
+    """
+    size_bytes = file.size_bytes
+    return Projector(Path(file.path), (TensorInfo(file.name, (size_bytes,), "I8", size_bytes, 0, 0),))
+
+
+def _projector_sentence(projector: HubFile | None) -> str:
+    if projector is None:
+        return ""
+    return tr(" The projector is counted ({size}).", size=format_bytes(projector.size_bytes))
 
 
 def scaled_model(model: ModelFile, quantisation: Quantisation) -> ModelFile:

@@ -12,6 +12,7 @@ from pathlib import Path
 from engine.base.confinement import NETWORK_SINCE, SCOPES_SINCE, landlock_version, limits_memory
 from engine.base.engine_build import engine_build
 from engine.base.pci import PciId, parse_pci_id
+from engine.devices.hiding_variables import find_hiding
 from engine.devices.packs.store import ListedPack
 from engine.devices.telemetry.cards import Nvml, nvidia_driver
 from engine.machines.doctor.report import Check
@@ -88,6 +89,9 @@ def _why_not(card: Card, backends: Collection[str], packs: Sequence[ListedPack])
         )
     if card.driver == "nouveau":
         return "the free driver nouveau has it, which CUDA cannot use. Install NVIDIA's driver."
+    hiding = [each.variable.name for each in find_hiding() if set(each.variable.backends) & set(wanted)]
+    if hiding:
+        return f"{' and '.join(hiding)} may hide it: clear the variable, or add the card to it."
     return "the engine's backend does not list it: driver and toolkit may not belong together, or it is too old."
 
 
@@ -181,6 +185,17 @@ def _confinement() -> Check:
         detail=f"{files}; {memory}",
         figures={"landlock_version": version, "memory_limits": limited},
     )
+
+
+def environment_checks() -> Iterable[Check]:
+    """Yield a check for each environment variable that can hide devices; none is an error, since somebody set it."""
+    for each in find_hiding():
+        yield Check(
+            name="environment",
+            ok=None,
+            detail=each.sentence,
+            figures={"variable": each.variable.name, "value": each.value},
+        )
 
 
 def _version(tool: str, option: str) -> str | None:

@@ -112,7 +112,7 @@ class LoadCheck:
         known = [row for row in rows if row.id == device.id]
         self.calibration = self.calibration.with_load(self._rig, plan.forecast, known, {device.id: grown_bytes})
         overhead_bytes = self.calibration.overhead_bytes(device)
-        taken_bytes = sum(row.need_bytes - row.overhead_bytes for row in known)
+        taken_bytes = sum(row.buffer_bytes for row in known)
         return Check(
             name="overhead",
             device=device.id,

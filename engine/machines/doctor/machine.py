@@ -19,7 +19,14 @@ from engine.devices.device import Device, Feature, Rig
 from engine.devices.packs.store import ListedPack
 from engine.devices.telemetry.cards import Nvml, NvmlReader, read_drivers
 from engine.devices.telemetry.sample import Sample
-from engine.machines.doctor.installed import backends_built, card_checks, cards_on_bus, installed_checks, pack_checks
+from engine.machines.doctor.installed import (
+    backends_built,
+    card_checks,
+    cards_on_bus,
+    environment_checks,
+    installed_checks,
+    pack_checks,
+)
 from engine.machines.doctor.loads import LoadCheck
 from engine.machines.doctor.report import Check, Figure, Step
 from engine.machines.rigs.check_results import read_check_results, write_check_results
@@ -138,6 +145,7 @@ class Machine:
 
     def _installed(self) -> Iterator[Check]:
         yield from installed_checks()
+        yield from environment_checks()
         yield from pack_checks(self._packs)
 
     def _cards(self) -> Iterable[Check]:

@@ -28,6 +28,20 @@ ORDER_VARIABLE = "CUDA_DEVICE_ORDER"
 _BY_SLOT = "PCI_BUS_ID"
 _log = logging.getLogger("layerdeck.discovery")
 
+_CUDA_DEVICE = GgmlDevice(
+    name="CUDA0",
+    description="",
+    backend="CUDA",
+    kind="gpu",
+    free_bytes=0,
+    total_bytes=0,
+    row_split=True,
+    tensor_split=True,
+    alignment_bytes=128,
+    host_alignment_bytes=32,
+)
+"""A card as ggml-cuda.cu reports it. Its host buffers have the alignment of the CPU's; no size is too large."""
+
 AskDevices = Callable[[ListDevices, Mapping[str, str]], Sequence[GgmlDevice]]
 """Asks a new child with an environment for its devices."""
 
@@ -100,7 +114,12 @@ class _Place:
 def _numbered(found: Iterable[GgmlDevice], cards: Sequence[NvidiaCard], bad: set[PciId]) -> Iterator[GgmlDevice]:
     """Yield the devices with the names that all cards together would have, and the bad cards among them."""
     numbers = {card.slot: number for number, card in enumerate(cards)}
-    places = [_Place(numbers[card.slot], _described(card, numbers[card.slot])) for card in cards if card.slot in bad]
+    found = tuple(found)
+    # ggml's CUDA backend answers alike for all cards of a machine, apart from their memory.
+    like = next((device for device in found if device.backend == "CUDA"), _CUDA_DEVICE)
+    places = [
+        _Place(numbers[card.slot], _described(card, numbers[card.slot], like)) for card in cards if card.slot in bad
+    ]
     others = []
     for device in found:
         slot = parse_pci_id(device.pci_bus_id or "")
@@ -113,13 +132,12 @@ def _numbered(found: Iterable[GgmlDevice], cards: Sequence[NvidiaCard], bad: set
     yield from others
 
 
-def _described(card: NvidiaCard, number: int) -> GgmlDevice:
+def _described(card: NvidiaCard, number: int, like: GgmlDevice) -> GgmlDevice:
     slot = card.slot
-    return GgmlDevice(
+    return msgspec.structs.replace(
+        like,
         name=f"CUDA{number}",
         description=card.name,
-        backend="CUDA",
-        kind="gpu",
         free_bytes=card.free_bytes or 0,
         total_bytes=card.total_bytes,
         pci_bus_id=f"{slot.domain:04x}:{slot.bus:02x}:{slot.device:02x}.0",

@@ -7,6 +7,7 @@ adds margins, drivers and the results of earlier self-tests.
 from __future__ import annotations
 
 import itertools
+import logging
 import platform
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from engine.base.pci import parse_pci_name
 from engine.base.units import MIB
 from engine.devices.device import BufferFacts, Capabilities, Device, Rig, make_host, remote_margin_bytes
 from engine.devices.endpoint import Greeting, GreetingStatus, greet_all, parse_endpoint
+from engine.devices.hiding_variables import find_hiding
 from engine.devices.host_memory import read_host_memory
 from engine.devices.telemetry.cards import read_card_facts, read_drivers, with_display_margins
 from engine.machines.rigs.bad_cards import list_around_bad_cards
@@ -33,6 +35,8 @@ from engine.runtime.protocol.messages import DeviceList, GgmlDevice, ListDevices
 
 _PROCESSORS = Path("/proc/cpuinfo")
 _COMMAND_TIMEOUT_S = 2.0
+
+_log = logging.getLogger("layerdeck.devices")
 
 
 def host_device() -> Device:
@@ -156,6 +160,8 @@ def discover(
     """
     endpoints = _endpoints(rpc_endpoints)
     routes = routes or {}
+    for hiding in find_hiding():
+        _log.info("%s", hiding.sentence)
     # Before the engine connects: its client aborts the child if a server does not answer as expected.
     greetings = greet_all(endpoints, routes=routes, cancel=cancel)
     raise_if_cancelled(cancel)

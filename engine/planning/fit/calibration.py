@@ -71,7 +71,8 @@ class Calibration:
 
         `grown_bytes`: growth of the memory in use during the load, by device, for devices whose driver reports it.
         """
-        expected = {row.id: row.need_bytes - row.overhead_bytes for row in forecast}
+        # The warm-up takes what comes while it answers, but for what comes as the context fills.
+        expected = {row.id: row.need_bytes - row.overhead_bytes - row.late_bytes for row in forecast}
         overheads = dict(self.overheads)
         for row in measured:
             device = rig.device(row.id)

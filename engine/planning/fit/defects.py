@@ -56,7 +56,7 @@ def _agree(expected_bytes: int, told_bytes: int) -> bool:
 
 
 def _engine_bytes(row: DeviceRow) -> int:
-    return row.need_bytes - row.overhead_bytes
+    return row.buffer_bytes
 
 
 def _numbers(rows: Sequence[DeviceRow]) -> dict[str, dict[str, int]]:

@@ -119,9 +119,9 @@ def held_bytes(loaded: LoadedLayout, checkpoint_bytes: int = 0) -> dict[str, int
 
     The engine does not report the overhead of its process, so that is taken from the forecast.
     """
-    besides = {row.id: row.overhead_bytes for row in loaded.forecast}
+    besides = {row.id: row.overhead_bytes + row.answering_bytes for row in loaded.forecast}
     held = {
-        row.id: row.need_bytes + max(0, besides.get(row.id, 0) - row.overhead_bytes)
+        row.id: row.need_bytes + max(0, besides.get(row.id, 0) - row.overhead_bytes - row.answering_bytes)
         for row in loaded.measured
         if row.need_bytes
     }

@@ -151,7 +151,8 @@ class Relief:
         if constraints.output is not None:
             self._pins[plan.model.n_layers] = constraints.output
         # Devices of kind accel, such as BLAS, compute in host memory and hold no layers.
-        self._off = constraints.off | {device.id for device in plan.rig.devices if device.kind == "accel"}
+        off = constraints.off_beside(plan.edit.layout, plan.rig)
+        self._off = off | {device.id for device in plan.rig.devices if device.kind == "accel"}
 
     def is_allowed(self, layout: Layout) -> bool:
         """Return whether `layout` breaks no rule of the engine and leaves pinned layers where they are."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import msgspec
 
 from engine.base.errors import LayoutError
@@ -40,6 +42,11 @@ class EngineParameters(msgspec.Struct, frozen=True, kw_only=True):
     main_gpu: int = 0
     overrides: tuple[TensorOverride, ...] = ()
     extra_buffers: bool = True
+
+
+def float32(value: float) -> float:
+    """Return `value` rounded as C does when it stores a `float`."""
+    return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
 def entries(layout: Layout) -> tuple[Run, ...]:

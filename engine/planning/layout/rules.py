@@ -23,6 +23,7 @@ from engine.planning.layout.engine_parameters import (
     used_devices,
 )
 from engine.planning.layout.layout import Layout, Violation
+from engine.planning.layout.row_mode import row_violations
 from engine.planning.layout.split_modes import (
     single_head_violations,
     tensor_context_violations,
@@ -111,7 +112,8 @@ def violations(layout: Layout, model: ModelFile, rig: Rig, context: ContextSetti
 
     Rules: `layer_count`, `draft_model`, `unknown_device`, `too_many_entries`, `repeated_device`, `flash_attention`,
     `cache_block_size`, `cache_types_differ`, `too_many_sequences`, `sequences_over_batch`, `separate_sequences`,
-    `split_member`, `split_architecture`, `split_override`, `split_cache_on_host`, `single_head`, `leading_cpu_only`, `engine_fault`.
+    `split_member`, `split_architecture`, `split_override`, `split_cache_on_host`, `single_head`, `leading_cpu_only`,
+    `engine_fault`, `row_weights`.
     """
     inside_layers = layout.split_mode in ("tensor", "row")
     return (
@@ -120,6 +122,7 @@ def violations(layout: Layout, model: ModelFile, rig: Rig, context: ContextSetti
         *_unknown_devices(layout, rig),
         *(_split_mode(layout, rig) if inside_layers else _entries(layout, rig)),
         *(_tensor_mode(layout, model, context) if layout.split_mode == "tensor" else ()),
+        *(row_violations(layout, model, rig) if layout.split_mode == "row" else ()),
         *cache_violations(model, context),
         *_quantised_streams(layout, model, rig, context),
         *fault_violations(layout, model, rig, context),

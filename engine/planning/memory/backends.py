@@ -177,7 +177,9 @@ class BackendTraits:
     `op_offload`: it computes large batches for weights in host memory.
     `converts_kv`: flash attention keeps F16 copies of a KV cache of another type.
     `reorders`: it computes nodes in another order (`graph_optimize`).
+    `fuses`: it keeps what fused steps of experts read (`graph_optimize` of CUDA).
     `max_buffer_bytes`: its largest buffer, above which it makes several; None for any size.
+    `has_pools`: what it takes while it answers is known (`cuda_pools.py`).
     `overhead_bytes`: what a process takes on the device before its first buffer. A rough guess; loads calibrate it
         (`engine/planning/fit/calibration.py`).
     """
@@ -188,6 +190,8 @@ class BackendTraits:
     op_offload: bool = False
     converts_kv: bool = False
     reorders: bool = False
+    fuses: bool = False
+    has_pools: bool = False
     max_buffer_bytes: int | None = None
     overhead_bytes: int = 0
 
@@ -207,6 +211,7 @@ _CUDA_LIKE = BackendTraits(
     pinned_host=True,
     op_offload=True,
     converts_kv=True,
+    fuses=True,
     overhead_bytes=400 * MIB,
 )
 
@@ -227,11 +232,11 @@ _OTHER = BackendTraits(SizeRule(128), overhead_bytes=128 * MIB)
 TRAITS: dict[str, BackendTraits] = {
     "CPU": CPU_TRAITS,
     "RPC": RPC_TRAITS,
-    "CUDA": _CUDA_LIKE,
+    "CUDA": replace(_CUDA_LIKE, has_pools=True),
     "HIP": _CUDA_LIKE,
     "ROCm": _CUDA_LIKE,
     "MUSA": _CUDA_LIKE,
-    "SYCL": _CUDA_LIKE,
+    "SYCL": replace(_CUDA_LIKE, fuses=False),
     "Vulkan": _VULKAN,
     "Metal": _METAL,
     "MTL": _METAL,

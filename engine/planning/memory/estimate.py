@@ -41,6 +41,8 @@ class DeviceMemory:
         which the system can reclaim, so they are not part of the need.
     `compute_bytes`: compute buffer. `pipeline_bytes`: part of it for the extra copies of a pipeline.
     `output_bytes`: buffer for logits and embeddings. `overhead_bytes`: what the process takes before its first buffer.
+    `answering_bytes`: what the backend takes besides while it answers, with a full context; 0 if that is not known.
+        `late_bytes`: part of it that comes after the load, as the context fills.
     """
 
     weights_bytes: int = 0
@@ -51,6 +53,8 @@ class DeviceMemory:
     output_bytes: int = 0
     overhead_bytes: int = 0
     pipeline_bytes: int = 0
+    answering_bytes: int = 0
+    late_bytes: int = 0
 
     @property
     def need_bytes(self) -> int:
@@ -62,6 +66,7 @@ class DeviceMemory:
             + self.compute_bytes
             + self.output_bytes
             + self.overhead_bytes
+            + self.answering_bytes
         )
 
 

@@ -18,8 +18,11 @@ from engine.model.architectures.record import Architecture
 from engine.model.architectures.registry import find_architecture
 from engine.model.gguf.model_file import ModelFile
 from engine.model.gguf.quoting import quote
+from engine.planning.layout.engine_parameters import split_members
 from engine.planning.layout.layout import Layout
+from engine.planning.layout.row_mode import ROW_BACKENDS
 from engine.planning.memory.backends import HOST_RULE, SizeRule
+from engine.planning.memory.cuda_pools import Answering, CudaPools
 from engine.planning.memory.estimate import DeviceMemory, Grade, MemoryEstimate, Part
 from engine.planning.memory.hyper_parameters import (
     HyperParameters,
@@ -146,7 +149,7 @@ class ModelMemory:
         self._last = (context, tables)
         return tables
 
-    def _refusal(self, layout: Layout) -> str | None:
+    def _refusal(self, layout: Layout, rig: Rig) -> str | None:
         """Return why nothing can be computed for `layout`, None if something can."""
         n_layers = self.model.n_layers
         if layout.n_layers != n_layers:
@@ -155,7 +158,7 @@ class ModelMemory:
                 layout_layers=layout.n_layers,
                 model_layers=n_layers,
             )
-        if layout.split_mode == "row":
+        if layout.split_mode == "row" and not _knows_rows(layout, rig):
             return tr("memory of split mode row is known only after a probe")
         if layout.split_mode == "tensor" and self._state is None:
             return self.probe_only
@@ -166,7 +169,7 @@ class ModelMemory:
     ) -> MemoryEstimate:
         """Return the memory of `layout` on every device of `rig`; faster without compute buffers
         (`with_compute=False`)."""
-        refusal = self._refusal(layout)
+        refusal = self._refusal(layout, rig)
         if refusal is not None:
             return _nothing_known(rig, refusal)
         placement = place(layout, rig, context)
@@ -183,6 +186,7 @@ class ModelMemory:
         compute: Mapping[str, Size] = {}
         if tables is not None and tables.compute is not None and with_compute:
             compute = self._forecast(lambda forecast: forecast.device_sizes(placement), tables.compute) or {}
+        answering = {} if tables is None else self._answering(tables, placement, with_compute=bool(compute))
         return MemoryEstimate(
             devices={
                 device_id: DeviceMemory(
@@ -195,6 +199,8 @@ class ModelMemory:
                     output_bytes=tables.output_buffer_bytes if tables and device_id == CPU_ID else 0,
                     overhead_bytes=placement.traits[device_id].overhead_bytes if device_id in placement.entries else 0,
                     pipeline_bytes=compute[device_id].pipeline_bytes if device_id in compute else 0,
+                    answering_bytes=answering[device_id].total_bytes if device_id in answering else 0,
+                    late_bytes=answering[device_id].late_bytes if device_id in answering else 0,
                 )
                 for device_id in rig.ids
             },
@@ -202,6 +208,18 @@ class ModelMemory:
             probe_only=self.probe_only,
             unknown=self.unknown,
         )
+
+    def _answering(self, tables: ContextMemory, placement: Placement, *, with_compute: bool) -> dict[str, Answering]:
+        """Return what devices take while they answer; nothing for a header that is not supported."""
+        # The graph has just been computed, so whether flash attention suits is known.
+        flash: bool | None = tables.flash_attention != "off"
+        if flash and with_compute and tables.compute is not None:
+            flash = self._forecast(lambda forecast: forecast.uses_flash_attention(placement), tables.compute)
+        try:
+            return tables.pools(self.model).of(placement, flash=flash is not False)
+        except UNFORESEEN:
+            _log.info("the arithmetic cannot tell the pools of %s", quote(self.model.name), exc_info=True)
+            return {}
 
     def uses_flash_attention(self, layout: Layout, context: ContextSettings, rig: Rig) -> bool | None:
         """Return whether llama.cpp ends up with flash attention, None if only a probe can tell."""
@@ -242,6 +260,12 @@ class ModelMemory:
         return self._last_members[1]
 
 
+def _knows_rows(layout: Layout, rig: Rig) -> bool:
+    """Return whether the split buffers of all members are known."""
+    members = [rig.device(device_id) for device_id in split_members(layout)]
+    return all(device is not None and device.backend in ROW_BACKENDS for device in members)
+
+
 class ContextMemory:
     """Tables for one model with one set of context settings.
 
@@ -278,11 +302,23 @@ class ContextMemory:
         It has one row of logits for each sequence. An embedding model also has a vector and logits for each token of a
         batch; the load asks for that once (`warm_up.py`).
         """
+        self._pools: CudaPools | None = None
         self.compute: ComputeForecast | None = None
         if graphs is not None:
             from engine.planning.memory.compute_graph.forecast import ComputeForecast
 
             self.compute = ComputeForecast(graphs, context)
+
+    @property
+    def flash_attention(self) -> str:
+        """The setting of flash attention."""
+        return self._context.flash_attn
+
+    def pools(self, model: ModelFile) -> CudaPools:
+        """Return what CUDA takes while it answers."""
+        if self._pools is None:
+            self._pools = CudaPools(model, self.hyper, self.shape, self._context)
+        return self._pools
 
     def state_bytes(
         self, placement: Placement, members: MemberTables | None = None

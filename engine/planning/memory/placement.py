@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.planning.layout.engine_parameters import (
@@ -15,6 +15,7 @@ from engine.planning.layout.engine_parameters import (
     tensor_overrides,
 )
 from engine.planning.layout.layout import Layout, Run
+from engine.planning.layout.row_mode import with_homes
 from engine.planning.memory.backends import (
     ALL_KERNELS,
     PLAIN_HOST,
@@ -56,6 +57,7 @@ class Placement:
         means no.
     `shares`: in split mode tensor, the share of each entry in every layer after the leading ones; there are no runs
         then.
+    `row_shares`: in split mode row, the share of each entry in the rows of every weight; empty in other modes.
     `extra_buffers`: the CPU may repack weights.
     `op_offload`: devices compute batches of at least `offload_batch` tokens for weights in host memory.
     """
@@ -74,6 +76,7 @@ class Placement:
     locks_file: bool
     pipeline: bool
     shares: tuple[float, ...] = ()
+    row_shares: tuple[float, ...] = ()
     extra_buffers: bool = True
     host: HostBuffers = HostBuffers()
     op_offload: bool = True
@@ -90,6 +93,8 @@ def place(layout: Layout, rig: Rig, context: ContextSettings) -> Placement:
     devices = {device.id: device for device in rig.all_devices}
     if layout.split_mode == "tensor":
         return _place_members(layout, devices, context, extra_buffers=rig.host.fault("extra_buffers") is None)
+    if layout.split_mode == "row":
+        return _place_rows(layout, rig, context)
     offloaded = entries(layout)
     leading = layout.runs[0].length if layout.runs and layout.runs[0].device == CPU_ID else 0
     listed_ids = (*(run.device for run in offloaded), *further_devices(layout))
@@ -114,6 +119,13 @@ def place(layout: Layout, rig: Rig, context: ContextSettings) -> Placement:
         op_offload=bool(context.op_offload),
         offload_batch=context.offload_batch,
     )
+
+
+def _place_rows(layout: Layout, rig: Rig, context: ContextSettings) -> Placement:
+    shares = tuple(share for _, share in layout.tensor_split if share > 0)
+    homes = place(with_homes(layout), rig, context)
+    # Every member is an entry, also one that is no layer's home. Mode row has no pipeline (`pipeline_parallel`).
+    return replace(homes, entries=split_members(layout), row_shares=shares, pipeline=False)
 
 
 def _host_buffers(listed: list[BackendTraits]) -> HostBuffers:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import re
-import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -18,6 +17,7 @@ from typing import Literal, NamedTuple
 from engine.model.architectures.registry import architecture_rules
 from engine.model.gguf.model_file import ModelFile, TensorInfo
 from engine.model.gguf.tensor_table import TYPES_BY_NAME
+from engine.planning.layout.engine_parameters import float32
 from engine.planning.memory.backends import SizeRule
 from engine.planning.memory.hyper_parameters import HyperParameters, MissingNumberError, number
 from engine.planning.memory.kv_cache import CacheTensor, LayerState
@@ -101,7 +101,7 @@ class TensorSplit:
         self._model = model
         self._rules = architecture_rules(model.architecture).split
         self._hyper = hyper
-        self._shares = [_float32(share) for share in shares]
+        self._shares = [float32(share) for share in shares]
         self._types = {tensor.name: tensor.type_name for tensor in model.tensors}
         kinds = list(zip(hyper.recurrent, hyper.sliding, strict=True))
         n = len(self._shares)
@@ -185,7 +185,7 @@ class TensorSplit:
         rotation = self._hyper.n_trunk_layers % n if layer is None else self._rotations[layer]
         # llama.cpp computes shares in float32, and rounding decides about whole slices, so each step is rounded here
         # too.
-        sums = list(accumulate((self._shares[(j + rotation) % n] for j in range(n)), lambda a, b: _float32(a + b)))
+        sums = list(accumulate((self._shares[(j + rotation) % n] for j in range(n)), lambda a, b: float32(a + b)))
         counts = [0] * n
         for (extent, n_alike), granularity in zip(cut.segments, cut.granularity, strict=True):
             if granularity <= 0:
@@ -194,7 +194,7 @@ class TensorSplit:
             for j in range(n):
                 high = extent
                 if j < n - 1:
-                    share = _float32(_float32(_float32(extent) * sums[j]) / sums[-1]) if sums[-1] else None
+                    share = float32(float32(float32(extent) * sums[j]) / sums[-1]) if sums[-1] else None
                     high = extent * (j + 1) // n if share is None else int(share)
                     # Always rounded down, so the last device gets what is left over.
                     high -= high % granularity
@@ -309,10 +309,6 @@ class TensorSplit:
 
 def _with(shape: tuple[int, ...], axis: int, extent: int) -> tuple[int, ...]:
     return (*shape[:axis], extent, *shape[axis + 1 :])
-
-
-def _float32(value: float) -> float:
-    return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
 Members = tuple[int, ...]

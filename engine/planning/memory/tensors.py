@@ -6,7 +6,7 @@ Mirrors `ggml_backend_buft_get_alloc_size`, the table of tensors in llama-arch.c
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from engine.model.architectures.record import Architecture
@@ -14,6 +14,7 @@ from engine.model.gguf.model_file import ModelFile, TensorInfo
 from engine.model.gguf.tensor_table import TYPES_BY_NAME
 from engine.planning.layout.engine_parameters import TensorOverride
 from engine.planning.layout.patterns import pattern_finder
+from engine.planning.layout.row_mode import rows_of_members
 from engine.planning.memory.backends import ROW_PADDING, SizeRule
 from engine.planning.memory.kv_cache import pad
 
@@ -45,6 +46,20 @@ def padded_bytes(type_name: str, shape: tuple[int, ...], size_bytes: int, rule: 
         # Also for a slice without rows: get_alloc_size looks at ne[0] alone.
         size_bytes += row_padding_bytes(type_name, shape[0])
     return pad(size_bytes, rule.alignment_bytes)
+
+
+def row_slices(tensor: TensorInfo, shares: Sequence[float]) -> tuple[int, ...]:
+    """Return the bytes of a weight on each member of split mode row.
+
+    Mirrors `ggml_backend_sycl_split_buffer_type_get_alloc_size`.
+    """
+    _, block_elements, block_bytes = TYPES_BY_NAME[tensor.type_name]
+    columns = tensor.shape[0]
+    row_bytes = columns // block_elements * block_bytes
+    rest = columns % ROW_PADDING
+    # Unlike CUDA's padding also for types without blocks, and once on each member.
+    padding_bytes = (ROW_PADDING - rest) // block_elements * block_bytes if rest else 0
+    return tuple(rows * row_bytes + padding_bytes if rows else 0 for rows in rows_of_members(tensor, shares))
 
 
 def is_repacked(tensor: TensorInfo) -> bool:

@@ -25,6 +25,7 @@ from engine.planning.memory.tensors import (
     file_spans,
     is_repacked,
     layers_with_rope_factors,
+    row_slices,
     tensor_bytes,
 )
 
@@ -32,6 +33,8 @@ _REPACKABLE = "CPU, may be repacked"
 """Home of tensors that go through llama.cpp's list of CPU buffer types. Tensors of a CPU entry do not."""
 _SPLIT = "all members of a tensor split"
 """Home of tensors that all members of a tensor split share."""
+_ROWS = "split rows"
+"""Buffer of tensors whose rows are split."""
 _MOST_RANGES = 4096
 _MOST_LAYERS = 16384
 
@@ -157,6 +160,7 @@ class WeightTables:
         circumstances = (
             tuple(placement.traits.items()), placement.entries[:1], placement.repacks, placement.can_map,
             placement.maps_file, placement.pinned_host, placement.extra_buffers, placement.host, members,
+            placement.row_shares,
         )  # fmt: skip
         if circumstances != self._circumstances or len(self._layers) >= _MOST_LAYERS:
             self._layers.clear()
@@ -237,7 +241,9 @@ class WeightTables:
             left = is_too_large(tensor, kernels) if is_input else tensor.name in self._unsupported_by(kernels)
             is_pinned = not left
         # llama.cpp creates a tensor once per buffer type, though tied output and RoPE factors ask for it repeatedly.
-        buffer = home
+        is_split = bool(placement.row_shares) and not on_host and tensor.name not in self._moved
+        # The split buffer type is one for all members.
+        buffer = _ROWS if is_split else home
         if on_host:
             in_pinned = is_pinned and placement.pinned_host and not placement.maps_file
             buffer = "repacked" if repacks else "pinned" if in_pinned else CPU_ID
@@ -251,6 +257,9 @@ class WeightTables:
             tally.add_plain(tensor, SizeRule(placement.host.weights.alignment_bytes) if is_pinned else None)
         elif home == _SPLIT and members is not None:
             for member, size_bytes in zip(placement.entries, members.slices(tensor), strict=True):
+                tally.on_device[member] += size_bytes
+        elif is_split:
+            for member, size_bytes in zip(placement.entries, row_slices(tensor, placement.row_shares), strict=True):
                 tally.on_device[member] += size_bytes
         elif home in placement.traits:
             tally.on_device[home] += tensor_bytes(tensor, placement.traits[home].size_rule)

@@ -13,6 +13,7 @@ from engine.model.gguf.model_file import ModelFile
 from engine.planning.layout.engine_parameters import entries, split_members, used_devices
 from engine.planning.layout.layout import Layout
 from engine.planning.memory.backends import backend_traits
+from engine.planning.memory.side_files import SideFiles
 from engine.planning.plan.decisions.context_length import trained_length
 from engine.planning.settings.context_settings import ContextSettings
 
@@ -29,8 +30,8 @@ def advice(layout: Layout, model: ModelFile, rig: Rig, context: ContextSettings)
     """Return the disadvantages of this layout, the most important one first. The arguments are those of `violations`.
 
     Rules: `worker_in_use`, `cpu_entry`, `output_on_cpu`, `shared_cache`, `override_leaves_cache`,
-    `override_stops_pipeline`, `split_one_member`, `split_runs`, `cache_on_host`, `context_above_training`,
-    `full_sliding_window`, `extra_buffers_off`.
+    `override_stops_pipeline`, `row_deprecated`, `split_one_member`, `split_runs`, `cache_on_host`,
+    `context_above_training`, `full_sliding_window`, `extra_buffers_off`.
     """
     # A violation already says so, and what follows looks up layers of the model.
     if layout.n_layers != model.n_layers:
@@ -44,6 +45,20 @@ def advice(layout: Layout, model: ModelFile, rig: Rig, context: ContextSettings)
         *_settings(layout, model, context),
         *_extra_buffers(layout, rig),
     )
+
+
+def side_file_advice(side_files: SideFiles, layout: Layout) -> Iterator[Advice]:
+    """Yield disadvantages of side files with this layout. Rules: `row_adapter`."""
+    if side_files.adapters and layout.split_mode == "row":
+        # `llama_adapter_lora_init_impl` creates each matrix in the buffer type of the weight that it changes.
+        yield Advice(
+            "row_adapter",
+            tr(
+                "In split mode row the engine splits the matrices of a LoRA adapter by rows too; whether it computes "
+                "right then is not known."
+            ),
+            tr("Choose split mode layer, or remove the adapter."),
+        )
 
 
 def _extra_buffers(layout: Layout, rig: Rig) -> Iterator[Advice]:
@@ -97,6 +112,13 @@ def _between_layers(layout: Layout, rig: Rig, context: ContextSettings) -> Itera
 
 def _inside_layers(layout: Layout) -> Iterator[Advice]:
     members = split_members(layout)
+    if layout.split_mode == "row":
+        # docs/multi-gpu.md ("Deprecated") and docs/backend/SYCL.md ("not supported") of llama.cpp.
+        yield Advice(
+            "row_deprecated",
+            tr("llama.cpp calls split mode row deprecated, and its SYCL backend does not support it: it may crash."),
+            tr("Choose split mode layer, or tensor."),
+        )
     if len(members) == 1:
         yield Advice(
             "split_one_member",

@@ -27,7 +27,7 @@ from engine.planning.layout.rules import violations
 from engine.planning.layout.split_modes import count_unlisted_layers
 from engine.planning.memory.backends import backend_traits
 from engine.planning.memory.model_memory import FEW_TABLES, MOST_TABLES, ModelMemory
-from engine.planning.plan.advice import Advice, advice
+from engine.planning.plan.advice import Advice, advice, side_file_advice
 from engine.planning.plan.decisions.decision import Decision
 from engine.planning.plan.decisions.side_files import side_file_violations
 from engine.planning.plan.edit import Edit
@@ -145,7 +145,11 @@ class Plan:
     @cached_property
     def advice(self) -> tuple[Advice, ...]:
         """Disadvantages of the edit that the engine accepts."""
-        found = advice(self.edit.layout, self.model, self.rig, self.settings)
+        edit = self.edit
+        found = (
+            *advice(edit.layout, self.model, self.rig, self.settings),
+            *side_file_advice(edit.side_files, edit.layout),
+        )
         if self._has_room_for_output:
             return found
         return tuple(each for each in found if each.rule != "output_on_cpu")

@@ -171,7 +171,7 @@ def _cells(row: DeviceRow) -> tuple[str, ...]:
         row.kv_cache_bytes + row.recurrent_bytes,
         row.compute_bytes,
         row.output_bytes,
-        row.overhead_bytes,
+        row.overhead_bytes + row.answering_bytes,
         row.need_bytes,
     )
     free = "unknown" if row.free_bytes is None else format_bytes(row.free_bytes)

@@ -21,7 +21,8 @@ _NOTHING = DeviceMemory()
 class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers of one device, with the keys of the contract (section Row).
 
-    `pipeline_bytes`: part of `compute_bytes`. `shortfall_bytes`: negative if it fits, then the bytes to spare.
+    `pipeline_bytes`: part of `compute_bytes`. `late_bytes`: part of `answering_bytes`.
+    `shortfall_bytes`: negative if it fits, then the bytes to spare.
     """
 
     id: str
@@ -31,6 +32,8 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
     recurrent_bytes: int
     compute_bytes: int
     pipeline_bytes: int = 0
+    answering_bytes: int = 0
+    late_bytes: int = 0
     output_bytes: int
     overhead_bytes: int
     need_bytes: int
@@ -52,12 +55,20 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
 
     def without_overhead(self) -> DeviceRow:
         """Return the row without overhead. The engine reports its buffers only, so measured rows have no overhead."""
+        besides_bytes = self.overhead_bytes + self.answering_bytes
         return msgspec.structs.replace(
             self,
             overhead_bytes=0,
-            need_bytes=self.need_bytes - self.overhead_bytes,
-            shortfall_bytes=self.shortfall_bytes - self.overhead_bytes,
+            answering_bytes=0,
+            late_bytes=0,
+            need_bytes=self.need_bytes - besides_bytes,
+            shortfall_bytes=self.shortfall_bytes - besides_bytes,
         )
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Need without what the engine does not report: overhead, and what it takes while it answers."""
+        return self.need_bytes - self.overhead_bytes - self.answering_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +113,8 @@ def make_row(device: Device, memory: DeviceMemory, grade: Grade) -> DeviceRow:
         shortfall_bytes=need_bytes + device.margin_bytes - device.available_bytes,
         grade=grade,
         pipeline_bytes=memory.pipeline_bytes,
+        answering_bytes=memory.answering_bytes,
+        late_bytes=memory.late_bytes,
     )
 
 

@@ -8,6 +8,7 @@ import msgspec
 
 KvType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
 KV_TYPES: tuple[KvType, ...] = get_args(KvType)
+PLAIN_KV_TYPES: tuple[KvType, ...] = ("f32", "f16", "bf16")
 FlashAttention = Literal["auto", "on", "off"]
 FLASH_ATTENTION_MODES: tuple[FlashAttention, ...] = get_args(FlashAttention)
 LoadMode = Literal["auto", "mmap", "none", "mlock", "mmap_mlock", "direct_io"]
@@ -20,6 +21,11 @@ AUTO_CONTEXT = 0
 """Value of `n_ctx` that leaves the context length open."""
 OFFLOAD_MIN_BATCH = 32
 """llama.cpp's own threshold of op offload, in tokens of a micro batch (`GGML_OP_OFFLOAD_MIN_BATCH`)."""
+
+
+def is_quantised(kv_type: KvType) -> bool:
+    """Return whether a KV cache of this type is quantised."""
+    return kv_type not in PLAIN_KV_TYPES
 
 
 class ContextSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -47,6 +53,9 @@ class ContextSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     threads_batch: int | None = None
     # Not a field of llama.cpp either: the child prevents a pipeline by an override (`model_loader.py`).
     pipeline: Pipeline = "auto"
+    # Of `mtmd_context_params`: tokens that a projector with images of any size makes of one; None: its file's own.
+    image_max_tokens: int | None = None
+    image_min_tokens: int | None = None
 
     @property
     def offload_batch(self) -> int:

@@ -11,6 +11,8 @@ import msgspec
 
 Mirostat = Literal["off", "1", "2"]
 MIROSTAT_MODES: tuple[Mirostat, ...] = get_args(Mirostat)
+FullContext = Literal["end", "shift"]
+FULL_CONTEXT_MODES: tuple[FullContext, ...] = get_args(FullContext)
 DRY_BREAKERS = ("\n", ":", '"', "*")
 """Default sequence breakers of DRY (common/common.h)."""
 
@@ -19,6 +21,8 @@ class SamplingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """Settings of one answer. Defaults are those of `common_params_sampling` in common/common.h.
 
     `max_tokens` None: no limit. `seed` None: a new one for each answer.
+    `full_context`: what an answer does when the context is full: end, or go on without the oldest tokens.
+    `keep_tokens`: first tokens that stay then; None: those before the first question.
     `penalty_last_n`, `dry_penalty_last_n`: -1 for the whole context. `temperature`: 0 takes the likeliest token.
     """
 
@@ -48,6 +52,8 @@ class SamplingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     adaptive_decay: float = 0.9
     seed: int | None = None
     max_tokens: int | None = None
+    full_context: FullContext = "end"
+    keep_tokens: int | None = None
     stop: tuple[str, ...] = ()
     grammar: str = ""
     json_schema: str = ""

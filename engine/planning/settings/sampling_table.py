@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 from engine.base.language import tr
 from engine.planning.settings.kinds import Choice, LeftOpen, Real, SamplingKind, SamplingValue, Text, Texts, WholeNumber
-from engine.planning.settings.sampling_settings import MIROSTAT_MODES, SamplingSettings
+from engine.planning.settings.sampling_settings import FULL_CONTEXT_MODES, MIROSTAT_MODES, SamplingSettings
 
 SamplingGroup = Literal["Answer", "Repetition", "Choice", "Temperature", "Mirostat", "Shape"]
 SAMPLING_GROUPS: tuple[SamplingGroup, ...] = get_args(SamplingGroup)
@@ -52,6 +52,20 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         "Answer",
         tr("Longest answer"),
         tr("maximum number of tokens in an answer"),
+    ),
+    SamplingSetting(
+        "full_context",
+        Choice(FULL_CONTEXT_MODES, "W"),
+        "Answer",
+        tr("Full context during an answer"),
+        tr("end: the answer ends; shift: it goes on, and the model loses the oldest tokens after the first ones"),
+    ),
+    SamplingSetting(
+        "keep_tokens",
+        WholeNumber(0, MAX_WINDOW, left_open=LeftOpen(None, None, "start", or_empty=True)),
+        "Answer",
+        tr("Tokens kept by a shift"),
+        tr("number of first tokens that stay when a full context is shifted; empty: those before the first question"),
     ),
     SamplingSetting(
         "stop",

@@ -27,6 +27,8 @@ MAX_TOKENS = (1 << 31) - 1
 """Largest value of `llama_context_params.n_ctx` that fits into llama.cpp's signed positions (`llama_pos`)."""
 MAX_SEQUENCES = 256
 """`LLAMA_MAX_SEQ` in llama-cparams.h."""
+MAX_IMAGE_TOKENS = 65_536
+"""Far above the limit of any projector; mtmd multiplies it by the area of a patch in 32 bits."""
 MAX_THREADS = 512
 """`GGML_MAX_N_THREADS` in ggml.h. ggml asserts that there are no more."""
 CONTEXT_STEP = 256
@@ -248,6 +250,32 @@ SETTINGS: tuple[Setting, ...] = (
         ),
         "placement",
         decided_by="pipeline",
+        rare=True,
+    ),
+    Setting(
+        "image_max_tokens",
+        WholeNumber(1, MAX_IMAGE_TOKENS, left_open=_NULL),
+        "--image-max-tokens",
+        "Context",
+        tr("Largest image (tokens)"),
+        tr(
+            "most tokens of an image, for projectors that read images of any size; the load reserves memory for such "
+            "an image; auto: the projector's own limit"
+        ),
+        "context",
+        rare=True,
+    ),
+    Setting(
+        "image_min_tokens",
+        WholeNumber(1, MAX_IMAGE_TOKENS, left_open=_NULL),
+        "--image-min-tokens",
+        "Context",
+        tr("Smallest image (tokens)"),
+        tr(
+            "fewest tokens of an image, to which smaller ones are enlarged, for projectors that read images of any "
+            "size; auto: the projector's own limit"
+        ),
+        "context",
         rare=True,
     ),
 )

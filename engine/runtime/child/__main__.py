@@ -30,6 +30,7 @@ from engine.runtime.protocol.media import MediaCache
 from engine.runtime.protocol.messages import (
     Aborting,
     AnyRequest,
+    CountVocabulary,
     DeviceMemoryQuery,
     DeviceMemoryReadings,
     Failure,
@@ -51,6 +52,7 @@ from engine.runtime.protocol.pipe import Pipe, Requests, begin_child
 
 if TYPE_CHECKING:
     from engine.runtime.child.generate.decode_loop import DecodeLoop
+    from engine.runtime.child.load.vocabulary import VocabularyReader
 
 
 class ModelChild:
@@ -63,6 +65,7 @@ class ModelChild:
         self._log = EngineLog()
         self._context: LoadedContext | None = None
         self._loop: DecodeLoop | None = None
+        self._vocabulary: VocabularyReader | None = None
         self._engine = Bindings()
         self._engine.on_log(self._log.write)
         self._is_aborting = False
@@ -122,6 +125,8 @@ class ModelChild:
                 self._loop.take(request)
             case _:
                 self._pipe.send(self._handle(request))
+                if self._vocabulary is not None:
+                    self._vocabulary.rest()
         return True
 
     def _handle(self, request: AnyRequest) -> Message:
@@ -136,7 +141,8 @@ class ModelChild:
         """Load packs and give up the rights that `request` does not need."""
         # Only with the first request, because a waiting child (`SpareChild`) must not touch a device. Before the rights
         # are given up, because packs are files that the child may not read afterwards.
-        if self._packs is None:
+        # A vocabulary needs no device.
+        if self._packs is None and not isinstance(request, CountVocabulary):
             self._packs = load_packs(self._engine)
         give_up_rights(self._engine, request)
 
@@ -154,7 +160,7 @@ class ModelChild:
             case ListDevices():
                 return list_devices(self._engine, request.endpoints, request.routes, self._packs or ())
             case Probe():
-                return probe(self._engine, self._log, request)
+                return probe(self._engine, self._log, request, self._pipe.send)
             case Load():
                 return self._load(request)
             case ModelRequest():
@@ -168,6 +174,8 @@ class ModelChild:
                     return logit_digest(self._loaded(), request)
             case DeviceMemoryQuery():
                 return DeviceMemoryReadings(readings=self._loaded().devices.memory())
+            case CountVocabulary():
+                return self._vocabulary_reader().count(request)
             case Quantise():
                 from engine.runtime.child.load.quantise import quantise
 
@@ -192,6 +200,13 @@ class ModelChild:
 
         self._loop = DecodeLoop(self._context, self._stop, self._pipe.send_all)
         return message
+
+    def _vocabulary_reader(self) -> VocabularyReader:
+        from engine.runtime.child.load.vocabulary import VocabularyReader
+
+        if self._vocabulary is None:
+            self._vocabulary = VocabularyReader(self._engine, self._log)
+        return self._vocabulary
 
     def _loaded(self) -> LoadedContext:
         if self._context is None:

@@ -74,4 +74,8 @@ def member_estimate(plan: Plan, parts: Iterable[Part]) -> Mapping[str, DeviceMem
 def _member_row(row: DeviceRow, rig: Rig, memory: DeviceMemory, compute_bytes: int) -> DeviceRow:
     device = rig.device(row.id)
     assert device is not None
-    return make_row(device, replace(memory, compute_bytes=compute_bytes, overhead_bytes=0), Grade.ESTIMATED)
+    return make_row(
+        device,
+        replace(memory, compute_bytes=compute_bytes, overhead_bytes=0, answering_bytes=0, late_bytes=0),
+        Grade.ESTIMATED,
+    )

@@ -18,7 +18,7 @@ from types import TracebackType
 from engine.base.cancellation import CancelToken
 from engine.base.engine_build import engine_version
 from engine.base.errors import BusyError, EngineError, UnreachableError
-from engine.devices.device import Device, names_of
+from engine.devices.device import CPU_ID, Device, names_of
 from engine.devices.endpoint import GreetingStatus, greet_all
 from engine.planning.fit.defects import defect_text, disagreements
 from engine.planning.memory.estimate import DeviceMemory, Grade
@@ -145,14 +145,16 @@ def _completed(plan: Plan, rows: tuple[DeviceRow, ...]) -> tuple[DeviceRow, ...]
     """Return the rows of a dry load with the figures that it cannot give, from the arithmetic.
 
     They are: the overhead of devices; mapped weights, because a dry load maps nothing and counts all weights as memory;
-    and the rounding of pinned host buffers.
+    the rounding of pinned host buffers; and compute buffers where it plans others than a load (`_plans_otherwise`).
     """
     resolved = plan.resolved
     alone = check_fit(resolved.model_estimate, plan.learned_rig)
     host = place(plan.edit.layout, plan.rig, plan.settings).host
+    mended = alone.probe_only is None and _plans_otherwise(plan)
+    told = tuple(map(_with_compute, plan.rig.all_devices, alone.rows, rows)) if mended else rows
     completed = tuple(
         _completed_row(device, estimated, row, host if device.is_host else HostBuffers())
-        for device, estimated, row in zip(plan.rig.all_devices, alone.rows, rows, strict=True)
+        for device, estimated, row in zip(plan.rig.all_devices, alone.rows, told, strict=True)
     )
     # A model that needs a probe has no forecast to compare with.
     if alone.probe_only is None:
@@ -162,6 +164,25 @@ def _completed(plan: Plan, rows: tuple[DeviceRow, ...]) -> tuple[DeviceRow, ...]
     # A dry load has no adapters and no projector; the size of their weights follows from their headers.
     whole = check_fit(resolved.estimate, plan.learned_rig)
     return tuple(map(_with_side_files, plan.rig.all_devices, whole.rows, alone.rows, completed))
+
+
+def _plans_otherwise(plan: Plan) -> bool:
+    """Return whether a dry load of CUDA devices plans other compute buffers than a load.
+
+    It forgets which attention stays on the CPU, and which devices norms are pinned to. The arithmetic follows the load
+    to the byte there (`tests/zoo`).
+    """
+    placement = place(plan.edit.layout, plan.rig, plan.settings)
+    entries = [entry for entry in placement.entries if entry != CPU_ID]
+    if placement.shares or not all(entry in placement.traits and placement.traits[entry].fuses for entry in entries):
+        return False
+    return bool(entries) and (not plan.settings.offload_kqv or bool(placement.overrides) or len(placement.entries) > 1)
+
+
+def _with_compute(device: Device, estimated: DeviceRow, row: DeviceRow) -> DeviceRow:
+    """Return the row of a dry load with the compute buffer of the arithmetic. The host's is rounded already."""
+    sizes = {name: getattr(estimated, name) for name in ("compute_bytes", "pipeline_bytes")}
+    return make_row(device, replace(row.memory, **sizes), row.grade)
 
 
 def _with_side_files(device: Device, whole: DeviceRow, alone: DeviceRow, row: DeviceRow) -> DeviceRow:
@@ -183,6 +204,8 @@ def _completed_row(device: Device, estimated: DeviceRow, row: DeviceRow, host: H
         output_bytes=row.output_bytes,
         overhead_bytes=estimated.overhead_bytes,
         pipeline_bytes=row.pipeline_bytes,
+        answering_bytes=estimated.answering_bytes,
+        late_bytes=estimated.late_bytes,
     )
     return make_row(device, memory, row.grade)
 

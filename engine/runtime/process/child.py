@@ -23,9 +23,11 @@ from typing import IO, Any
 import msgspec
 
 from engine.base.json_file import UNREADABLE
+from engine.base.metal_tensor_api import tells_of_tensor_api
 from engine.base.programs import LOG_MARK
 from engine.base.texts import show
 from engine.runtime.process.outcome import EndReason, ProcessOutcome, log_end
+from engine.runtime.process.records import log_start
 from engine.runtime.process.system import close_pipe, signal_process, spawn, wait_for_exit, worker_argv
 from engine.runtime.protocol.messages import PROTOCOL_VERSION, Aborting, AnyMessage, Hello, Quit, Request
 from engine.runtime.protocol.pipe import MAX_MESSAGE_BYTES
@@ -93,6 +95,7 @@ class ChildProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._stderr_tail: deque[str] = deque(maxlen=STDERR_TAIL_LINES)
+        self._failed_in_tensor_api = False
         self._threads: list[threading.Thread] = []
         # Everything below is guarded by the condition, which the supervisor waits for.
         self._condition = threading.Condition()
@@ -282,6 +285,7 @@ class ChildProcess:
                     _log.info("%s %s: %s", self._name, self.pid, show(text.removeprefix(LOG_MARK), 300))
                 elif text:
                     self._stderr_tail.append(text)
+                    self._failed_in_tensor_api = self._failed_in_tensor_api or tells_of_tensor_api(text)
                     _log.debug("%s: %s", self._name, text)
         except (OSError, ValueError):
             pass
@@ -292,7 +296,11 @@ class ChildProcess:
             self._condition.wait_for(lambda: self._greeted or self._stdout_closed or self._ask_until_s is not None)
         stream = self._pipe("stdin")
         try:
+            is_first = True
             while self._greeted and (request := self._requests.get()) is not None:
+                if is_first:
+                    is_first = False
+                    log_start(self._name, self.pid, self._engine, self._environment, request)
                 if self._before_send is not None:
                     request = self._before_send(request)
                 stream.write(_encode(request) + b"\n")
@@ -391,6 +399,7 @@ class ChildProcess:
             free_bytes=self._aborting.free_bytes,
             requested_bytes=self._aborting.requested_bytes,
             stderr_tail=tuple(self._stderr_tail),
+            failed_in_tensor_api=self._failed_in_tensor_api,
         )
 
     def _finish(self, outcome: ProcessOutcome) -> None:

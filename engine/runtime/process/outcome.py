@@ -70,6 +70,8 @@ class ProcessOutcome:
     `refusing_device`: id of the device that refused memory while it computed, if the child said so; else empty.
     `free_bytes`, `requested_bytes`: free there, and asked for; None if unknown.
     `stderr_tail`: last lines of its standard error.
+    `failed_in_tensor_api`: a line of it reports a failure in Metal's tensor API. The compiler's messages that follow
+    such a line may be longer than the tail.
     """
 
     reason: EndReason
@@ -81,6 +83,7 @@ class ProcessOutcome:
     free_bytes: int | None = None
     requested_bytes: int | None = None
     stderr_tail: tuple[str, ...] = ()
+    failed_in_tensor_api: bool = False
 
     @property
     def lost_rpc(self) -> bool:
@@ -254,9 +257,14 @@ def _exit_words(outcome: ProcessOutcome) -> str:
 
 
 @cache
-def _versions() -> str:
+def own_version() -> str:
+    """Return the version of this program."""
     try:
-        own = metadata.version("layerdeck")
+        return metadata.version("layerdeck")
     except metadata.PackageNotFoundError:
-        own = "not installed"
-    return f"Layerdeck {own}, Python {platform.python_version()}, {sys.platform} {platform.release()}"
+        return "not installed"
+
+
+@cache
+def _versions() -> str:
+    return f"Layerdeck {own_version()}, Python {platform.python_version()}, {sys.platform} {platform.release()}"

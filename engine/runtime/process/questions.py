@@ -31,7 +31,17 @@ from engine.base.language import tr
 from engine.base.programs import child_argv
 from engine.runtime.process.child import ChildProcess
 from engine.runtime.process.outcome import ProcessOutcome, failure_text
-from engine.runtime.protocol.messages import AnyMessage, Failure, Hello, Job, Load, Message, Probe, Request
+from engine.runtime.protocol.messages import (
+    AnyMessage,
+    CountVocabulary,
+    Failure,
+    Hello,
+    Job,
+    Load,
+    Message,
+    Probe,
+    Request,
+)
 
 DEFAULT_TIMEOUT_S = 30.0
 START_S = 20.0
@@ -415,7 +425,7 @@ def _cancelled() -> EngineError:
 def error_of(failure: Failure, request: Request) -> EngineError:
     """Return the error class for the kind of a child's failure, with its message."""
     message = failure_text(failure)
-    if failure.kind == "model_file" and isinstance(request, Load | Probe):
+    if failure.kind == "model_file" and isinstance(request, Load | Probe | CountVocabulary):
         path = Path(request.path)
         return ModelFileError(path, message.removeprefix(f"{path.name}: "))
     return _ERRORS.get(failure.kind, EngineError)(message)

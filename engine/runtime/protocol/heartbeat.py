@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+MIN_STALL_LIMIT_S, MAX_STALL_LIMIT_S = 5, 86_400
+"""Bounds of the stall limit that a user may choose, in seconds. A busy machine delays signs of life by some seconds."""
 TICK_SECONDS = 1.0
 
 # Least growth in a tick that counts as work. Reading the counters themselves takes less than each of these.
@@ -113,7 +115,11 @@ def _network_bytes() -> int:
     if not sys.platform.startswith("linux"):
         return 0
     total = 0
-    for entry in Path("/proc/self/fd").iterdir():
+    try:
+        entries = list(Path("/proc/self/fd").iterdir())
+    except OSError:  # no /proc, or no descriptor left to read it with
+        return 0
+    for entry in entries:
         try:
             if not str(entry.readlink()).startswith("socket:"):
                 continue

@@ -19,7 +19,7 @@ from engine.planning.settings.sampling_settings import SamplingSettings
 
 # Grows with each incompatible change. Parent and child come from one installation, so that a difference between them
 # means that it is incomplete.
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 SERVE_ENVIRONMENT = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "OPENBLAS_NUM_THREADS": "1"}
 """Environment of a child that will `Serve`.
@@ -288,6 +288,19 @@ class CountTokens(ModelRequest, frozen=True, tag="count_tokens", kw_only=True):
     media: tuple[MediaFile, ...] = ()
 
 
+class CountVocabulary(Job, frozen=True, tag="count_vocabulary", kw_only=True):
+    """Count tokens with the vocabulary of a model that is not loaded; answered by `Counted` with `n_ctx` 0.
+
+    `path`: the model's first file. `idle_s`: seconds without a request after which the child ends. `access`: as of
+    `Load`.
+    """
+
+    path: str
+    count: CountTokens
+    idle_s: float
+    access: FileAccess | None = None
+
+
 class RenderTemplate(ModelRequest, frozen=True, tag="render_template", kw_only=True):
     """Render a conversation to its prompt, without generating; answered by `Rendered`.
 
@@ -395,7 +408,7 @@ class Quit(Request, frozen=True, tag="quit", kw_only=True):
 AnyModelRequest = (
     Generate | Embed | Tokenise | Detokenise | CountTokens | RenderTemplate | SaveSequence | RestoreSequence
 )
-DeviceRequest = ListDevices | MeasureSpeed | DeviceMemoryQuery | Serve | Logits | Quantise
+DeviceRequest = ListDevices | MeasureSpeed | DeviceMemoryQuery | Serve | Logits | Quantise | CountVocabulary
 AnyRequest = Probe | Load | AnyModelRequest | DeviceRequest | Stop | Quit
 
 
@@ -621,6 +634,16 @@ class Piece(Answer, frozen=True, tag="piece", kw_only=True):
     context_used: int | None = None
 
 
+class Shifted(Answer, frozen=True, tag="shifted", kw_only=True):
+    """The context was full, and the answer goes on without some tokens (`SamplingSettings.full_context`).
+
+    `kept_tokens`: first tokens that stay. `dropped_tokens`: tokens after them that were removed.
+    """
+
+    kept_tokens: int
+    dropped_tokens: int
+
+
 class Generated(FinalMessage, frozen=True, tag="generated", kw_only=True):
     """End of a generation.
 
@@ -629,9 +652,11 @@ class Generated(FinalMessage, frozen=True, tag="generated", kw_only=True):
     `evaluated_tokens`: tokens of the prompt that were computed.
     `prompt_seconds`: from getting a slot to the first token. `generation_seconds`: from then on.
     `context_used`: KV cells that the sequence takes at the end.
+    `stop_text`: the stop text that ended the answer; empty if none did.
     `replaced`: as of `Rendered`. `replaced_for_log`: the same without the template's own words, which may quote the
     conversation.
     `checkpoint_bytes`: host memory taken by the checkpoints of all sequences.
+    `dropped_tokens`: tokens that context shifts removed during the answer.
     """
 
     prompt_tokens: int
@@ -642,9 +667,11 @@ class Generated(FinalMessage, frozen=True, tag="generated", kw_only=True):
     generation_seconds: float
     context_used: int
     stop_reason: StopReason
+    stop_text: str = ""
     replaced: str = ""
     replaced_for_log: str = ""
     checkpoint_bytes: int = 0
+    dropped_tokens: int = 0
 
 
 class Embedded(FinalMessage, frozen=True, tag="embedded", kw_only=True):
@@ -783,6 +810,7 @@ LoadMessage = Probed | StageProgress | LoadedModel | AllocationFailure | Stopped
 ModelAnswer = (
     Reading
     | Piece
+    | Shifted
     | Generated
     | Embedded
     | Tokenised

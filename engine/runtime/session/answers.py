@@ -23,6 +23,7 @@ from engine.runtime.protocol.messages import (
     Generated,
     Piece,
     Reading,
+    Shifted,
     Stop,
 )
 from engine.runtime.session import effects, events
@@ -112,6 +113,10 @@ def take_message(transition: Transition, message: AnyMessage) -> None:
                 _put(transition, replace(run, state=RequestState.ANSWERING))
             transition.report(
                 Token(text=message.text, request=run.id, choices=message.choices, context_used=message.context_used)
+            )
+        case Shifted():
+            transition.report(
+                events.Shifted(request=run.id, kept_tokens=message.kept_tokens, dropped_tokens=message.dropped_tokens)
             )
         case FinalMessage() | Failure() | AllocationFailure():
             _end(transition, run, _ending(transition, run, message))

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from engine.base.cancellation import CancelToken
 from engine.base.errors import ArgumentError, EngineError
+from engine.base.metal_tensor_api import TENSOR_API_VARIABLE
 from engine.devices.device import ComputingNeed, Device
 from engine.devices.endpoint import greet_all
 from engine.devices.holder import MemoryHolder
@@ -34,6 +35,7 @@ from engine.runtime.protocol.messages import AnyMessage, AnyModelRequest, Device
 from engine.runtime.requests import environment, load_request
 from engine.runtime.session import effects, inputs
 from engine.runtime.session.events import AnyEvent, Failed, RequestEnding, RequestEvent
+from engine.runtime.session.load_records import LoadRecorder
 from engine.runtime.session.machine import advance
 from engine.runtime.session.snapshot import Snapshot, snapshot_of
 from engine.runtime.session.state import STOP_TIMEOUT_S, State
@@ -174,6 +176,7 @@ class Driver:
         self._timers: dict[int, float] = {}
         self._works: dict[int, tuple[CancelToken, threading.Thread]] = {}
         self._last_child: ChildProcess | None = None
+        self._recorder = LoadRecorder()
 
     # ------------------------------------------------------------------ from any thread
 
@@ -318,6 +321,7 @@ class Driver:
         return max(0.0, self._options.stop_timeout_s - _TERMINATE_S - _KILL_S)
 
     def _report(self, news: SessionUpdate) -> None:
+        self._recorder.take(news)
         try:
             # A stream is removed with its ending, before it gets it, because its receiver may raise.
             if isinstance(news, RequestEvent) and news.request in self._streams:
@@ -336,14 +340,15 @@ class Driver:
             partial(self._on_message, effect.child),
             partial(self._on_child_ended, effect.child),
             argv=self._options.argv,
-            stall_timeout_s=self._options.stall_timeout_s,
-            environment=environment(effect.plan),
+            stall_timeout_s=effect.stall_limit_s or self._options.stall_timeout_s,
+            environment=environment(effect.plan) | ({TENSOR_API_VARIABLE: "1"} if effect.without_tensor_api else {}),
             about=effect.plan.mark,
             # A new cache for each child: a new one has no files yet.
             before_send=MediaCache().shorten,
         )
         # There is one child at a time: the one before has ended, and all effects for it were carried out.
         self._children = {effect.child: child}
+        self._recorder.begin_child(effect.plan)
         self._last_child = child
         child.start()
         child.send(effect.request)

@@ -21,11 +21,17 @@ from engine.runtime.session.load_order import LoadOrder
 
 @dataclass(frozen=True, slots=True)
 class StartChild:
-    """Start a child for `plan` and send it `request`. Its stall timeout runs until a `Watch` turns it off."""
+    """Start a child for `plan` and send it `request`. Its stall timeout runs until a `Watch` turns it off.
+
+    `without_tensor_api`: leave Metal's tensor API out.
+    `stall_limit_s`: the stall timeout in seconds; None: that of the driver.
+    """
 
     child: int
     plan: Plan
     request: protocol.Load
+    without_tensor_api: bool = False
+    stall_limit_s: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

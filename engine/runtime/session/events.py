@@ -75,6 +75,12 @@ class Attempt(Event, frozen=True, kw_only=True, tag="attempt"):
     reason: str
 
 
+class Fallback(Event, frozen=True, kw_only=True, tag="fallback"):
+    """A load failed in a part of the engine that can be left out, and begins anew without it. `message`: sentences."""
+
+    message: str
+
+
 class Loaded(Event, frozen=True, kw_only=True, tag="loaded"):
     """End of a load that succeeded.
 
@@ -112,14 +118,27 @@ class Token(Event, frozen=True, kw_only=True, tag="token"):
     request: int | None = None
 
 
+class Shifted(Event, frozen=True, kw_only=True, tag="shifted"):
+    """The context was full during an answer, which goes on without its oldest tokens.
+
+    `kept_tokens`: first tokens that stay. `dropped_tokens`: tokens after them that the model no longer sees.
+    """
+
+    kept_tokens: int
+    dropped_tokens: int
+    request: int | None = None
+
+
 class Done(Event, frozen=True, kw_only=True, tag="done"):
     """End of a generation. Speeds are in tokens per second.
 
     `prompt_tokens_per_second`: speed over the tokens that were computed, without the cached ones.
     `cached_tokens`: tokens of the prompt that were in the KV cache already.
     `checkpoint_bytes`: host memory taken by the checkpoints of all sequences.
+    `stop_text`: the stop text that ended the answer; empty if none did. It is in no JSON.
     `replaced`: why the model's chat template was not used, as a sentence; empty if it was used.
     `replaced_for_log`: the same without quotations from the conversation. It is in no JSON.
+    `dropped_tokens`: tokens that context shifts removed during the answer.
     """
 
     prompt_tokens: int
@@ -131,6 +150,8 @@ class Done(Event, frozen=True, kw_only=True, tag="done"):
     checkpoint_bytes: int = 0
     replaced: str = ""
     replaced_for_log: str = ""
+    stop_text: str = ""
+    dropped_tokens: int = 0
     request: int | None = None
 
 
@@ -196,5 +217,5 @@ class Cancelled(Event, frozen=True, kw_only=True, tag="cancelled"):
 
 LoadEnding = Loaded | OutOfMemory | Failed | Crashed | Cancelled
 RequestEnding = Done | Answered | OutOfMemory | Failed | Crashed | Cancelled
-RequestEvent = Reading | Token | RequestEnding
-AnyEvent = Progress | Attempt | Reading | Token | LoadEnding | RequestEnding
+RequestEvent = Reading | Token | Shifted | RequestEnding
+AnyEvent = Progress | Attempt | Fallback | Reading | Token | Shifted | LoadEnding | RequestEnding

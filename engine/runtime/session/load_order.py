@@ -29,10 +29,15 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class LoadOrder:
-    """An order to load a plan. `retry`: whether other layouts may be tried if it does not fit."""
+    """An order to load a plan.
+
+    `retry`: whether other layouts may be tried if it does not fit.
+    `stall_limit_s`: longest time without progress, in seconds, after which the child is ended; None: the session's.
+    """
 
     plan: Plan
     retry: RetryPolicy = RetryPolicy()
+    stall_limit_s: int | None = None
 
     def with_plan(self, plan: Plan) -> LoadOrder:
         """Return the order for another plan."""

@@ -24,6 +24,7 @@ from engine.base.language import tr
 from engine.planning.fit.calibration import computing_need
 from engine.planning.fit.step_back import NextLayout, Tried, layout_words, shortage_words
 from engine.planning.plan.plan import Plan
+from engine.runtime.process.outcome import ProcessOutcome
 from engine.runtime.protocol.messages import (
     AllocationFailure,
     AnyMessage,
@@ -35,7 +36,7 @@ from engine.runtime.protocol.messages import (
     Stopped,
 )
 from engine.runtime.session import effects, inputs
-from engine.runtime.session.events import Attempt, Cancelled, Failed, LoadEnding, OutOfMemory
+from engine.runtime.session.events import Attempt, Cancelled, Failed, Fallback, LoadEnding, OutOfMemory
 from engine.runtime.session.inputs import Greetings
 from engine.runtime.session.load_order import FIRST_REASON, LoadAttempt, LoadOrder, outcome_words, refusal_of
 from engine.runtime.session.reports import failed_event, loaded_event, out_of_memory_event, refusal
@@ -333,7 +334,8 @@ def _start(transition: Transition) -> None:
     assert load.request is not None
     transition.change_load(step=Step.LOADING)
     transition.change(child=Child(number, load.plan))
-    transition.do(effects.StartChild(number, load.plan, load.request))
+    without_api = transition.state.without_tensor_api
+    transition.do(effects.StartChild(number, load.plan, load.request, without_api, load.asked.stall_limit_s))
 
 
 def take_message(transition: Transition, message: AnyMessage) -> None:
@@ -399,7 +401,7 @@ def _become_ready(transition: Transition, message: LoadedModel) -> None:
     _finish(transition, event)
 
 
-def take_child_end(transition: Transition, diagnose: Callable[[], None]) -> None:
+def take_child_end(transition: Transition, outcome: ProcessOutcome, diagnose: Callable[[], None]) -> None:
     """Take the end of the child: the one that loads, or the one of the model loaded before.
 
     `diagnose` finds the cause if the child ended without saying one.
@@ -408,6 +410,8 @@ def take_child_end(transition: Transition, diagnose: Callable[[], None]) -> None
     match load.step:
         case Step.LOADING | Step.ENDING | Step.REPLACING if load.cancelled:
             _finish(transition, Cancelled(stage=load.progress.stage))
+        case Step.LOADING | Step.ENDING if _can_do_without_tensor_api(transition, outcome):
+            _load_without_tensor_api(transition)
         case Step.ENDING | Step.REPLACING if load.ending is not None:
             conclude(transition, load.ending)
         case Step.LOADING:
@@ -416,6 +420,30 @@ def take_child_end(transition: Transition, diagnose: Callable[[], None]) -> None
             _start(transition)
         case _:
             pass  # The model loaded before was lost meanwhile. The new load needs no child yet, and goes on.
+
+
+def _can_do_without_tensor_api(transition: Transition, outcome: ProcessOutcome) -> bool:
+    """Return whether the load failed in Metal's tensor API, and was not tried without it yet."""
+    ending = transition.load.ending
+    has_failed = ending is None or isinstance(ending, Failed)
+    state = transition.state
+    return has_failed and outcome.failed_in_tensor_api and not (state.without_tensor_api or state.closing)
+
+
+def _load_without_tensor_api(transition: Transition) -> None:
+    """Begin the same layout anew without Metal's tensor API. Later loads of this session leave it out too."""
+    transition.change(without_tensor_api=True)
+    transition.change_load(ending=None)
+    transition.report(
+        Fallback(
+            message=tr(
+                "The load failed in Metal's tensor API and is tried again without it. Prompts may be processed more "
+                "slowly; an update of macOS may help."
+            )
+        )
+    )
+    _tell_beginning(transition)
+    _greet(transition)
 
 
 # ------------------------------------------------------------------ the end

@@ -25,7 +25,7 @@ from engine.runtime.session.effects import Effect
 from engine.runtime.session.events import Crashed, Failed, OutOfMemory, Stage
 from engine.runtime.session.inputs import Greetings, Input
 from engine.runtime.session.load_order import refusal_of
-from engine.runtime.session.reports import crash_event, lost_event, memory_event
+from engine.runtime.session.reports import crash_event, lost_event, memory_event, progress_words
 from engine.runtime.session.state import (
     Exhausted,
     LoadedInfo,
@@ -185,7 +185,7 @@ def _take_child_end(transition: Transition, event: inputs.ChildEnded) -> None:
         transition.change(stop_timer=None)
     if transition.state.load is not None:
         stage = transition.load.progress.stage
-        loads.take_child_end(transition, partial(_diagnose, transition, outcome, stage, child.plan))
+        loads.take_child_end(transition, outcome, partial(_diagnose, transition, outcome, stage, child.plan))
     elif loaded is not None and not child.ending and _has_exhausted(transition, outcome, loaded):
         pass
     # We killed it because its requests did not stop. Other outcomes are losses, whose cause is looked for.
@@ -230,7 +230,8 @@ def _diagnose(transition: Transition, outcome: ProcessOutcome, stage: Stage | No
             return
     endpoints = tuple(plan.used_endpoints)
     if not endpoints or not (outcome.lost_rpc or outcome.reason is EndReason.STALLED):
-        _end_with(transition, crash_event(outcome, known_words(plan), plan.used_endpoints))
+        crashed = crash_event(outcome, known_words(plan), plan.used_endpoints)
+        _end_with(transition, _with_progress(transition, outcome, crashed))
         return
     ticket = transition.number()
     transition.change(loss=Loss(ticket, outcome, stage, plan))
@@ -287,7 +288,15 @@ def _take_lost_greetings(transition: Transition, greetings: Greetings) -> None:
         known_words(loss.plan),
         is_answering=bool(transition.state.requests),
     )
-    _end_with(transition, event)
+    _end_with(transition, _with_progress(transition, loss.outcome, event))
+
+
+def _with_progress(transition: Transition, outcome: ProcessOutcome, ending: Failed | Crashed) -> Failed | Crashed:
+    """Add to the ending of a stalled load how far it was."""
+    load = transition.state.load
+    if load is None or outcome.reason is not EndReason.STALLED:
+        return ending
+    return msgspec.structs.replace(ending, message=f"{ending.message} {progress_words(load.progress)}")
 
 
 def _cut_short(transition: Transition) -> None:

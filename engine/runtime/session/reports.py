@@ -26,6 +26,7 @@ from engine.runtime.session.events import (
     Stage,
     stage_words,
 )
+from engine.runtime.session.state import LoadProgress
 
 _GENERATING = tr("while generating")
 
@@ -80,10 +81,12 @@ def done_event(message: Generated) -> Done:
         prompt_tokens_per_second=_speed(message.evaluated_tokens, message.prompt_seconds),
         generation_tokens_per_second=_speed(message.generated_tokens, message.generation_seconds),
         stop_reason=message.stop_reason,
+        stop_text=message.stop_text,
         replaced=show(message.replaced),
         replaced_for_log=show(message.replaced_for_log),
         cached_tokens=message.cached_tokens,
         checkpoint_bytes=message.checkpoint_bytes,
+        dropped_tokens=message.dropped_tokens,
     )
 
 
@@ -127,6 +130,21 @@ def crash_event(
         # The sentence may end with a quotation from standard error, with or without a full stop.
         message = " ".join(filter(None, (f"{message.rstrip('.')}.", known, peers)))
     return Crashed(kind="crashed", signal=outcome.signal, exit_code=outcome.exit_code, message=message)
+
+
+def progress_words(progress: LoadProgress) -> str:
+    """Return how far a load was that made no progress any more, and what helps if it was only slow."""
+    fraction = progress.fraction
+    reached = (
+        tr("The load had got as far as {stage_words}.", stage_words=STAGE_WORDS[progress.stage])
+        if fraction is None
+        else tr(
+            "The load had got as far as {stage_words}: {percent} % done.",
+            stage_words=STAGE_WORDS[progress.stage],
+            percent=int(fraction * 100),
+        )
+    )
+    return f"{reached} {tr('If it is only slow, raise the stall limit in the preferences (or --stall-limit).')}"
 
 
 def memory_event(

@@ -228,6 +228,7 @@ class State:
     `exhausted`: the last model, if it was lost for want of memory; a load of it that may try others steps back.
     `last`: result of the last load.
     `has_failed`: the last load failed, or its child was lost.
+    `without_tensor_api`: a load failed in Metal's tensor API; this and later ones leave it out.
     """
 
     stop_timeout_s: float = STOP_TIMEOUT_S
@@ -246,6 +247,7 @@ class State:
     has_failed: bool = False
     unload_wanted: bool = False
     closing: bool = False
+    without_tensor_api: bool = False
 
     @property
     def is_idle(self) -> bool:

@@ -30,9 +30,9 @@ from app.window.status_line import StatusLine
 from engine.chat.asking import chat_messages
 from engine.chat.context import ContextUse
 from engine.chat.conversation import Conversation as Chat
-from engine.chat.message import Message
+from engine.chat.message import Message, MessageState
 from engine.chat.store import ChatStore
-from engine.chat.tree import tree_of
+from engine.chat.tree import changed, is_empty_failure, tree_of
 from engine.runtime.protocol.messages import Tokenise
 from tests.app.chats.bench import Bench
 from widgets.chat.chat_pane import ChatPane
@@ -55,6 +55,7 @@ def present(bench: Bench, pane: ChatPane) -> ChatPresenter:
         loader=desk.loader,
         archive=desk.archive,
         background=desk.background,
+        vocabulary=desk.vocabulary,
         open_file=lambda: None,
         status_line=StatusLine(pane),
         window=pane,
@@ -250,7 +251,7 @@ def test_the_list_switches_and_an_answer_goes_on_in_its_own_conversation(bench: 
     first = conversation.chat.id
     controller.new()
     assert conversation.is_empty
-    conversation.change_chat(msgspec.structs.replace(conversation.chat, settings={"max_tokens": 300}))
+    conversation.change_chat(msgspec.structs.replace(conversation.chat, settings={**SHORT, "max_tokens": 300}))
     answering: list[bool] = []
 
     def switch() -> None:
@@ -472,6 +473,23 @@ def test_a_full_context_asks_first_and_leaves_out_no_pinned_turn(bench: Bench) -
     assert conversation.left_out
 
 
+def test_an_answer_goes_on_in_a_full_context_and_says_so(bench: Bench) -> None:
+    bench.load(n_ctx=256)
+    conversation = bench.conversation
+    told: list[str] = []
+    conversation.answering.notice_given.connect(lambda _run, sentence: told.append(sentence))
+    letters = {"grammar": "root ::= [a-z]*", "max_tokens": 300, "temperature": 0.0, "full_context": "shift"}
+    conversation.change_chat(msgspec.structs.replace(conversation.chat, settings=letters))
+    answer = bench.say("Begin")
+    assert (answer.state, answer.stop_reason) == ("done", "length")
+    assert told == [answer.note]
+    assert "no longer sees" in answer.note
+    bench.settle()
+    assert bench.files == [], "the state is not that of the conversation"
+    again = bench.say("And now?")
+    assert again.state == "done", "the next question reads the conversation as it is"
+
+
 def test_a_conversation_is_written_with_its_own_template(bench: Bench) -> None:
     bench.load()
     chat = bench.conversation.chat
@@ -571,3 +589,17 @@ def test_a_window_that_closes_while_its_conversations_are_opened_leaves_no_threa
     archive.close()
     names = {"chats", "Opening the conversations"}
     qtbot.waitUntil(lambda: names.isdisjoint(thread.name for thread in threading.enumerate()))
+
+
+@pytest.mark.parametrize("state", ["writing", "interrupted"])
+def test_an_answer_that_never_began_offers_retry(bench: Bench, state: MessageState) -> None:
+    bench.load()
+    answer = bench.say("hello")
+    lost = msgspec.structs.replace(answer, state=state, content="", reasoning="", note="", timings=None, stop_reason="")
+    tree = changed(bench.conversation.tree, lost)
+    shown = shown_message(tree, lost, None)
+    assert (shown.note, shown.is_error) == ("Layerdeck ended before an answer came.", True)
+    assert not shown_message(tree, lost, lost.id).is_error, "it is being written"
+    assert is_empty_failure(tree, lost.id), "Retry takes its place"
+    begun = msgspec.structs.replace(lost, content="Wel")
+    assert not shown_message(changed(tree, begun), begun, None).is_error

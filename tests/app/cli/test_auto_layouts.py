@@ -146,7 +146,9 @@ def test_nonsense_is_answered_with_a_sentence(
     assert REFUSED[words] in answer.error["message"]
 
 
-@pytest.mark.parametrize("words", ["--off CUDA0", "--order CUDA0", "--pin 0=CUDA0", "--split", "--kv-types f16"])
+@pytest.mark.parametrize(
+    "words", ["--off CUDA0", "--order CUDA0", "--pin 0=CUDA0", "--split", "--one-backend", "--kv-types f16"]
+)
 def test_without_auto_there_is_nothing_to_constrain(
     words: str, model: Path, rig: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -209,3 +211,18 @@ def test_speeds_are_measured_on_request_and_kept(tmp_path: Path, capsys: pytest.
     assert len(kept.devices) == 2
     assert all(each.read_bytes_per_second > 1e8 for each in kept.devices.values())
     assert all(each.by_type["Q4_K"] > 1e7 and each.op_s for each in kept.devices.values())
+
+
+def test_one_backend_mixes_no_devices(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cards = [
+        {"id": name, "backend": name[:-1], "total_bytes": size}
+        for name, size in {"CUDA0": "4000MiB", "Vulkan0": "3200MiB", "Vulkan1": "3200MiB"}.items()
+    ]
+    rig = tmp_path / "mixed.json"
+    rig.write_text(json.dumps({"version": 1, "devices": cards, "host": {"total_bytes": "32GiB"}}))
+    mixed = plan(capsys, model, "--rig", rig, "--auto", "fewest")
+    assert "CUDA0" in {run["device"] for run in mixed["layout"]["runs"]}
+    document = plan(capsys, model, "--rig", rig, "--auto", "fewest", "--one-backend")
+    assert {run["device"] for run in document["layout"]["runs"]} == {"Vulkan0", "Vulkan1"}
+    assert "One backend is used: Vulkan takes" in document["explanation"]
+    assert len(document["devices"]) == 4, "all devices have their rows"

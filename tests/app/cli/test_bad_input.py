@@ -253,6 +253,8 @@ def test_a_rig_file_that_cannot_be_used(
         (["load", "x.gguf", "-n", "many"], '"many"'),
         (["load", "x.gguf", "--temp", "hot"], '"hot"'),
         (["load", "x.gguf", "--seed", "1.5"], "1.5"),
+        (["load", "x.gguf", "--stall-limit", "0"], '"0" is not a stall limit; use 5 to 86400 seconds'),
+        (["chat", "x.gguf", "--stall-limit", "-3"], "--stall-limit"),
         (["load", "x.gguf", "--auto", "quickest"], "fewest, priority, balanced"),
         (["plan", "x.gguf", "--auto", "fewest", "--layout", "l.json"], "--layout"),
         (["load", "x.gguf", "--la", "l.json"], "--la"),

@@ -22,8 +22,8 @@ INSPECT_KEYS = [
 BLOCK_KEYS = ["index", "total_bytes", "attention_bytes", "ffn_bytes", "expert_bytes", "other_bytes"]
 ROW_KEYS = [
     "id", "weights_bytes", "mapped_bytes", "kv_cache_bytes", "recurrent_bytes", "compute_bytes", "pipeline_bytes",
-    "output_bytes", "overhead_bytes", "need_bytes", "total_bytes", "free_bytes", "margin_bytes", "shortfall_bytes",
-    "grade",
+    "answering_bytes", "late_bytes", "output_bytes", "overhead_bytes", "need_bytes", "total_bytes", "free_bytes",
+    "margin_bytes", "shortfall_bytes", "grade",
 ]  # fmt: skip
 CONTEXT = {
     "n_ctx": 8192, "n_batch": 2048, "n_ubatch": 512, "n_seq_max": 1, "type_k": "f16", "type_v": "f16",
@@ -116,7 +116,7 @@ def test_plan_on_a_rig_that_is_not_here(tmp_path: Path, tiny: Path, capsys: pyte
     assert (card["total_bytes"], card["free_bytes"], card["margin_bytes"]) == (8 * GIB, 6 * GIB, 512 * MIB)
     for row in document["devices"]:
         assert row["grade"] == "estimated"
-        parts = ("weights", "kv_cache", "recurrent", "compute", "output", "overhead")
+        parts = ("weights", "kv_cache", "recurrent", "compute", "output", "overhead", "answering")
         assert row["need_bytes"] == sum(row[f"{part}_bytes"] for part in parts)
         assert row["shortfall_bytes"] == row["need_bytes"] + row["margin_bytes"] - row["free_bytes"]
         assert all(isinstance(row[key], int) for key in ROW_KEYS[1:-1])
@@ -287,3 +287,13 @@ def test_output_that_cannot_be_written_is_said(tiny: Path) -> None:
         answer = run_cli("inspect", tiny, "--json", stdout=full)
     assert answer.code == 2
     assert answer.err == "layerdeck-cli: Could not write to standard output: No space left on device.\n"
+
+
+def test_devices_names_variables_that_hide_some(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "")
+    answer = run_here(capsys, "devices")
+    assert answer.code == 0
+    assert 'HIP_VISIBLE_DEVICES="": it can hide devices of HIP' in answer.err
+    assert "HIP_VISIBLE_DEVICES" not in answer.out, "the rig file stays one"

@@ -30,7 +30,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
         f"tiny-{kind}.gguf": write_tiny_llama(folder / f"tiny-{kind}.gguf", file_type=kind).read_bytes()
         for kind in ("F16", "Q8_0")
     }
-    with hub_server(Repo("org/tiny", dict(files)), Repo("org/big", {"big-Q8_0.gguf": BIG})) as found:
+    seeing = {**files, "mmproj-F16.gguf": bytes(64 * KIB)}
+    repos = Repo("org/tiny", dict(files)), Repo("org/seeing", seeing), Repo("org/big", {"big-Q8_0.gguf": BIG})
+    with hub_server(*repos) as found:
         yield found
 
 
@@ -62,6 +64,22 @@ def test_fit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     text = run_here(capsys, "fit", "org/tiny:F16", "--rig", rig)
     assert "* Q8_0" in text.out
     assert document["why"] in text.out
+
+
+def test_fit_counts_the_projector_unless_only_text_is_wanted(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    rig = tmp_path / "rig.json"
+    rig.write_text(json.dumps(RIG))
+    counted, text_only = (
+        run_here(capsys, "fit", "org/seeing", "--rig", rig, "--json", *words).document["quantisations"][0]
+        for words in ((), ("--text-only",))
+    )
+    assert (counted["projector"], text_only["projector"]) == ("mmproj-F16.gguf", None)
+    assert counted["need_bytes"] == text_only["need_bytes"] + 64 * KIB
+    assert "Projectors are counted; --text-only" in run_here(capsys, "fit", "org/seeing", "--rig", rig).out
+    words = ("fit", "org/seeing", "--rig", rig, "--text-only")
+    assert "Its projectors are not counted" in run_here(capsys, *words).out
 
 
 def test_download_and_the_same_call_again(

@@ -16,6 +16,7 @@ from engine.library.index import LibraryIndex
 from engine.library.notes import Notes
 from tests.support.command_line import run_here
 from tests.support.models import write_tiny_llama
+from tests.support.side_models import write_tiny_projector
 from tests.support.stores import model_bytes, projector_bytes, put, put_in_ollama
 
 RIG = {
@@ -78,6 +79,20 @@ def test_fits_on_a_rig_and_what_is_kept(tmp_path: Path, capsys: pytest.CaptureFi
     assert re.search(r"  about \d+ tokens/s \(from the card's specifications\)$", line)
     assert document(capsys, *words)["models"][0]["quantisations"][0]["fit"] == fit
     assert library_path().is_file()
+
+
+def test_fits_count_the_projector_unless_only_text_is_wanted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    write_tiny_llama(folder / "ada-Q8_0.gguf")
+    write_tiny_projector(folder / "mmproj-ada.gguf")
+    rig = put(tmp_path / "rig.json", json.dumps(RIG).encode())
+    words = ("--folder", str(folder), "--fit", "--rig", str(rig))
+    assert document(capsys, *words)["models"][0]["quantisations"][0]["fit"]["projector"] == "mmproj-ada.gguf"
+    assert "fits on CUDA0  its projector counted" in run_here(capsys, "library", *words).out
+    assert document(capsys, *words, "--text-only")["models"][0]["quantisations"][0]["fit"]["projector"] is None
 
 
 def test_a_measured_speed_leads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,7 @@ from engine.runtime.session.events import (
     Cancelled,
     Done,
     Failed,
+    Fallback,
     Loaded,
     OutOfMemory,
     Progress,
@@ -118,6 +119,16 @@ def test_attempts_remedies_and_holders_in_text(capsys: pytest.CaptureFixture[str
         "What should fit:",
         "  Shorten the context to 256",
     ]
+
+
+def test_a_fallback_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    event = Fallback(message="The load is tried again without it.")
+    TextPrinter().show(event)
+    assert capsys.readouterr().err == "layerdeck-cli: The load is tried again without it.\n"
+    printer = JsonPrinter()
+    printer.child_started()
+    printer.show(event)
+    assert json.loads(capsys.readouterr().out) == {"event": "fallback", "message": event.message}
 
 
 def test_json_attempts_are_held_back_with_the_progress(capsys: pytest.CaptureFixture[str]) -> None:

@@ -118,7 +118,9 @@ def test_a_second_press_lets_go(open_window: OpenWindow, qtbot: QtBot, tmp_path:
 def test_wishes_and_pins_survive(open_window: OpenWindow, qtbot: QtBot, tmp_path: Path) -> None:
     first = open_window()
     show_model(first, qtbot, tmp_path)
-    wishes = AutoWishes("priority", ("CUDA1", "CUDA0", "RPC0"), frozenset({"RPC0"}), ("f16", "q8_0"), split=True)
+    wishes = AutoWishes(
+        "priority", ("CUDA1", "CUDA0", "RPC0"), frozenset({"RPC0"}), ("f16", "q8_0"), True, one_backend=True
+    )
     first.desk.auto_layouts.set_wishes(wishes)
     first.desk.auto_layouts.toggle_pin(PinToggle((4, 5)))
     first.main.close()

@@ -137,6 +137,22 @@ def test_a_stopped_worker_has_no_memory_until_it_is_restarted_at_its_port(
     assert then == ["running", "at once"]
 
 
+def test_who_asks_during_a_start_or_a_restart_waits_for_it(
+    parts: RigParts, wait: Wait, caplog: pytest.LogCaptureFixture
+) -> None:
+    then: list[str] = []
+    parts.lab.start([16 * MIB], then=lambda: then.append("first"))
+    parts.lab.start([16 * MIB], then=lambda: then.append("second"))
+    wait(lambda: then == ["first", "second"])
+    (process,) = parts.lab.processes.values()
+    psutil.Process(process.pid).kill()
+    wait(lambda: parts.lab.stopped == ("RPC0",))
+    parts.lab.restart()
+    parts.lab.when_running(lambda: then.append("third"))
+    wait(lambda: then == ["first", "second", "third"])
+    assert parts.lab.stopped == ()
+
+
 def test_stopping_the_lab_forgets_its_stopped_workers(
     parts: RigParts, wait: Wait, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -32,8 +33,11 @@ from widgets.chat.chat_heading import ContextPart
 from widgets.chat.saved_kv_states_dialog import SavedKvStatesDialog
 from widgets.chat.token_dialogs import ChoicesDialog, PromptDialog
 from widgets.common.elided_label import ElidedLabel
+from widgets.controls.exchange_dialogs import ExportLayoutDialog, ImportLayoutDialog
 from widgets.controls.settings_bar import ModelButton
 from widgets.devices.limits import LimitsDialog
+from widgets.serve.request_table import RequestRow
+from widgets.serve.serve_pane import ServePane
 
 DIALOGS = ("keys", "start_lab", "add_remote", "auto_layout", "settings")
 """Commands that open one."""
@@ -42,11 +46,15 @@ MADE: dict[str, Callable[[WindowParts], QDialog]] = {
     "BugDialog": lambda window: BugDialog("Traceback", window.main),
     "ChoicesDialog": lambda window: ChoicesDialog(window.main),
     "DoctorDialog": lambda window: DoctorDialog(window.main, window.desk.examiner),
+    "ExportLayoutDialog": lambda window: ExportLayoutDialog([("python", "Python")], window.main),
+    "ImportLayoutDialog": lambda window: ImportLayoutDialog(window.main),
     "SavedKvStatesDialog": lambda window: SavedKvStatesDialog(window.main),
     "LimitsDialog": lambda window: LimitsDialog(make_gpu("CUDA0", 12), window.main),
     "NearbyDialog": lambda window: NearbyDialog(window.main, window.desk.rig.peers),
     "PacksDialog": lambda window: PacksDialog(window.main, window.desk.rig.packs),
-    "PreferencesDialog": lambda window: PreferencesDialog(window.actions, window.theme, window.main),
+    "PreferencesDialog": lambda window: PreferencesDialog(
+        window.actions, window.theme, window.desk.settings, window.main
+    ),
     "PromptDialog": lambda window: PromptDialog(window.main),
 }
 """The others: as they are before anything is looked for."""
@@ -86,10 +94,21 @@ def show_chat(window: WindowParts) -> None:
     window.views.current.chat.heading.settings_button.click()
 
 
+def show_server(window: WindowParts, tab: int) -> None:
+    window.actions["arrange_both"].trigger()
+    window.actions["serve"].trigger()
+    pane = window.main.findChildren(ServePane)[0]
+    pane.show_requests([RequestRow(1, ("12:00:00", "127.0.0.1", "m", "7", "8", "9.0", "0.10 s", "200"))])
+    pane.tabs.setCurrentIndex(tab)
+
+
 PLACES: dict[str, Callable[[WindowParts], None]] = {
     "layers": lambda window: window.actions["arrange_place"].trigger(),
     "both": lambda window: window.actions["arrange_both"].trigger(),
     "chat": show_chat,
+    "requests": partial(show_server, tab=0),
+    "address": partial(show_server, tab=1),
+    "programs": partial(show_server, tab=2),
     "library": show_library,
     "find": show_find,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from PySide6.QtWidgets import QMessageBox
 from pytestqt.qtbot import QtBot
 
 from app.wiring import WindowParts
@@ -53,3 +54,38 @@ def test_a_layout_is_found_told_and_undone(strategy: str, window: WindowParts, q
     assert not told.args[0].bad
     window.actions["undo"].trigger()
     assert window.desk.document.edit == before
+
+
+def reason(window: WindowParts) -> str:
+    """Ask why a layer is where it is, and return the answer."""
+    window.main.editor.why_requested.emit("layer 0")
+    box = window.main.findChildren(QMessageBox)[-1]
+    text = box.informativeText()
+    box.close()
+    return text
+
+
+def test_the_reason_is_that_of_the_layout_that_is_shown(window: WindowParts, qtbot: QtBot, tmp_path: Path) -> None:
+    edit = open_on_cpu(window, qtbot, tmp_path)
+    document = window.desk.document
+    proposed = "This layout was proposed when the model was opened"
+    assert reason(window).startswith(proposed)
+    with qtbot.waitSignal(window.desk.auto_layouts.found) as found:
+        window.actions["auto_fewest"].trigger()
+    explanation, by_hand = found.args[0].explanation, "These layers were placed by hand or by a layout file."
+    assert reason(window) == explanation
+    layout = found.args[0].layout
+    document.set_layout(layout.move_range(0, 0, "CUDA0"), "by hand")
+    assert reason(window) == by_hand
+    window.actions["undo"].trigger()
+    assert reason(window) == explanation
+    window.actions["undo"].trigger()
+    assert reason(window).startswith(proposed)
+    document.set_layout(layout.move_range(0, 0, "CUDA0"), "by hand")
+    document.set_layout(edit.layout, "by hand")
+    assert reason(window).startswith(proposed)
+    # Another model with the same layout, which nobody has looked for.
+    path = write_header_only(tmp_path / "other.gguf", n_layers=16, n_embd=2048, n_head=16, n_ff=8192, n_vocab=4096)
+    document.open(read_model(path), window.desk.rig.live.rig, edit)
+    document.set_layout(layout, "by hand")
+    assert reason(window) == by_hand

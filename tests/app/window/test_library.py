@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QMessageBox, QPushButton
+from PySide6.QtWidgets import QMenu, QMessageBox, QPushButton, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.paths import library_path
@@ -142,6 +143,23 @@ def test_forecasts_are_made_again_when_speeds_are_others(window: WindowParts, mo
     host = window.desk.rig.live.rig.host
     keeper.learn(keeper.book.with_device(host, KeptDevice(1e8, 1e-5, 1e9)))
     qtbot.waitUntil(lambda: is_planned(window) and speeds().isdisjoint(before))
+
+
+def test_forecasts_count_projectors_until_they_are_switched_off(
+    window: WindowParts, models: Path, qtbot: QtBot
+) -> None:
+    view = show_library(window, qtbot)
+
+    def counted() -> set[str]:
+        shown = window.desk.library.contents.models
+        return {fit.projector for model in shown for fit in model.fits if fit is not None}
+
+    assert counted() == {"mmproj-F16.gguf", ""}, "Bob has none"
+    assert "its projector counted" in view.details.fit_label.text()
+    window.actions["count_projectors"].trigger()
+    assert not window.desk.settings.counts_projectors
+    qtbot.waitUntil(lambda: is_planned(window) and counted() == {""})
+    assert "projector" not in view.details.fit_label.text()
 
 
 def test_enter_opens_with_the_projector_that_was_ticked(window: WindowParts, models: Path, qtbot: QtBot) -> None:
@@ -340,3 +358,37 @@ def test_a_models_conversations_begin_with_its_preset(window: WindowParts, model
     assert conversation.sampling.settings.temperature == 0.2
     book.delete("brief")
     assert box.currentText() == "brief (removed)"
+
+
+def test_find_searches_in_what_is_shown(window: WindowParts, models: Path, qtbot: QtBot) -> None:
+    main, page, pane = window.main, window.library_presenter.page, window.views.current.chat
+    show_library(window, qtbot)
+    main.setFocus()
+    window.actions["find_in_chat"].trigger()
+    assert main.focusWidget() is page.view.filters.search_edit
+    assert not main.docks["chat"].isVisible()
+    page.hide()
+    window.actions["arrange_place"].trigger()
+    window.actions["find_in_chat"].trigger()
+    assert main.docks["chat"].isVisible()
+    assert main.focusWidget() is pane.find_bar.text_edit
+    # The window knows that the chat is shown: the key of the layers hides it again.
+    window.actions["arrange_place"].trigger()
+    assert not main.docks["chat"].isVisible()
+
+
+def has_menus(owner: QWidget, menus: list[QMenu]) -> bool:
+    return owner.findChildren(QMenu) == menus
+
+
+@pytest.mark.qt_log_ignore("plugin does not support", extend=True)  # no window manager takes popups to the front
+def test_menus_of_the_library_are_deleted_when_they_close(window: WindowParts, models: Path, qtbot: QtBot) -> None:
+    show_library(window, qtbot)
+    view = window.library_presenter.page.view
+    view.show_find()
+    for button, owner in ((view.folders_button, view), (view.find_panel.more_button, view.find_panel)):
+        before = owner.findChildren(QMenu)
+        button.click()
+        (menu,) = (menu for menu in owner.findChildren(QMenu) if menu not in before)
+        menu.close()
+        qtbot.waitUntil(partial(has_menus, owner, before))

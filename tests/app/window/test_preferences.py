@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+import msgspec
+import psutil
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.run_marks import EndedRun, RunMarks
+from app.run_marks import VERSION, EndedRun, RunMark, RunMarks
 from app.window.preferences import PreferencesDialog
 from app.wiring import WindowParts
+from engine.base.errors import RigError
+from engine.devices.device import Rig
+from engine.runtime.session.load_order import LoadOrder
 from tests.support.models import write_tiny_llama
 from tests.support.windows import WindowOpener
 from widgets.common.text import set_zoom
@@ -39,6 +45,26 @@ def test_a_field_of_the_page_is_an_entry_of_the_menus(window: WindowParts) -> No
         assert not box.isChecked()
     assert window.actions["preferences"].shortcut().toString() == "Ctrl+,"
     dialog.close()
+
+
+def test_the_stall_limit_is_chosen_on_the_page(open_window: WindowOpener, tmp_path: Path, qtbot: QtBot) -> None:
+    window = open_window()
+    dialog, settings = page(window), window.desk.settings
+    assert (settings.stall_limit_s, dialog.stall_box.value()) == (None, 60)
+    dialog.stall_box.setValue(0)  # The box has no such value.
+    assert (settings.stall_limit_s, dialog.stall_box.value()) == (5, 5)
+    dialog.stall_box.setValue(300)
+    orders: list[LoadOrder] = []
+    with qtbot.waitSignal(window.desk.opener.model_changed):
+        window.desk.opener.open(write_tiny_llama(tmp_path / "ada.gguf", n_layers=2))
+    loading = window.desk.models.current.loading
+    loading.load = lambda order, **_: orders.append(order)  # type: ignore[method-assign]
+    window.desk.loader.load()
+    qtbot.waitUntil(lambda: len(orders) == 1)
+    assert orders[0].stall_limit_s == 300
+    dialog.close()
+    settings.store.setValue("stall_limit_s", "0")
+    assert settings.stall_limit_s is None
 
 
 def test_colours_language_and_zoom_are_chosen_on_the_page(window: WindowParts) -> None:
@@ -81,6 +107,7 @@ def test_the_last_model_is_loaded_at_the_start_of_those_who_want_it(
         return ()
 
     monkeypatch.setattr(marks, "take_ended", take_ended)
+    again.desk.rig.live.end_search()
     again.follow_run(marks)
     qtbot.waitUntil(lambda: loads == ["ada"] if wanted else bool(looked))
     qtbot.waitUntil(lambda: not again.desk.opener.is_opening)
@@ -104,3 +131,79 @@ def test_the_chat_offers_to_load_the_last_model(
     assert chat.start_banner.button.text() == f"Load {title}"
     chat.start_requested.emit()
     qtbot.waitUntil(lambda: loads == ["ada"])
+
+
+def follow_again(
+    open_window: WindowOpener, qtbot: QtBot, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[WindowParts, RunMarks, list[str]]:
+    """Open a window of a user who wants the last model; return it with its mark and the models that it loads."""
+    first = open_window()
+    with qtbot.waitSignal(first.desk.opener.model_changed):
+        first.desk.opener.open(write_tiny_llama(folder / "ada.gguf", n_layers=2))
+    first.desk.settings.loads_last_model = True
+    first.main.close()
+    again = open_window()
+    loads: list[str] = []
+    monkeypatch.setattr(again.desk.loader, "load", lambda: loads.append(again.desk.models.current.name))
+    return again, RunMarks(folder / "runs"), loads
+
+
+def looked(marks: RunMarks, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Return a list that grows when the window has looked for other windows."""
+    seen: list[bool] = []
+    has_others = marks.has_others
+
+    def look() -> bool:
+        seen.append(has_others())
+        return seen[-1]
+
+    monkeypatch.setattr(marks, "has_others", look)
+    return seen
+
+
+def settle(window: WindowParts, qtbot: QtBot) -> None:
+    """Wait until results of background work that has ended are delivered."""
+    delivered: list[None] = []
+    window.desk.background.run("Waiting", lambda: None, delivered.append, window.desk.notices.tell, quiet=True)
+    qtbot.waitUntil(lambda: bool(delivered))
+
+
+@pytest.mark.parametrize("is_found", [True, False])
+def test_the_last_model_waits_for_the_devices(
+    open_window: WindowOpener, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_found: bool
+) -> None:
+    again, marks, loads = follow_again(open_window, qtbot, tmp_path, monkeypatch)
+    seen = looked(marks, monkeypatch)
+    again.follow_run(marks)
+    qtbot.waitUntil(lambda: bool(seen))
+    settle(again, qtbot)
+    assert not again.desk.opener.is_opening
+
+    def find() -> Rig:
+        if not is_found:
+            raise RigError("no devices")
+        return Rig((), again.desk.rig.live.rig.host)
+
+    monkeypatch.setattr(again.desk.rig.search, "find", find)
+    again.desk.rig.search.refresh()
+    qtbot.waitUntil(lambda: loads == ["ada"])
+    marks.end()
+
+
+def test_a_second_window_does_not_load_the_last_model(
+    open_window: WindowOpener, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again, marks, loads = follow_again(open_window, qtbot, tmp_path, monkeypatch)
+    seen = looked(marks, monkeypatch)
+    (tmp_path / "runs").mkdir()
+    # The parent of this process stands for another window.
+    parent = psutil.Process(os.getppid())
+    mark = RunMark(VERSION, f"{parent.pid}:{parent.create_time():.2f}")
+    (tmp_path / "runs" / "1.json").write_bytes(msgspec.json.encode(mark))
+    again.desk.rig.live.end_search()
+    again.follow_run(marks)
+    qtbot.waitUntil(lambda: seen == [True])
+    settle(again, qtbot)
+    assert not again.desk.opener.is_opening
+    assert loads == []
+    marks.end()

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 from PySide6.QtCore import QMimeData, QPointF, Qt, QUrl
 from PySide6.QtGui import QDropEvent
-from PySide6.QtWidgets import QWidget
+from PySide6.QtWidgets import QFileDialog, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.library.catalogue import LibraryContents
 from app.notices import Notice
 from app.rig.device_list import list_of_file
+from app.window.dialogs import ask_save
 from app.wiring import WindowParts
 from engine.base.units import GIB
 from engine.devices.device import Rig, make_host
@@ -108,3 +109,20 @@ def test_the_window_closes_its_desk_once(window: WindowParts) -> None:
     window.main.close()
     window.main.close()
     assert closings == ["closed"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "proposal", "wanted"),
+    [
+        ("report", "layerdeck-report.txt", "report.txt"),
+        ("my.report", "rig.json", "my.report"),
+        ("kept", "rig.json", "kept.json"),
+    ],
+)
+def test_a_name_without_an_ending_gets_that_of_the_proposed_file(
+    qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: str, proposal: str, wanted: str
+) -> None:
+    monkeypatch.setattr(QFileDialog, "getSaveFileName", lambda *_words: (str(tmp_path / typed), ""))
+    parent = QWidget()
+    qtbot.addWidget(parent)
+    assert ask_save(parent, "Save", "", proposal) == tmp_path / wanted

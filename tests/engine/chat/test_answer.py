@@ -45,7 +45,7 @@ from engine.chat.tree import MessageTree, add, tree_of
 from engine.planning.layout.layout import Layout, make_layout, single_device
 from engine.planning.settings.sampling_settings import SamplingSettings
 from engine.runtime.protocol.messages import Counted, TokenChoice
-from engine.runtime.session.events import Cancelled, Crashed, Done, Failed
+from engine.runtime.session.events import Cancelled, Crashed, Done, Failed, Shifted
 
 QUESTION = Message(id="q", role="user", content="Why?")
 IMAGE = Attachment(id="i", kind="image", name="a.png", mime="image/png", sha256="ab", size_bytes=1)
@@ -266,6 +266,25 @@ def test_a_full_context_asks_a_person_once_or_fails() -> None:
         assert taken_back == AskOverflow("")
         assert isinstance(finish, Finish)
         assert finish.message.state == "failed"
+
+
+def test_a_shifted_context_is_told_at_once_and_below_the_answer() -> None:
+    run, _ = begin()
+    run.token("Well")
+    (notice,) = run.shifted(Shifted(kept_tokens=12, dropped_tokens=100))
+    assert isinstance(notice, Notice)
+    assert "first 12 tokens" in notice.sentence
+    *_, finish = run.done(done())
+    assert isinstance(finish, Finish)
+    assert (finish.message.state, finish.message.note) == ("done", notice.sentence)
+    assert run.shifted(Shifted(kept_tokens=12, dropped_tokens=100)) == ()
+    run, _ = begin()
+    run.token("Well")
+    run.shifted(Shifted(kept_tokens=12, dropped_tokens=100))
+    *_, finish = run.fail("It was lost.")
+    assert isinstance(finish, Finish)
+    assert finish.message.note.startswith(notice.sentence)
+    assert "It was lost." in finish.message.note
 
 
 def test_it_can_be_stopped_before_the_model_is_asked_and_while_it_answers() -> None:

@@ -266,6 +266,24 @@ def test_markdown_from_elsewhere_is_refused_with_a_sentence() -> None:
 
 
 @pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"attachments": ["a"]}, "the list of attachments of a message is damaged"),
+        ({"attachments": 7}, "the list of attachments of a message is damaged"),
+        ({"attachments": [{"lines": "many"}]}, "a number of lines is damaged"),
+        ({"reasoning_lines": "x"}, "a number of lines is damaged"),
+    ],
+)
+def test_damaged_markdown_is_refused_with_its_fault(values: dict[str, object], reason: str) -> None:
+    values = {"id": "m", "role": "user", **values}
+    text = (
+        f"# a\n<!-- layerdeck-conversation 1 ab {{}} -->\n\n## You\n<!-- ab {json.dumps(values)} -->\n\nAttached: x\n"
+    )
+    with pytest.raises(ChatError, match=rf"^c\.md cannot be imported: {reason}\.$"):
+        parse_conversations(text.encode(), source="c.md")
+
+
+@pytest.mark.parametrize(
     "data",
     [
         b"",

@@ -136,7 +136,7 @@ def test_an_answer_goes_on_in_another_layout_after_memory_ran_out(cards: Cards, 
     assert events_of(model, layout, *prompt)[-1]["event"] == "done"
     answered_bytes = loader(cards)[1].peak_bytes
     cards.insert(f"RTX 5070=12.0=12288, RTX 3090=8.6={(answered_bytes - BLOCK_BYTES) >> 20}")
-    words = (*prompt, "--retry", "--rig", str(tight_rig(tmp_path)))
+    words = (*prompt, "--retry", "--rig", str(generous_rig(tmp_path)))
     events = [event for event in events_of(model, layout, *words) if event["event"] != "progress"]
     kinds = [event["event"] for event in events if event["event"] not in ("token", "attempt")]
     assert kinds == ["loaded", "loaded", "done"]
@@ -144,11 +144,11 @@ def test_an_answer_goes_on_in_another_layout_after_memory_ran_out(cards: Cards, 
     assert second["reason"].startswith("CUDA1 ran out of memory while it read the prompt")
 
 
-def tight_rig(folder: Path) -> Path:
-    """Write the rig without margins, and with all memory free: the forecast then fits as closely as it can."""
+def generous_rig(folder: Path) -> Path:
+    """Write a rig that says more memory than there is, so that the forecast does not step back before the load."""
     rig = run_cli("devices").document
     for device in rig["devices"]:
-        device.update(free_bytes=None, margin_bytes=0)
+        device.update(free_bytes=None, margin_bytes=0, total_bytes=24 << 30)
     path = folder / "rig.json"
     path.write_text(json.dumps(rig), encoding="utf-8")
     return path
@@ -169,7 +169,7 @@ def test_a_chat_goes_on_in_another_layout_after_memory_ran_out(cards: Cards, mod
     assert run_cli(*words).events[-1]["event"] == "done"
     answered_bytes = loader(cards)[1].peak_bytes
     cards.insert(f"RTX 5070=12.0=12288, RTX 3090=8.6={(answered_bytes - BLOCK_BYTES) >> 20}")
-    events = run_cli(*words, "--retry", "--rig", str(tight_rig(tmp_path))).events
+    events = run_cli(*words, "--retry", "--rig", str(generous_rig(tmp_path))).events
     kinds = [event["event"] for event in events if event["event"] not in ("token", "attempt", "progress", "thinking")]
     assert kinds == ["loaded", "conversation", "loaded", "done"]
 
@@ -198,3 +198,17 @@ def test_telemetry_reads_the_same_ledger_and_makes_no_context(cards: Cards) -> N
     # Three cards are only looked at. The engine's process has a context and a buffer on the other one.
     assert read["used"] == [0, 0, (CONTEXT_MIB + 100) << 20, 0]
     assert cards.ledger().used_cards() == {2}
+
+
+@pytest.mark.parametrize("flash", ["on", "off"])
+def test_an_answer_takes_no_more_than_the_forecast(cards: Cards, model: Path, tmp_path: Path, flash: str) -> None:
+    layout = layout_file(tmp_path, ("CUDA1", "0-7"), flash_attn=flash, n_ubatch=2048)
+    events = events_of(model, layout, "--prompt", "a b c d e f " * 330, "-n", "2")
+    (loaded,) = [event for event in events if event["event"] == "loaded"]
+    assert events[-1]["event"] == "done"
+    (row,) = [row for row in loaded["forecast"] if row["id"] == "CUDA1"]
+    account = loader(cards)[1]
+    taken_bytes = account.peak_bytes - account.context_bytes
+    assert taken_bytes <= row["need_bytes"] - row["overhead_bytes"]
+    assert row["answering_bytes"] > row["late_bytes"]
+    assert (row["late_bytes"] > 0) == (flash == "off")

@@ -14,25 +14,35 @@ from engine.base.units import GIB, MIB
 from engine.devices.device import Device, Rig, make_host
 from engine.library.children import plan_models
 from engine.library.facts import read_facts
-from engine.library.fit import Fit, fit_words, layout_key, place_words, sourced_speed_words, speed_words
+from engine.library.fit import (
+    Fit,
+    fit_words,
+    layout_key,
+    place_words,
+    projector_words,
+    sourced_speed_words,
+    speed_words,
+)
 from engine.library.fitting import find_fit
 from engine.library.grouping import group, join_parts
 from engine.library.listed import ALL, ORDERS, Listed, ListFilter, Order, arrange, fingerprints_of, listed
 from engine.library.notes import Notes
-from engine.library.planning import jobs, rig_key, settled_rig, settled_speeds
+from engine.library.planning import Job, jobs, rig_key, settled_rig, settled_speeds
 from engine.library.scan import scan
 from engine.library.starters import STARTERS, starters_for
 from engine.library.stores import Store
-from engine.model.gguf.model_file import ModelFile
+from engine.model.gguf.model_file import ModelFile, TensorInfo
 from engine.model.gguf.reader import read_model
 from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS
 from engine.planning.layout.layout import make_layout, single_device
 from engine.planning.memory.model_memory import ModelMemory
+from engine.planning.memory.side_files import Projector, SideFiles
 from engine.planning.plan.decisions.context_length import default_context
 from engine.planning.speed.prediction import CostModel, rate_text
 from engine.planning.speed.speeds import NO_MEASUREMENTS, Link, Speeds
 from engine.planning.speed.work import Work
-from tests.support.models import write_header_only
+from tests.support.models import write_header_only, write_tiny_llama
+from tests.support.side_models import write_tiny_projector
 from tests.support.stores import model_bytes, put
 
 CARD = Device("CUDA0", "RTX 3090", "CUDA", "gpu", 24 * GIB, 23 * GIB, margin_bytes=512 * MIB)
@@ -107,11 +117,13 @@ def test_what_forecasts_are_kept_under() -> None:
     assert key == rig_key(RIG, NO_CONSTRAINTS, "fewest")
     others = [
         rig_key(RIG, NO_CONSTRAINTS, "fastest"),
+        rig_key(RIG, NO_CONSTRAINTS, "fewest", text_only=True),
+        rig_key(RIG, replace(NO_CONSTRAINTS, one_backend=True), "fewest"),
         rig_key(Rig((replace(CARD, margin_bytes=GIB),), HOST), NO_CONSTRAINTS, "fewest"),
         rig_key(RIG, replace(NO_CONSTRAINTS, off=frozenset({"CUDA0"})), "fewest"),
         rig_key(RIG, replace(NO_CONSTRAINTS, speeds=Speeds(bandwidths={"CUDA0": 8e11})), "fewest"),
     ]
-    assert len({key, *others}) == 5
+    assert len({key, *others}) == 7
 
 
 def test_speeds_are_settled_until_answers_teach_something_else() -> None:
@@ -138,7 +150,7 @@ def test_a_whole_list_is_planned_once(tmp_path: Path) -> None:
     put(tmp_path / "bad.gguf", model_bytes()[:100])
     entries = [model.entry for model in listing(tmp_path)]
     wanted = jobs(entries, {})
-    assert [path.name for _, path in wanted] == ["Ada-Q4_K_M.gguf", "Bob-Q8_0.gguf", "Ada-Q8_0.gguf"]
+    assert [job.path.name for job in wanted] == ["Ada-Q4_K_M.gguf", "Bob-Q8_0.gguf", "Ada-Q8_0.gguf"]
     found: dict[str, Fit] = {}
     token = CancelToken()
 
@@ -149,9 +161,44 @@ def test_a_whole_list_is_planned_once(tmp_path: Path) -> None:
 
     plan_models(wanted, RIG, "fewest", NO_CONSTRAINTS, tell, token)
     assert len(found) == 2
-    assert [path.name for _, path in jobs(entries, found)] == ["Ada-Q8_0.gguf"]
+    assert [job.path.name for job in jobs(entries, found)] == ["Ada-Q8_0.gguf"]
     # These headers lack what a forecast needs: that is said, and not asked again.
     assert {fit.kind for fit in found.values()} == {"unknown"}
+
+
+def test_a_forecast_counts_the_projector_that_belongs_to_the_model(tmp_path: Path) -> None:
+    write_tiny_llama(tmp_path / "ada-Q8_0.gguf")
+    write_tiny_projector(tmp_path / "mmproj-ada.gguf")
+    entries = [model.entry for model in listing(tmp_path)]
+    (job,) = jobs(entries, {})
+    assert job.projector == tmp_path / "mmproj-ada.gguf"
+    found: dict[str, Fit] = {}
+    plan_models([job], RIG, "fewest", NO_CONSTRAINTS, found.__setitem__, CancelToken())
+    with_it = found[job.mark]
+    assert (with_it.kind, with_it.projector) == ("devices", "mmproj-ada.gguf")
+    assert projector_words(with_it) == "its projector counted"
+    assert jobs(entries, found) == (), "it is not made twice"
+    (plain,) = jobs(entries, found, text_only=True)
+    assert plain.projector is None
+    plan_models([plain], RIG, "fewest", NO_CONSTRAINTS, found.__setitem__, CancelToken())
+    assert projector_words(found[job.mark]) == ""
+    assert [each.projector for each in jobs(entries, found)] == [job.projector]
+
+
+def test_a_projector_takes_the_room_of_layers(seven: ModelFile) -> None:
+    projector = Projector(Path("mmproj.gguf"), (TensorInfo("v", (GIB,), "I8", GIB, 0, 0),))
+    rig = Rig((replace(CARD, free_bytes=6 * GIB + 256 * MIB),), HOST)
+    assert find_fit(seven, rig, "fewest", NO_CONSTRAINTS).kind == "devices"
+    with_it = find_fit(seven, rig, "fewest", replace(NO_CONSTRAINTS, side_files=SideFiles(projector)))
+    assert with_it.kind == "split"
+
+
+def test_a_projector_that_cannot_be_read_is_not_counted(seven: ModelFile, tmp_path: Path) -> None:
+    put(tmp_path / "mmproj.gguf", b"no projector")
+    found: dict[str, Fit] = {}
+    job = Job("mark", seven.paths[0], tmp_path / "mmproj.gguf")
+    plan_models([job], RIG, "fewest", NO_CONSTRAINTS, found.__setitem__, CancelToken())
+    assert (found["mark"].kind, found["mark"].projector) == ("devices", "")
 
 
 def test_the_largest_that_fits_is_opened(tmp_path: Path) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
-from PySide6.QtCore import QMimeData, QPointF, Qt, QUrl
+from PySide6.QtCore import QMimeData, QPoint, QPointF, Qt, QUrl
 from PySide6.QtGui import QDragEnterEvent, QDropEvent
 from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
@@ -15,6 +16,7 @@ from engine.planning.settings.sampling_table import SAMPLING
 from engine.runtime.session.status import ModelStatus, Phase
 from tests.widgets.chat.conftest import LOADING, READY, STOPPED, exchange
 from widgets.chat.attachment_row import AttachedFile
+from widgets.chat.banners import Banner
 from widgets.chat.chat_heading import ContextPart
 from widgets.chat.chat_pane import ChatPane, chat_start
 from widgets.chat.prompt_edit import files_of
@@ -378,3 +380,41 @@ def test_without_a_model_the_empty_chat_leaves_opening_one_to_the_welcome_page(p
     assert not pane.empty.button.isVisible()
     pane.show_messages(exchange())
     assert pane.start_banner.button.isVisible()
+
+
+def test_a_custom_template_without_text_is_not_that_of_another_conversation(pane: ChatPane) -> None:
+    pane.heading.settings_button.click()
+    panel = pane.settings_panel
+    assert panel is not None
+    field = panel.template_field
+    field.choice_box.setCurrentText(OTHER)
+    field.choice_box.activated.emit(field.choice_box.currentIndex())
+    field.show_template("", is_same=True)
+    assert (field.choice_box.currentText(), field.text_edit.isHidden()) == (OTHER, False)
+    field.show_template("")
+    assert (field.choice_box.currentText(), field.text_edit.isHidden()) == (OF_MODEL, True)
+
+
+def has_button_below(banner: Banner) -> bool:
+    top_px = banner.button.mapTo(banner, QPoint(0, 0)).y()
+    return banner.label.geometry().bottom() < top_px and top_px + banner.button.height() <= banner.height()
+
+
+def test_what_comes_and_goes_makes_the_panel_no_wider(qtbot: QtBot, pane: ChatPane) -> None:
+    pane.resize(264, 700)
+    least_px = pane.minimumSizeHint().width()
+    banners = (pane.full_banner, pane.lost_banner, pane.start_banner, pane.overflow_banner)
+    pane.start_banner.show_words("Load SmolLM2 135M Instruct, the model that you used last.", "Load SmolLM2 135M")
+    pane.check_button.show()
+    for banner in banners:
+        banner.show()
+        assert pane.minimumSizeHint().width() == least_px
+        qtbot.waitUntil(partial(has_button_below, banner))
+        banner.hide()
+    pane.reading.show_share(0.5, "reading 120 of 1 300 tokens · 12 tokens/s")
+    assert pane.minimumSizeHint().width() == least_px
+    pane.reading.show_share(None, "")
+    pane.resize(700, 700)
+    pane.lost_banner.show()
+    lost = pane.lost_banner
+    qtbot.waitUntil(lambda: lost.label.geometry().right() < lost.button.mapTo(lost, QPoint(0, 0)).x())

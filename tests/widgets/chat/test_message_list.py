@@ -295,3 +295,26 @@ def test_a_failed_answer_offers_retry_and_a_dropped_message_says_so(qtbot: QtBot
     assert bubble_of(pane, "q")._speaker.text() == "You · dropped from the context"
     pane.message_list.update_message(ShownMessage("a", "assistant", "Demo", "Yes."))
     assert bubble_of(pane, "a").head.buttons["regenerate"].text() == "Regenerate"
+
+
+def test_what_was_opened_stays_open_after_scrolling(pane: ChatPane) -> None:
+    question, answer, *rest = long_conversation(40)
+    opened = replace(answer, details="CPU 0–1", thinking="hm", thinking_note="Thought for 2.0 s")
+    pane.show_messages([question, opened, *rest])
+    bar = pane.message_list.verticalScrollBar()
+    bar.setValue(0)
+    bubble = bubble_of(pane, "a0")
+    bubble.head.buttons["details"].click()
+    bubble.thinking.fold_button.click()
+    bubble_of(pane, "q0").start_editing()
+    editor = bubble_of(pane, "q0").edit_box
+    assert editor is not None
+    editor.edit.setPlainText("half a change")
+    pane.prompt_edit.setFocus()
+    bar.setValue(bar.maximum())
+    assert pane.message_list.bubble("a0") is None
+    bar.setValue(0)
+    again = bubble_of(pane, "a0")
+    assert again.note.endswith("\nCPU 0–1")
+    assert again.thinking.is_unfolded
+    assert bubble_of(pane, "q0").edit_box is editor

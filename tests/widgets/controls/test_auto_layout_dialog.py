@@ -139,3 +139,14 @@ def test_enter_finds_a_layout_and_moves_nothing(make_dialog: MakeDialog, qtbot: 
     with qtbot.waitSignal(dialog.layout_requested):
         QTest.keyClick(focused, Qt.Key.Key_Return)
     assert listed(dialog) == before
+
+
+def test_one_backend_is_a_choice(make_dialog: MakeDialog, qtbot: QtBot) -> None:
+    dialog = make_dialog()
+    with qtbot.waitSignal(dialog.wishes_changed):
+        dialog.one_backend_box.click()
+    assert dialog.wishes == replace(dialog.wishes, one_backend=True)
+    dialog.set_wishes(AutoWishes())
+    assert not dialog.one_backend_box.isChecked()
+    dialog.set_wishes(AutoWishes(one_backend=True))
+    assert dialog.one_backend_box.isChecked()

@@ -377,11 +377,17 @@ def test_the_menu_of_layers_moves_and_pins_them(qtbot: QtBot, make_hand: MakeHan
     assert view.interaction.focus_at(middle.x(), middle.y())
     assert editor.selection == Selection((first, first))
 
+    devices = [content.device.id for content in shown.contents]
     menu = view.context_menu()
+    heading = menu.actions()[0]
+    assert (heading.text(), heading.isEnabled(), heading.isSeparator()) == (
+        f"Layer {first} on {devices[0]}",
+        False,
+        False,
+    )
     actions = actions_of(menu)
     places = actions["Move to"].menu()
     assert isinstance(places, QMenu)
-    devices = [content.device.id for content in shown.contents]
     assert [action.text() for action in places.actions()] == devices[1:]
     places.actions()[0].trigger()
     assert hand.said == [RangeMove(first, first, devices[1]), "finished"]

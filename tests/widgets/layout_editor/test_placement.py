@@ -121,7 +121,15 @@ def test_placed_weights_are_the_sizes_of_the_tensors_of_a_lane() -> None:
     assert on_card.total_bytes + on_cpu.total_bytes == whole
 
 
-def test_a_pattern_leaves_the_weights_of_a_lane_unknown() -> None:
+def test_with_a_pattern_a_device_has_what_is_forecast_and_the_host_the_rest() -> None:
     layout = make_layout(4, [("CUDA0", 4)], overrides=(Override("CPU", pattern="blk.2.*"),))
     preview = make_preview(make_rig(make_gpu("CUDA0", 24)), layout, moe_layers(4))
-    assert placed_weights(preview, lane_contents(preview)[0], None).total_bytes is None
+    on_card, on_cpu = (placed_weights(preview, content, None) for content in lane_contents(preview))
+    assert on_card.total_bytes is None
+    whole = sum(layer.weights_bytes for layer in preview.layers)
+    whole += preview.output_weights_bytes + preview.token_embedding_bytes
+    forecast = {row.id: row.weights_bytes for row in preview.report.rows}
+    assert 0 < forecast["CUDA0"] < whole
+    assert on_cpu.total_bytes == whole - forecast["CUDA0"]
+    in_tensor_mode = with_edit(preview, layout=replace(layout, split_mode="tensor", tensor_split=(("CUDA0", 1.0),)))
+    assert placed_weights(in_tensor_mode, lane_contents(in_tensor_mode)[-1], None) == on_cpu

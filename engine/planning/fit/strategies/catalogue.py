@@ -17,6 +17,7 @@ from engine.planning.fit.strategies.experts import experts
 from engine.planning.fit.strategies.fastest import fastest
 from engine.planning.fit.strategies.fewest import fewest
 from engine.planning.fit.strategies.longest_context import longest_context
+from engine.planning.fit.strategies.one_backend import best_backend
 from engine.planning.fit.strategies.priority import priority
 from engine.planning.fit.strategies.proportional import proportional
 from engine.planning.memory.model_memory import ModelMemory
@@ -58,6 +59,16 @@ def find_strategy(name: str) -> Strategy:
     return strategy
 
 
+def search(
+    name: str, memory: ModelMemory, rig: Rig, context: ContextSettings, constraints: Constraints = NO_CONSTRAINTS
+) -> AutoLayout:
+    """Return what the strategy called `name` finds for these settings; raises as `auto_layout`."""
+    strategy = find_strategy(name)
+    if not constraints.one_backend:
+        return strategy(memory, rig, context, constraints)
+    return best_backend(lambda devices: strategy(memory, devices, context, constraints), memory, rig, constraints)
+
+
 def auto_layout(
     name: str,
     model: ModelFile | ModelMemory,
@@ -74,12 +85,13 @@ def auto_layout(
         ArgumentError: there is no strategy of this name.
         CancelledError: the search was cancelled by `constraints.watch`.
     """
-    strategy, watch = find_strategy(name), constraints.watch
+    find_strategy(name)
+    watch = constraints.watch
     memory = model if isinstance(model, ModelMemory) else ModelMemory(model)
     found = None
     with limited(SEARCH_SECONDS, lambda: watch is not None and watch.is_over):
         for n_ctx in context_lengths(memory.model, rig, context):
-            found = strategy(memory, rig, msgspec.structs.replace(context, n_ctx=n_ctx), constraints)
+            found = search(name, memory, rig, msgspec.structs.replace(context, n_ctx=n_ctx), constraints)
             if found.fits or name == "context":
                 break
     assert found is not None  # There is at least one length.

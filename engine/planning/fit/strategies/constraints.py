@@ -61,6 +61,7 @@ class Constraints:
     `pins`: layers that stay on a given device.
     `output`: device of the output layer; None: any.
     `split`: use several devices even if one holds everything.
+    `one_backend`: use devices of one backend only.
     `kv_types`: cache types that strategy context may choose, the preferred first; empty: those of the settings.
     `max_ctx`: longest context of strategy context, in tokens; None: the trained length.
     `side_files`: files loaded with the model.
@@ -79,6 +80,17 @@ class Constraints:
     speeds: Speeds = NO_MEASUREMENTS
     # Not compared: it belongs to one search and is no limit on its result.
     watch: Watch | None = field(default=None, compare=False)
+    one_backend: bool = False
+
+    def off_beside(self, layout: Layout, rig: Rig) -> frozenset[str]:
+        """Return the devices that a change of `layout` must not use.
+
+        With `one_backend` these are also the devices of backends that the layout does not use.
+        """
+        used = {device.backend for device in rig.devices if device.id in layout.devices}
+        if not self.one_backend or not used:
+            return self.off
+        return self.off | {device.id for device in rig.devices if device.backend not in used}
 
     def kept_by(self, layout: Layout) -> Constraints:
         """Return the constraints without pins that `layout` breaks: moving a pinned layer by hand releases it."""
@@ -112,6 +124,12 @@ class AutoLayout:
 
 
 Strategy = Callable[[ModelMemory, Rig, ContextSettings, Constraints], AutoLayout]
+
+
+def pinned_backends(constraints: Constraints, rig: Rig) -> tuple[str, ...]:
+    """Return the backends of devices with pinned layers, each once; without the CPU."""
+    pinned_to = {*(pin.device for pin in constraints.pins), constraints.output}
+    return tuple(dict.fromkeys(device.backend for device in rig.devices if device.id in pinned_to))
 
 
 def check_constraints(constraints: Constraints, rig: Rig, n_layers: int) -> None:
@@ -149,6 +167,12 @@ def _faults(constraints: Constraints, rig: Rig, n_layers: int) -> Iterator[str]:
                 "{device_id} is switched off but has pinned layers; switch the device on or unpin the layers.",
                 device_id=device_id,
             )
+    backends = pinned_backends(constraints, rig)
+    if constraints.one_backend and len(backends) > 1:
+        yield tr(
+            "Layers are pinned to devices of {names}, but one backend only was asked for; pin them to devices of one.",
+            names=" and ".join(backends),
+        )
     yield from _pin_faults(constraints, n_layers)
 
 

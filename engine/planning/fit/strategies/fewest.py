@@ -107,7 +107,8 @@ def _costs_of(bench: Workbench, device: Device) -> tuple[int, int]:
     places = [first, *[device.id] * (bench.n_layers - 1)]
     inside = bench.need(bench.layout(places, CPU_ID))[device.id]
     with_output = bench.need(bench.layout(places, device.id))[device.id]
-    return inside.compute_bytes + inside.overhead_bytes, with_output.need_bytes - inside.need_bytes
+    besides = inside.overhead_bytes + inside.answering_bytes
+    return inside.compute_bytes + besides, with_output.need_bytes - inside.need_bytes
 
 
 def _layout_of(bench: Workbench, placed: Sequence[tuple[str, Sequence[int]]]) -> Layout:

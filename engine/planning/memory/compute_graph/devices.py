@@ -22,6 +22,13 @@ from engine.planning.memory.placement import Placement
 _VULKAN_STREAMS = 4
 """Number of residual streams that Vulkan's hyper-connection kernels take."""
 
+_CUDA_FLASH_TYPES = frozenset({"f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0"})
+"""Types of a KV cache that CUDA's flash attention and indexer take (`ggml_cuda_fattn_kv_type_supported`,
+`ggml_cuda_lightning_indexer_supported`)."""
+
+_CUDA_VECTOR_TYPES = frozenset({"f16", "bf16", "q4_0", "q8_0"})
+"""Types of K and V, equal for both, that vector kernels are compiled for (`GGML_CUDA_FA_QUANTS`)."""
+
 
 def backend_devices(placement: Placement) -> tuple[str, ...]:
     """Return the device of each backend: one for each entry, the CPU last."""
@@ -58,6 +65,7 @@ def _backend(entry: str, found: BackendTraits, traits: dict[str, BackendTraits])
         found.op_offload,
         alloc_size,
         reorders=found.reorders,
+        fuses=found.fuses,
         max_buffer_bytes=found.max_buffer_bytes,
     )
 
@@ -71,6 +79,8 @@ def _cuda_supports_op(node: Tensor) -> bool:
     if node.op == "flash_attn":
         q, k, v = node.src[:3]
         head, out, group = k.ne[0], v.ne[0], q.ne[2] // k.ne[2]
+        if not {k.type, v.type} <= _CUDA_FLASH_TYPES:
+            return False
         # The kernels take K and V heads of one size, or one of the three pairs below.
         if head in CUDA_FLASH_HEAD_SIZES:
             return head == out and (head != 512 or group >= 2)
@@ -82,6 +92,16 @@ def _cuda_supports_op(node: Tensor) -> bool:
     # CUDA's kernel assumes that the channels (`d_inner`) are a multiple of its 128 threads.
     if node.op == "ssm_conv":
         return node.src[0].ne[1] % 128 == 0
+    if node.op == "mul_mat_id":
+        return not node.is_precise
+    if node.op == "lightning_indexer":
+        q, k = node.src[:2]
+        return q.ne[0] == 128 and q.ne[1] in (32, 64) and k.type in _CUDA_FLASH_TYPES
+    # IQ4_NL of a KV cache: rows are read in blocks of 256, and there is no copy to another type.
+    if node.op == "get_rows":
+        return node.src[0].type != "iq4_nl" or node.src[0].ne[0] % 256 == 0
+    if node.op == "cpy" and len(node.src) == 1:
+        return node.src[0].type != "iq4_nl" or node.type == "iq4_nl"
     if node.op == "ssm_scan":
         state, decay, matrix = node.src[0], node.src[3], node.src[4]
         # Mamba 2 has one decay for each head, Mamba 1 one for each element of the state.
@@ -154,8 +174,8 @@ def _cuda_bytes(tensor: Tensor) -> int:
 def _flash_bytes(node: Tensor) -> int:
     q, k, v = node.src[:3]
     size = node.n_bytes
-    # With one or two tokens the vector kernels read the quantised cache directly, without an F16 copy.
-    if q.ne[1] <= 2 and k.type != "f32" and v.type == k.type:
+    # With one or two tokens the vector kernels read the cache directly, without an F16 copy.
+    if q.ne[1] <= 2 and k.type in _CUDA_VECTOR_TYPES and v.type == k.type:
         return size
     for cache, skip in ((k, False), (v, v.view_src is not None and v.view_src is k.view_src)):
         if cache.type != "f16" and not skip:

@@ -24,6 +24,7 @@ class Slot:
     `used`: number that grows with each use, to find the slot unused for longest.
     `checkpoints`: copies of its state, ascending by tokens.
     `last_checkpoint`: number of tokens at which a checkpoint was taken last, or could not be.
+    `exact`: first tokens whose state is that of exactly these tokens, after a context shift; None: all of them.
     """
 
     number: int
@@ -34,6 +35,7 @@ class Slot:
     used: int = 0
     checkpoints: list[Checkpoint] = field(default_factory=list)
     last_checkpoint: int = 0
+    exact: int | None = None
 
     def hold(self, tokens: Sequence[int]) -> None:
         """Set the tokens that are in the cache now, and drop checkpoints that do not belong to them."""
@@ -41,6 +43,8 @@ class Slot:
         self.tokens[:] = tokens
         self.checkpoints[:] = [checkpoint for checkpoint in self.checkpoints if checkpoint.tokens <= kept]
         self.last_checkpoint = self.checkpoints[-1].tokens if self.checkpoints else 0
+        if self.exact is not None and len(self.tokens) <= self.exact:
+            self.exact = None
 
 
 class Slots:
@@ -128,6 +132,21 @@ class Slots:
             slot.hold(())
             slot.copy_pending = False
 
+    def shift(self, slot: Slot, kept: int) -> int:
+        """Remove half of the tokens after the first `kept` from the KV cache, and move the rest to their positions.
+
+        Return how many were removed; 0 if llama.cpp does not remove them.
+        """
+        low, memory, held = self._loaded.engine.low, self._loaded.memory, len(slot.tokens)
+        dropped = max(1, (held - kept) // 2)
+        if kept + dropped >= held or not low.llama_memory_seq_rm(memory, slot.number, kept, kept + dropped):
+            return 0
+        low.llama_memory_seq_add(memory, slot.number, kept + dropped, held, -dropped)
+        exact = kept if slot.exact is None else min(kept, slot.exact)
+        slot.hold([*slot.tokens[:kept], *slot.tokens[kept + dropped :]])
+        slot.exact = exact
+        return dropped
+
     def drop_end(self, slot: Slot) -> None:
         """Remove cells after the tokens of a slot from the KV cache; empty the slot if that is not possible."""
         low, memory = self._loaded.engine.low, self._loaded.memory
@@ -214,6 +233,8 @@ class Slots:
         # Without the last token, which is computed in any case. If the slot cannot be cut there, its last checkpoint
         # before that place is what it can offer.
         common = common_prefix(slot.tokens, wanted[:-1])
+        if slot.exact is not None:
+            common = min(common, slot.exact)
         if self._can_cut(slot, common):
             return common
         return max((checkpoint.tokens for checkpoint in slot.checkpoints if checkpoint.tokens <= common), default=0)
@@ -248,6 +269,7 @@ class Slots:
         low.llama_memory_seq_cp(memory, donor.number, slot.number, -1, -1)
         slot.hold(donor.tokens)
         slot.checkpoints[:] = donor.checkpoints
+        slot.exact = donor.exact
         slot.copy_pending = True
         self._cut(slot, kept)
 

@@ -94,12 +94,12 @@ class PieceDecoder:
 
 
 class StopTexts:
-    """Passes text on up to the first stop text. `found`: a stop text has come; later text is dropped."""
+    """Passes text on up to the first stop text. `found`: the stop text that has come; later text is dropped."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self._texts = tuple(texts)
         self._held = ""
-        self.found = False
+        self.found = ""
 
     def add(self, text: str) -> str:
         """Take more text of the answer; return the part that cannot belong to a stop text."""
@@ -108,10 +108,11 @@ class StopTexts:
         if self.found:
             return ""
         text = self._held + text
-        places = [place for place in map(text.find, self._texts) if place >= 0]
+        places = [(place, stop) for stop in self._texts if (place := text.find(stop)) >= 0]
         if places:
-            self.found, self._held = True, ""
-            return text[: min(places)]
+            place, self.found = min(places)
+            self._held = ""
+            return text[:place]
         # The end of the text may be the start of a stop text that comes with the next tokens.
         held = max(_overlap(text, stop) for stop in self._texts)
         self._held = text[len(text) - held :]

@@ -6,12 +6,14 @@ when the last of them was computed. Each request has its own sampler, stop texts
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 
 from engine.runtime.child.generate.media_reader import MediaReader
 from engine.runtime.child.generate.prompt import NOT_REPLACED, Replaced, read_prompt, with_answer_start
 from engine.runtime.child.generate.sampling import ChoiceReader, SamplerChain, settings_of
+from engine.runtime.child.generate.shifting import kept_tokens
 from engine.runtime.child.generate.slots import Slots
 from engine.runtime.child.generate.tasks import SequenceTask
 from engine.runtime.child.generate.text import PieceDecoder, StopTexts
@@ -25,6 +27,7 @@ from engine.runtime.protocol.messages import (
     Message,
     Piece,
     Reading,
+    Shifted,
     StopReason,
     TokenChoice,
 )
@@ -43,8 +46,9 @@ def begin(loaded: LoadedContext, slots: Slots, request: Generate) -> Generation:
     prompt, replaced, positions = read_prompt(
         loaded, request.messages, request.prompt, request.template, request.template_input
     )
+    kept = kept_tokens(loaded, request, settings_of(request), prompt, replaced)
     tokens, first = with_answer_start(loaded, request, prompt)
-    return Generation(loaded, slots, request, tokens, first, prompt, positions=positions, replaced=replaced)
+    return Generation(loaded, slots, request, tokens, first, prompt, positions=positions, replaced=replaced, kept=kept)
 
 
 class Generation(SequenceTask):
@@ -53,6 +57,7 @@ class Generation(SequenceTask):
     `first`: text of the first piece, which the chat template has written already: an opening reasoning tag.
     `positions`: token positions of the prompt that are worth a checkpoint.
     `replaced`: why the chat template was not used.
+    `kept`: first tokens that stay if a full context is shifted; None: the answer ends there.
     """
 
     def __init__(
@@ -66,6 +71,7 @@ class Generation(SequenceTask):
         *,
         positions: Sequence[int] = (),
         replaced: Replaced = NOT_REPLACED,
+        kept: int | None = None,
     ) -> None:
         super().__init__(request.id, tokens, MediaReader(loaded, prompt), positions)
         self._slots = slots
@@ -86,6 +92,7 @@ class Generation(SequenceTask):
         self._stops = StopTexts(settings.stop)
         self._prompt_tokens = prompt.cells(tokens)
         self._replaced = replaced
+        self._kept, self._dropped = kept, 0
         self._cached = self._evaluated = self._generated = 0
         self._started: float | None = None
         self._begun: float | None = None
@@ -135,11 +142,23 @@ class Generation(SequenceTask):
         if self._stops.found:
             return self._end("end_of_text", answers)
         # The sampled token would need a cell of its own to be decoded.
-        if len(self.tokens) >= self._room:
+        if self._generated < (self._most or math.inf) and len(self.tokens) >= self._room and not self._shift(answers):
             return self._end("context_full", answers)
         if self._generated == self._most:
             return self._end("length", answers)
         self.tokens.append(token)
+        return True
+
+    def _shift(self, answers: list[Message]) -> bool:
+        """Make room in a full context, if that was chosen; return whether there is room now."""
+        if self._kept is None or self.slot is None:
+            return False
+        dropped = self._slots.shift(self.slot, self._kept)
+        if not dropped:
+            return False
+        del self.tokens[self._kept : self._kept + dropped]
+        self._dropped += dropped
+        answers.append(Shifted(request=self.id, kept_tokens=self._kept, dropped_tokens=dropped))
         return True
 
     def stopped(self) -> Message:
@@ -176,7 +195,9 @@ class Generation(SequenceTask):
             generation_seconds=now - begun,
             context_used=0 if self.slot is None else self._cells(self.slot.tokens),
             stop_reason=reason,
+            stop_text=self._stops.found,
             replaced=self._replaced.sentence,
             replaced_for_log=self._replaced.for_log,
             checkpoint_bytes=self._slots.checkpoint_bytes,
+            dropped_tokens=self._dropped,
         )

@@ -51,6 +51,12 @@ def begin_saving(loaded: LoadedContext, slots: Slots, request: SaveSequence) -> 
         raise failure("argument", f"Nothing of request {request.of} is cached any more; ask again and save then.")
     if slot.taken:
         raise failure("argument", f"Request {request.of} is still under way; save it when it has ended.")
+    if slot.exact is not None:
+        raise failure(
+            "argument",
+            f"The context was shifted during request {request.of}, so that its KV state is not that of its text; it is "
+            "not saved.",
+        )
     low, context = loaded.engine.low, loaded.context
     size_bytes = int(low.llama_state_seq_get_size(context, slot.number))
     state = (ctypes.c_uint8 * size_bytes)()

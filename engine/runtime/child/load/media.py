@@ -91,7 +91,8 @@ class Media:
         self._projector = projector
         self._library: Any = projector.library
         self._width = width
-        self._identity = _fingerprint(projector.path)
+        # With other limits the same image has other embeddings.
+        self._identity = _fingerprint(projector.path) + projector.limits
         self._counts: dict[tuple[str | int, ...], int] = {}
         self._numbers: dict[str, int] = {}
         self._names: list[str] = []

@@ -192,7 +192,7 @@ class ModelLoader:
         split = load.parameters.split_mode == "tensor"
         members = {device: self._devices.by_id[device] for device in load.parameters.devices} if split else {}
         self._members = MemberBuffers(engine, members, self._end_refused)
-        self._side_file_loader = SideFileLoader(engine, self._devices, log, self._free, stop)
+        self._side_file_loader = SideFileLoader(engine, self._devices, log, self._free, stop, reporter.send_final)
 
     def run(self) -> tuple[LoadedContext, LoadedModel]:
         """Load the model; return the loaded context and the message about it.

@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import ctypes
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from engine.runtime.child.load.largest_media import NodeWatch, reserve_largest
 from engine.runtime.child.load.loaded_context import FLOAT_BYTES, LoadedContext
 from engine.runtime.child.load.model_loader import ModelParameters, check_file, context_struct, wanted_devices
-from engine.runtime.child.load.side_files import dry_bytes, exact_parts, projector_library, projector_parameters
+from engine.runtime.child.load.side_files import (
+    check_image_limit,
+    exact_parts,
+    loaded_bytes,
+    new_marker,
+    projector_library,
+    projector_parameters,
+)
 from engine.runtime.child.native import breakdown
 from engine.runtime.child.native.bindings import ACCELERATOR_TYPE, Bindings
 from engine.runtime.child.native.breakdown import BufferBytes
 from engine.runtime.child.native.devices import ResolvedDevices, resolve_devices
 from engine.runtime.child.native.failures import RequestError, failure
-from engine.runtime.child.native.log import EngineLog, FreeMemory, allocation_failure, context_failure, model_failure
-from engine.runtime.protocol.messages import Part, Probe, Probed
+from engine.runtime.child.native.log import (
+    EngineLog,
+    FailedAllocation,
+    FreeMemory,
+    allocation_failure,
+    context_failure,
+    model_failure,
+)
+from engine.runtime.protocol.messages import Message, Part, Probe, Probed
 
 
-def probe(engine: Bindings, log: EngineLog, request: Probe) -> Probed:
+def probe(engine: Bindings, log: EngineLog, request: Probe, send_final: Callable[[Message], None]) -> Probed:
     """Load the model without memory, read the planned sizes, and free everything.
+
+    `send_final`: sends the last message of a probe that ends inside of native code.
 
     Raises:
         RequestError: llama.cpp cannot load the model or make the context.
@@ -48,9 +66,9 @@ def probe(engine: Bindings, log: EngineLog, request: Probe) -> Probed:
             # Two differences between the plans of dry and real loads.
             sizes = counted_once(sizes, buffer_types)
             if log.facts.input_copies > 1:
-                sizes = without_surplus(sizes, buffer_types, engine.cpu_buffer_type(), _copies_bytes(loaded))
+                sizes = without_surplus(sizes, buffer_types, buffer_types[-1], _copies_bytes(loaded))
         return Probed(
-            parts=(*loaded.parts(sizes), *dry_projector(engine, devices, request)),
+            parts=(*loaded.parts(sizes), *dry_projector(engine, log, devices, request, model, send_final)),
             exact=sizes is not None,
             flash_attention=log.facts.flash_attention,
             graph_splits=log.facts.graph_splits,
@@ -59,10 +77,21 @@ def probe(engine: Bindings, log: EngineLog, request: Probe) -> Probed:
         loaded.free()
 
 
-def dry_projector(engine: Bindings, devices: ResolvedDevices, request: Probe) -> tuple[Part, ...]:
-    """Return the compute buffers of a projector; empty if they are unknown or its device has no room for the weights.
+def dry_projector(
+    engine: Bindings,
+    log: EngineLog,
+    devices: ResolvedDevices,
+    request: Probe,
+    model: int,
+    send_final: Callable[[Message], None],
+) -> tuple[Part, ...]:
+    """Return the compute buffers of a projector for the largest image; empty if they are unknown.
 
-    mtmd allocates the weights for a moment to find this out, and aborts if it cannot. So they are allocated here first.
+    The projector is loaded for a moment. Its weights are allocated here first, because mtmd aborts if it cannot.
+    Without room for the compute buffers the process ends with a `Failure`.
+
+    Raises:
+        RequestError: the projector has other limits for images than those of the settings.
     """
     file = request.projector
     if file is None:
@@ -71,9 +100,29 @@ def dry_projector(engine: Bindings, devices: ResolvedDevices, request: Probe) ->
     if not buffer:
         return ()
     engine.free_buffer(buffer)
-    library = projector_library()
-    parameters = projector_parameters(library, devices, file, request.context.threads or 1)
-    parts = exact_parts(devices, file, dry_bytes(library, file, parameters)) or ()
+    library, watch, marker = projector_library(), NodeWatch(engine, lambda: False), new_marker()
+    library.mtmd_log_set(engine.projector_log_callback, ctypes.c_void_p(0))
+    parameters = projector_parameters(library, devices, file, request.context.threads or 1, request.context)
+    parameters.media_marker = marker.encode()
+    parameters.cb_eval = watch.callback
+    handle = library.mtmd_init_from_file(file.path.encode(), model, parameters)
+    if not handle:
+        check_image_limit(log, request.context)
+        return ()
+
+    def end(failed: FailedAllocation) -> None:
+        device = devices.id_of_buffer_name(failed.buffer_type)
+        send_final(
+            failure(
+                "does_not_fit", f"{device} has no room for the largest image of the projector: {failed.text}."
+            ).message
+        )
+
+    try:
+        reserve_largest(library, int(handle), marker, watch, log, end)
+        parts = exact_parts(devices, file, loaded_bytes(library, int(handle))) or ()
+    finally:
+        library.mtmd_free(handle)
     return tuple(part for part in parts if part.compute_bytes)
 
 
@@ -82,9 +131,11 @@ def backend_buffer_types(engine: Bindings, devices: ResolvedDevices, entries: It
     listed = [devices.by_id[device_id] for device_id in entries]
     accelerators = [device for device in engine.devices() if engine.device_props(device).type == ACCELERATOR_TYPE]
     buffer_types = [engine.device_buffer_type(device) for device in (*listed, *accelerators)]
-    # As in llama_context: the CPU backend uses the pinned host buffer of the first device, if that has one.
-    pinned = engine.device_host_buffer_type(listed[0]) if listed else None
-    return [*buffer_types, pinned or engine.cpu_buffer_type()]
+    # As in llama_context: CPU backends, those of entries too, use the pinned host buffer of the first device, if that
+    # has one.
+    plain = engine.cpu_buffer_type()
+    host = (engine.device_host_buffer_type(listed[0]) if listed else None) or plain
+    return [*(host if each == plain else each for each in buffer_types), host]
 
 
 def counted_once(sizes: dict[int, BufferBytes], buffer_types: list[int]) -> dict[int, BufferBytes]:
@@ -104,7 +155,8 @@ def without_surplus(
     boundaries. A device with a single entry gets one set of copies too many. Without CPU entries, the device of the
     first entry gets one set too few.
 
-    `buffer_types`: as of `backend_buffer_types`. `host`: the CPU's buffer type. `copies_bytes`: size of one set.
+    `buffer_types`: as of `backend_buffer_types`. `host`: the buffer type of CPU backends.
+    `copies_bytes`: size of one set.
     """
     listed = buffer_types[:-1]
     corrected = dict(sizes)

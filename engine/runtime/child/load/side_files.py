@@ -1,30 +1,34 @@
 """Loads the side files of a model: LoRA adapters, and the projector for images or sound.
 
-The bytes of a projector on each device come from two C++ functions that are not part of the C interface
-(`clip_get_mem_usage`, `mtmd_get_memory_usage`). If they are not exported, or return another map than `read_map` knows,
-the sizes come from the log.
+The bytes of a projector on each device come from a C++ function that is not part of the C interface
+(`clip_get_mem_usage`). If it is not exported, or returns another map than `read_map` knows, the sizes come from the
+log.
 """
 
 from __future__ import annotations
 
 import ctypes
+import re
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from engine.base.processor import default_threads
+from engine.planning.settings.context_settings import ContextSettings
+from engine.runtime.child.load.largest_media import NodeWatch, reserve_largest
 from engine.runtime.child.native.bindings import Bindings
 from engine.runtime.child.native.breakdown import read_map
 from engine.runtime.child.native.devices import CPU_ID, ResolvedDevices
 from engine.runtime.child.native.failures import RequestError, failure
-from engine.runtime.child.native.log import EngineLog, FreeMemory, allocation_failure
+from engine.runtime.child.native.log import EngineLog, FailedAllocation, FreeMemory, allocation_failure
 from engine.runtime.child.native.stop import StopFlag
-from engine.runtime.protocol.messages import AdapterFile, AllocationFailure, Load, Part, ProjectorFile
+from engine.runtime.protocol.messages import AdapterFile, AllocationFailure, Load, Message, Part, ProjectorFile
 
 PROJECTOR = "projector"
 _OF_ENCODER = "_Z18clip_get_mem_usagePK8clip_ctx"
-_DRY = "_Z21mtmd_get_memory_usagePKc19mtmd_context_params"
 _ENCODERS = 2
 """`mtmd_context` begins with the addresses of its encoders (`clip_ctx`) for images and for sound; null for none."""
 
@@ -44,15 +48,6 @@ def loaded_bytes(library: Any, handle: int) -> dict[int, int] | None:
         for device, (size_bytes,) in found.items():
             total[device] = total.get(device, 0) + size_bytes
     return total
-
-
-def dry_bytes(library: Any, file: ProjectorFile, parameters: Any) -> dict[int, int] | None:
-    """Return the same bytes as `loaded_bytes` before loading. mtmd allocates the buffers for a moment."""
-    function = _function(library, _DRY, ctypes.c_char_p, library.mtmd_context_params)
-    if function is None:
-        return None
-    found = read_map(lambda space: function(space, file.path.encode(), parameters), 1)
-    return {device: size_bytes for device, (size_bytes,) in found.items()} if found else None
 
 
 def exact_parts(devices: ResolvedDevices, file: ProjectorFile, sizes: dict[int, int] | None) -> tuple[Part, ...] | None:
@@ -85,8 +80,8 @@ def _function(library: Any, name: str, *arguments: Any) -> Any:
 
 
 AUTO_FLASH_ATTENTION = -1
-NODES_AT_ONCE = 32
-"""Graph nodes between two checks of the stop flag: about a layer of a projector."""
+_LIMIT = re.compile(r"image_max_pixels \((\d+)\) is less than image_min_pixels \((\d+)\)")
+"""clip.cpp's refusal of a limit for images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +106,7 @@ class Projector:
     """A loaded projector.
 
     `library`: the binding of mtmd. `marker`: as of `Media`. `kept`: ctypes callback, which must live as long as this.
+    `limits`: limits for images that were chosen, as text.
     """
 
     library: Any
@@ -118,6 +114,7 @@ class Projector:
     path: Path
     marker: str
     kept: Any
+    limits: str = ""
 
     def free(self) -> None:
         self.library.mtmd_free(self.handle)
@@ -138,12 +135,22 @@ class LoadedSideFiles:
 
 
 class SideFileLoader:
-    """Loads adapters and projector after the model's weights."""
+    """Loads adapters and projector after the model's weights.
+
+    `send_final`: sends the last message of a load that ends inside of native code.
+    """
 
     def __init__(
-        self, engine: Bindings, devices: ResolvedDevices, log: EngineLog, free: FreeMemory, stop: StopFlag
+        self,
+        engine: Bindings,
+        devices: ResolvedDevices,
+        log: EngineLog,
+        free: FreeMemory,
+        stop: StopFlag,
+        send_final: Callable[[Message], None],
     ) -> None:
         self._engine, self._devices, self._log, self._free, self._stop = engine, devices, log, free, stop
+        self._send_final = send_final
 
     def load(self, load: Load, model: int, placed: tuple[Part, ...]) -> LoadedSideFiles:
         """Load the side files of a request. `placed`: what was allocated before, for the report of a failure.
@@ -157,7 +164,7 @@ class SideFileLoader:
         if load.projector is None:
             return LoadedSideFiles(adapters, None, parts)
         n_threads = load.context.threads_batch or load.context.threads or default_threads()
-        projector, further = self._projector(model, load.projector, n_threads, (*placed, *parts))
+        projector, further = self._projector(model, load.projector, n_threads, load.context, (*placed, *parts))
         return LoadedSideFiles(adapters, projector, (*parts, *further))
 
     def _adapter_parts(self) -> tuple[Part, ...]:
@@ -167,26 +174,30 @@ class SideFileLoader:
         )
 
     def _projector(
-        self, model: int, file: ProjectorFile, n_threads: int, placed: tuple[Part, ...]
+        self, model: int, file: ProjectorFile, n_threads: int, context: ContextSettings, placed: tuple[Part, ...]
     ) -> tuple[Projector, tuple[Part, ...]]:
         self._make_sure_of_room(file, placed)
         library = projector_library()
         library.mtmd_log_set(self._engine.projector_log_callback, ctypes.c_void_p(0))
-        parameters = projector_parameters(library, self._devices, file, n_threads)
-        # Random, so that no message of a conversation can contain it, by chance or on purpose.
-        marker = f"<__media_{secrets.token_hex(16)}__>"
+        watch = NodeWatch(self._engine, lambda: self._stop.requested)
+        parameters = projector_parameters(library, self._devices, file, n_threads, context)
+        marker = new_marker()
         parameters.media_marker = marker.encode()
-        parameters.cb_eval = watch = self._watch()
+        parameters.cb_eval = watch.callback
         buffers = self._log.facts.buffers
         logged_before = len(buffers)
         handle = library.mtmd_init_from_file(file.path.encode(), model, parameters)
+        if handle:
+            end = partial(self._end_refused, placed)
+            reserve_largest(library, int(handle), marker, watch, self._log, end)
         # mtmd logs compute buffers with the same words as the model's context; they must not be counted for that.
         logged = buffers[logged_before:]
         del buffers[logged_before:]
         if not handle:
+            check_image_limit(self._log, context)
             raise self._refusal(file.path, "llama.cpp cannot load it as this model's projector")
         exact = exact_parts(self._devices, file, loaded_bytes(library, int(handle)))
-        projector = Projector(library, int(handle), Path(file.path), marker, watch)
+        projector = Projector(library, int(handle), Path(file.path), marker, watch.callback, limits_of(context))
         if exact is not None:
             return projector, exact
         weights = Part(device=file.device, buffer_type=PROJECTOR, weights_bytes=self._log.facts.projector_bytes)
@@ -200,21 +211,6 @@ class SideFileLoader:
         )
         return projector, (weights, *computing)
 
-    def _watch(self) -> Any:
-        """Return the callback that ggml calls before and after graph nodes of a projector; a stop ends the graph."""
-        nodes = 0
-
-        # ggml_backend_sched_eval_callback: asked before a node, True means "call again after it", which also splits the
-        # graph there. After a node, False ends the computation.
-        def on_node(_tensor: object, asks: bool, _data: object) -> bool:
-            nonlocal nodes
-            if not asks:
-                return not self._stop.requested
-            nodes += 1
-            return nodes % NODES_AT_ONCE == 0
-
-        return self._engine.low.ggml_backend_sched_eval_callback(on_node)
-
     def _adapter(self, model: int, file: AdapterFile, placed: tuple[Part, ...]) -> Any:
         failed_before = len(self._log.facts.failed)
         handle = self._engine.low.llama_adapter_lora_init(model, file.path.encode())
@@ -225,6 +221,21 @@ class SideFileLoader:
             if refused is not None:
                 raise RequestError(refused)
         raise self._refusal(file.path, "llama.cpp cannot use it as an adapter of this model")
+
+    def _end_refused(self, placed: tuple[Part, ...], failed: FailedAllocation) -> None:
+        """Report a device without room for the largest image."""
+        self._free.note(failed)
+        self._send_final(
+            AllocationFailure(
+                stage="read",
+                device=self._devices.id_of_buffer_name(failed.buffer_type),
+                buffer_type=failed.buffer_type,
+                requested_bytes=failed.requested_bytes,
+                free_bytes=self._free.of(failed.buffer_type),
+                parts=placed,
+                text=failed.text,
+            )
+        )
 
     def _make_sure_of_room(self, file: ProjectorFile, placed: tuple[Part, ...]) -> None:
         """Allocate the size of the weights and free it again: if mtmd's own allocation fails, it aborts the process."""
@@ -252,15 +263,55 @@ class SideFileLoader:
         return failure("model_file", f"{Path(path).name}: {what}: {reason}.")
 
 
-def projector_parameters(library: Any, devices: ResolvedDevices, file: ProjectorFile, n_threads: int) -> Any:
-    """Return `mtmd_context_params` for a projector. The warm-up allocates what an image of the usual size needs."""
+def check_image_limit(log: EngineLog, context: ContextSettings) -> None:
+    """Raise `RequestError` if the projector was refused because of the limits for images."""
+    found = next((match for text in log.facts.reasons() if (match := _LIMIT.search(text))), None)
+    if found is None:
+        return
+    most_px, least_px = int(found[1]), int(found[2])
+    # Both limits are tokens times the area of a token. One of them is ours, so that the other follows.
+    limit = context.image_max_tokens
+    least = None if limit is None else least_px * limit // max(1, most_px)
+    if limit is not None:
+        raise failure(
+            "argument",
+            f"The limit of {limit} tokens for an image is below the projector's minimum of {least}. Set "
+            f"image_max_tokens to {least} at least, or leave it open.",
+        )
+    raise failure(
+        "argument",
+        f"At least {context.image_min_tokens} tokens for an image are more than the projector's maximum. Lower "
+        "image_min_tokens, or leave it open.",
+    )
+
+
+def new_marker() -> str:
+    """Return the text that marks an image or a sound in a prompt."""
+    # Random, so that no message of a conversation can contain it, by chance or on purpose.
+    return f"<__media_{secrets.token_hex(16)}__>"
+
+
+def limits_of(context: ContextSettings) -> str:
+    """Return the limits for images as part of a name; empty if both are the projector's own."""
+    limits = (context.image_min_tokens, context.image_max_tokens)
+    return "" if limits == (None, None) else "-".join("" if each is None else str(each) for each in limits)
+
+
+def projector_parameters(
+    library: Any, devices: ResolvedDevices, file: ProjectorFile, n_threads: int, context: ContextSettings
+) -> Any:
+    """Return `mtmd_context_params` for a projector, without mtmd's warm-up: see `reserve_largest`."""
     parameters = library.mtmd_context_params_default()
     parameters.use_gpu = file.device != CPU_ID
     parameters.device = devices.by_id[file.device] if file.device != CPU_ID else None
     parameters.n_threads = n_threads
     parameters.print_timings = False
     parameters.flash_attn_type = AUTO_FLASH_ATTENTION
-    parameters.warmup = True
+    parameters.warmup = False
+    if context.image_max_tokens is not None:
+        parameters.image_max_tokens = context.image_max_tokens
+    if context.image_min_tokens is not None:
+        parameters.image_min_tokens = context.image_min_tokens
     return parameters
 
 

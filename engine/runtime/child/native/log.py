@@ -29,7 +29,10 @@ BufferUse = Literal["model", "kv", "rs", "compute", "output", "lora"]
 # (LoRA), ggml-alloc.c (failed buffers), clip.cpp (projector). Layers are logged at level DEBUG.
 _LAYER = re.compile(r"layer\s+(\d+) assigned to device (\S.*), is_swa")
 _CACHE_LAYER = re.compile(r"[:,] layer\s+(\d+): dev = (\S+)")
-_BUFFER = re.compile(r"\b\w+:\s+(\S.*?)\s+(model|KV|RS|compute|output|LoRA) buffer size =\s*([\d.]+) MiB")
+# DeepSeek 4 has states of its compressors (llama-kv-cache-dsv4.cpp).
+_BUFFER = re.compile(
+    r"\b\w+:\s+(\S.*?)\s+(model|KV|RS|DSV4 \w+ state|compute|output|LoRA) buffer size =\s*([\d.]+) MiB"
+)
 _FAILED_BYTES = re.compile(r"failed to allocate (\S.*?) buffer of size (\d+)\s*$")
 _FAILED_OUTPUT = re.compile(r"failed to allocate output buffer of size ([\d.]+) MiB")
 _FLASH_RESOLVED = re.compile(r"Flash Attention (enabled|not supported, set to disabled)")
@@ -209,6 +212,8 @@ class EngineLog:
             self.facts.cache_devices[int(match[1])] = match[2]
         elif match := _BUFFER.search(line):
             use: BufferUse = {"KV": "kv", "RS": "rs", "LoRA": "lora"}.get(match[2], match[2])  # type: ignore[assignment]
+            if match[2].startswith("DSV4"):
+                use = "rs"
             buffer = LoggedBuffer(use, match[1], _from_mib(match[3]))
             self.facts.buffers.append(buffer)
             if self.on_buffer is not None:

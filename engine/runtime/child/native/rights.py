@@ -17,9 +17,17 @@ from engine.base.confinement import (
     make_driver_caches,
     system_folders,
 )
-from engine.devices.endpoint import parse_endpoint
 from engine.runtime.child.native.bindings import Bindings
-from engine.runtime.protocol.messages import AnyRequest, DeviceRef, FileAccess, ListDevices, Load, Probe, Serve
+from engine.runtime.protocol.messages import (
+    AnyRequest,
+    CountVocabulary,
+    DeviceRef,
+    FileAccess,
+    ListDevices,
+    Load,
+    Probe,
+    Serve,
+)
 
 
 def data_bytes() -> int:
@@ -44,6 +52,8 @@ def limit_data(limit_bytes: int) -> bool:
 
 DISCOVERY_BYTES = 4 << 30
 """Memory limit of device discovery, for the drivers of many cards. The list itself takes some kilobytes."""
+VOCABULARY_BYTES = 4 << 30
+"""Memory limit of a child that reads a vocabulary. One of 260,000 tokens takes some hundred MiB."""
 PROBE_BYTES = 16 << 30
 """Memory limit of a probe. It allocates the vocabulary, recurrent state, the output buffer, and contexts of drivers."""
 
@@ -60,6 +70,10 @@ def give_up_rights(engine: Bindings, request: AnyRequest) -> None:
         case Probe():
             _limit_memory(PROBE_BYTES)
             _limit_files(request.access, request.devices)
+        case CountVocabulary():
+            _limit_memory(VOCABULARY_BYTES)
+            # It renders chat templates as a loaded model does.
+            _limit_files(request.access, (), starts_programs=True)
         case Load():
             # The chat template is rendered by a child of this one.
             _limit_files(request.access, request.devices, starts_programs=True)
@@ -89,7 +103,8 @@ def _limit_files(access: FileAccess | None, devices: Sequence[DeviceRef], *, sta
 
 def _ports(endpoints: Sequence[str]) -> Ports:
     """Return the ports of RPC servers, which are all that the child connects to."""
-    return Ports(connect=tuple(sorted({parse_endpoint(each)[1] for each in endpoints if each})))
+    # `host:port`, checked before they were greeted.
+    return Ports(connect=tuple(sorted({int(each.rpartition(":")[2]) for each in endpoints if each})))
 
 
 @cache

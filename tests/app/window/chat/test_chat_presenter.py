@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -27,6 +28,7 @@ from engine.runtime.session.status import ModelStatus, Phase
 from tests.support.models import write_tiny_llama
 from tests.support.windows import WindowOpener
 from widgets.chat.chat_pane import ChatPane
+from widgets.chat.settings_panel import SettingChange
 from widgets.chat.shown import MessageAction
 
 CONTEXT = ContextSettings(n_ctx=4096, n_batch=32, n_ubatch=32, threads=1, threads_batch=1)
@@ -161,6 +163,26 @@ def used(chat: ChatPane) -> int:
     return int(digits or 0)
 
 
+def test_a_shift_that_the_loaded_cache_does_not_allow_is_not_taken(reading: WindowParts) -> None:
+    model, pane = reading.desk.models.current, reading.views.current.chat
+    model.conversation.answering.stop()
+    pane.heading.settings_button.click()
+    panel = pane.settings_panel
+    assert panel is not None
+    info = model.loading.snapshot.loaded
+    assert info is not None
+    quantised = replace(info, context=msgspec.structs.replace(info.context, type_v="q8_0"))
+    model.loading.snapshot = replace(model.loading.snapshot, loaded=quantised)
+    panel.value_changed.emit(SettingChange("full_context", "shift"))
+    assert "quantised KV cache (f16 and q8_0)" in panel.fault_label.text()
+    assert "full_context" not in model.conversation.chat.settings
+    assert panel.fields["full_context"].text == "end"
+    model.loading.snapshot = replace(model.loading.snapshot, loaded=info)
+    panel.value_changed.emit(SettingChange("full_context", "shift"))
+    assert panel.fault_label.text() == ""
+    assert model.conversation.chat.settings["full_context"] == "shift"
+
+
 def test_a_remark_on_a_restored_state_goes_with_the_next_question(reading: WindowParts, qtbot: QtBot) -> None:
     model = reading.desk.models.current
     chat = reading.views.current.chat
@@ -189,6 +211,41 @@ def test_without_a_model_the_banner_opens_one_and_a_remark_goes_with_its_convers
     window.views.left.conversation.begin()
     pane.set_status(ModelStatus("Demo", Phase.READY))
     assert pane.status_text == ""
+
+
+def test_the_meter_counts_a_draft_and_a_file_before_anything_is_loaded(
+    open_window: WindowOpener, qtbot: QtBot, tmp_path: Path
+) -> None:
+    window = open_window()
+    desk, meter = window.desk, window.views.current.chat.context_meter
+    with qtbot.waitSignal(desk.opener.model_changed):
+        desk.opener.open(write_tiny_llama(tmp_path / "ada.gguf", n_layers=2))
+    model, pane = desk.models.current, window.views.current.chat
+    conversation = model.conversation
+    n_ctx = model.planned_context
+    assert n_ctx
+    assert meter.text == ""
+    assert desk.vocabulary.pid is None, "nothing is counted before there is something to count"
+
+    def used() -> int:
+        words, _, total = meter.text.replace("\N{NARROW NO-BREAK SPACE}", "").replace(" ", "").partition("/")
+        assert not total or int(total) == n_ctx
+        return int(words) if words.isdecimal() else 0
+
+    pane.prompt_edit.setPlainText("What is a quay?")
+    qtbot.waitUntil(lambda: used() > 0)
+    draft = used()
+    pane.prompt_edit.setPlainText("What is a quay? " + "abc " * 20)
+    qtbot.waitUntil(lambda: used() == draft + 81)  # A token for each letter of the tiny model.
+    (tmp_path / "code.py").write_text("print('quay')\n" * 9)
+    pane.files_given.emit([tmp_path / "code.py"])
+    qtbot.waitUntil(lambda: used() > draft + 81 + 100)
+    assert "attachments" in meter.toolTip()
+    assert model.loading.phase is Phase.STOPPED
+    # Another context length has another total, and nothing is counted for nothing.
+    conversation.change_chat(msgspec.structs.replace(conversation.chat, draft=""))
+    pane.file_removed.emit(window.views.current.chat.attachments.files[0].id)
+    qtbot.waitUntil(lambda: meter.text == "")
 
 
 def test_retry_without_a_loaded_model_says_what_is_missing(open_window: WindowOpener) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 
+import pytest
 from PySide6.QtWidgets import QMessageBox, QWidget
 from pytestqt.qtbot import QtBot
 
@@ -11,6 +12,7 @@ from app.background import Background
 from app.notices import Notices
 from app.paths import kept_weights_path
 from app.window.devices.rig_presenter import KeptWeightsPresenter
+from tests.support.windows import WindowOpener
 
 
 def open_box(presenter: KeptWeightsPresenter, window: QWidget, qtbot: QtBot) -> QMessageBox:
@@ -38,4 +40,16 @@ def test_weights_are_counted_and_removed_when_asked(qtbot: QtBot) -> None:
     assert told.args is not None
     assert "3.0 MiB of cached weights removed" in told.args[0].text
     assert not file.exists()
-    assert [button.text() for button in open_box(presenter, window, qtbot).buttons()] == ["Close"]
+    last = open_box(presenter, window, qtbot)
+    assert [button.text() for button in last.buttons()] == ["Close"]
+    last.close()
+    qtbot.waitUntil(lambda: not window.findChildren(QMessageBox))
+
+
+def test_the_devices_name_variables_that_hide_some(open_window: WindowOpener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONEAPI_DEVICE_SELECTOR", "level_zero:1")
+    window = open_window()
+    live = window.desk.rig.live
+    live.set_devices(live.devices)
+    note = window.main.device_strip.note_label
+    assert 'ONEAPI_DEVICE_SELECTOR="level_zero:1": it can hide devices of SYCL' in note.text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,24 @@ def test_back_in_mode_layer_the_layout_is_the_one_that_was_left(window: WindowPa
     document.set_layout(layout_of(window).replace_device("CUDA0", "CUDA1"), "by hand")
     document.set_layout(layout_of(window).move_range(0, 0, "CUDA0"), "by hand")
     assert choose("layer") == layout_of(window) != START
+
+
+def test_each_model_has_its_own_layout_to_come_back_to(window: WindowParts) -> None:
+    document, bar = window.desk.document, window.main.settings_bar
+
+    def choose(mode: SplitMode) -> Layout:
+        bar.split_mode_changed.emit(SplitModeChoice(mode))
+        return layout_of(window)
+
+    choose("none")
+    first, rig = document.put_aside(), window.desk.rig.live.rig
+    assert first is not None
+    other = single_device(N_LAYERS, first.edit.layout.devices[0])
+    document.open(first.model, rig, Edit(replace(other, split_mode="none"), ContextSettings(n_ctx=512)))
+    assert choose("layer") != START
+    document.put_aside()
+    document.show(first, rig)
+    assert choose("layer") == START
 
 
 def test_a_share_is_moved_through_the_document(window: WindowParts) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from pytestqt.qtbot import QtBot
 
 from app.wiring import WindowParts
 from engine.model.gguf.model_file import FileIdentity
 from engine.planning.fit.loaded_models import HeldModel
+from engine.runtime.session.events import Fallback, Loaded
 from engine.runtime.session.status import Phase
 
 
@@ -21,3 +23,17 @@ def test_what_a_model_does_is_translated(
     window.desk.models.changed.emit()
     (row,) = window.main.model_panel.loaded_list.rows()
     assert said in row.accessibleName()
+
+
+def test_a_load_without_the_tensor_api_says_so_when_it_begins_and_when_it_is_done(
+    window: WindowParts, qtbot: QtBot
+) -> None:
+    bridge = window.desk.models.current.loading.bridge
+    said: list[str] = []
+    window.desk.notices.given.connect(lambda notice: said.append(notice.text))
+    bridge.fell_back.emit(Fallback(message="It is tried again without it."))
+    bridge.loaded.emit(Loaded(devices=(), forecast=()))
+    bridge.loaded.emit(Loaded(devices=(), forecast=()))
+    assert said[0] == "It is tried again without it."
+    assert said[1].endswith("is loaded. It is tried again without it.")
+    assert said[2].endswith("is loaded"), "the next load has nothing to add"

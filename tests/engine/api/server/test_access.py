@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
 import socket
 from collections.abc import Iterator
@@ -265,6 +266,18 @@ def test_an_answer_that_nobody_takes_is_stopped_at_a_bounded_size() -> None:
 
     asyncio.run(read())
     assert session.stopped == [7]
+
+
+def test_a_port_without_rights_is_a_sentence(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing(socket.socket):
+        def bind(self, _place: object) -> None:
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "socket", Refusing)
+        other = ApiServer(Address(port=80), Access(), server.server.pool, version="", journal=server.server.journal)
+        with pytest.raises(ArgumentError, match="ports below 1024 need rights"):
+            other.start()
 
 
 def test_a_port_in_use_is_a_sentence(server: RunningServer, tmp_path: Path) -> None:

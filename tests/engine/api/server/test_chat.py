@@ -11,7 +11,7 @@ import openai
 import psutil
 import pytest
 
-from engine.api.server import answering
+from engine.api.server import exchange as exchange_module
 from engine.runtime.protocol.messages import Generate
 from tests.support.api_server import RunningServer, entry_of, running
 from tests.support.models import write_tiny_llama
@@ -222,7 +222,7 @@ def test_tokens_and_back(server: RunningServer) -> None:
 
 
 def test_a_stream_in_which_nothing_happens_has_pings(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answering, "PING_S", 0.05)
+    monkeypatch.setattr(exchange_module, "PING_S", 0.05)
     (child,) = [each for each in psutil.Process().children() if "engine.runtime.child" in each.cmdline()]
     body = b'{"messages": [{"role": "user", "content": "Hi"}], "stream": true, "max_tokens": 2}'
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -206,3 +207,32 @@ def test_a_function_of_a_response_is_called(client: Any) -> None:
 def test_responses_that_cannot_be(server: RunningServer, wrong: dict[str, object]) -> None:
     reply = server.post("/v1/responses", wrong)
     assert (reply.status, reply.error["type"]) == (400, "invalid_request_error")
+
+
+def test_a_stop_sequence_is_named(server: RunningServer) -> None:
+    asked: Any = {"model": "tiny", "messages": HI, "max_tokens": 12, "temperature": 0}
+    text = server.post("/v1/messages", asked).document["content"][0]["text"]
+    stop = text[4:6]
+    sequences = ["never written", stop]
+    whole = server.post("/v1/messages", {**asked, "stop_sequences": sequences}).document
+    assert (whole["stop_reason"], whole["stop_sequence"]) == ("stop_sequence", stop)
+    assert whole["content"][0]["text"] == text[: text.index(stop)]
+    events = server.post("/v1/messages", {**asked, "stop_sequences": sequences, "stream": True}).events
+    (last,) = [event for event in events if event["type"] == "message_delta"]
+    assert last["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": stop}
+
+
+def test_a_template_that_is_not_used_is_told(tmp_path: Path) -> None:
+    template = "{{ raise_exception('No conversation.') }}"
+    path = write_tiny_llama(
+        tmp_path / "odd.gguf", n_layers=1,
+        extra_metadata={"tokenizer.chat_template": template},
+    )  # fmt: skip
+    with running([entry_of(path)]) as server:
+        asked: Any = {"messages": HI, "max_tokens": 1}
+        whole = server.post("/v1/chat/completions", asked).document
+        assert "chat template is not used" in whole["warnings"][0]
+        events = server.post("/v1/chat/completions", {**asked, "stream": True}).events
+        assert events[-2]["warnings"] == whole["warnings"]
+        assert server.post("/v1/messages", asked).document["warnings"] == whole["warnings"]
+        assert server.post("/v1/responses", {"input": "Hi", "max_output_tokens": 1}).document["warnings"]

@@ -73,6 +73,26 @@ def test_models_that_exclude_each_other_take_turns(paths: tuple[Path, Path]) -> 
         assert sorted(states(server).values()) == ["loaded", "unloaded"]
 
 
+def test_a_model_that_is_asked_all_the_time_lets_another_one_have_its_turn(paths: tuple[Path, Path]) -> None:
+    enough = threading.Event()
+
+    def ask_on(server: RunningServer) -> set[int]:
+        statuses = set()
+        while not enough.is_set():
+            statuses.add(ask(server, "first").status)
+        return statuses
+
+    with running(list(map(entry_of, paths)), rig=rig_for_one(paths[0])) as server, ThreadPoolExecutor(4) as threads:
+        assert ask(server, "first").status == 200
+        busy = [threads.submit(ask_on, server) for _ in range(3)]
+        try:
+            # At no moment is the first model idle; still each of these has its turn.
+            assert [ask(server, "second").status for _ in range(2)] == [200, 200]
+        finally:
+            enough.set()
+        assert [each.result() for each in busy] == [{200}] * 3
+
+
 def test_a_model_that_answers_is_not_unloaded(paths: tuple[Path, Path]) -> None:
     with running(list(map(entry_of, paths)), rig=rig_for_one(paths[0])) as server:
         body = b'{"model": "first", "messages": [{"role": "user", "content": "Hi"}], "stream": true, "max_tokens": 300}'
@@ -122,6 +142,8 @@ def test_idle_models_go(paths: tuple[Path, Path]) -> None:
         while states(server)["first"] != "unloaded":
             pass
         assert ask(server, "first", keep_alive="1h").status == 200
+        while server.get("/v1/layerdeck/status").document["models"]["first"]["requests"]:
+            pass  # an answer may be there a moment before its request has ended
         left_s = server.get("/v1/layerdeck/status").document["models"]["first"]["unload_in_s"]
         assert 0 < left_s <= 3600
         assert ask(server, "first", keep_alive=-1).status == 200

@@ -8,9 +8,19 @@ from typing import Any
 
 import pytest
 
+from engine.api.wire.anthropic import read_messages
 from engine.api.wire.errors import ApiError
+from engine.api.wire.media import MAX_FILES
 from engine.api.wire.openai_chat import read_chat
-from engine.api.wire.question import Profile, Question, forced_schema, generate_request, keep_alive_seconds
+from engine.api.wire.question import (
+    Profile,
+    Question,
+    checked_schema,
+    forced_schema,
+    generate_request,
+    keep_alive_seconds,
+)
+from engine.api.wire.responses import read_responses
 from engine.chat.thinking import TEMPLATE_KEY
 from engine.model.gguf.model_file import ModelFile
 from engine.runtime.protocol.messages import ChatMessage, ToolCall
@@ -48,6 +58,82 @@ def test_definitions_of_two_tools_stay_apart() -> None:
 def test_a_reference_to_nothing_is_refused() -> None:
     with pytest.raises(ApiError, match="is not there"):
         forced_schema(question(tools=(tool("f", {"$ref": "#/$defs/none"}),), choice="f"))
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"$ref": "#"},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+        {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
+        {
+            "type": "object",
+            "properties": {"a": {"type": "array", "minItems": 1, "items": {"$ref": "#"}}},
+            "required": ["a"],
+        },
+        {"allOf": [{"anyOf": [{"$ref": "#"}]}]},
+    ],
+)
+def test_a_schema_that_needs_itself_is_refused_in_a_sentence(parameters: dict[str, Any]) -> None:
+    with pytest.raises(ApiError, match="The schema of the tool f needs itself") as caught:
+        forced_schema(question(tools=(tool("f", parameters),), choice="f"))
+    assert caught.value.status == 400
+    with pytest.raises(ApiError, match="needs itself"):
+        checked_schema(parameters, "response_format.json_schema.schema")
+
+
+def test_a_schema_that_may_contain_itself_is_taken() -> None:
+    tree = {
+        "type": "object",
+        "properties": {"child": {"$ref": "#"}, "value": {"type": "integer"}},
+        "required": ["value"],
+    }
+    checked_schema(tree, "response_format")
+    list_ = {
+        "anyOf": [{"type": "null"}, {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}]
+    }
+    checked_schema(list_, "response_format")
+    schema = forced_schema(question(tools=(tool("f", tree),), choice="f"))
+    assert schema["$defs"]["tool0-0"]["properties"]["child"] == {"$ref": "#/$defs/tool0-0"}
+
+
+def test_references_to_overlapping_parts_do_not_multiply() -> None:
+    # Each of these means the whole schema, and writing out all of them would take its size squared.
+    many = {
+        "anyOf": [{"$ref": "#" + "/" * count} for count in range(400)],
+        "properties": {str(n): {} for n in range(400)},
+    }
+    with pytest.raises(ApiError, match="too long to be a grammar"):
+        forced_schema(question(tools=(tool("f", many),), choice="f"))
+
+
+@pytest.mark.parametrize(
+    ("seed", "kept"),
+    [(-1, None), (0, 0), (4294967294, 4294967294), (4294967295, None), (1 << 40, (1 << 40) % 4294967295)],
+)
+def test_seeds(seed: int, kept: int | None) -> None:
+    body = {"messages": [{"role": "user", "content": "a"}], "seed": seed, "n": 3}
+    read = read_chat(json.dumps(body).encode())
+    assert read.settings.get("seed") == kept
+    for choice in range(3):
+        sampling = generate_request(read, profile(), choice).sampling
+        assert sampling is not None
+        assert kept is None or sampling.seed == (kept + choice) % 4294967295
+
+
+def test_too_many_images_are_refused_before_one_is_decoded() -> None:
+    url = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    body = {"messages": [{"role": "user", "content": [url] * (MAX_FILES + 1)}]}
+    with pytest.raises(ApiError, match=f"{MAX_FILES} at most"):
+        read_chat(json.dumps(body).encode())
+    item = {"role": "user", "content": [{"type": "input_image", "image_url": "data:image/png;base64,AAAA"}] * 65}
+    with pytest.raises(ApiError, match="at most"):
+        read_responses(json.dumps({"input": [item]}).encode())
+    source = {"type": "base64", "data": "AAAA"}
+    image = {"type": "image", "source": source}
+    for content in ([image] * 65, [{"type": "tool_result", "content": [image] * 65}]):
+        with pytest.raises(ApiError, match="at most"):
+            read_messages(json.dumps({"messages": [{"role": "user", "content": content}]}).encode())
 
 
 def test_a_long_chain_of_references_ends() -> None:

@@ -50,7 +50,7 @@ def whole() -> Answer:
 
 def test_a_message_with_all_kinds_of_blocks() -> None:
     writer = MessageWriter("1", "m")
-    told = [writer.begin(0), *(writer.part(0, part) for part in PARTS), writer.end(0, DONE, has_calls=True)]
+    told = [writer.begin(0, None), *(writer.part(0, part) for part in PARTS), writer.end(0, DONE, has_calls=True)]
     blocks: dict[object, str] = {}
     kinds = []
     for event in events(b"".join([*told, writer.close([DONE])])):
@@ -74,7 +74,7 @@ def test_a_message_with_all_kinds_of_blocks() -> None:
 def test_a_response_with_all_kinds_of_items() -> None:
     request = ResponsesRequest(input="Hi")
     writer = ResponseWriter("1", "m", 0, QUESTION, request)
-    told = [writer.begin(0), *(writer.part(0, part) for part in PARTS), writer.end(0, DONE, has_calls=True)]
+    told = [writer.begin(0, None), *(writer.part(0, part) for part in PARTS), writer.end(0, DONE, has_calls=True)]
     found = events(b"".join([*told, writer.close([DONE])]))
     added = [event["item"]["id"] for event in found if event["type"] == "response.output_item.added"]  # type: ignore[index]
     done = [event["item"]["id"] for event in found if event["type"] == "response.output_item.done"]  # type: ignore[index]

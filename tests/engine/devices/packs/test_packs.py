@@ -176,3 +176,20 @@ def test_what_a_pack_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert "It is for win32 x86_64" in manifest(system="win32").misfit(engine_version())
     assert "this is engine 3" in manifest().misfit("engine 3")
+
+
+def test_the_old_pack_is_kept_if_the_new_one_cannot_take_its_place(
+    store: PackStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = install(store, tmp_path) / "libggml-vulkan.so"
+    rename = Path.rename
+
+    def fail_for_new(path: Path, target: Path) -> Path:
+        if path.name == "new":
+            raise OSError(28, "No space left on device")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", fail_for_new)
+    with pytest.raises(PackError, match="No space left on device"):
+        install(store, tmp_path, data=b"newer")
+    assert library.read_bytes() == b"library"

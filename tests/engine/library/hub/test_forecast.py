@@ -13,7 +13,7 @@ from engine.base.units import GIB, MIB
 from engine.devices.device import Device, Rig, make_host
 from engine.library.hub.addresses import HubAddress
 from engine.library.hub.client import list_repo
-from engine.library.hub.fit import FitVerdict, HeaderGrade, RepoFit
+from engine.library.hub.fit import FitVerdict, HeaderGrade, QuantisationFit, RepoFit
 from engine.library.hub.forecast import FitOptions, fit_repo, scaled_model
 from engine.library.hub.remote_header import HeaderCache, read_remote_model
 from engine.library.hub.settings import HubSettings, hub_settings
@@ -89,6 +89,25 @@ def test_what_fits_where(hub: HubSettings) -> None:
     assert {tag for tag, fit in by_tag.items() if fit.grade is HeaderGrade.HEADER} == {"Q4_K_M"}
     assert found.best == "eight-Q4_K_M"
     assert "Q4_K_M" in found.why
+
+
+def test_the_projector_of_the_repository_is_counted(
+    hub: HubSettings, server: HubServer, files: dict[str, Path]
+) -> None:
+    projector = bytes(1 << 20)
+    server.add(Repo("org/seeing", {**files, "mmproj-F16.gguf": projector}))
+    rig = _rig(7 * GIB)
+
+    def fit(*, text_only: bool) -> QuantisationFit:
+        options = FitOptions(rig, text_only=text_only)
+        return fit_repo(HubAddress("org/seeing"), hub, None, None, lambda _: options).fits[0]
+
+    counted, text_only = fit(text_only=False), fit(text_only=True)
+    assert counted.projector is not None
+    assert counted.projector.path == "mmproj-F16.gguf"
+    assert counted.need_bytes == text_only.need_bytes + len(projector)
+    assert counted.sentence == f"{text_only.sentence} The projector is counted (1.0 MiB)."
+    assert text_only.projector is None
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,15 @@ from engine.base.errors import EngineError, UnreachableError
 from engine.base.pci import PciId
 from engine.base.units import GIB, MIB
 from engine.devices.device import Device, Rig, make_host
+from engine.devices.hiding_variables import HIDING_VARIABLES
 from engine.devices.packs.store import ListedPack, PackState
 from engine.machines.doctor import installed
-from engine.machines.doctor.installed import Card, card_checks, cards_on_bus, pack_checks
-from engine.machines.doctor.machine import engine_check, find_rig, personal_names
+from engine.machines.doctor.installed import Card, card_checks, cards_on_bus, environment_checks, pack_checks
+from engine.machines.doctor.machine import Files, Machine, engine_check, find_rig, personal_names
 from engine.machines.doctor.report import Check, Progress, Report, Step, document, examine, table, without_names
 from engine.machines.rigs.engine_checks import Case, Checked, Trial
+
+FILES = Files(*[Path(name) for name in ("demo", "checks", "verdicts", "calibration", "speeds")])
 
 
 def step(name: str, *checks: Check, error: str = "") -> Step:
@@ -226,3 +229,23 @@ def test_one_check_for_all_types_of_a_feature() -> None:
     bad = engine_check("CPU", "weights", [checked("F16", ok=True), checked("Q4_0", ok=False)])
     assert (bad.name, bad.ok, bad.detail) == ("weights", False, "Wrong with Q4_0.")
     assert engine_check("CPU", "weights", [checked("F16", ok=False, known=False)]).ok is None
+
+
+def test_variables_that_hide_devices_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for each in HIDING_VARIABLES:
+        monkeypatch.delenv(each.name, raising=False)
+    card = Card(PciId(0, 1, 0), "AMD", "2204", "amdgpu")
+    assert list(environment_checks()) == []
+    monkeypatch.setenv("GGML_VK_VISIBLE_DEVICES", "1")
+    monkeypatch.setenv("ONEAPI_DEVICE_SELECTOR", "level_zero:0")
+    found = list(environment_checks())
+    assert [(each.name, each.ok, each.figures["variable"]) for each in found] == [
+        ("environment", None, "GGML_VK_VISIBLE_DEVICES"),
+        ("environment", None, "ONEAPI_DEVICE_SELECTOR"),
+    ]
+    assert "hide devices of Vulkan" in found[0].detail
+    (unused,) = card_checks([card], [], ("Vulkan",))
+    assert "GGML_VK_VISIBLE_DEVICES may hide it" in unused.detail
+    machine = Machine(Rig((), make_host("host", GIB)), FILES, CancelToken())
+    (step,) = [each for each in machine.steps() if each.name == "installed"]
+    assert [each for each in step.look() if each.name == "environment"] == found

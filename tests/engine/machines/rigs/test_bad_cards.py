@@ -113,3 +113,16 @@ def test_a_card_whose_driver_tells_no_memory_is_not_taken_for_full(monkeypatch: 
     engine = Engine((replace(card(0), total_bytes=0, free_bytes=None),))
     assert [name for name, _, _ in found_by(engine, monkeypatch)] == ["CUDA0"]
     assert engine.seen == [None]
+
+
+@pytest.mark.parametrize("others", [(card(0),), ()])
+def test_a_full_card_has_the_facts_of_its_backend(
+    others: tuple[NvidiaCard, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine((*others, card(1, 0)))
+    monkeypatch.setattr(bad_cards, "list_nvidia_cards", lambda: engine.cards)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    full = list_around_bad_cards(engine, REQUEST)[-1]
+    assert (full.description, full.free_bytes, full.pci_bus_id) == ("RTX 1", 0, "0000:02:00.0")
+    assert full.alignment_bytes == 128
+    assert (full.row_split, full.tensor_split) == ((False, False) if others else (True, True))

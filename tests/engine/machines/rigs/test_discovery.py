@@ -142,3 +142,12 @@ def test_a_cancel_ends_it() -> None:
     cancel.cancel()
     with pytest.raises(EngineError, match="cancelled"):
         discover(argv=fake_worker_argv("silent"), cancel=cancel)
+
+
+def test_variables_that_hide_devices_are_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "0")
+    with caplog.at_level("INFO", "layerdeck.devices"):
+        discover()
+    assert 'ROCR_VISIBLE_DEVICES="0": it can hide devices of HIP' in caplog.text

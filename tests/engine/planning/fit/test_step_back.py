@@ -69,7 +69,8 @@ class World:
         """Return who refuses: weights are asked for first, then cache, then buffers."""
         for row in rows_of(self.memory, self.rig, layout):
             placed = 0
-            for requested in (row.weights_bytes, row.kv_cache_bytes, row.compute_bytes + row.output_bytes):
+            buffers_bytes = row.compute_bytes + row.output_bytes + row.answering_bytes
+            for requested in (row.weights_bytes, row.kv_cache_bytes, buffers_bytes):
                 if placed + requested > self.given_bytes[row.id]:
                     free = self.given_bytes[row.id] - placed if self.tells_free else None
                     return Refusal(row.id, requested, free, placed)

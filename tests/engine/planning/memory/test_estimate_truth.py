@@ -15,7 +15,7 @@ from engine.planning.memory.estimate import DeviceMemory
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.memory.placement import place
 from tests.support.selection import some
-from tests.support.truth import KNOWN_MODEL_NAMES, MODEL_NAMES, TruthCase, truth_cases, truth_model
+from tests.support.truth import CUDA_MODEL_NAMES, KNOWN_MODEL_NAMES, MODEL_NAMES, TruthCase, truth_cases, truth_model
 
 SHARE, LOW_BYTES, HIGH_BYTES = 0.03, MIB, 8 * MIB
 """Compute buffers may be this much below or above the engine's, whichever is more."""
@@ -74,6 +74,18 @@ def test_compute_buffers_of_vulkan_devices_are_exact(name: str) -> None:
         devices = memory.estimate(case.layout, case.context, case.rig).devices
         for device_id, measured in case.measured.items():
             assert devices[device_id].compute_bytes == measured.compute_bytes, (case.name, device_id)
+
+
+@pytest.mark.parametrize("name", CUDA_MODEL_NAMES)
+def test_compute_buffers_and_state_of_cuda_devices_are_exact(name: str) -> None:
+    memory = ModelMemory(truth_model(name))
+    cases = [case for case in truth_cases(name) if case.name.startswith("cuda real ") and case.refused is None]
+    for case in some([case for case in cases if not case.lists_idle_devices]):
+        devices = memory.estimate(case.layout, case.context, case.rig).devices
+        for device_id, measured in case.measured.items():
+            found = devices[device_id]
+            sizes = found.compute_bytes, found.kv_cache_bytes + found.recurrent_bytes
+            assert sizes == (measured.compute_bytes, measured.state_bytes), (case.name, device_id)
 
 
 def _called(model: ModelFile, architecture: str) -> ModelFile:

@@ -37,6 +37,8 @@ ROW_KEYS = {
     "shortfall_bytes",
     "grade",
     "pipeline_bytes",
+    "answering_bytes",
+    "late_bytes",
 }
 
 

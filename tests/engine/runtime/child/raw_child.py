@@ -26,6 +26,7 @@ from engine.runtime.protocol.messages import (
     Reading,
     Serve,
     Serving,
+    Shifted,
     StageProgress,
 )
 from tests.support.patience import DEADLINE_S
@@ -34,12 +35,12 @@ from tests.support.patience import DEADLINE_S
 class RawChild:
     """A child as a context manager; one that is silent for `DEADLINE_S` is killed, which ends the reading.
 
-    `own_group`: it leads a group of processes, as it does for the app.
+    `own_group`: it leads a group of processes, as it does for the app. `command`: module and arguments of the child.
     """
 
-    def __init__(self, *, own_group: bool = False) -> None:
+    def __init__(self, *, own_group: bool = False, command: Sequence[str] = ("engine.runtime.child",)) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "engine.runtime.child"],
+            [sys.executable, "-m", *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -82,7 +83,7 @@ class RawChild:
     def answer(self) -> AnyMessage | None:
         """Return the next message that is neither progress nor a piece of text; those are in `heard`."""
         self.heard = []
-        while isinstance(message := self.message(), StageProgress | Reading | Piece):
+        while isinstance(message := self.message(), StageProgress | Reading | Piece | Shifted):
             self.heard.append(message)
         return message
 

@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -81,3 +82,11 @@ def test_no_ticks_without_work(monkeypatch: pytest.MonkeyPatch) -> None:
         for _ in range(5):
             assert looks.acquire(timeout=DEADLINE_S)
     assert ticks == []
+
+
+def test_a_process_without_descriptors_left_still_beats(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_path: Path) -> list[Path]:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(Path, "iterdir", fail)
+    assert current_use().network_bytes == 0

@@ -24,6 +24,7 @@ from engine.runtime.protocol.messages import (
     Failure,
     Generate,
     Piece,
+    StageProgress,
     Stop,
     Tokenise,
     Tokenised,
@@ -125,6 +126,27 @@ def test_a_load_that_waits_behind_an_answer_whose_child_dies_is_not_forgotten() 
     assert [type(each) for each in story.endings] == [Crashed]
     assert story.endings[0].request == 0  # type: ignore[union-attr]
     assert isinstance(story.done[-1], effects.Prepare)
+
+
+def test_a_stalled_load_says_how_far_it_was_and_uses_the_limit_of_its_order() -> None:
+    stalled = ProcessOutcome(EndReason.STALLED, detail="90 s")
+    for fraction, words in ((0.4, "reading the weights: 40 % done"), (None, "reading the weights.")):
+        story = Story()
+        order = replace(make_order(), stall_limit_s=90)
+        story.put(inputs.Load(order), inputs.Prepared(1, order.plan, LOAD_REQUEST))
+        assert isinstance(story.done[-1], effects.StartChild)
+        assert story.done[-1].stall_limit_s == 90
+        story.said(StageProgress(stage="read", fraction=fraction))
+        story.ended(stalled)
+        (ending,) = story.endings
+        assert isinstance(ending, Failed)
+        assert (ending.kind, "90 s" in ending.message, words in ending.message) == ("stalled", True, True)
+        assert "stall limit" in ending.message
+    # A model that stalls while it answers has no load to tell of.
+    story = Story().loaded()
+    story.put(inputs.Ask(Generate(prompt="a")))
+    story.ended(stalled)
+    assert "got as far" not in story.endings[-1].message  # type: ignore[union-attr]
 
 
 def test_what_is_loaded_stays_while_the_new_layout_is_checked_and_its_workers_are_asked() -> None:

@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -176,6 +177,15 @@ def test_a_child_without_progress_is_ended_as_stalled(mode: str) -> None:
         assert isinstance(ending, Failed)
         assert ending.kind == "stalled"
         assert "0.4 s" in ending.message
+
+
+def test_the_limit_of_an_order_goes_before_that_of_the_session() -> None:
+    with fake("deaf") as log:
+        log.session.load(replace(make_order(), stall_limit_s=1))
+        (ending,) = log.wait_for_endings(1)
+        assert isinstance(ending, Failed)
+        assert "for 1 s" in ending.message
+        assert "The load had got as far as" in ending.message
 
 
 def test_progress_renews_the_stall_timeout() -> None:

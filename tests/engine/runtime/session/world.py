@@ -43,6 +43,7 @@ from engine.runtime.session.events import (
     Crashed,
     Done,
     Failed,
+    Fallback,
     Loaded,
     OutOfMemory,
     Progress,
@@ -334,7 +335,7 @@ class World:
     def _hear(self, event: AnyEvent) -> None:
         self.seen[type(event).__name__] += 1
         match event:
-            case Progress() | Attempt():
+            case Progress() | Attempt() | Fallback():
                 return
             case Token() | Reading():
                 assert event.request in self.open_requests

@@ -43,6 +43,7 @@ class Backend:
     `offload_op`: whether it takes over nodes whose weight is in host memory.
     `alloc_size`: bytes of a tensor in `buft`, before alignment (`get_alloc_size`).
     `reorders`: whether it computes the nodes of a split in another order (`graph_optimize`).
+    `fuses`: whether it keeps what fused steps of experts read (`add_alloc_dep`, see `cuda_fusion`).
     `max_buffer_bytes`: its largest buffer (`get_max_size`); None for any size.
     """
 
@@ -54,6 +55,7 @@ class Backend:
     offload_op: bool
     alloc_size: Callable[[Tensor], int]
     reorders: bool = False
+    fuses: bool = False
     max_buffer_bytes: int | None = None
 
     def size_of(self, tensor: Tensor) -> int:

@@ -1,8 +1,8 @@
 """Runs scheduler and allocator over the segments of a layout's graph, and remembers every step.
 
-The passes are: assign backends, cut splits, order nodes (Vulkan), collect liveness backwards, allocate. A step of a
-pass depends on one section and a small state. Layers repeat, and states recur after a layer or two, so a new layout
-consists mostly of known steps.
+The passes are: assign backends, cut splits, order nodes (Vulkan) or keep what they read (CUDA), collect liveness
+backwards, allocate. A step of a pass depends on one section and a small state. Layers repeat, and states recur after a
+layer or two, so a new layout consists mostly of known steps.
 
 A segment is a list of neighbouring sections on the devices of one `StepCache`. It knows only the backends that matter
 to its sections, by index. So a step between the second and the third device of a layout is valid between any other
@@ -35,6 +35,7 @@ from engine.planning.memory.compute_graph.ggml.allocator import (
     start_in,
 )
 from engine.planning.memory.compute_graph.ggml.backend_map import BackendMap, Places, State, backend_map
+from engine.planning.memory.compute_graph.ggml.cuda_fusion import keep_fused
 from engine.planning.memory.compute_graph.ggml.scheduler import (
     Assigned,
     Bound,
@@ -131,6 +132,8 @@ class StepCache:
         self._assigned: dict[tuple[Bound | None, Bound, Bound | None, int], tuple[Assigned, int]] = {}
         self._split_sections: dict[object, SplitStep] = {}
         self.reorders = any(backend.reorders for backend in scheduler.backends)
+        self.fuses = any(backend.fuses for backend in scheduler.backends)
+        self._fused: dict[SplitSection, SplitSection] = {}
         self._ordered: dict[_Order, tuple[SplitSection, frozenset[NodePlace]]] = {}
         self._ordered_segments: dict[_OrderOfMany, tuple[tuple[SplitSection, ...], frozenset[NodePlace]]] = {}
         self._live_out_steps: dict[tuple[SplitSection, int], int] = {}
@@ -267,16 +270,25 @@ class StepCache:
     def order(
         self, split_sections: tuple[SplitSection, ...], behind: tuple[FollowingSection, ...], used: frozenset[NodePlace]
     ) -> tuple[tuple[SplitSection, ...], frozenset[NodePlace]]:
-        """Return the sections with their nodes in the order of the backends.
+        """Return the sections with their nodes in the order of the backends, and with what those keep.
 
         `behind`: sections after these in which the last split continues. `used`: nodes of these sections that were
             computed early. The nodes of later sections that are then computed early are returned.
         """
+        if self.fuses:
+            split_sections = tuple([self._with_fused(each) for each in split_sections])
         if not self.reorders:
             return split_sections, used
         found = self._ordered_segments.get((split_sections, behind, used))
         if found is None:
             found = self._ordered_segments[split_sections, behind, used] = self._order_all(split_sections, behind, used)
+        return found
+
+    def _with_fused(self, split_section: SplitSection) -> SplitSection:
+        found = self._fused.get(split_section)
+        if found is None:
+            check_limits()
+            found = self._fused[split_section] = keep_fused(split_section, self.scheduler.backends)
         return found
 
     def _order_all(
@@ -529,7 +541,7 @@ class Simulation:
         return found
 
     def _order(self, split_sections: Sequence[tuple[SplitSection, ...]]) -> Sequence[tuple[SplitSection, ...]]:
-        if not any(segment.steps.reorders for segment in self._segments):
+        if not any(segment.steps.reorders or segment.steps.fuses for segment in self._segments):
             return split_sections
         found = []
         used: frozenset[NodePlace] = frozenset()

@@ -30,6 +30,7 @@ LINES = [
     (INFO, "llama_kv_cache: RPC0[127.0.0.1:50052] KV buffer size =     4.00 MiB"),
     (INFO, "llama_kv_cache: RPC0[127.0.0.1:50052] KV buffer size =     1.00 MiB"),
     (INFO, "llama_memory_recurrent:        CPU RS buffer size =     3.00 MiB"),
+    (INFO, "llama_dsv4_comp_state:      CUDA0 DSV4 csa state buffer size =     1.00 MiB"),
     (INFO, "sched_reserve:        CPU compute buffer size =     5.00 MiB"),
     (INFO, "resolve_fused_ops: Flash Attention enabled"),
     (INFO, "sched_reserve: graph (pp bs=512, tg bs=1): nodes = 254, splits = 7 / 11, input objects = 4"),
@@ -51,7 +52,7 @@ def test_placement_and_sizes_are_understood() -> None:
     remote = "RPC0[127.0.0.1:50052]"
     assert facts.logged_bytes("model") == {"CPU_Mapped": 3 * MIB // 2, remote: 2 * MIB}
     assert facts.logged_bytes("kv") == {remote: 5 * MIB}
-    assert facts.logged_bytes("rs") == {"CPU": 3 * MIB}
+    assert facts.logged_bytes("rs") == {"CPU": 3 * MIB, "CUDA0": MIB}
     assert facts.logged_bytes("output") == {"CPU": MIB // 4}
     assert facts.logged_bytes("compute") == {"CPU": 5 * MIB}
     assert (facts.flash_attention, facts.graph_splits) == (True, "7 / 11")

@@ -1,0 +1,86 @@
+"""What `serve` says while it runs: on standard error for people, or as events. Nothing of what is asked or answered."""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+
+from app.cli.output import print_line, say
+from engine.api.server.journal import RequestEntry
+from engine.api.server.server import ApiServer
+from engine.api.wire.names import ModelEntry
+from engine.base.errors import EngineError
+from engine.base.texts import escape
+
+MAX_LINES = 1000
+"""Lines that wait for a reader; further ones are counted only."""
+CLOSE_S = 2.0
+"""How long the end waits for the reader of the last lines."""
+
+
+class ServeLog:
+    """Writes lines in a thread of its own: whoever reads too slowly, or not at all, holds up no answer."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._lines: queue.Queue[Callable[[], None] | None] = queue.Queue(MAX_LINES)
+        self._dropped = 0
+        self._thread = threading.Thread(target=self._run, name="serve-log", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Write what waits, for a bounded time."""
+        try:
+            self._lines.put(None, timeout=CLOSE_S)
+        except queue.Full:
+            return
+        self._thread.join(CLOSE_S)
+
+    def serving(self, server: ApiServer) -> None:
+        """Say where the server is."""
+        url = server.address.url
+        self._put(
+            {"event": "serving", "url": url, "port": server.address.port},
+            f"layerdeck-cli: serving on {url} (OpenAI clients: {url}/v1). End it with Ctrl+C.",
+        )
+
+    def loaded(self, entry: ModelEntry) -> None:
+        """Say that a model is loaded that the command line names."""
+        self._put({"event": "loaded", "model": entry.id}, f"layerdeck-cli: loaded {entry.id}")
+
+    def request(self, entry: RequestEntry) -> None:
+        """Say how a request has ended."""
+        if entry.is_under_way or entry.path in ("/health", "/metrics"):
+            return
+        speed = "" if entry.tokens_per_second is None else f", {entry.tokens_per_second:.1f} tokens/s"
+        tokens = f" {entry.prompt_tokens}+{entry.answer_tokens} tokens{speed}" if entry.prompt_tokens else ""
+        self._put(
+            {"event": "request", **asdict(entry)},
+            f"{entry.client} {entry.path} {entry.model} {entry.status}{tokens} {entry.duration_s or 0:.2f} s",
+        )
+
+    def _put(self, event: dict[str, object], sentence: str) -> None:
+        def write() -> None:
+            if self._as_json:
+                print_line(json.dumps(event, ensure_ascii=False, separators=(",", ":")))
+            else:
+                # A client chooses path and model: a line break in them would begin a line that looks like ours.
+                say(escape(sentence))
+
+        try:
+            self._lines.put_nowait(write)
+        except queue.Full:
+            self._dropped += 1
+
+    def _run(self) -> None:
+        while (write := self._lines.get()) is not None:
+            try:
+                write()
+            except (OSError, EngineError):
+                continue  # The reader has gone; the server goes on.
+            if self._dropped and self._lines.empty():
+                say(f"layerdeck-cli: {self._dropped} lines were left out, because nobody read them.")
+                self._dropped = 0

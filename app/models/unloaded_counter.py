@@ -1,0 +1,85 @@
+"""Counts the tokens of a conversation, its draft and its attachments while the model is not loaded.
+
+A child that reads the vocabulary alone counts (`VocabularyCounter`), some time after the last change, and ends by
+itself. Images and sounds are not counted: their length is known by a loaded projector only.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import msgspec
+from PySide6.QtCore import QObject, QTimer, Signal
+
+from app.background import Background
+from app.models.context_counter import CountedChat
+from app.models.open_model import OpenModel
+from engine.base.errors import EngineError
+from engine.chat.context import ContextUse, answer_reserve, use_of
+from engine.runtime.probing.vocabulary import VocabularyCounter
+from engine.runtime.protocol.messages import Counted, CountTokens
+from engine.runtime.session.status import Phase
+
+DELAY_MS = 400
+"""Pause after the last change before it is counted, so that typing does not start a count for each letter."""
+
+_log = logging.getLogger("layerdeck.tokens")
+
+
+class UnloadedCounter(QObject):
+    """Counts for one open model; only the last request is answered."""
+
+    counted = Signal(ContextUse)
+
+    def __init__(
+        self, model: OpenModel, vocabulary: VocabularyCounter, background: Background, parent: QObject | None = None
+    ) -> None:
+        super().__init__(parent)
+        self._model, self._vocabulary = model, vocabulary
+        self._latest = background.latest()
+        self._wanted: CountedChat | None = None
+        self._refused: Path | None = None
+        """The file whose vocabulary could not be read; it is not tried for each letter."""
+        self._timer = QTimer(self)
+        self._timer.setSingleShot(True)
+        self._timer.setInterval(DELAY_MS)
+        self._timer.timeout.connect(self._run)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the model is open and not loaded, so that nobody else can count for it."""
+        return self._model.file is not None and self._model.loading.phase in (Phase.STOPPED, Phase.FAILED)
+
+    def count(self, chat: CountedChat) -> None:
+        """Count a conversation; `counted` has the result, unless another one is requested before."""
+        self._wanted = chat
+        self._timer.start()
+
+    def forget(self) -> None:
+        """Drop the request: another model counts, or there is nothing to count."""
+        self._wanted = None
+        self._timer.stop()
+        self._latest.cancel()
+
+    def _run(self) -> None:
+        chat, file, n_ctx = self._wanted, self._model.file, self._model.planned_context
+        if chat is None or file is None or n_ctx is None or not self.is_wanted or file.paths[0] == self._refused:
+            return
+        path = file.paths[0]
+        messages = tuple(msgspec.structs.replace(each, media=()) for each in chat.messages)
+        request = CountTokens(messages=messages, texts=chat.texts, template=chat.template)
+
+        def take(counted: Counted) -> None:
+            tokens = dict(zip(request.texts, counted.texts, strict=True))
+            files = sum(tokens[text] for text in chat.files if text)
+            if self.is_wanted:
+                reserve = answer_reserve(n_ctx, chat.max_tokens)
+                self.counted.emit(use_of(counted.prompt, tokens.get(chat.system, 0), files, reserve, n_ctx))
+
+        def refuse(error: EngineError) -> None:
+            self._refused = path
+            _log.info("tokens of %s cannot be counted: %s", path.name, error.summary())
+
+        count = self._vocabulary.count
+        self._latest.run("Counting tokens", lambda _task: count(path, request), take, refuse, quiet=True)

@@ -1,0 +1,71 @@
+"""Addresses of an API server: who reaches them, and why one cannot be used. No Qt."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import platform
+import socket
+
+from engine.base.errors import ArgumentError
+from engine.base.language import tr
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address can be reached from this computer only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def own_names(host: str) -> frozenset[str]:
+    """Return the names by which other computers reach a server on `host`; none for this computer alone."""
+    if is_loopback(host):
+        return frozenset()
+    # Requests for other hosts are refused, because of DNS rebinding. `.local` is mDNS.
+    return frozenset({host.lower(), platform.node().lower(), f"{platform.node().lower()}.local"} - {""})
+
+
+def address_fault(host: str, plain: bool, needs_key: bool) -> str:
+    """Return why a server must not listen on this address, with a remedy; empty if it may."""
+    if not host.strip():
+        return tr("Enter an address to listen on; 127.0.0.1 is this computer alone.")
+    if is_loopback(host):
+        return ""
+    if not needs_key:
+        return tr("Other computers reach {host}. Switch on “Require the key”, or listen on 127.0.0.1.", host=host)
+    if not plain:
+        return tr(
+            "Other computers reach {host}, and others on the network could read the requests. Switch on “Allow "
+            "unencrypted requests”, or use layerdeck-cli serve with --tls-cert.",
+            host=host,
+        )
+    return ""
+
+
+def listen_fault(error: ArgumentError, host: str, port: int) -> str:
+    """Return why the server cannot listen, with a remedy in words of the window."""
+    # The server's own sentence names options of the command line.
+    cause = error.__context__
+    if isinstance(cause, socket.gaierror | UnicodeError):
+        return tr("{host} is no address of a computer. Enter 127.0.0.1, or an address of this computer.", host=host)
+    match getattr(cause, "errno", None):
+        case errno.EADDRINUSE:
+            return tr("Another program uses port {port}. Choose another port.", port=port)
+        case errno.EACCES:
+            return tr("Port {port} needs rights that Layerdeck does not have. Choose a port above 1023.", port=port)
+        case errno.EADDRNOTAVAIL:
+            return tr("This computer does not have the address {host}. Enter 127.0.0.1, or one of its own.", host=host)
+    return error.summary()
+
+
+def reached_url(host: str, port: int) -> str:
+    """Return the address for programs of this computer: no program can ask 0.0.0.0."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return f"http://{host}:{port}"
+    if address.is_unspecified:
+        host = "::1" if address.version == 6 else "127.0.0.1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,292 @@
+"""The API server of the window, as the panel and the preferences use it: start, stop, keys, requests.
+
+The server has a thread with an event loop. Start and stop take up to a second, and run in the background.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import QObject, Qt, Signal
+
+from app.background import Background
+from app.paths import APPLICATION, api_key_path, make_folder
+from app.serving.address import address_fault, is_loopback, listen_fault, own_names, reached_url
+from app.serving.key_file import read_keys, replace_keys, unusable
+from app.settings import Settings
+from engine.base.errors import ArgumentError, EngineError
+from engine.base.language import tr
+
+if TYPE_CHECKING:
+    # The server and what it is made of are imported when it is started: the window opens without them.
+    from app.serving.offers import Offers
+    from app.serving.served_models import ServedModels
+    from engine.api.server.journal import Journal, RequestEntry
+    from engine.api.server.server import ApiServer
+
+    MakeServed = Callable[[], tuple[Offers, ServedModels]]
+
+CLOSE_WAIT_S = 5.0
+"""How long the end of the window waits for a start that is under way."""
+
+
+class ServerPhase(Enum):
+    """OFF: it does not run. BUSY: it starts or stops."""
+
+    OFF = auto()
+    BUSY = auto()
+    ON = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class ServerState:
+    """`url`: address of the server that runs. `fault`: why it could not be started, with a remedy; empty if it could.
+
+    `key`: its key; empty if it needs none, or if the key was not read yet.
+    """
+
+    phase: ServerPhase = ServerPhase.OFF
+    url: str = ""
+    fault: str = ""
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What outlives one run of the server."""
+
+    offers: Offers
+    served: ServedModels
+    journal: Journal
+
+
+class WindowApiServer(QObject):
+    """Starts and stops the server. Calls return at once, except `close`, which waits a bounded time."""
+
+    state_changed = Signal(ServerState)
+    requests_changed = Signal()
+    """A request has come, or is in another state. Emitted once until `journal` is read again with `take_requests`."""
+
+    _changed = Signal()
+
+    def __init__(
+        self, make_served: MakeServed, settings: Settings, background: Background, parent: QObject | None = None
+    ) -> None:
+        super().__init__(parent)
+        self._make_served, self._settings, self._background = make_served, settings, background
+        self._parts: _Parts | None = None
+        """None before the first start."""
+        self._keeps_texts = False
+        self.state = ServerState()
+        self._lock = threading.Lock()
+        # Guarded by the lock.
+        self._server: ApiServer | None = None
+        self._is_closed = False
+        self._is_told = False
+        """Whether the GUI thread knows already that requests have changed."""
+        self._starts = threading.Event()
+        self._starts.set()
+        # Queued explicitly: the server's thread emits this signal.
+        self._changed.connect(self.requests_changed, Qt.ConnectionType.QueuedConnection)
+
+    # ------------------------------------------------------------------ on and off
+
+    def start(self) -> None:
+        """Start the server on the address of the settings; a fault is shown in `state`."""
+        if self.state.phase is not ServerPhase.OFF:
+            return
+        fault = address_fault(self._settings.serve_host, self._settings.serves_plain, self._settings.serve_needs_key)
+        if fault:
+            self._set_state(ServerState(fault=fault, key=self.state.key))
+            return
+        self._set_state(ServerState(ServerPhase.BUSY, key=self.state.key))
+        self._background.run(
+            tr("Starting the API server"), _import_server, lambda _none: self._start(), self._refuse, quiet=True
+        )
+
+    def stop(self) -> None:
+        """Stop the server and all answers to programs; models stay loaded."""
+        if self.state.phase is ServerPhase.ON:
+            self._stop(lambda: self._set_state(ServerState(key=self.state.key)))
+
+    def renew_key(self) -> None:
+        """Replace the key. Programs with the old one are refused: a running server is started anew."""
+        if self.state.phase is ServerPhase.BUSY:
+            return
+        was_on = self.state.phase is ServerPhase.ON
+
+        def replaced(key: str) -> None:
+            self._set_state(ServerState(self.state.phase, self.state.url, key=key))
+            if was_on:
+                self._stop(self._start)
+
+        self._background.run(tr("Making a key"), _new_key, replaced, self._refuse, quiet=True)
+
+    def show_key(self) -> None:
+        """Read the key, which is made if there is none, and put it into `state`."""
+
+        def read(key: str) -> None:
+            state = self.state
+            self._set_state(ServerState(state.phase, state.url, state.fault, key))
+
+        if not self.state.key:
+            self._background.run(tr("Reading the key"), _read_key, read, self._refuse, quiet=True)
+
+    def close(self) -> None:
+        """Stop the server for good, and wait for its end."""
+        with self._lock:
+            self._is_closed = True
+            server, self._server = self._server, None
+        if self._parts is not None:
+            self._parts.served.detach()
+            self._parts.offers.close()
+        if server is not None:
+            server.stop()
+        # A start that is under way sees that the window has closed, and ends its server itself.
+        self._starts.wait(CLOSE_WAIT_S)
+
+    def _start(self) -> None:
+        settings = self._settings
+        host, port, needs_key = settings.serve_host, settings.serve_port, settings.serve_needs_key
+        if self._parts is None:
+            # Imported here: the window opens without the server.
+            from engine.api.server.journal import Journal
+
+            self._parts = _Parts(*self._make_served(), Journal(self._on_request))
+            self._parts.journal.keeps_texts = self._keeps_texts
+        parts = self._parts
+        self._starts.clear()
+
+        def start() -> ApiServer | None:
+            try:
+                parts.offers.recall()
+                server = _make_server(host, port, _read_key() if needs_key else "", parts)
+                try:
+                    server.start()
+                except ArgumentError as error:
+                    raise ArgumentError(listen_fault(error, host, port)) from error
+                with self._lock:
+                    if not self._is_closed:
+                        self._server = server
+                        return server
+                server.stop()
+                return None
+            finally:
+                self._starts.set()
+
+        def started(server: ApiServer | None) -> None:
+            if server is not None:
+                parts.served.attach(server)
+                url = reached_url(server.address.host, server.address.port)
+                self._set_state(ServerState(ServerPhase.ON, url, key=self.state.key))
+                self.show_key()
+
+        self._background.run(tr("Starting the API server"), start, started, self._refuse, quiet=True)
+
+    def _stop(self, then: Callable[[], None]) -> None:
+        with self._lock:
+            server, self._server = self._server, None
+        # With its address: the panel tells a stop from a start by it.
+        self._set_state(ServerState(ServerPhase.BUSY, self.state.url, key=self.state.key))
+        if self._parts is not None:
+            self._parts.served.detach()
+
+        def stop() -> None:
+            if server is not None:
+                server.stop()
+
+        self._background.run(tr("Stopping the API server"), stop, lambda _none: then(), self._refuse, quiet=True)
+
+    def _refuse(self, error: EngineError) -> None:
+        is_on = self._server is not None
+        phase = ServerPhase.ON if is_on else ServerPhase.OFF
+        self._set_state(ServerState(phase, self.state.url if is_on else "", error.summary(), self.state.key))
+
+    def _set_state(self, state: ServerState) -> None:
+        if state != self.state:
+            self.state = state
+            self.state_changed.emit(state)
+
+    # ------------------------------------------------------------------ requests
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Names of the loaded models for requests."""
+        return () if self._parts is None else self._parts.served.names
+
+    def take_requests(self) -> tuple[RequestEntry, ...]:
+        """Return the requests, the newest first; `requests_changed` is emitted again at the next change."""
+        with self._lock:
+            self._is_told = False
+        if self._parts is None:
+            return ()
+        journal = self._parts.journal
+        # In this order: a request that ends in between is in both, and its end counts.
+        under_way, ended = journal.under_way, journal.ended
+        found = {entry.number: entry for entry in (*under_way, *ended) if entry.path not in _QUIET}
+        return tuple(found[number] for number in sorted(found, reverse=True))
+
+    def keep_texts(self, keeps: bool) -> None:
+        """Keep the texts of requests from now on, in memory; or forget them all."""
+        self._keeps_texts = keeps
+        if self._parts is not None and keeps:
+            self._parts.journal.keeps_texts = True
+        elif self._parts is not None:
+            self._parts.journal.forget_texts()
+
+    def text_of(self, number: int) -> tuple[str, str] | None:
+        """Return what a request asked and what was answered; None if its text was not kept."""
+        text = None if self._parts is None else self._parts.journal.text_of(number)
+        return None if text is None else (text.asked, text.answered)
+
+    def _on_request(self, _entry: RequestEntry) -> None:
+        """Tell the GUI thread of a change, in the server's thread; once until it looks."""
+        with self._lock:
+            if self._is_told or self._is_closed:
+                return
+            self._is_told = True
+        self._changed.emit()
+
+
+_QUIET = frozenset({"/health", "/metrics"})
+"""Paths that other programs ask every few seconds."""
+
+
+def _import_server() -> None:
+    """Import Starlette, uvicorn and what works with them, which takes half a second, in a background thread."""
+    import app.serving.served_models  # noqa: F401
+
+
+def _read_key() -> str:
+    return _keys(api_key_path(), fresh=False)
+
+
+def _new_key() -> str:
+    return _keys(api_key_path(), fresh=True)
+
+
+def _keys(path: Path, *, fresh: bool) -> str:
+    what = tr("The file of the API key")
+    try:
+        make_folder(path.parent)
+    except OSError as error:
+        raise unusable(what, path, error) from None
+    return (replace_keys if fresh else read_keys)(path, what).keys[0]
+
+
+def _make_server(host: str, port: int, key: str, parts: _Parts) -> ApiServer:
+    from importlib.metadata import version
+
+    from engine.api.server.guard import Access, key_digest
+    from engine.api.server.pool import ModelPool, PoolParts
+    from engine.api.server.server import Address, ApiServer
+
+    access = Access(keys=(key_digest(key),) if key else (), hosts=own_names(host), is_loopback=is_loopback(host))
+    served = parts.served
+    pool = ModelPool(PoolParts(parts.offers.entries, load=served.load, keep_alive=served.keep_alive))
+    return ApiServer(Address(host, port), access, pool, version=version(APPLICATION), journal=parts.journal)

@@ -1,0 +1,96 @@
+"""Files of API keys, one key a line, readable for their owner alone. No Qt: the command line reads them too."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.base.errors import ArgumentError
+from engine.base.language import tr
+
+MIN_KEY_CHARACTERS = 16
+MAX_KEY_FILE_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class KeyFile:
+    """Contents of a key file.
+
+    `is_new`: the file was missing, and holds a new key. `is_exposed`: other users of this computer can read it.
+    """
+
+    keys: tuple[str, ...]
+    is_new: bool = False
+    is_exposed: bool = False
+
+
+def read_keys(path: Path, what: str) -> KeyFile:
+    """Return the keys of a file; a missing file is made with a new key. `what`: beginning of each error's sentence.
+
+    Raises:
+        ArgumentError: the file cannot be read or made, or it holds something else than keys.
+    """
+    try:
+        if not path.exists():
+            return KeyFile((_write_new(path),), is_new=True)
+        if path.stat().st_size > MAX_KEY_FILE_BYTES:
+            raise ArgumentError(
+                tr("{what}: {path} is larger than {size} KiB.", what=what, path=path, size=MAX_KEY_FILE_BYTES >> 10)
+            )
+        lines = [line.strip() for line in path.read_bytes().splitlines()]
+        # Elsewhere these bits do not tell who can read a file.
+        is_exposed = os.name == "posix" and bool(path.stat().st_mode & 0o077)
+    except OSError as error:
+        raise unusable(what, path, error) from None
+    keys = []
+    for number, line in enumerate(lines, start=1):
+        if not line or line.startswith(b"#"):
+            continue
+        # A header holds visible ASCII only, so no client could send another key.
+        if len(line) < MIN_KEY_CHARACTERS or any(not 0x21 <= byte <= 0x7E for byte in line):
+            raise ArgumentError(
+                tr(
+                    "{what}: line {number} of {path} is no key: {count} or more letters, digits and signs of ASCII "
+                    "without spaces.",
+                    what=what,
+                    number=number,
+                    path=path,
+                    count=MIN_KEY_CHARACTERS,
+                )
+            )
+        keys.append(line.decode())
+    if not keys:
+        raise ArgumentError(tr("{what}: {path} holds no key; remove it, and a new one is made.", what=what, path=path))
+    return KeyFile(tuple(keys), is_exposed=is_exposed)
+
+
+def replace_keys(path: Path, what: str) -> KeyFile:
+    """Replace all keys of a file by a new one; raises as `read_keys` does, and then the old keys stay."""
+    fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    try:
+        key = _write_new(fresh)
+        try:
+            fresh.replace(path)
+        except OSError:
+            fresh.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise unusable(what, path, error) from None
+    return KeyFile((key,), is_new=True)
+
+
+def _write_new(path: Path) -> str:
+    key = f"ld-{secrets.token_urlsafe(32)}"
+    # Never readable for others, not even for a moment. `O_EXCL` follows no link that somebody has put there.
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(f"{key}\n")
+    return key
+
+
+def unusable(what: str, path: Path, error: OSError) -> ArgumentError:
+    """Return the error for a file that cannot be read or made."""
+    reason = error.strerror or error
+    return ArgumentError(tr("{what}: {path} cannot be used: {reason}.", what=what, path=path, reason=reason))

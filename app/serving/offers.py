@@ -1,0 +1,105 @@
+"""The models that the window's API server offers: the open ones, and those of the library. No Qt."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from app.library.catalogue import LibraryCatalogue
+from app.paths import serve_settings_path
+from engine.api.server.offers import entries_of_library
+from engine.api.server.pool import DEFAULT_KEEP_ALIVE_S
+from engine.api.server.preferences import Preferences, read_preferences, with_preferences
+from engine.api.wire.names import ModelEntry
+from engine.base.cancellation import CancelToken
+from engine.base.errors import ArgumentError, LibraryError
+
+_log = logging.getLogger("layerdeck.server")
+
+RESCAN_S = 10.0
+"""The library is looked at again at most this often."""
+
+
+class Offers:
+    """`entries` may take seconds, and is called in threads of the server; the rest returns at once, in any thread."""
+
+    def __init__(self, catalogue: LibraryCatalogue) -> None:
+        self._catalogue = catalogue
+        self._lock = threading.Lock()
+        self._token = CancelToken()
+        self._scanned_s: float | None = None
+        # Replaced whole, so that any thread may read them.
+        self._listed: tuple[ModelEntry, ...] = ()
+        self._open: tuple[ModelEntry, ...] = ()
+        self._preferences = Preferences()
+
+    def close(self) -> None:
+        """End a scan that runs."""
+        self._token.cancel()
+
+    def set_open(self, entries: Sequence[ModelEntry]) -> None:
+        """Replace the entries of the open models."""
+        self._open = tuple(entries)
+
+    def listed(self, path: Path) -> ModelEntry | None:
+        """Return the entry of a model of the library as far as it is known; None if it is not listed."""
+        return next((entry for entry in self._listed if entry.path == path), None)
+
+    def recall(self) -> None:
+        """List the models of the last scan, without a new one, so that they have their names from the beginning."""
+        with self._lock:
+            if self._scanned_s is None:
+                try:
+                    contents = self._catalogue.contents()
+                    if not contents.is_scanned:
+                        contents = self._catalogue.load()
+                    self._listed = entries_of_library(contents.models, self._catalogue.index)
+                except LibraryError:
+                    return  # `entries` meets the same error, and its requests are told.
+
+    def entries(self) -> tuple[ModelEntry, ...]:
+        """Return the models that may be asked for: the open ones first, also under their names in the library.
+
+        Raises:
+            LibraryError: the library cannot be read.
+        """
+        with self._lock:
+            now_s = time.monotonic()
+            if self._scanned_s is None or now_s - self._scanned_s > RESCAN_S:
+                self._scan()
+                self._scanned_s = time.monotonic()
+        listed = {entry.path: entry for entry in self._listed}
+        opened = self._open
+        paths, ids = {entry.path for entry in opened}, {entry.id for entry in opened}
+        others = (entry for entry in self._listed if entry.path not in paths and entry.id not in ids)
+        own = (_joined(entry, listed.get(entry.path)) for entry in opened)
+        return with_preferences((*own, *others), self._preferences)
+
+    def keep_alive_s(self, entry: ModelEntry) -> float:
+        """Return the idle time of a model that is loaded for a request."""
+        kept = (entry.keep_alive_s, self._preferences.keep_alive_s)
+        return next((seconds for seconds in kept if seconds is not None), DEFAULT_KEEP_ALIVE_S)
+
+    def _scan(self) -> None:
+        catalogue = self._catalogue
+        if not catalogue.contents().is_scanned or catalogue.is_stale():
+            catalogue.scan()
+        catalogue.read_headers(lambda _done, _whole: None, self._token)
+        self._listed = entries_of_library(catalogue.contents().models, catalogue.index)
+        try:
+            self._preferences = read_preferences(serve_settings_path())
+        except ArgumentError as error:
+            # The models themselves can be asked for without it.
+            _log.info("%s", error.summary())
+
+
+def _joined(entry: ModelEntry, listed: ModelEntry | None) -> ModelEntry:
+    if listed is None:
+        return entry
+    names = dict.fromkeys((*entry.names, *listed.all_names))
+    names.pop(entry.id, None)
+    return replace(listed, id=entry.id, path=entry.path, names=tuple(names))

@@ -1,0 +1,332 @@
+"""The models of the window as its API server has them: programs ask the sessions that the chats ask.
+
+A model is lent to the server as long as it is loaded. The server asks for one that is not with `load`, a coroutine of
+its event loop; the load itself runs in the GUI thread, by the code of Load. Neither thread waits for the other: the
+coroutine sends a queued signal, and is woken by the server's loop when the load has ended.
+
+Idle models in the way of a load are unloaded without a question. For models that answer the load waits; they are taken
+back meanwhile, so that further requests for them come after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+
+from PySide6.QtCore import QObject, Qt, QTimer, Signal
+
+from app.background import Background
+from app.load.loader import Loader
+from app.models.document import LayoutDocument
+from app.models.open_model import OpenModel
+from app.models.open_models import OpenModels
+from app.models.opener import ModelOpener
+from app.notices import Notices
+from app.rig.live_rig import LiveRig
+from app.serving.offers import Offers
+from engine.api.server.offers import entry_of_model
+from engine.api.server.pool import no_room
+from engine.api.server.server import ApiServer
+from engine.api.wire.errors import ApiError, error_of
+from engine.api.wire.names import ModelEntry
+from engine.base.errors import EngineError
+from engine.base.language import tr
+from engine.planning.memory.model_memory import ModelMemory
+from engine.planning.plan.plan import Plan
+from engine.runtime.session.events import Crashed, Failed, LoadEnding, OutOfMemory
+from engine.runtime.session.status import Phase
+
+_LOADED = (Phase.READY, Phase.ANSWERING)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A model that the server waits for. `deliver`: called once, in any thread; None: it is loaded and lent."""
+
+    entry: ModelEntry
+    deliver: Callable[[ApiError | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _KeepAlive:
+    entry: ModelEntry
+    keep_alive_s: float
+
+
+class ServedModels(QObject):
+    """Lends loaded models to the server, and loads others for it, one at a time. `load` and `keep_alive` are for the
+    server's loop, all else for the GUI thread."""
+
+    _asked = Signal(object)  # _Wanted | _KeepAlive
+
+    def __init__(
+        self,
+        models: OpenModels,
+        opener: ModelOpener,
+        loader: Loader,
+        document: LayoutDocument,
+        live: LiveRig,
+        offers: Offers,
+        background: Background,
+        notices: Notices,
+        parent: QObject | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self._models, self._opener, self._loader, self._document = models, opener, loader, document
+        self._live, self._offers, self._background, self._notices = live, offers, background, notices
+        self._server: ApiServer | None = None
+        self._entries: dict[OpenModel, ModelEntry] = {}
+        """The name of each open model, which stays the same while the window is open."""
+        self._lent: set[OpenModel] = set()
+        self._wanted: _Wanted | None = None
+        self._is_preparing = False
+        """Whether the wanted model is being read or planned in the background."""
+        self._begun: OpenModel | None = None
+        """The wanted model, once its load was given to the loader."""
+        self._ending_before: LoadEnding | None = None
+        """How the last load of that model ended before."""
+        self._planned: tuple[OpenModel, Plan] | None = None
+        """The load that waits for the end of answers, or of another load."""
+        # Queued explicitly: the server's thread emits this signal.
+        self._asked.connect(self._on_asked, Qt.ConnectionType.QueuedConnection)
+        models.added.connect(self._follow)
+        for model in models.all:
+            self._follow(model)
+        models.changed.connect(self._go_on)
+
+    # ------------------------------------------------------------------ in the server's loop
+
+    async def load(self, entry: ModelEntry) -> None:
+        """Have a model loaded and lent.
+
+        Raises:
+            ApiError: it cannot be loaded.
+        """
+        loop = asyncio.get_running_loop()
+        loaded: asyncio.Future[None] = loop.create_future()
+
+        def settle(error: ApiError | None) -> None:
+            if loaded.done():
+                return  # The server was stopped meanwhile.
+            if error is None:
+                loaded.set_result(None)
+            else:
+                loaded.set_exception(error)
+
+        def deliver(error: ApiError | None) -> None:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(settle, error)
+
+        self._asked.emit(_Wanted(entry, deliver))
+        await loaded
+
+    def keep_alive(self, entry: ModelEntry, keep_alive_s: float) -> None:
+        """Set the idle time of a model, as a request asks for it."""
+        self._asked.emit(_KeepAlive(entry, keep_alive_s))
+
+    # ------------------------------------------------------------------ lending
+
+    def attach(self, server: ApiServer) -> None:
+        """Lend the loaded models to a server that has begun."""
+        self._server = server
+        for model in self._models.all:
+            self._name(model)
+            self._lend(model)
+
+    def detach(self) -> None:
+        """Lend nothing more, and stop the answers to programs."""
+        self._server = None
+        self._lent.clear()
+        self._forget()
+        for model in self._models.all:
+            model.loading.stop_requests_of_programs()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the loaded models for requests; the shown model comes first."""
+        shown = sorted(self._lent, key=lambda model: (model is not self._models.current, model.number))
+        return tuple(self._entries[model].id for model in shown)
+
+    def _follow(self, model: OpenModel) -> None:
+        model.status_changed.connect(lambda _status: self._on_status_changed(model))
+
+    def _on_status_changed(self, model: OpenModel) -> None:
+        if self._server is None:
+            return
+        self._name(model)
+        self._lend(model)
+        if self._wanted is not None:
+            # In the next turn: a load that has waited for memory is not shown as waiting any more when it begins.
+            QTimer.singleShot(0, self, self._look_at_begun)
+            QTimer.singleShot(0, self, self._go_on)
+
+    def _name(self, model: OpenModel) -> None:
+        file = model.file
+        known = self._entries.get(model)
+        if file is None or (known is not None and known.path == file.paths[0]):
+            return
+        is_copy = model.key is not None and bool(model.key.copy)
+        entry = None if is_copy else self._offers.listed(file.paths[0])
+        if entry is None:
+            entry = entry_of_model(file)
+        if is_copy:
+            entry = replace(entry, id=file.name, names=())
+        taken = {each.id for other, each in self._entries.items() if other is not model}
+        number = 2
+        while entry.id in taken:
+            entry = replace(entry, id=f"{entry.id.removesuffix(f' ({number - 1})')} ({number})")
+            number += 1
+        self._entries[model] = entry
+        self._offers.set_open(tuple(self._entries.values()))
+
+    def _lend(self, model: OpenModel) -> None:
+        server, held = self._server, model.held
+        if server is None or model not in self._entries:
+            return
+        is_ready = model.loading.phase in _LOADED and held is not None and not self._is_leaving(model)
+        if is_ready and held is not None and model not in self._lent:
+            self._lent.add(model)
+            server.lend(self._entries[model], model.loading.bridge.session, held)
+        elif not is_ready and model in self._lent:
+            self._lent.discard(model)
+            server.take_back(self._entries[model].id)
+
+    def _is_leaving(self, model: OpenModel) -> bool:
+        """Return whether a load waits for the end of this model's answers."""
+        if self._planned is None or model.held is None:
+            return False
+        return model.held in self._loader.room_for(*self._planned).victims
+
+    # ------------------------------------------------------------------ loading
+
+    def _on_asked(self, asked: _Wanted | _KeepAlive) -> None:
+        if isinstance(asked, _KeepAlive):
+            model = self._find(asked.entry)
+            # What a person has loaded stays as that person wants it.
+            if model is not None and model.is_of_program:
+                model.keep_alive(asked.keep_alive_s)
+            return
+        if self._server is None:
+            asked.deliver(ApiError(503, "The server is ending.", code="ending"))
+            return
+        self._wanted = asked
+        self._go_on()
+
+    def _find(self, entry: ModelEntry) -> OpenModel | None:
+        """Return the open model of an entry, a loaded one if the file is open more than once."""
+        by_id = [model for model, each in self._entries.items() if each.id == entry.id]
+        by_path = [model for model in self._models.all if model.file and model.file.paths[0] == entry.path]
+        found = sorted(by_id or by_path, key=lambda model: model.loading.phase not in _LOADED)
+        return found[0] if found else None
+
+    def _go_on(self) -> None:
+        """Take the next step of the wanted load; called whenever a model has changed."""
+        wanted = self._wanted
+        if wanted is None or self._is_preparing or self._begun is not None:
+            return
+        model = self._find(wanted.entry)
+        if model is not None and model.loading.phase in _LOADED:
+            self._finish(None)
+        elif self._models.loading is not None or self._loader.is_waiting:
+            return  # One load at a time; its end changes a model.
+        elif self._planned is not None:
+            self._begin(*self._planned)
+        elif model is None:
+            self._open(wanted.entry)
+        else:
+            self._plan(model)
+
+    def _open(self, entry: ModelEntry) -> None:
+        idle = [held for held in self._models.held if not held.is_busy]
+
+        def opened(model: OpenModel) -> None:
+            self._is_preparing = False
+            # Known under the name of the request from now on.
+            self._entries.setdefault(model, entry)
+            self._offers.set_open(tuple(self._entries.values()))
+            model.is_of_program = True
+            self._go_on()
+
+        self._is_preparing = True
+        self._opener.open_aside(entry.path, entry.layout, idle, opened, self._refuse)
+
+    def _plan(self, model: OpenModel) -> None:
+        state, file = model.edit_state, model.file
+        edit = self._document.edit if model is self._models.current else None if state is None else state.edit
+        if file is None or edit is None:
+            return  # Another file takes its place just now.
+        rig = self._live.rig_without(())
+
+        def plan() -> Plan:
+            # Tables of its own: the document goes on with the model's in the GUI thread.
+            found = Plan(ModelMemory(file), rig, edit)
+            assert found.forecast
+            return found
+
+        self._is_preparing = True
+        self._background.run(
+            tr("Planning {name}", name=file.name), plan, partial(self._on_planned, model), self._refuse, quiet=True
+        )
+
+    def _on_planned(self, model: OpenModel, plan: Plan) -> None:
+        self._is_preparing = False
+        self._planned = (model, plan)
+        self._go_on()
+
+    def _begin(self, model: OpenModel, plan: Plan) -> None:
+        wanted = self._wanted
+        assert wanted is not None
+        obstacle = self._loader.obstacle(plan)
+        if obstacle:
+            self._finish(ApiError(503, obstacle, code="rule_violation"))
+            return
+        room = self._loader.room_for(model, plan)
+        # A forecast alone refuses nothing: with nothing else loaded the load is tried, and says what it measured.
+        if self._models.held and room.still_short:
+            self._finish(no_room(wanted.entry, room))
+            return
+        if any(victim.is_busy for victim in room.victims):
+            for other in self._models.all:
+                self._lend(other)  # Takes back those that are in the way.
+            return
+        for victim in room.victims:
+            self._notices.say(
+                tr("Unloaded {name}: a program asked for {name2}", name=victim.name, name2=plan.model.name)
+            )
+        self._planned, self._begun, self._ending_before = None, model, model.loading.snapshot.ending
+        if model.is_of_program:
+            model.keep_alive(self._offers.keep_alive_s(wanted.entry))
+        self._loader.load_unasked(model, plan)
+        self._look_at_begun()
+
+    def _look_at_begun(self) -> None:
+        """End the wanted load if it is over: the model is loaded, or a person has cancelled it."""
+        model = self._begun
+        if model is None:
+            return
+        if model.loading.phase in _LOADED:
+            self._finish(None)
+        elif model.loading.phase is Phase.STOPPED and self._loader.memory_return.waiting is not model:
+            ending = model.loading.snapshot.ending
+            if isinstance(ending, OutOfMemory | Failed | Crashed) and ending is not self._ending_before:
+                self._finish(error_of(ending))
+            else:
+                self._finish(ApiError(503, "The load was cancelled in the window.", code="cancelled"))
+
+    def _refuse(self, error: EngineError) -> None:
+        self._is_preparing = False
+        self._finish(ApiError(503, error.summary(), code=error.kind))
+
+    def _finish(self, error: ApiError | None) -> None:
+        wanted = self._wanted
+        self._forget()
+        for model in self._models.all:
+            self._lend(model)
+        if wanted is not None:
+            wanted.deliver(error)
+
+    def _forget(self) -> None:
+        self._wanted = self._begun = self._planned = None

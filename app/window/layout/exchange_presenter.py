@@ -1,0 +1,211 @@
+"""Presenters of Layout > Export and Layout > Import: layouts as text of other programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from PySide6.QtWidgets import QWidget
+
+from app.background import Background, Task
+from app.models.document import LayoutDocument
+from app.notices import Notices
+from app.window import dialogs
+from app.window.dialogs import OneDialog
+from engine.base.errors import ArgumentError, EngineError, LayoutError
+from engine.base.files import read_at_most, write_whole
+from engine.base.language import tr
+from engine.base.texts import capitalised
+from engine.devices.device import Rig
+from engine.model.gguf.model_file import ModelFile
+from engine.planning.exchange.exported import Exported, Target
+from engine.planning.exchange.exporting import export_plan
+from engine.planning.exchange.importing import MAX_TEXT, Imported, arrange, model_names, read_foreign
+from widgets.controls.exchange_dialogs import ExportLayoutDialog, ImportLayoutDialog
+
+TITLES: dict[Target, str] = {
+    "llama-server": tr("llama-server (a command)"),
+    "llama-swap": tr("llama-swap (an entry of config.yaml)"),
+    "ollama": tr("ollama (a Modelfile)"),
+    "lmstudio": tr("LM Studio (a load configuration)"),
+    "python": tr("llama-cpp-python (a script)"),
+}
+TEXT_FILTER = tr("All files (*)")
+_MAX_BYTES = 4 * MAX_TEXT
+
+
+class ExportPresenter(OneDialog[ExportLayoutDialog]):
+    """Shows the edited layout as text of another program. The text follows edits while the dialog is open."""
+
+    def __init__(self, document: LayoutDocument, background: Background, notices: Notices, window: QWidget) -> None:
+        super().__init__(self._make_dialog, lambda _dialog: self._refresh(), window)
+        self._document = document
+        self._background = background
+        self._notices = notices
+        self._window = window
+        self._shown: Exported | None = None
+        document.preview_changed.connect(lambda _preview: self._on_edited())
+
+    def _make_dialog(self) -> ExportLayoutDialog:
+        dialog = ExportLayoutDialog(list(TITLES.items()), self._window)
+        dialog.target_changed.connect(lambda _target: self._refresh())
+        dialog.save_requested.connect(self._save)
+        return dialog
+
+    def _on_edited(self) -> None:
+        if self.dialog is not None and self.dialog.isVisible():
+            self._refresh()
+
+    def _refresh(self) -> None:
+        # The plan of the present edit may still be computed.
+        self._document.when_forecast(self._show)
+
+    def _show(self) -> None:
+        dialog, plan = self.dialog, self._document.plan
+        if dialog is None:
+            return
+        self._shown = None
+        if plan is None:
+            dialog.show_fault(tr("No model is open."))
+            return
+        try:
+            self._shown = export_plan(plan, next(each for each in get_args(Target) if each == dialog.target))
+        except EngineError as error:
+            dialog.show_fault(error.summary())
+        else:
+            dialog.show_text(self._shown.text, self._shown.notes)
+
+    def _save(self) -> None:
+        shown = self._shown
+        if shown is None or self.dialog is None:
+            return
+        path = dialogs.ask_save(self.dialog, tr("Save the text"), TEXT_FILTER, shown.file_name)
+        if path is not None:
+            self._background.run(
+                tr("Saving {name}", name=path.name),
+                lambda: _write(path, shown.text),
+                lambda _: self._notices.say(tr("Saved {name}", name=path.name)),
+                self._notices.tell,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What a text was read as. `names`: the models of a configuration, if there are several."""
+
+    names: tuple[str, ...]
+    found: Imported | None
+    fault: str = ""
+
+
+class ImportPresenter(OneDialog[ImportLayoutDialog]):
+    """Makes a layout of a text, as one step of undo. Texts are read in the background; only the last one counts."""
+
+    def __init__(self, document: LayoutDocument, background: Background, notices: Notices, window: QWidget) -> None:
+        super().__init__(self._make_dialog, ImportLayoutDialog.clear, window)
+        self._document = document
+        self._background = background
+        self._notices = notices
+        self._window = window
+        self._reading = background.latest()
+        self._found: tuple[ModelFile, Imported] | None = None
+
+    def _make_dialog(self) -> ImportLayoutDialog:
+        dialog = ImportLayoutDialog(self._window)
+        dialog.text_changed.connect(self._read)
+        dialog.open_requested.connect(self._open)
+        dialog.accepted.connect(self._use)
+        return dialog
+
+    def _open(self) -> None:
+        dialog = self.dialog
+        if dialog is None:
+            return
+        path = dialogs.ask_open(dialog, tr("Open a command or file"), TEXT_FILTER)
+        if path is not None:
+            self._background.run(
+                tr("Reading {name}", name=path.name),
+                lambda: _text(path),
+                dialog.text_edit.setPlainText,
+                self._notices.tell,
+            )
+
+    def _read(self) -> None:
+        dialog, plan = self.dialog, self._document.plan
+        self._found = None
+        if dialog is None:
+            return
+        text, name = dialog.text, dialog.name
+        if plan is None or not text.strip():
+            self._reading.cancel()
+            dialog.show_fault("" if plan is not None else tr("No model is open."))
+            return
+        model, rig = plan.model, plan.rig
+
+        def read(_task: Task[None]) -> _Read:
+            return _read_text(text, name, model, rig)
+
+        def show(read: _Read) -> None:
+            self._show(model, read)
+
+        self._reading.run(tr("Reading a layout"), read, show, self._notices.tell)
+
+    def _show(self, model: ModelFile, read: _Read) -> None:
+        dialog = self.dialog
+        if dialog is None:
+            return
+        dialog.set_names(read.names)
+        if read.found is None:
+            dialog.show_fault(read.fault)
+            return
+        self._found = model, read.found
+        layout = read.found.layout
+        runs = ", ".join(f"{run.device} {run.length}" for run in layout.runs)
+        dialog.show_result(
+            tr("Layers: {runs}; output layer: {output}.", runs=runs, output=layout.output_device),
+            (*read.found.notes, *_side_file_notes(read.found)),
+        )
+
+    def _use(self) -> None:
+        if self._found is None:
+            return
+        model, found = self._found
+        if self._document.model is not model:
+            self._notices.tell(LayoutError(tr("Another model is shown now. Switch back to {model}.", model=model.name)))
+            return
+        self._document.set_edit(found.layout, found.context, tr("import layout"))
+
+
+def _read_text(text: str, name: str | None, model: ModelFile, rig: Rig) -> _Read:
+    names: tuple[str, ...] = ()
+    try:
+        names = model_names(text)
+        chosen = name if name in names else next(iter(names), None)
+        return _Read(names, arrange(read_foreign(text, name=chosen), model, rig))
+    except EngineError as error:
+        return _Read(names, None, f"{capitalised(error.summary())}.")
+
+
+def _side_file_notes(found: Imported) -> tuple[str, ...]:
+    paths = [*([found.projector] if found.projector else []), *(path for path, _ in found.adapters)]
+    if not paths:
+        return ()
+    names = ", ".join(Path(path).name for path in paths)
+    return (tr("Add these files in the settings of the load: {names}.", names=names),)
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_at_most(path, _MAX_BYTES)[: MAX_TEXT + 1].decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ArgumentError(tr("{name} is not a text in UTF-8.", name=path.name)) from None
+    except (OSError, ValueError) as error:
+        raise ArgumentError(tr("{name} cannot be read: {error}", name=path.name, error=error)) from None
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        write_whole(path, text.encode())
+    except (OSError, ValueError) as error:
+        raise ArgumentError(tr("{name} cannot be written: {error}", name=path.name, error=error)) from None

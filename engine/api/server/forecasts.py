@@ -1,0 +1,137 @@
+"""What models that are not loaded would take, and whether they fit: for lists, never for a load."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from engine.api.server.pool import Holdings, ModelPool
+from engine.api.wire.names import ModelEntry
+from engine.base.errors import EngineError
+from engine.devices.device import Rig
+from engine.planning.fit.loaded_models import rig_beside
+from engine.planning.fit.room import find_room
+from engine.planning.layout.layout_file import LayoutFile, encode_layout
+from engine.planning.plan.report import DeviceRow
+
+FRESH_S = 300.0
+"""How long a plan counts. Which models are loaded beside it is looked at each time."""
+LIST_SECONDS = 2.0
+"""How long a list waits for plans that are missing; they are made in the background then."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """The load that a request would begin, as far as it is told. `fault`: why there is none, as a sentence."""
+
+    made_s: float
+    rows: tuple[DeviceRow, ...] = ()
+    layout: bytes = b"null"
+    fault: str = ""
+
+
+class Forecasts:
+    """Plans loads of models that are not loaded, one at a time, in threads. For the server's loop."""
+
+    def __init__(self, pool: ModelPool, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._pool, self._clock = pool, clock
+        self._plans: dict[tuple[object, ...], _Planned] = {}
+        self._rig: Rig | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._lock = asyncio.Lock()
+
+    async def of(self, entry: ModelEntry) -> dict[str, Any]:
+        """Return the forecast of one model."""
+        async with self._lock:
+            if self._fresh(entry) is None and await self._look():
+                await self._plan(entry)
+        return self.known(entry)
+
+    async def prepare(self, entries: Sequence[ModelEntry]) -> None:
+        """Plan those that are missing; returns after `LIST_SECONDS` at the latest, and goes on in the background."""
+        missing = [entry for entry in entries if self._fresh(entry) is None]
+        if missing and (self._task is None or self._task.done()):
+            self._task = asyncio.get_running_loop().create_task(self._plan_all(missing))
+        if self._task is not None and not self._task.done():
+            await asyncio.wait((self._task,), timeout=LIST_SECONDS)
+
+    def known(self, entry: ModelEntry) -> dict[str, Any]:
+        """Return the forecast of a model beside what is loaded now; `fits` is None while it is not known."""
+        planned, rig = self._fresh(entry), self._rig
+        if planned is None or rig is None:
+            return {"fits": None}
+        if planned.fault:
+            return {"fits": "no", "reason": planned.fault}
+        holdings = self._pool.holdings()
+        room = find_room(planned.rows, holdings.own, lambda leaving: rig_beside(rig, holdings.all, leaving))
+        fits = "no" if room.still_short else "after_unloading" if room.victims else "yes"
+        return {
+            "fits": fits,
+            "unloads": [held.name for held in room.victims] if fits == "after_unloading" else [],
+            "missing": [{"device": device, "missing_bytes": missing} for device, missing in room.still_short],
+            "forecast": [row for row in planned.rows if row.need_bytes],
+            "layout": msgspec.Raw(planned.layout),
+        }
+
+    async def close(self) -> None:
+        """End what is planned in the background."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _plan_all(self, entries: Sequence[ModelEntry]) -> None:
+        async with self._lock:
+            if not await self._look():
+                return
+        for entry in entries:
+            # Plans take the interpreter from answers that are under way; the next list goes on.
+            if self._pool.is_busy:
+                return
+            async with self._lock:
+                if self._fresh(entry) is None:
+                    await self._plan(entry)
+
+    async def _look(self) -> bool:
+        """Look at the devices; return False if nothing can be planned for them."""
+        try:
+            self._rig = await asyncio.to_thread(self._pool.parts.rig)
+        except (EngineError, NotImplementedError):
+            # A pool whose models are loaded elsewhere has no devices of its own.
+            return False
+        return True
+
+    async def _plan(self, entry: ModelEntry) -> None:
+        assert self._rig is not None
+        holdings: Holdings = self._pool.holdings()
+        # As a load finds the devices: what is idle would have gone by then.
+        rig = rig_beside(self._rig, holdings.all, holdings.own)
+        key = _key(entry)
+        self._plans[key] = await asyncio.to_thread(self._planned, entry, rig)
+
+    def _planned(self, entry: ModelEntry, rig: Rig) -> _Planned:
+        now_s = self._clock()
+        try:
+            plan = self._pool.parts.plan(entry, rig).plan
+            layout = encode_layout(LayoutFile(plan.model.name, plan.edit.layout, plan.edit.context))
+            fault = plan.violations[0].message if plan.violations else ""
+            return _Planned(now_s, plan.forecast, layout, fault)
+        except EngineError as error:
+            return _Planned(now_s, fault=error.summary())
+
+    def _fresh(self, entry: ModelEntry) -> _Planned | None:
+        planned = self._plans.get(_key(entry))
+        return planned if planned is not None and self._clock() - planned.made_s < FRESH_S else None
+
+
+def _key(entry: ModelEntry) -> tuple[object, ...]:
+    """Return what a plan depends on besides the devices."""
+    try:
+        state = entry.path.stat()
+        return entry.id, entry.path, entry.layout, entry.projector, state.st_mtime_ns, state.st_size
+    except OSError:
+        return entry.id, entry.path, entry.layout, entry.projector

@@ -1,0 +1,130 @@
+"""The file of what people prefer of a server: names of models of their own, and idle times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from pathlib import Path
+
+from engine.api.server.offers import entry_of_file
+from engine.api.wire.errors import ApiError
+from engine.api.wire.names import ModelEntry, find_entry
+from engine.api.wire.question import keep_alive_seconds
+from engine.base.errors import ArgumentError, EngineError
+from engine.base.json_file import JsonObject, parse_document, read_file
+
+VERSION = 1
+MAX_NAME = 200
+
+
+def preferences_error(reason: str, *, place: str = "", source: str = "") -> ArgumentError:
+    """Return the error for a file that cannot be used."""
+    return ArgumentError(f"{source}{': ' * bool(place)}{place}: {reason}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Preferences:
+    """`aliases`: the name or file that a name of the user stands for.
+
+    `keep_alive_s`: idle time of models that a request loads; None for the usual one.
+    `keep_alive_of`: idle time of single models, by a name or file.
+    """
+
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    keep_alive_s: float | None = None
+    keep_alive_of: Mapping[str, float] = field(default_factory=dict)
+
+
+def read_preferences(path: Path) -> Preferences:
+    """Return the preferences in a file; those of a missing one are empty.
+
+    Raises:
+        ArgumentError: it cannot be read, or has a value that means nothing.
+    """
+    if not path.exists():
+        return Preferences()
+    data = read_file(path, what="server settings", fail=preferences_error)
+    root = parse_document(data, what="server settings", source=path.name, version=VERSION, fail=preferences_error)
+    root.allow("version", "aliases", "keep_alive", "models")
+    aliases = root.maybe("aliases", root.nested, None)
+    models = root.maybe("models", root.nested, None)
+    return Preferences(
+        aliases={} if aliases is None else {check_alias(key): aliases.text(key) for key in aliases.keys},
+        keep_alive_s=root.nullable("keep_alive", partial(_seconds, root), None),
+        keep_alive_of={} if models is None else {key: _of_model(models.nested(key)) for key in models.keys},
+    )
+
+
+def _of_model(model: JsonObject) -> float:
+    model.allow("keep_alive")
+    return _seconds(model, "keep_alive")
+
+
+def _seconds(document: JsonObject, key: str) -> float:
+    value, seconds = document.any_value(key), None
+    with suppress(ApiError):
+        seconds = keep_alive_seconds(value) if isinstance(value, str | int | float) else None
+    if seconds is None:
+        document.refuse('this has to be a time such as "5m", "30s", 0, or -1 for never', key)
+    return seconds
+
+
+def check_alias(name: str) -> str:
+    """Return a name that a user gives.
+
+    Raises:
+        ArgumentError: it is empty or too long, or has control characters.
+    """
+    if not name.strip() or len(name) > MAX_NAME or not name.isprintable():
+        raise ArgumentError(f"A name of a model has 1 to {MAX_NAME} characters on one line; choose another one.")
+    return name.strip()
+
+
+def with_preferences(entries: Sequence[ModelEntry], preferences: Preferences) -> tuple[ModelEntry, ...]:
+    """Return entries with their further names and idle times; files that are in no library become entries.
+
+    What names no model, or no file that can be opened, is left out: a library changes, and a name may mean something
+    again tomorrow.
+    """
+    found = list(entries)
+    for alias, target in preferences.aliases.items():
+        place = _place_of(found, target)
+        if place is None and (entry := _entry_of(Path(target))) is not None:
+            found.append(entry)
+            place = len(found) - 1
+        if place is not None and alias not in found[place].all_names:
+            found[place] = replace(found[place], names=(*found[place].names, alias))
+    for target, seconds in preferences.keep_alive_of.items():
+        place = _place_of(found, target)
+        if place is not None:
+            found[place] = replace(found[place], keep_alive_s=seconds)
+    return tuple(found)
+
+
+def _entry_of(path: Path) -> ModelEntry | None:
+    """Return the entry of a file, None if it is no model that can be opened."""
+    try:
+        state = path.stat()
+        return _entry_in_state(path, state.st_mtime_ns, state.st_size) if path.is_file() else None
+    except (OSError, EngineError):
+        return None
+
+
+@lru_cache(maxsize=256)
+def _entry_in_state(path: Path, _changed_ns: int, _size_bytes: int) -> ModelEntry:
+    # Lists are made for many requests, and a header may have megabytes.
+    return entry_of_file(path)
+
+
+def _place_of(entries: Sequence[ModelEntry], target: str) -> int | None:
+    """Return the index of the entry that a name or a file means, None if there is none."""
+    try:
+        return list(entries).index(find_entry(target, entries))
+    except ApiError:
+        path = Path(target)
+        if not path.is_file():
+            return None
+        resolved = path.resolve()
+        return next((place for place, each in enumerate(entries) if each.path.resolve() == resolved), None)

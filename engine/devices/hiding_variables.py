@@ -1,0 +1,99 @@
+"""Environment variables that hide devices from the engine.
+
+Drivers and ggml read them silently: a card that such a variable hides is simply missing. They act on children, which
+inherit them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from engine.base.language import tr
+from engine.model.gguf.quoting import clean
+
+_MAX_VALUE = 60
+
+
+@dataclass(frozen=True, slots=True)
+class HidingVariable:
+    """A variable that can hide devices.
+
+    `backends`: backends whose devices it hides. `empty_hides`: whether the empty value hides all of them; else an empty
+    variable has no effect. `is_path`: its value is a list of paths, which is not shown.
+    """
+
+    name: str
+    backends: tuple[str, ...]
+    empty_hides: bool = False
+    is_path: bool = False
+
+
+HIDING_VARIABLES = (
+    # HIP reads CUDA's variable too, if its own is not set.
+    HidingVariable("CUDA_VISIBLE_DEVICES", ("CUDA", "HIP"), empty_hides=True),
+    # For containers: the NVIDIA container toolkit mounts these cards only.
+    HidingVariable("NVIDIA_VISIBLE_DEVICES", ("CUDA",)),
+    HidingVariable("HIP_VISIBLE_DEVICES", ("HIP",), empty_hides=True),
+    HidingVariable("ROCR_VISIBLE_DEVICES", ("HIP",), empty_hides=True),
+    HidingVariable("GPU_DEVICE_ORDINAL", ("HIP",)),
+    # `ggml_vk_instance_init` reads indices; without one it lists no device.
+    HidingVariable("GGML_VK_VISIBLE_DEVICES", ("Vulkan",), empty_hides=True),
+    # `ggml-backend-reg.cpp` tests whether it is set, whatever its value.
+    HidingVariable("GGML_DISABLE_VULKAN", ("Vulkan",), empty_hides=True),
+    # The Vulkan loader reads drivers from these files or folders only; the second name is the older one.
+    HidingVariable("VK_DRIVER_FILES", ("Vulkan",), is_path=True),
+    HidingVariable("VK_ICD_FILENAMES", ("Vulkan",), is_path=True),
+    HidingVariable("VK_LOADER_DRIVERS_SELECT", ("Vulkan",)),
+    HidingVariable("VK_LOADER_DRIVERS_DISABLE", ("Vulkan",)),
+    HidingVariable("ONEAPI_DEVICE_SELECTOR", ("SYCL",)),
+    HidingVariable("ZE_AFFINITY_MASK", ("SYCL",)),
+    # `ggml_opencl_probe_devices`: one platform and one device.
+    HidingVariable("GGML_OPENCL_PLATFORM", ("OpenCL",)),
+    HidingVariable("GGML_OPENCL_DEVICE", ("OpenCL",)),
+    HidingVariable("ASCEND_RT_VISIBLE_DEVICES", ("CANN",), empty_hides=True),
+)
+
+_HIDES_NOTHING = {"NVIDIA_VISIBLE_DEVICES": "all", "ONEAPI_DEVICE_SELECTOR": "*:*"}
+"""Values without an effect, by variable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hiding:
+    """A variable that is set, with its value as shown; None if the value is not shown."""
+
+    variable: HidingVariable
+    value: str | None
+
+    @property
+    def sentence(self) -> str:
+        """Return what the variable does, as a sentence."""
+        backends = " ".join(self.variable.backends)
+        if len(self.variable.backends) > 1:
+            backends = tr("{names} and {names2}", names=self.variable.backends[0], names2=self.variable.backends[1])
+        if self.value is None:
+            return tr("{name} is set: it can hide devices of {backends}.", name=self.variable.name, backends=backends)
+        return tr(
+            'The environment has {name}="{value}": it can hide devices of {backends}.',
+            name=self.variable.name,
+            value=self.value,
+            backends=backends,
+        )
+
+
+def find_hiding(environment: Mapping[str, str] | None = None) -> tuple[Hiding, ...]:
+    """Return the variables that hide devices in `environment`; by default that of this process."""
+    environment = os.environ if environment is None else environment
+    found = []
+    for variable in HIDING_VARIABLES:
+        value = environment.get(variable.name)
+        if value is None or value == _HIDES_NOTHING.get(variable.name) or not (value.strip() or variable.empty_hides):
+            continue
+        found.append(Hiding(variable, None if variable.is_path else clean(value, _MAX_VALUE)))
+    return tuple(found)
+
+
+def hiding_sentences(environment: Mapping[str, str] | None = None) -> str:
+    """Return a sentence on each variable of `find_hiding`; empty if there is none."""
+    return " ".join(each.sentence for each in find_hiding(environment))

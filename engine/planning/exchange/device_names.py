@@ -1,0 +1,96 @@
+"""Names of devices in llama.cpp's programs, and back to the ids of a rig.
+
+Local devices have ggml's names. RPC devices are `RPC<k>`, counted over all devices of all servers of `--rpc`
+(`ggml_backend_rpc_add_server`). Their buffer types count on each server: `RPC0[host:port]`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from engine.devices.device import CPU_ID, Device, Rig
+
+_RPC_DEVICE = re.compile(r"RPC(\d{1,3})", re.ASCII)
+_RPC_BUFFER = re.compile(r"RPC(\d{1,3})\[([^\[\]\s]{1,300})\]", re.ASCII)
+_GGML_NAME = re.compile(r"[A-Za-z]{2,16}\d{0,3}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceNames:
+    """Names for the devices of `rig`, with `servers` as the endpoints of `--rpc`, in order."""
+
+    rig: Rig
+    servers: tuple[str, ...] = ()
+
+    def device(self, device_id: str) -> str:
+        """Return the name for `-dev`."""
+        device = self.rig.device(device_id)
+        if device is None or device.endpoint is None:
+            return device_id
+        before = self.servers.index(device.endpoint)
+        return f"RPC{sum(map(self._count, self.servers[:before])) + device.endpoint_device}"
+
+    def buffer(self, device_id: str) -> str:
+        """Return the name of the device's buffer type, for `-ot`."""
+        device = self.rig.device(device_id)
+        if device is None or device.endpoint is None:
+            return device_id
+        return f"RPC{device.endpoint_device}[{device.endpoint}]"
+
+    def id_of_device(self, name: str) -> str | None:
+        """Return the id of the device that `-dev` calls `name`; None if the rig has none."""
+        if match := _RPC_DEVICE.fullmatch(name):
+            number = int(match[1])
+            for endpoint in self.servers:
+                if number < self._count(endpoint):
+                    return self._remote(endpoint, number)
+                number -= self._count(endpoint)
+        found = self.rig.device(name)
+        # The host is no entry of -dev, and the ids of RPC devices are ours.
+        return found.id if found is not None and not found.is_rpc and not found.is_host else None
+
+    def id_of_buffer(self, name: str) -> str | None:
+        """Return the id of the device with buffer type `name`; None if the rig has none."""
+        if name == CPU_ID:
+            return self.rig.host.id
+        if match := _RPC_BUFFER.fullmatch(name):
+            return self._remote(match[2], int(match[1]))
+        found = self.rig.device(name)
+        return found.id if found is not None and not found.is_rpc else None
+
+    def defaults(self) -> tuple[str, ...]:
+        """Return the ids that llama.cpp uses without `-dev` (`llama_prepare_model_devices`)."""
+        remote = [device for endpoint in self.servers for device in self._at(endpoint)]
+        local = [device for device in self.rig.devices if not device.is_rpc]
+        cards = [device for device in local if device.kind == "gpu"]
+        # Integrated GPUs count only where there is no card.
+        return tuple(device.id for device in (*remote, *(cards or [each for each in local if each.kind == "igpu"])))
+
+    def _remote(self, endpoint: str, number: int) -> str | None:
+        return next((each.id for each in self._at(endpoint) if each.endpoint_device == number), None)
+
+    def _at(self, endpoint: str) -> list[Device]:
+        found = [device for device in self.rig.devices if device.endpoint == endpoint]
+        return sorted(found, key=lambda device: device.endpoint_device)
+
+    def _count(self, endpoint: str) -> int:
+        """Return how many devices a server has, as far as the rig knows; at least one."""
+        return max((device.endpoint_device + 1 for device in self._at(endpoint)), default=1)
+
+
+def used_servers(rig: Rig, device_ids: Iterable[str]) -> tuple[str, ...]:
+    """Return the endpoints of these devices, each once, in the order of the rig."""
+    used = set(device_ids)
+    return tuple(dict.fromkeys(each.endpoint for each in rig.devices if each.id in used and each.endpoint is not None))
+
+
+def foreign_names(rig: Rig, device_ids: Sequence[str]) -> tuple[str, ...]:
+    """Return the local devices whose ids cannot be ggml's names, so that another program knows them by another name."""
+    found = (rig.device(each) for each in dict.fromkeys(device_ids))
+    return tuple(
+        device.id
+        for device in found
+        if device is not None and not device.is_rpc and not device.is_host and not _GGML_NAME.fullmatch(device.id)
+    )

@@ -1,0 +1,294 @@
+"""Reads commands and files of other programs, and makes layouts of them for a model on a rig."""
+
+from __future__ import annotations
+
+import re
+import struct
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Literal, get_args
+
+import msgspec
+
+from engine.base.errors import LayoutError
+from engine.base.language import tr
+from engine.devices.device import CPU_ID, Rig, find_id_fault
+from engine.model.gguf.model_file import ModelFile
+from engine.model.gguf.quoting import clean, quote
+from engine.planning.exchange.device_names import DeviceNames
+from engine.planning.exchange.foreign_load import ForeignLoad, ForeignOverride
+from engine.planning.exchange.llama_swap import choose_command, swap_commands
+from engine.planning.exchange.ollama import looks_like_modelfile, read_modelfile
+from engine.planning.exchange.server_options import read_command
+from engine.planning.layout.layout import Layout, Override, Run, make_layout, merge_runs
+from engine.planning.layout.patterns import OVERRIDE_PARTS, part_pattern
+from engine.planning.layout.split_modes import count_unlisted_layers
+from engine.planning.settings.context_settings import ContextSettings
+
+MAX_TEXT = 1 << 18
+"""Characters of a command or file. A longer one is something else, such as a model."""
+Source = Literal["command", "llama-swap", "ollama"]
+SOURCES: tuple[Source, ...] = get_args(Source)
+_YAML = re.compile(r"^\s*(?:models|macros|cmd|healthCheckTimeout)\s*:", re.MULTILINE)
+_PART_HEAD = re.compile(r"\^blk\\\.(?:\\d\+|\(([0-9|]{1,4000})\))\\\.", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """A layout with its settings. `projector`, `adapters`: files that were named, unread. `notes`: sentences."""
+
+    layout: Layout
+    context: ContextSettings
+    projector: str = ""
+    projector_device: str | None = None
+    adapters: tuple[tuple[str, float], ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def read_foreign(text: str, source: Source | None = None, name: str | None = None) -> ForeignLoad:
+    """Return what a text of another program says of a load.
+
+    `source`: what the text is; None: by its looks. `name`: the model of a llama-swap configuration that has several.
+
+    Raises:
+        LayoutError: the text cannot be read.
+    """
+    if len(text) > MAX_TEXT:
+        raise LayoutError(
+            tr("the text has {count} characters; at most {most} are read", count=len(text), most=MAX_TEXT)
+        )
+    if not text.strip():
+        raise LayoutError(
+            tr("there is no text; paste a command of llama-server, an entry of llama-swap or a Modelfile")
+        )
+    kind = source or _source_of(text)
+    if kind == "ollama":
+        return read_modelfile(text)
+    if kind == "llama-swap":
+        command, environment = choose_command(swap_commands(text), name)
+        return read_command(command, environment)
+    return read_command(text)
+
+
+def model_names(text: str) -> tuple[str, ...]:
+    """Return the models of a llama-swap configuration with several; empty for any other text."""
+    if len(text) > MAX_TEXT or not text.strip() or _source_of(text) != "llama-swap":
+        return ()
+    names = tuple(swap_commands(text))
+    return names if len(names) > 1 else ()
+
+
+def _source_of(text: str) -> Source:
+    if looks_like_modelfile(text):
+        return "ollama"
+    return "llama-swap" if _YAML.search(text) else "command"
+
+
+def arrange(load: ForeignLoad, model: ModelFile, rig: Rig) -> Imported:
+    """Return the layout with which `load` would place `model` on the devices of `rig`."""
+    return _Arranger(load, model, rig).run()
+
+
+class _Arranger:
+    """Makes a layout of a `ForeignLoad`, with llama.cpp's arithmetic. `notes` collects the sentences."""
+
+    def __init__(self, load: ForeignLoad, model: ModelFile, rig: Rig) -> None:
+        self._load = load
+        self._model = model
+        self._rig = rig
+        self._names = DeviceNames(rig, load.servers)
+        self._positions = model.n_layers + count_unlisted_layers(model) + 1
+        self._missing: list[str] = []
+        self.notes = list(load.notes)
+
+    def run(self) -> Imported:
+        """Return the layout, the settings and the sentences."""
+        load = self._load
+        layout = self._with_overrides(self._layout())
+        device = self._projector_device()
+        if self._missing:
+            self.notes.append(
+                tr(
+                    "Not among the devices here: {names}. The layout names them, and can be loaded where they are.",
+                    names=", ".join(dict.fromkeys(self._missing)),
+                )
+            )
+        context = msgspec.structs.replace(load.context, pipeline="off") if load.stops_pipeline else load.context
+        return Imported(layout, context, load.projector, device, load.adapters, tuple(self.notes))
+
+    # ------------------------------------------------------------------ layers
+
+    def _layout(self) -> Layout:
+        load, n_layers = self._load, self._model.n_layers
+        listed = self._listed()
+        if load.split_mode == "none" and listed:
+            listed = self._main_only(listed)
+        offloaded = self._offloaded(bool(listed))
+        if not listed and offloaded and load.devices is None and load.n_gpu_layers is not None:
+            self.notes.append(tr("There is no device here for its GPU layers, so everything is on the CPU."))
+        if not listed or not offloaded:
+            return make_layout(n_layers, [CPU_ID] * n_layers)
+        if self._load.split_mode in ("tensor", "row") and (split := self._split(listed, offloaded)):
+            return split
+        homes = self._homes(listed, offloaded)
+        layout = make_layout(n_layers, homes[:n_layers], homes[-1])
+        alone = self._load.split_mode == "none" and len(layout.devices) == 1
+        return replace(layout, split_mode="none") if alone else layout
+
+    def _offloaded(self, has_devices: bool) -> int:
+        """Return how many layers, counted from the output layer, are on devices."""
+        asked = self._load.n_gpu_layers
+        if asked is None and has_devices:
+            self.notes.append(
+                tr(
+                    "How many layers go to devices is left to {program}, which looks at free memory when it starts. "
+                    "Here all of them are on devices; Layout > Propose a Layout fits them.",
+                    program=self._load.program,
+                )
+            )
+        return self._positions if asked is None else min(max(0, asked), self._positions)
+
+    def _listed(self) -> list[tuple[str, float]]:
+        """Return the entries of the device list with their shares."""
+        load = self._load
+        ids = self._names.defaults() if load.devices is None else tuple(map(self._device, load.devices))
+        shares = dict(enumerate(load.shares))
+        given = any(shares.get(index, 0.0) > 0 for index in range(len(ids)))
+        if not given and len(ids) > 1 and load.split_mode == "layer":
+            self.notes.append(
+                tr(
+                    "How layers are divided is left to {program}, which does it by free memory. Here it is the memory "
+                    "that is free now.",
+                    program=load.program,
+                )
+            )
+        return [
+            (device, shares.get(index, 0.0) if given else self._default_share(device))
+            for index, device in enumerate(ids)
+            if device
+        ]
+
+    def _default_share(self, device_id: str) -> float:
+        # Split modes tensor and row divide evenly; llama.cpp counts bytes, and never 0.
+        if self._load.split_mode in ("tensor", "row"):
+            return 1.0
+        device = self._rig.device(device_id)
+        return float(max(1, device.available_bytes)) if device is not None else 1.0
+
+    def _main_only(self, listed: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
+        index = self._load.main_gpu
+        if index < 0:
+            return []
+        if index >= len(listed):
+            self.notes.append(
+                tr("Main GPU {index} does not exist; the first device is used.", index=index),
+            )
+            index = 0
+        return [(listed[index][0], 1.0)]
+
+    def _homes(self, listed: Sequence[tuple[str, float]], offloaded: int) -> list[str]:
+        """Return the device of each position, with llama.cpp's own float32 arithmetic (`load_tensors`)."""
+        sums = list(accumulate((_float32(share) for _, share in listed), lambda a, b: _float32(a + b)))
+        bounds = [_float32(total / sums[-1]) for total in sums]
+        places = (bisect_right(bounds, _float32(index / offloaded)) for index in range(offloaded))
+        homes = [listed[min(place, len(listed) - 1)][0] for place in places]
+        return [CPU_ID] * (self._positions - offloaded) + homes
+
+    def _split(self, listed: Sequence[tuple[str, float]], offloaded: int) -> Layout | None:
+        """Return a layout that splits layers inside; None if a device is there twice, which mode layer can have."""
+        members = [(device, share) for device, share in listed if share > 0]
+        if len({device for device, _ in members}) < len(members):
+            self.notes.append(tr("A device is listed twice, which only split mode layer can have."))
+            return None
+        n_layers = self._model.n_layers
+        leading = min(self._positions - offloaded, n_layers)
+        runs = [Run(CPU_ID, 0, leading - 1)] if leading else []
+        if leading < n_layers:
+            runs.append(Run(members[0][0], leading, n_layers - 1))
+        is_row = self._load.split_mode == "row"
+        main = listed[self._load.main_gpu][0] if is_row and 0 <= self._load.main_gpu < len(listed) else None
+        return Layout(
+            n_layers,
+            merge_runs(runs),
+            members[0][0],
+            self._load.split_mode,
+            tuple(members),
+            main,
+        )
+
+    def _device(self, name: str) -> str:
+        """Return the id for a name of `-dev`; empty for one that cannot be an id."""
+        found = self._names.id_of_device(name)
+        if found is not None:
+            return found
+        # Such a name may be of another computer, where the layout is used.
+        if name == CPU_ID or find_id_fault(name):
+            self.notes.append(tr("{name} is not a device for layers, left out.", name=quote(name)))
+            return ""
+        self._missing.append(clean(name))
+        return name
+
+    def _projector_device(self) -> str | None:
+        name = self._load.projector_device
+        if not name or not self._load.projector:
+            return None
+        return CPU_ID if name == "none" else self._device(name) or None
+
+    # ------------------------------------------------------------------ overrides
+
+    def _with_overrides(self, layout: Layout) -> Layout:
+        for each in self._load.overrides:
+            override = self._override(each)
+            if override is None:
+                continue
+            try:
+                layout = replace(layout, overrides=(*layout.overrides, override))
+            except LayoutError as error:
+                self.notes.append(
+                    tr(
+                        "The override {pattern} is left out: {reason}.",
+                        pattern=quote(each.pattern),
+                        reason=error.reason,
+                    )
+                )
+        return layout
+
+    def _override(self, each: ForeignOverride) -> Override | None:
+        n_layers = self._model.n_layers
+        if each.n_experts is not None:
+            last = min(each.n_experts, n_layers) - 1
+            return Override(CPU_ID, "experts", *((None, None) if not each.n_experts else (0, last)))
+        device = self._names.id_of_buffer(each.buffer)
+        if device is None:
+            if find_id_fault(each.buffer):
+                self.notes.append(
+                    tr(
+                        "The override {pattern} is left out: no device here has the buffer type {buffer}.",
+                        pattern=quote(each.pattern),
+                        buffer=quote(each.buffer),
+                    )
+                )
+                return None
+            device = each.buffer
+            self._missing.append(clean(device))
+        return next(_parts(each.pattern, device, n_layers), Override(device, pattern=each.pattern))
+
+
+def _parts(pattern: str, device: str, n_layers: int) -> Iterator[Override]:
+    """Yield the override of a part whose pattern is exactly this one."""
+    head = _PART_HEAD.match(pattern)
+    if head is None:
+        return
+    numbers = [int(number) for number in (head[1] or "").split("|") if number]
+    layers = range(numbers[0], numbers[-1] + 1) if numbers else None
+    if layers is not None and (len(layers) != len(numbers) or layers.stop > n_layers):
+        return
+    for part in OVERRIDE_PARTS:
+        if part_pattern(part, layers) == pattern:
+            yield Override(device, part, *((None, None) if layers is None else (layers.start, layers.stop - 1)))
+
+
+def _float32(value: float) -> float:
+    return float(struct.unpack("f", struct.pack("f", value))[0])

@@ -1,0 +1,158 @@
+"""llama-swap's YAML: an entry for a plan, and the command in somebody's entry.
+
+Untrusted: the text is bounded, and YAML is read with the safe loader after its nodes are counted. Nested aliases would
+otherwise double with each level (`<<: [*a, *a]`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from textwrap import indent
+from typing import TYPE_CHECKING
+
+from engine.base.errors import LayoutError
+from engine.base.language import tr
+from engine.model.gguf.quoting import clean, quote
+from engine.planning.exchange.exported import Exported
+from engine.planning.exchange.server_command import server_command, shell_lines
+from engine.planning.plan.plan import Plan
+
+if TYPE_CHECKING:
+    import yaml
+
+MAX_NODES = 20_000
+MAX_DEPTH = 20
+MAX_ALIASES = 32
+_MAX_SHOWN = 10
+_MACRO = re.compile(r"\$\{([A-Za-z0-9_.-]{1,64})\}", re.ASCII)
+_MAX_EXPANDED = 1 << 16
+_MAX_PASSES = 4
+
+
+def export_swap(plan: Plan) -> Exported:
+    """Return an entry for llama-swap's `config.yaml`. Raises as `Plan.parameters`."""
+    command = server_command(plan)
+    lines = shell_lines((("--port", "${PORT}"), *command.groups))
+    # shlex quotes the dollar sign, and llama-swap replaces the macro before it splits the words.
+    lines = lines.replace("'${PORT}'", "${PORT}")
+    # Every text of JSON is one of YAML, too. A block of lines takes printable characters only.
+    block = "|\n" + indent(lines, " " * 6) if lines.replace("\n", "").isprintable() else _quoted(lines)
+    text = f"models:\n  {_quoted(plan.model.paths[0].stem)}:\n    cmd: {block}\n"
+    if command.environment:
+        text += "    env:\n" + "".join(f"      - {_quoted(f'{name}={value}')}\n" for name, value in command.environment)
+    return Exported(text, command.notes, "llama-swap.yaml")
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=not text.isprintable())
+
+
+def swap_commands(text: str) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Return command and environment of each model of a configuration, or of the one entry that `text` is.
+
+    The entry of a text without `models` is named "".
+
+    Raises:
+        LayoutError: it is no YAML, too large, or no configuration of llama-swap.
+    """
+    said = _read(text)
+    if not isinstance(said, dict):
+        raise LayoutError(tr("this is no configuration of llama-swap: it has no models"))
+    macros = _pairs(said.get("macros"))
+    if isinstance(said.get("cmd"), str):
+        return {"": _command(said, macros)}
+    models = said.get("models", said)
+    entries = models.items() if isinstance(models, dict) else ()
+    found = {
+        clean(str(name)): _command(entry, {**macros, **_pairs(entry.get("macros")), "MODEL_ID": str(name)})
+        for name, entry in entries
+        if isinstance(entry, dict) and isinstance(entry.get("cmd"), str)
+    }
+    if not found:
+        raise LayoutError(tr("this is no configuration of llama-swap: no model in it has a cmd"))
+    return found
+
+
+def choose_command(
+    commands: Mapping[str, tuple[str, tuple[str, ...]]], name: str | None
+) -> tuple[str, tuple[str, ...]]:
+    """Return the command of the model called `name`; without a name, that of the only model.
+
+    Raises:
+        LayoutError: there is none of this name, or several without a name.
+    """
+    if name is None and len(commands) == 1:
+        return next(iter(commands.values()))
+    if name is not None and name in commands:
+        return commands[name]
+    names = ", ".join(list(commands)[:_MAX_SHOWN]) + (", …" if len(commands) > _MAX_SHOWN else "")
+    if name is None:
+        raise LayoutError(tr("the configuration has several models; name one of {names}", names=names))
+    raise LayoutError(tr("the configuration has no model {name}; it has {names}", name=quote(name), names=names))
+
+
+def _command(entry: Mapping[object, object], macros: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
+    listed = entry.get("env")
+    environment = tuple(each for each in listed if isinstance(each, str)) if isinstance(listed, list) else ()
+    return _expanded(str(entry["cmd"]), macros), environment
+
+
+def _expanded(text: str, macros: Mapping[str, str]) -> str:
+    """Return `text` with its macros. llama-swap gives ${PORT}; unknown macros stay."""
+    # A macro may name others; passes and length are bounded, because they may name each other.
+    for _ in range(_MAX_PASSES):
+        changed = _MACRO.sub(lambda match: macros.get(match[1], match[0]), text)
+        if changed == text:
+            break
+        if len(changed) > _MAX_EXPANDED:
+            raise LayoutError(tr("the macros of the configuration make a command that is too long"))
+        text = changed
+    return text
+
+
+def _pairs(said: object) -> dict[str, str]:
+    """Return macros: a mapping, or a list of mappings."""
+    mappings = said if isinstance(said, list) else [said]
+    return {
+        str(name): str(value)
+        for mapping in mappings
+        if isinstance(mapping, dict)
+        for name, value in mapping.items()
+        if isinstance(value, str | int | float)
+    }
+
+
+def _read(text: str) -> object:
+    import yaml
+
+    try:
+        _check_events(yaml.parse(text, Loader=yaml.SafeLoader))
+        return yaml.safe_load(text)
+    # ValueError: a date that no calendar has.
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = clean(str(getattr(error, "problem", None) or error))
+        mark = getattr(error, "problem_mark", None)
+        place = tr("line {number}", number=mark.line + 1) if mark is not None else ""
+        raise LayoutError(tr("the text is not YAML: {reason}", reason=reason), place=place) from None
+
+
+def _check_events(events: Iterator[yaml.Event]) -> None:
+    """Raise `LayoutError` for a document that has too many nodes, levels or aliases."""
+    import yaml
+
+    depth = aliases = 0
+    for count, event in enumerate(events):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        aliases += isinstance(event, yaml.AliasEvent)
+        if count > MAX_NODES or depth > MAX_DEPTH or aliases > MAX_ALIASES:
+            raise LayoutError(
+                tr(
+                    "the YAML is too large or too deeply nested; at most {nodes} values, {depth} levels and {aliases} "
+                    "aliases are read",
+                    nodes=MAX_NODES,
+                    depth=MAX_DEPTH,
+                    aliases=MAX_ALIASES,
+                )
+            )

@@ -1,0 +1,75 @@
+"""A plan as the load configuration of LM Studio (`LLMLoadModelConfig` of its SDK for Python and TypeScript)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from engine.base.language import tr
+from engine.planning.exchange.exported import Exported
+from engine.planning.exchange.lost_settings import lost_placement, lost_settings, offloaded_layers
+from engine.planning.plan.plan import Plan
+
+PROGRAM = "LM Studio"
+_SAID = frozenset(
+    {"n_ctx", "n_ubatch", "n_batch", "n_seq_max", "kv_unified", "type_k", "type_v", "flash_attn", "offload_kqv",
+     "load_mode"}
+)  # fmt: skip
+_CACHE_TYPES = ("f32", "f16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+
+
+def export_lm_studio(plan: Plan) -> Exported:
+    """Return the configuration as JSON. Raises as `Plan.parameters`."""
+    used = plan.settings
+    positions = plan.model.n_layers + 1
+    offloaded = offloaded_layers(plan)
+    config: dict[str, object] = {
+        "contextLength": used.n_ctx_each,
+        "maxParallelPredictions": used.n_seq_max,
+        "useUnifiedKvCache": used.kv_unified,
+        "evalBatchSize": used.n_ubatch,
+        "gpu": {"ratio": "off" if not offloaded else min(1.0, round(offloaded / positions, 4))},
+        "offloadKVCacheToGpu": used.offload_kqv,
+        "tryMmap": used.load_mode in ("auto", "mmap", "mmap_mlock"),
+        "keepModelInMemory": used.load_mode in ("mlock", "mmap_mlock"),
+    }
+    if used.flash_attn != "auto":
+        config["flashAttention"] = used.flash_attn == "on"
+    for key, kind in (("llamaKCacheQuantizationType", used.type_k), ("llamaVCacheQuantizationType", used.type_v)):
+        if kind in _CACHE_TYPES:
+            config[key] = kind
+    notes = (*_notes(plan, offloaded, positions), *lost_placement(plan, PROGRAM), *lost_settings(plan, PROGRAM, _SAID))
+    return Exported(json.dumps(config, indent=2) + "\n", notes, "lm-studio-config.json")
+
+
+def _notes(plan: Plan, offloaded: int, positions: int) -> Iterator[str]:
+    used = plan.settings
+    yield tr(
+        'For LM Studio\'s SDK: client.llm.load("model", config=…) with this text as config; the model is imported with '
+        "`lms import {path}` first.",
+        path=plan.model.paths[0],
+    )
+    if 0 < offloaded < positions:
+        yield tr(
+            "LM Studio takes a ratio of layers and rounds it itself: {offloaded} of {positions}, which may become one "
+            "layer more or less.",
+            offloaded=offloaded,
+            positions=positions,
+        )
+    lost = [kind for kind in dict.fromkeys((used.type_k, used.type_v)) if kind not in _CACHE_TYPES]
+    if lost:
+        yield tr("Cache type {types} cannot be said to LM Studio.", types=", ".join(lost))
+    if used.n_batch != used.n_ubatch:
+        yield tr(
+            "LM Studio has one batch size; the configuration has the micro batch, {n_ubatch}, which memory depends on.",
+            n_ubatch=used.n_ubatch,
+        )
+    if used.load_mode == "direct_io":
+        yield tr("Load mode direct_io cannot be said to LM Studio; the file is read without mmap.")
+    for adapter in plan.edit.side_files.adapters:
+        yield tr("{file} is left out: LM Studio loads no adapters.", file=adapter.path.name)
+    if plan.edit.side_files.projector is not None:
+        yield tr(
+            "{file}: LM Studio takes a projector from the folder of the model.",
+            file=plan.edit.side_files.projector.path.name,
+        )

@@ -1,0 +1,152 @@
+"""A plan's layout as options of llama.cpp's programs: `-dev`, `-ngl`, `-ts` and `-ot`.
+
+llama.cpp itself takes the CPU as an entry of the device list; its programs refuse it (`parse_device_list`). Layers of
+such a run go to the device before it, and `-ot` keeps their weights on the CPU.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from engine.base.language import tr
+from engine.devices.device import CPU_ID
+from engine.model.gguf.model_file import ModelFile
+from engine.planning.layout.engine_parameters import MATCHES_NO_TENSOR, EngineParameters, TensorOverride
+from engine.planning.layout.layout import Override, layer_words
+from engine.planning.layout.patterns import pattern_finder
+from engine.planning.layout.split_modes import count_unlisted_layers
+from engine.planning.plan.plan import Plan
+
+EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+"""`LLM_FFN_EXPS_REGEX` of llama.cpp: the weights of `--cpu-moe`."""
+MAX_SPLIT = 15
+"""Most numbers that `-ts` takes: less than `llama_max_devices`."""
+_OUTPUT = r"^(output|output_norm|token_embd)\."
+# A repeated group takes exponential time with `std::regex`; a comma or an equals sign ends the pattern of `-ot`.
+_UNSAFE = re.compile(r"[,=\x00-\x1f]|\)[*+{]")
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementWords:
+    """`devices` and `counts`: entries of `-dev` and `-ts`, by our ids. `options`: groups of words for the overrides."""
+
+    devices: tuple[str, ...]
+    counts: tuple[float, ...]
+    n_gpu_layers: int
+    split_mode: str
+    main_gpu: int
+    overrides: tuple[TensorOverride | tuple[str, ...], ...]
+    notes: tuple[str, ...]
+
+
+def placement_words(plan: Plan) -> PlacementWords:
+    """Return the options of a plan's layout. Raises as `Plan.parameters`."""
+    parameters = plan.parameters
+    overrides = tuple(_overrides(plan))
+    if parameters.split_mode in ("tensor", "row"):
+        shares = parameters.tensor_split[: len(parameters.devices)]
+        return PlacementWords(
+            parameters.devices,
+            shares,
+            parameters.n_gpu_layers,
+            parameters.split_mode,
+            parameters.main_gpu,
+            overrides,
+            (),
+        )
+    entries, moved = _without_cpu(parameters, plan.model)
+    several = len(entries) > 1
+    stop = () if overrides or moved or plan.settings.pipeline == "on" else (TensorOverride(MATCHES_NO_TENSOR, CPU_ID),)
+    return PlacementWords(
+        tuple(device for device, _ in entries),
+        tuple(count for _, count in entries),
+        parameters.n_gpu_layers,
+        parameters.split_mode if not several else "layer",
+        0,
+        (*overrides, *(TensorOverride(pattern, CPU_ID) for pattern, _ in moved), *(stop if several else ())),
+        tuple(note for _, note in moved),
+    )
+
+
+def _without_cpu(
+    parameters: EngineParameters, model: ModelFile
+) -> tuple[list[tuple[str, float]], list[tuple[str, str]]]:
+    """Return the entries without the CPU, and (pattern, note) for each run that would be on it."""
+    listed = list(zip(parameters.devices, parameters.tensor_split, strict=False))
+    first = next((device for device, _ in listed if device != CPU_ID), None)
+    if first is None:
+        return [], []
+    output = model.n_layers + count_unlisted_layers(model)
+    position = output + 1 - parameters.n_gpu_layers
+    entries: list[tuple[str, float]] = []
+    moved: list[tuple[str, str]] = []
+    for device, count in listed:
+        base = device if device != CPU_ID else (entries[-1][0] if entries else first)
+        if device == CPU_ID and count:
+            moved += _moved(position, position + int(count) - 1, output, base)
+        # Neighbours on one device are one entry, except an entry without layers, which an override needs.
+        if entries and entries[-1][0] == base:
+            entries[-1] = (base, entries[-1][1] + count)
+        else:
+            entries.append((base, count))
+        position += int(count)
+    return entries, moved
+
+
+def _moved(first: int, last: int, output: int, base: str) -> Iterator[tuple[str, str]]:
+    """Yield the patterns that keep positions `first` to `last` on the CPU although their device is `base`."""
+    blocks = range(first, min(last + 1, output))
+    if blocks:
+        yield (
+            rf"^blk\.({'|'.join(map(str, blocks))})\.",
+            tr(
+                "{layers} on {cpu} cannot be said there: the device list takes no {cpu}. -ot keeps their weights on "
+                "{cpu}, but their KV cache and attention are on {device}.",
+                layers=_capital(layer_words(blocks[0], blocks[-1])),
+                cpu=CPU_ID,
+                device=base,
+            ),
+        )
+    if last >= output:
+        yield (
+            _OUTPUT,
+            tr(
+                "The output layer on {cpu} cannot be said there: the device list takes no {cpu}. -ot keeps its weights "
+                "on {cpu}; the rest of its computation is on {device}.",
+                cpu=CPU_ID,
+                device=base,
+            ),
+        )
+
+
+def _capital(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}"
+
+
+def _overrides(plan: Plan) -> Iterator[TensorOverride | tuple[str, ...]]:
+    """Yield the overrides in order: a pattern and a device, or the words of an option that says the same."""
+    names = [tensor.name for tensor in plan.model.tensors]
+    for override, found in zip(plan.edit.layout.overrides, plan.parameters.overrides, strict=True):
+        option = _experts_option(override, found.pattern, names)
+        if option:
+            yield option
+        elif override.pattern is not None and not _UNSAFE.search(override.pattern):
+            yield TensorOverride(override.pattern, override.device)
+        else:
+            yield found
+
+
+def _experts_option(override: Override, pattern: str, names: list[str]) -> tuple[str, ...]:
+    """Return `--cpu-moe` or `--n-cpu-moe` if it moves the same weights of this model."""
+    if override.part != "experts" or override.device != CPU_ID:
+        return ()
+    layers = override.layers
+    if layers is not None and layers.start:
+        return ()
+    theirs = EXPERTS if layers is None else rf"^blk\.({'|'.join(map(str, layers))}){EXPERTS}"
+    finds, finds_too = pattern_finder(pattern), re.compile(theirs).search
+    if any(finds(name) != bool(finds_too(name)) for name in names):
+        return ()
+    return ("--cpu-moe",) if layers is None else ("--n-cpu-moe", str(len(layers)))

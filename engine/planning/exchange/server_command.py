@@ -1,0 +1,189 @@
+"""A plan as a command of llama.cpp's server."""
+
+from __future__ import annotations
+
+import csv
+import io
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from engine.base.language import tr
+from engine.devices.device import CPU_ID, is_on_this_machine, names_of
+from engine.planning.exchange.device_names import DeviceNames, foreign_names, used_servers
+from engine.planning.exchange.exported import Exported
+from engine.planning.exchange.placement_words import MAX_SPLIT, PlacementWords, placement_words
+from engine.planning.layout.engine_parameters import TensorOverride
+from engine.planning.plan.plan import Plan
+from engine.planning.settings.context_settings import AUTO_CONTEXT, OFFLOAD_MIN_BATCH
+
+PROGRAM = "llama-server"
+MIN_BATCH_VARIABLE = "GGML_OP_OFFLOAD_MIN_BATCH"
+LOAD_MODE_WORDS = {
+    "auto": "auto",
+    "mmap": "mmap",
+    "none": "none",
+    "mlock": "mlock",
+    "mmap_mlock": "mmap+mlock",
+    "direct_io": "dio",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCommand:
+    """`groups`: an option with its value each, without the program. `environment`: variables of the process."""
+
+    groups: tuple[tuple[str, ...], ...]
+    environment: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...]
+
+
+def export_server(plan: Plan) -> Exported:
+    """Return the command for a POSIX shell. Raises as `Plan.parameters`."""
+    command = server_command(plan)
+    setting = "".join(f"{name}={shlex.quote(value)} " for name, value in command.environment)
+    return Exported(f"{setting}{shell_lines(command.groups)}\n", command.notes, "llama-server.sh")
+
+
+def shell_lines(groups: tuple[tuple[str, ...], ...]) -> str:
+    """Return the command with an option on each line."""
+    return " \\\n  ".join((PROGRAM, *map(shlex.join, groups)))
+
+
+def server_command(plan: Plan) -> ServerCommand:
+    """Return the options with which llama-server loads as the plan does. Raises as `Plan.parameters`."""
+    words = placement_words(plan)
+    projector = plan.resolved.projector_device if plan.edit.side_files.projector is not None else CPU_ID
+    devices = (*words.devices, *(each.device for each in words.overrides if isinstance(each, TensorOverride)))
+    used = tuple(dict.fromkeys((*devices, projector)))
+    names = DeviceNames(plan.rig, used_servers(plan.rig, used))
+    side_words, side_notes = _side_files(plan, names)
+    groups = (("-m", str(plan.model.paths[0])), *_placement(words, names), *_settings(plan), *side_words)
+    notes = (*words.notes, *side_notes, *_setting_notes(plan), *device_notes(plan, used))
+    batch = plan.settings.offload_batch
+    return ServerCommand(
+        groups, ((MIN_BATCH_VARIABLE, str(batch)),) if batch != OFFLOAD_MIN_BATCH else (), (*notes, *_split(words))
+    )
+
+
+def _placement(words: PlacementWords, names: DeviceNames) -> Iterator[tuple[str, ...]]:
+    # --rpc comes first: it makes the names that -dev and -ot use.
+    if names.servers:
+        yield "--rpc", ",".join(names.servers)
+    yield "-dev", ",".join(map(names.device, words.devices)) or "none"
+    yield "-ngl", str(words.n_gpu_layers if words.devices else 0)
+    if words.devices:
+        yield "-sm", words.split_mode
+    if len(words.devices) > 1:
+        yield "-ts", ",".join(map(number_text, words.counts))
+    if words.split_mode == "row":
+        yield "-mg", str(words.main_gpu)
+    for each in words.overrides:
+        yield each if isinstance(each, tuple) else ("-ot", f"{each.pattern}={names.buffer(each.device)}")
+    # Otherwise llama-server changes what was not said to fit its own forecast.
+    yield "-fit", "off"
+
+
+def _settings(plan: Plan) -> Iterator[tuple[str, ...]]:
+    used = plan.settings
+    yield "-c", str(used.n_ctx)
+    yield "-b", str(used.n_batch)
+    yield "-ub", str(used.n_ubatch)
+    yield "-np", str(used.n_seq_max)
+    yield ("-kvu",) if used.kv_unified else ("-no-kvu",)
+    yield "-fa", used.flash_attn
+    yield "-ctk", used.type_k
+    yield "-ctv", used.type_v
+    if not used.offload_kqv:
+        yield ("--no-kv-offload",)
+    if not used.op_offload:
+        yield ("--no-op-offload",)
+    if used.swa_full:
+        yield ("--swa-full",)
+    yield "-lm", LOAD_MODE_WORDS[used.load_mode]
+    if used.threads is not None:
+        yield "-t", str(used.threads)
+    if used.threads_batch is not None:
+        yield "-tb", str(used.threads_batch)
+    if not plan.parameters.extra_buffers:
+        yield ("--no-repack",)
+
+
+def _side_files(plan: Plan, names: DeviceNames) -> tuple[list[tuple[str, ...]], list[str]]:
+    files = plan.edit.side_files
+    words: list[tuple[str, ...]] = []
+    notes: list[str] = []
+    if files.projector is not None:
+        device = plan.resolved.projector_device
+        words.append(("--mmproj", str(files.projector.path)))
+        words.append(("--mmproj-device", "none" if device == CPU_ID else names.device(device)))
+    for adapter in files.adapters:
+        path = str(adapter.path)
+        if adapter.scale == 1.0:
+            words.append(("--lora", csv_field(path)))
+        elif ":" in path:
+            notes.append(
+                tr(
+                    "The scale {scale} of {file} cannot be said there, because its path has a colon; rename the file.",
+                    scale=number_text(adapter.scale),
+                    file=adapter.path.name,
+                )
+            )
+        else:
+            words.append(("--lora-scaled", csv_field(f"{path}:{number_text(adapter.scale)}")))
+    return words, notes
+
+
+def csv_field(text: str) -> str:
+    """Return `text` as a field of a list with commas (`parse_csv_row`)."""
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow([text])
+    return line.getvalue()
+
+
+def number_text(value: float) -> str:
+    """Return the shortest text that is read as the same number."""
+    text = f"{value:g}"
+    return text if float(text) == value else repr(value)
+
+
+def _setting_notes(plan: Plan) -> Iterator[str]:
+    asked, used = plan.edit.context, plan.settings
+    if asked.n_ctx == AUTO_CONTEXT:
+        yield tr(
+            "The context length is left open here. There it is fixed: {n_ctx} tokens, as chosen for the memory that is "
+            "free now.",
+            n_ctx=used.n_ctx,
+        )
+
+
+def _split(words: PlacementWords) -> Iterator[str]:
+    if len(words.devices) > MAX_SPLIT:
+        yield tr(
+            "llama-server refuses the command: -ts takes {most} numbers, and the layout has {count}.",
+            most=MAX_SPLIT,
+            count=len(words.devices),
+        )
+
+
+def device_notes(plan: Plan, used: tuple[str, ...]) -> Iterator[str]:
+    """Yield what differs there about the devices of these ids: names, tunnels, workers that may be gone."""
+    devices = [device for device in plan.rig.devices if device.id in used]
+    for device_id in foreign_names(plan.rig, used):
+        yield tr(
+            "{device} may have another name there; {program} --list-devices shows it.",
+            device=device_id,
+            program=PROGRAM,
+        )
+    if paired := [device for device in devices if device.fingerprint is not None]:
+        yield tr(
+            "{devices}: reached through Layerdeck's encrypted tunnel, which other programs do not have. Its worker "
+            "refuses them.",
+            devices=names_of(paired),
+        )
+    if local := [device for device in devices if device.fingerprint is None and is_on_this_machine(device)]:
+        yield tr(
+            "{devices}: workers of this computer. They serve one program at a time, so unload the model here first; "
+            "after a restart of the lab rig they have other ports.",
+            devices=names_of(local),
+        )

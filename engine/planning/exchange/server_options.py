@@ -1,0 +1,440 @@
+"""Reads a command of llama-server, llama-cli and their relatives. Untrusted: words and their length are bounded.
+
+Options and defaults are those of llama.cpp's `common/arg.cpp`. `--no-mmap`, `--mlock` and others are of older versions.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import PurePath
+
+from engine.base.errors import LayoutError
+from engine.base.language import tr
+from engine.model.gguf.quoting import clean
+from engine.planning.exchange.foreign_load import (
+    ForeignLoad,
+    ForeignOptions,
+    ForeignOverride,
+    real_number,
+    whole_number,
+)
+from engine.planning.exchange.server_command import LOAD_MODE_WORDS, MIN_BATCH_VARIABLE
+from engine.planning.layout.engine_parameters import MATCHES_NO_TENSOR, MAX_DEVICES
+from engine.planning.layout.layout import SPLIT_MODES
+
+MAX_WORDS = 4096
+MAX_OVERRIDES = 256
+MAX_ADAPTERS = 64
+SERVER = "llama-server"
+_PROGRAM = re.compile(r"(?:llama-[a-z0-9-]+|llama|server|main)(?:\.exe)?", re.ASCII)
+_VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.ASCII | re.DOTALL)
+_NUMBER = re.compile(r"-(?:\d|\.\d)")
+_CONTINUED = re.compile(r"[\\^`]\r?\n")
+_ENDS = frozenset({";", "&&", "||", "|", "&", ">", ">>", "2>&1"})
+_DENSE = r"\.ffn_(up|down|gate)\."
+"""`LLM_FFN_DENSE_REGEX` of llama.cpp: the weights of `--n-cpu-ffn`."""
+_ROPE = re.compile(r"--(rope|yarn)-")
+_DRAFT = re.compile(r"--(spec|draft|model-draft|mtp|dflash|eagle3)|-md$|.*-draft$|-[a-z]+d$")
+_SERVER_SLOTS = 4
+"""Slots of llama-server without --parallel, which then share one KV cache."""
+
+
+def read_command(text: str, environment: Sequence[str] = ()) -> ForeignLoad:
+    """Return what a command says of a load. `environment`: `NAME=VALUE` of its process.
+
+    Raises:
+        LayoutError: it is no command: quotes that do not end, no options, too many words.
+    """
+    words = _words(text)
+    variables = [*environment, *_variables(words)]
+    program, words = _program(words)
+    reader = _Reader(ForeignOptions(program))
+    reader.read(words)
+    if not reader.n_known:
+        raise LayoutError(tr("this is no command of llama.cpp: it has none of its options"))
+    for variable in variables:
+        name, _, value = variable.partition("=")
+        if name == MIN_BATCH_VARIABLE:
+            reader.options.take_count("op_offload_min_batch", name, value)
+        else:
+            reader.options.unknown.append(name)
+    return reader.done()
+
+
+def _words(text: str) -> list[str]:
+    lines = (line for line in _CONTINUED.sub(" ", text).splitlines() if not line.lstrip().startswith("#"))
+    try:
+        words = shlex.split("\n".join(lines))
+    except ValueError:
+        raise LayoutError(tr("a quotation mark or backslash at the end of the command has no partner")) from None
+    if len(words) > MAX_WORDS:
+        raise LayoutError(
+            tr("the command has {count} words; at most {most} are read", count=len(words), most=MAX_WORDS)
+        )
+    return words
+
+
+def _variables(words: list[str]) -> Iterator[str]:
+    for word in words:
+        if word.startswith("-"):
+            return
+        if _VARIABLE.fullmatch(word):
+            yield word
+
+
+def _program(words: list[str]) -> tuple[str, list[str]]:
+    """Return the name of the program and the words after it; a line of options only is one for the server."""
+    for index, word in enumerate(words):
+        if word.startswith("-") and not index:
+            break
+        # The last part of a path, of either kind of slash.
+        name = PurePath(word.replace("\\", "/")).name
+        if _PROGRAM.fullmatch(name):
+            return name.removesuffix(".exe"), words[index + 1 :]
+    return SERVER, words
+
+
+class _Reader:
+    """Goes through the words. `n_known`: how many options were known."""
+
+    def __init__(self, options: ForeignOptions) -> None:
+        self.options = options
+        self.n_known = 0
+        self._rope: list[str] = []
+        self._drafts: list[str] = []
+        self._others: list[str] = []
+
+    def read(self, words: Sequence[str]) -> None:
+        index = 0
+        while index < len(words):
+            word = words[index]
+            index += 1
+            if word in _ENDS:
+                self.options.notes.append(
+                    tr("Only the first command is read; the rest after {word} is left out.", word=clean(word))
+                )
+                return
+            if not word.startswith("-"):
+                # The value of a variable, or a word before the options, such as `run` of a container.
+                if not _VARIABLE.fullmatch(word):
+                    self.options.unknown.append(word)
+                continue
+            name, sign, given = word.partition("=")
+            value = given if sign else words[index] if index < len(words) and _is_value(words[index]) else None
+            if name in _SWITCHES:
+                self.n_known += 1
+                _SWITCHES[name](self)
+            elif name in _VALUES:
+                self.n_known += 1
+                index += not sign and value is not None
+                if value is None and name in ("-fa", "--flash-attn"):
+                    # A switch in older versions.
+                    value = "on"
+                if value is None:
+                    self.options.notes.append(tr("{name} has no value, left out.", name=clean(name)))
+                else:
+                    _VALUES[name](self, name, value)
+            else:
+                index += not sign and value is not None
+                self._leave_out(name, value)
+
+    def done(self) -> ForeignLoad:
+        """Return the load, with the program's own defaults and the sentences on what was left out."""
+        options = self.options
+        if options.program == SERVER and "n_seq_max" not in options.context:
+            options.context.update(n_seq_max=_SERVER_SLOTS, kv_unified=True)
+            options.notes.append(
+                tr("Without --parallel llama-server answers {count} requests at a time.", count=_SERVER_SLOTS)
+            )
+        if "n_ctx" not in options.context:
+            options.notes.append(
+                tr("The context length is left open, because the command does not fix it (-c): as much as fits.")
+            )
+        if self._rope:
+            options.notes.append(
+                tr(
+                    "{names}: Layerdeck takes RoPE scaling from the model's file, so a longer context may answer worse "
+                    "here.",
+                    names=", ".join(self._rope),
+                )
+            )
+        if self._drafts:
+            options.notes.append(
+                tr("{names}: speculative decoding is not part of a layout, left out.", names=", ".join(self._drafts))
+            )
+        if self._others:
+            options.notes.append(tr("Not part of a layout, left out: {names}.", names=", ".join(self._others)))
+        return options.done()
+
+    def _leave_out(self, name: str, value: str | None) -> None:
+        shown = clean(name if value is None else f"{name} {value}")
+        if _ROPE.match(name):
+            self._rope.append(shown)
+        elif name in _OTHERS:
+            self.n_known += 1
+            # llama-swap's own port.
+            if value == "${PORT}":
+                return
+            # Keys and prompts stay out of sentences.
+            self._others.append(clean(name))
+        elif _DRAFT.match(name):
+            self._drafts.append(shown)
+        else:
+            self.options.unknown.append(name)
+
+    # ------------------------------------------------------------------ options with a value
+
+    def model(self, _name: str, value: str) -> None:
+        self.options.model = value
+
+    def hub(self, name: str, value: str) -> None:
+        self.options.notes.append(
+            tr(
+                "{name} {value} names a model to download: fetch it first with layerdeck-cli download.",
+                name=name,
+                value=clean(value),
+            )
+        )
+
+    def layers(self, name: str, value: str) -> None:
+        self.options.take_layers(name, value)
+
+    def main(self, name: str, value: str) -> None:
+        self.options.take_main(name, value)
+
+    def devices(self, name: str, value: str) -> None:
+        names = () if value == "none" else tuple(value.split(","))
+        if len(names) > MAX_DEVICES:
+            self.options.refuse(name, value)
+        else:
+            self.options.devices = names
+
+    def servers(self, name: str, value: str) -> None:
+        servers = tuple(value.split(","))
+        if len(servers) > MAX_DEVICES:
+            self.options.refuse(name, value)
+        else:
+            self.options.servers = (*self.options.servers, *servers)[:MAX_DEVICES]
+
+    def split(self, name: str, value: str) -> None:
+        numbers = [real_number(part) for part in re.split(r"[,/]+", value)]
+        shares = tuple(number for number in numbers if number is not None and number >= 0)
+        if len(shares) < len(numbers) or len(shares) > MAX_DEVICES:
+            self.options.refuse(name, value)
+        else:
+            self.options.shares = shares
+
+    def mode(self, name: str, value: str) -> None:
+        found = next((mode for mode in SPLIT_MODES if mode == value), None)
+        if found is None:
+            self.options.refuse(name, value)
+        else:
+            self.options.split_mode = found
+
+    def override(self, name: str, value: str) -> None:
+        for part in value.split(","):
+            pattern, sign, buffer = part.partition("=")
+            if not sign or not buffer:
+                self.options.refuse(name, part)
+            elif pattern == MATCHES_NO_TENSOR:
+                self.options.stops_pipeline = True
+            else:
+                self._add(ForeignOverride(pattern, buffer))
+
+    def experts(self, name: str, value: str) -> None:
+        number = whole_number(value)
+        if number is None or number < 0:
+            self.options.refuse(name, value)
+        elif number:
+            self._add(ForeignOverride(n_experts=number))
+
+    def dense(self, name: str, value: str) -> None:
+        number = whole_number(value)
+        if number is None or not 0 <= number < MAX_WORDS:
+            self.options.refuse(name, value)
+        elif number:
+            self._add(ForeignOverride(rf"^blk\.({'|'.join(map(str, range(number)))}){_DENSE}", "CPU"))
+
+    def _add(self, override: ForeignOverride) -> None:
+        if len(self.options.overrides) < MAX_OVERRIDES:
+            self.options.overrides.append(override)
+        elif len(self.options.overrides) == MAX_OVERRIDES:
+            self.options.notes.append(tr("Only the first {count} overrides are read.", count=MAX_OVERRIDES))
+
+    def context(self, name: str, value: str) -> None:
+        # 0: as long as the model was trained for, which is our open length.
+        if whole_number(value) != 0:
+            self.options.take_count("n_ctx", name, value)
+
+    def parallel(self, name: str, value: str) -> None:
+        # -1: left to the program.
+        if whole_number(value) != -1:
+            self.options.take_count("n_seq_max", name, value)
+
+    def threads(self, key: str, name: str, value: str) -> None:
+        number = whole_number(value)
+        # 0 and below: all processors, which a layout leaves open.
+        if number is None or number > 0:
+            self.options.take_count(key, name, value)
+
+    def flash(self, name: str, value: str) -> None:
+        words = {"1": "on", "true": "on", "enabled": "on", "0": "off", "false": "off", "disabled": "off", "-1": "auto"}
+        self.options.take_choice("flash_attn", name, words.get(value, value))
+
+    def load_mode(self, name: str, value: str) -> None:
+        ours = {word: mode for mode, word in LOAD_MODE_WORDS.items()}.get(value)
+        if ours is None:
+            self.options.refuse(name, value)
+        else:
+            self.options.context["load_mode"] = ours
+
+    def fit(self, _name: str, _value: str) -> None:
+        """Nothing: what `--fit` changes are options that were not given, and each of them has its sentence."""
+
+    def projector(self, _name: str, value: str) -> None:
+        self.options.projector = value
+
+    def projector_device(self, _name: str, value: str) -> None:
+        self.options.projector_device = value
+
+    def adapter(self, name: str, value: str) -> None:
+        for path in _fields(value):
+            self._adapter(name, path, 1.0)
+
+    def scaled_adapter(self, name: str, value: str) -> None:
+        for each in _fields(value):
+            path, sign, scale_text = each.rpartition(":")
+            scale = real_number(scale_text)
+            if not sign or scale is None:
+                self.options.refuse(name, each)
+            else:
+                self._adapter(name, path, scale)
+
+    def _adapter(self, name: str, path: str, scale: float) -> None:
+        if not path or len(self.options.adapters) >= MAX_ADAPTERS:
+            self.options.refuse(name, path)
+        else:
+            self.options.adapters.append((path, scale))
+
+    # ------------------------------------------------------------------ switches
+
+    def set(self, key: str, value: object) -> None:
+        self.options.context[key] = value
+
+    def memory_lock(self) -> None:
+        self.set("load_mode", "mlock" if self.options.context.get("load_mode") == "none" else "mmap_mlock")
+
+    def no_mapping(self) -> None:
+        locked = self.options.context.get("load_mode") in ("mlock", "mmap_mlock")
+        self.set("load_mode", "mlock" if locked else "none")
+
+    def all_experts(self) -> None:
+        self._add(ForeignOverride(n_experts=0))
+
+    def no_repack(self) -> None:
+        self.options.notes.append(
+            tr("--no-repack: Layerdeck repacks weights unless the check of the engine found a fault, left out.")
+        )
+
+
+def _is_value(word: str) -> bool:
+    return not word.startswith("-") or _NUMBER.match(word) is not None or word == "-"
+
+
+def _fields(text: str) -> list[str]:
+    """Return the fields of a list with commas (`parse_csv_row`)."""
+    try:
+        return next(csv.reader([text]), [])
+    except csv.Error:
+        return []
+
+
+_Value = Callable[[_Reader, str, str], None]
+_Switch = Callable[[_Reader], None]
+
+
+def _count(key: str) -> _Value:
+    return lambda reader, name, value: reader.options.take_count(key, name, value)
+
+
+def _choice(key: str) -> _Value:
+    return lambda reader, name, value: reader.options.take_choice(key, name, value)
+
+
+def _threads(key: str) -> _Value:
+    return lambda reader, name, value: reader.threads(key, name, value)
+
+
+def _set(key: str, value: object) -> _Switch:
+    return lambda reader: reader.set(key, value)
+
+
+def _by_name(table: dict[tuple[str, ...], _Value]) -> dict[str, _Value]:
+    return {name: take for names, take in table.items() for name in names}
+
+
+_VALUES = _by_name(
+    {
+        ("-m", "--model"): _Reader.model,
+        ("-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "-dr", "--docker-repo"): _Reader.hub,
+        ("-ngl", "--gpu-layers", "--n-gpu-layers"): _Reader.layers,
+        ("-dev", "--device"): _Reader.devices,
+        ("--rpc",): _Reader.servers,
+        ("-ts", "--tensor-split"): _Reader.split,
+        ("-sm", "--split-mode"): _Reader.mode,
+        ("-mg", "--main-gpu"): _Reader.main,
+        ("-ot", "--override-tensor"): _Reader.override,
+        ("-ncmoe", "--n-cpu-moe"): _Reader.experts,
+        ("-ncffn", "--n-cpu-ffn"): _Reader.dense,
+        ("-c", "--ctx-size"): _Reader.context,
+        ("-b", "--batch-size"): _count("n_batch"),
+        ("-ub", "--ubatch-size"): _count("n_ubatch"),
+        ("-np", "--parallel"): _Reader.parallel,
+        ("-fa", "--flash-attn"): _Reader.flash,
+        ("-ctk", "--cache-type-k"): _choice("type_k"),
+        ("-ctv", "--cache-type-v"): _choice("type_v"),
+        ("-lm", "--load-mode"): _Reader.load_mode,
+        ("-t", "--threads"): _threads("threads"),
+        ("-tb", "--threads-batch"): _threads("threads_batch"),
+        ("-fit", "--fit"): _Reader.fit,
+        ("-mm", "--mmproj"): _Reader.projector,
+        ("-mmdev", "--mmproj-device"): _Reader.projector_device,
+        ("--lora",): _Reader.adapter,
+        ("--lora-scaled",): _Reader.scaled_adapter,
+    }
+)
+_SWITCHES: dict[str, _Switch] = {
+    **dict.fromkeys(("-kvu", "--kv-unified"), _set("kv_unified", True)),
+    **dict.fromkeys(("-no-kvu", "--no-kv-unified"), _set("kv_unified", False)),
+    **dict.fromkeys(("-kvo", "--kv-offload"), _set("offload_kqv", True)),
+    **dict.fromkeys(("-nkvo", "--no-kv-offload"), _set("offload_kqv", False)),
+    "--op-offload": _set("op_offload", True),
+    "--no-op-offload": _set("op_offload", False),
+    "--swa-full": _set("swa_full", True),
+    "--mmap": _set("load_mode", "mmap"),
+    "--no-mmap": _Reader.no_mapping,
+    "--mlock": _Reader.memory_lock,
+    **dict.fromkeys(("-dio", "--direct-io"), _set("load_mode", "direct_io")),
+    **dict.fromkeys(("-cmoe", "--cpu-moe"), _Reader.all_experts),
+    **dict.fromkeys(("-nr", "--no-repack"), _Reader.no_repack),
+    "--no-mmproj-offload": lambda reader: reader.projector_device("", "none"),
+}
+_OTHER_OPTIONS = """
+    --host --port --alias -a --api-key --api-key-file --path --api-prefix --timeout -to --threads-http --metrics --slots
+    --no-slots --props --jinja --no-jinja --chat-template --chat-template-file --chat-template-kwargs --reasoning-format
+    --reasoning-budget --reasoning --embedding --embeddings --reranking --rerank --pooling --temp --temperature --top-k
+    --top-p --min-p --seed -s --repeat-penalty --repeat-last-n --presence-penalty --frequency-penalty --samplers
+    --mirostat --grammar --grammar-file --json-schema -j -n --predict --n-predict -p --prompt -f --file -sys
+    --system-prompt --keep --context-shift --no-context-shift --cache-prompt --no-cache-prompt --cache-reuse --cache-ram
+    -cram --ctx-checkpoints -ctxcp --slot-save-path --no-warmup --warmup --verbose -v --log-file --log-disable -lv
+    --verbosity -cnv --conversation -no-cnv -i --interactive --color -co --ignore-eos --numa --prio --poll --tags
+    --ssl-key-file --ssl-cert-file --no-webui --webui --no-ui --ui --offline --sleep-idle-seconds --cont-batching -cb
+    --no-cont-batching -nocb --no-perf --perf --repack --check-tensors --models-dir --models-max --fit-target -fitt
+    --fit-ctx -fitc --no-mmproj --mmproj-auto --mmproj-offload --image --audio --lazy-mode -lzm --defrag-thold -dt
+    --slot-prompt-similarity -sps -h --help --version
+"""
+_OTHERS = frozenset(_OTHER_OPTIONS.split())
+"""Options that have no bearing on the layout: the server, the conversation, sampling, logs."""

@@ -1,0 +1,106 @@
+"""Layouts within one backend: each backend is planned by itself, and the one that takes the most layers is used.
+
+llama.cpp can mix backends in one load. ollama never does: it plans each library by itself, since a hand-over between
+two backends goes through host memory and each backend takes its own fixed cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from engine.base.language import tr
+from engine.devices.device import CPU_ID, Rig
+from engine.planning.fit.strategies.choosing import count_layers
+from engine.planning.fit.strategies.constraints import AutoLayout, Constraints, pinned_backends
+from engine.planning.memory.model_memory import ModelMemory
+from engine.planning.speed.prediction import CostModel, SpeedRange
+from engine.planning.speed.work import Work
+
+
+def rigs_by_backend(rig: Rig, constraints: Constraints) -> dict[str, Rig]:
+    """Return the rig of each backend that may hold layers, in the order of the devices.
+
+    A card that two backends list is in the rigs of both. Accelerators such as BLAS belong to the CPU and are in all of
+    them. If layers are pinned, only the backend of their devices is returned.
+    """
+    usable = [device for device in rig.devices if device.kind != "accel" and device.id not in constraints.off]
+    names = pinned_backends(constraints, rig) or tuple(dict.fromkeys(device.backend for device in usable))
+    return {
+        name: Rig(tuple(device for device in rig.devices if device.kind == "accel" or device.backend == name), rig.host)
+        for name in names
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """What a backend holds. `n_layers`: layers on its devices, with the output layer."""
+
+    backend: str
+    found: AutoLayout
+    n_layers: int
+    speed: SpeedRange
+
+    @property
+    def rank(self) -> tuple[bool, int, int, float]:
+        """Larger is better: what fits, the longest context, the most layers, and the least time per token.
+
+        Only strategy context finds different lengths, and the length is what it is asked for.
+        """
+        # Five digits, as in strategy fastest: what differs after them is rounding.
+        seconds = float(f"{self.speed.middle_s:.5g}")
+        return self.found.fits, self.found.context.n_ctx, self.n_layers, -seconds
+
+
+def best_backend(
+    find: Callable[[Rig], AutoLayout], memory: ModelMemory, rig: Rig, constraints: Constraints
+) -> AutoLayout:
+    """Return the result of `find` for the backend that takes the most layers; of equal ones the faster is taken.
+
+    `find`: searches a layout on a rig.
+    """
+    rigs = rigs_by_backend(rig, constraints)
+    if not rigs:
+        return find(rig)
+    planned = []
+    for backend, each in rigs.items():
+        found = find(each)
+        costs = CostModel(
+            Work(memory.model), each, found.context, memory.for_context(found.context), constraints.speeds
+        )
+        layout = found.layout
+        n_layers = sum(place != CPU_ID for place in (*layout.assignment(), layout.output_device))
+        planned.append(_Planned(backend, found, n_layers, costs.range(layout)))
+    # `max` returns the first of equal ones, which is the backend of the earlier device.
+    best = max(planned, key=lambda each: each.rank)
+    others = [each for each in planned if each is not best]
+    if not others:
+        return best.found
+    return replace(best.found, explanation=f"{best.found.explanation} {_reason(best, others)}")
+
+
+def _reason(best: _Planned, others: list[_Planned]) -> str:
+    """Return why `best` is used, as a sentence: what differs from the best of the others."""
+    second = max(others, key=lambda each: each.rank)
+    if best.found.context.n_ctx != second.found.context.n_ctx:
+        return tr(
+            "One backend is used: with {backend} the context is longer than with {other}.",
+            backend=best.backend,
+            other=second.backend,
+        )
+    if (best.found.fits, best.n_layers) != (second.found.fits, second.n_layers):
+        counts = (f"{each.backend} {count_layers(each.n_layers)}" for each in others)
+        return tr(
+            "One backend is used: {backend} takes {layers} with the output layer; alone would take: {others}.",
+            backend=best.backend,
+            layers=count_layers(best.n_layers),
+            others=", ".join(counts),
+        )
+    return tr(
+        "One backend is used: {backend} and {other} take equally many layers, and {backend} is predicted to be faster "
+        "({text}; {other_text}).",
+        backend=best.backend,
+        other=second.backend,
+        text=best.speed.text(),
+        other_text=second.speed.text(),
+    )

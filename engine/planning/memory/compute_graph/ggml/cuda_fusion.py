@@ -1,0 +1,255 @@
+"""What CUDA keeps alive for steps of experts that it computes as one. It decides how long results stay in memory.
+
+Mirrors the part of `ggml_backend_cuda_graph_optimize` that adds allocation dependencies: the choice of experts
+(`ggml_cuda_topk_moe_fusion`), and the weighted sum of their results (`ggml_cuda_match_moe_weighted_reduction`). The
+order of nodes stays. What is kept depends on one section only, since both patterns lie within a layer.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from engine.planning.memory.compute_graph.ggml.graph import Tensor, is_contiguous
+from engine.planning.memory.compute_graph.ggml.scheduler import Backend, NodeAlloc, SplitSection, make_split_section
+
+_MOST_SUMMED_EXPERTS = 15
+"""`MOE_WEIGHTED_REDUCTION_MAX_EXPERTS`"""
+_LARGEST_POWER = 512
+_OTHER_EXPERT_COUNTS = (288, 576)
+"""Numbers of experts besides powers of two that the kernel is compiled for (`ggml_cuda_should_use_topk_moe`)."""
+_NORM_OF_WEIGHTS = ("reshape", "sum_rows", "clamp", "div", "reshape")
+
+_Kept = dict[int, dict[int, int]]
+"""By place of a node, the tensors that stay until it is done, in ggml's order. Each has its slot."""
+
+
+def keep_fused(split_section: SplitSection, backends: Sequence[Backend]) -> SplitSection:
+    """Return the section with the allocation dependencies of backends that fuse steps of experts."""
+    parts = split_section.parts
+    used = [backends[part.backend] for part in parts if part.backend >= 0]
+    # Vulkan's order counts nodes by their places, which dependencies would shift. It is in no section with CUDA but
+    # at the border of two layers.
+    if not any(backend.fuses for backend in used) or any(backend.reorders for backend in used):
+        return split_section
+    found = _Matcher(split_section)
+    start, kept = 0, _Kept()
+    for part in parts:
+        end = start + len(part.node_allocs)
+        if part.backend >= 0 and backends[part.backend].fuses:
+            found.match(start, end, kept)
+        start = end
+    if not kept:
+        return split_section
+    use_counts, place, fused = [*split_section.use_counts], 0, []
+    for part in parts:
+        node_allocs: list[NodeAlloc] = []
+        for each in part.node_allocs:
+            node_allocs.append(each)
+            if place in kept:
+                slots = tuple(kept[place].values())
+                for slot in slots:
+                    use_counts[slot] += 1
+                # ggml adds a node with GGML_OP_NONE, which needs no memory and only reads.
+                node_allocs.append((-1, 0, (), slots))
+            place += 1
+        fused.append(replace(part, node_allocs=node_allocs))
+    return make_split_section(
+        split_section.section,
+        tuple(fused),
+        use_counts,
+        split_section.slots,
+        split_section.passed,
+        split_section.early,
+    )
+
+
+class _Matcher:
+    """Finds the patterns among the nodes of a section. Sources go by number; copies have negative numbers."""
+
+    def __init__(self, split_section: SplitSection) -> None:
+        section = split_section.section
+        self._bases = section.bases
+        self._numbers = [node.number for node in section.nodes]
+        self._tensors = [section.tensors[number] for number in self._numbers]
+        self._ops = [tensor.op for tensor in self._tensors]
+        rows = [each for part in split_section.parts for each in part.node_allocs]
+        self._slots = [row[3] for row in rows]
+        self._sources = [
+            tuple(
+                source if slot == base else -1 - slot
+                for source, base, slot in zip(node.sources, node.bases, slots, strict=True)
+            )
+            for node, slots in zip(section.nodes, self._slots, strict=True)
+        ]
+        self._uses = Counter(source for node in section.nodes for source in node.sources)
+
+    def match(self, start: int, end: int, kept: _Kept) -> None:
+        """Add what is kept for the nodes of a split from `start` to `end`."""
+        place = start
+        while place < end:
+            if self._ops[place] == "mul":
+                place = self._keep_sum(place, end, kept)
+            if self._ops[place] in ("soft_max", "unary"):
+                place = self._keep_choice(place, end, kept)
+            place += 1
+
+    # ------------------------------------------------------------------ weighted sum
+
+    def _keep_sum(self, place: int, end: int, kept: _Kept) -> int:
+        """Keep the operands of a weighted sum that begins here; return the place of its last node."""
+        first, parts = self._numbers[place], self._split_mul(place)
+        weighted, operands = place, parts
+        if place + 1 < end and self._ops[place + 1] == "mul" and parts is not None:
+            # (experts * scale of the expert) * weight of the router
+            route = self._split_mul(place + 1)
+            if route is not None and self._sources[place + 1][route[0]] == first:
+                weighted = place + 1
+        if operands is None:
+            return place
+        tensor = self._tensors[weighted]
+        n_used, n_tokens = tensor.ne[1], tensor.ne[2] * tensor.ne[3]
+        last = weighted + 2 * n_used - 1
+        if not 2 <= n_used <= _MOST_SUMMED_EXPERTS or last >= end or n_tokens <= 0:
+            return place
+        if not self._is_sum(weighted, last) or not self._can_fuse(range(place, last + 1), {last}):
+            return place
+        until = kept.setdefault(last, {})
+        self._keep_source(until, place, operands[0])
+        if weighted != place:
+            route = self._split_mul(weighted)
+            assert route is not None
+            self._keep_source(until, weighted, route[1])
+        self._keep_source(until, place, operands[1])
+        return last
+
+    def _split_mul(self, place: int) -> tuple[int, int] | None:
+        """Return which source of a product is the experts' and which its weights; None if it is no such product."""
+        product = self._tensors[place]
+        if product.type != "f32" or not is_contiguous(product):
+            return None
+        for full, weights in ((0, 1), (1, 0)):
+            each, other = product.src[full], product.src[weights]
+            if _is_plain(each) and each.ne == product.ne and _is_plain(other) and other.ne == (1, *product.ne[1:]):
+                return full, weights
+        return None
+
+    def _is_sum(self, weighted: int, last: int) -> bool:
+        """Return whether the nodes after a product are views of it, one for each expert, and their sum."""
+        product, total = self._tensors[weighted], self._tensors[last]
+        n_used, shape = product.ne[1], (product.ne[0], product.ne[2] * product.ne[3], 1, 1)
+        views: list[int] = []
+        previous, n_adds = -1, 0
+        for place in range(weighted + 1, last + 1):
+            tensor, sources = self._tensors[place], self._sources[place]
+            if tensor.op == "view":
+                # Offsets are not known here. llama.cpp makes the views in the order of the experts.
+                if len(views) == n_used or sources[0] != self._numbers[weighted]:
+                    return False
+                if tensor.ne != shape or tensor.nb[1] != product.nb[2]:
+                    return False
+                views.append(self._numbers[place])
+                continue
+            if tensor.op != "add" or len(views) < 2 or n_adds + 1 >= len(views):
+                return False
+            if sources != (previous if n_adds else views[0], views[n_adds + 1]):
+                return False
+            previous = self._numbers[place]
+            n_adds += 1
+        return len(views) == n_used and n_adds == n_used - 1 and is_contiguous(total) and total.ne == shape
+
+    # ------------------------------------------------------------------ choice of experts
+
+    def _keep_choice(self, place: int, end: int, kept: _Kept) -> int:
+        """Keep all tensors of a choice of experts that begins here until the node after it; return its last place."""
+        ops = self._choice(place, end)
+        if ops is None:
+            return place
+        last = place + ops - 1
+        ids = next(each for each in range(place, last) if self._ops[each] == "view")
+        if not self._can_fuse(range(place, last + 1), {ids, last}) or not self._has_kernel(place, last, ids):
+            return place
+        # The node after the choice may be the first of the next split.
+        if last + 1 < len(self._ops):
+            until = kept.setdefault(last + 1, {})
+            for each in range(place, last + 1):
+                until.setdefault(self._numbers[each], self._bases[self._numbers[each]])
+                for source in range(len(self._sources[each])):
+                    self._keep_source(until, each, source)
+        return last
+
+    def _choice(self, place: int, end: int) -> int | None:
+        """Return the number of nodes of a choice of experts (`ggml_cuda_topk_moe_fusion`); None if it is none."""
+        ops, numbers, sources = self._ops, self._numbers, self._sources
+        probs = place
+        if ops[place] == "unary" and place + 1 < end and ops[place + 1] == "sqrt":
+            if sources[place + 1][0] != numbers[place]:
+                return None
+            probs += 1
+        at = probs + 1
+        if at >= end or ops[at] != "reshape" or sources[at][0] != numbers[probs]:
+            return None
+        reshaped, choice = at, probs
+        at += 1
+        if at < end and ops[at] == "add" and sources[at][0] == numbers[probs]:
+            choice = at
+            at += 1
+        if at + 2 >= end or (ops[at], ops[at + 1], ops[at + 2]) != ("argsort", "view", "get_rows"):
+            return None
+        if sources[at][0] != numbers[choice] or sources[at + 1][0] != numbers[at]:
+            return None
+        if sources[at + 2] != (numbers[reshaped], numbers[at + 1]):
+            return None
+        at += 3
+        if at < end and ops[at] == "reshape":
+            if not self._is_norm(at, end):
+                return at - place
+            at += len(_NORM_OF_WEIGHTS)
+        if at < end and ops[at] == "scale" and sources[at][0] == numbers[at - 1]:
+            at += 1
+        return at - place
+
+    def _is_norm(self, at: int, end: int) -> bool:
+        """Return whether the weights of the chosen experts are divided by their sum from here on."""
+        if at + len(_NORM_OF_WEIGHTS) > end or tuple(self._ops[at : at + len(_NORM_OF_WEIGHTS)]) != _NORM_OF_WEIGHTS:
+            return False
+        numbers, sources = self._numbers, self._sources
+        if any(sources[each][0] != numbers[each - 1] for each in (at, at + 1, at + 2, at + 4)):
+            return False
+        return sources[at + 3] == (numbers[at], numbers[at + 2])
+
+    def _has_kernel(self, place: int, last: int, ids: int) -> bool:
+        """Return whether CUDA has a kernel for the choice (`ggml_cuda_should_use_topk_moe`)."""
+        gate, view = self._tensors[place], self._tensors[ids]
+        n_experts = view.nb[1] // view.nb[0]
+        is_power = n_experts & (n_experts - 1) == 0 and n_experts <= _LARGEST_POWER
+        if not is_power and n_experts not in _OTHER_EXPERT_COUNTS:
+            return False
+        if not is_contiguous(gate.src[0]) or not is_contiguous(self._tensors[last]):
+            return False
+        return gate.op != "soft_max" or len(gate.src) == 1
+
+    # ------------------------------------------------------------------ both
+
+    def _keep_source(self, until: dict[int, int], place: int, source: int) -> None:
+        until.setdefault(self._sources[place][source], self._slots[place][source])
+
+    def _can_fuse(self, places: range, outputs: set[int]) -> bool:
+        """Return whether nothing else reads what is computed in between (`ggml_can_fuse_subgraph`)."""
+        inside = Counter(source for place in places for source in self._sources[place])
+        numbers = {self._numbers[place] for place in places}
+        for place in places:
+            number = self._numbers[place]
+            if place in outputs:
+                continue
+            if self._tensors[place].is_output or inside[number] != self._uses[number]:
+                return False
+            base = self._bases[number]
+            if base != number and base not in numbers:
+                return False
+        return True
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.type == "f32" and is_contiguous(tensor)

@@ -1,0 +1,221 @@
+"""What CUDA takes on a card while it answers, besides the engine's buffers.
+
+ggml's CUDA backend has a pool for temporary tensors of one operation. The pool grows to what the largest operation
+needs and never shrinks (`ggml_cuda_pool_vmm`). A card that computes with cuBLAS has a workspace too. Most of it comes
+in the warm-up, which reads a full micro batch. Without flash attention the pool also grows as the context fills.
+
+Sizes follow the sources of llama.cpp; each function names the one that it mirrors. They hold for cards from Turing on
+with virtual memory, as NVIDIA's drivers have it. What depends on the card is counted for the largest one:
+multiprocessors and cuBLAS's workspace. So the result is an upper bound.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from engine.base.units import MIB
+from engine.devices.device import CPU_ID
+from engine.model.gguf.model_file import ModelFile, TensorInfo
+from engine.planning.memory.hyper_parameters import HyperParameters
+from engine.planning.memory.kv_cache import ContextShape, pad, window_cells
+from engine.planning.memory.placement import Placement
+from engine.planning.settings.context_settings import ContextSettings
+
+_POOL_STEP = 2 * MIB
+"""Granularity of virtual memory on NVIDIA's cards, by which a pool grows."""
+_BLOCKS_BYTES = 4 * _POOL_STEP
+"""What the last blocks of weights, cache, state and compute buffer have more than the buffers."""
+_ALIGNMENT = 128
+_CUBLAS_BYTES = 32 * MIB
+"""Workspace from Hopper on; earlier cards have 4 MiB (`ggml_backend_cuda_context::cublas_handle`)."""
+_MULTIPROCESSORS = 192
+"""More than any card has."""
+_TILE_ELEMENTS = 128 * 128
+"""Largest tile of a product in parts (`launch_mul_mat_q`, stream-k)."""
+_FLASH_COLUMNS, _FLASH_BLOCKS, _LARGE_HEAD = 64, 4, 256
+"""Columns of a tile of flash attention, and blocks on a multiprocessor; half as many for larger heads
+(`launch_fattn`)."""
+_ROW_PADDING = 512
+_FLOATS = {"F32": 4, "F16": 2, "BF16": 2}
+_WITHOUT_MMQ = frozenset({"IQ1_M", "Q8_K"})
+"""Quantised types that CUDA multiplies as F16 (`ggml_cuda_should_use_mmq`)."""
+_MOST_TOKENS_OF_MMF = 16
+_SORTED_BYTES = 64 * MIB
+"""Rows that are sorted at once (`argsort_f32_i32_cuda_cub_chunk_nrows`)."""
+_SORT_BUFFERS = 6
+"""Keys and numbers before and after sorting, the result, and about as much for CUB."""
+_SCAN_CHUNK = 256
+_NO_PRODUCT = ("conv1d.weight", "ssm_a", "ssm_d", "conv.weight", "rope_freqs.weight", "rope_factors_long.weight",
+               "rope_factors_short.weight", "tid2eid.weight")  # fmt: skip
+_REDUCED_BYTES = 32 * MIB
+"""Buffer by which two cards add up partial results (`GGML_CUDA_AR_COPY_MAX_BYTES`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """Bytes that one device takes while it answers. `late_bytes`: part of them that comes as the context fills."""
+
+    total_bytes: int = 0
+    late_bytes: int = 0
+
+
+class CudaPools:
+    """Sizes of pools and workspaces for one model with one set of context settings."""
+
+    def __init__(self, model: ModelFile, hyper: HyperParameters, shape: ContextShape, context: ContextSettings) -> None:
+        self._hyper, self._shape, self._context = hyper, shape, context
+        n_used = model.hyper_parameter("expert_used_count")
+        counts = n_used if isinstance(n_used, tuple) else (n_used,)
+        self._n_used = max((count for count in counts if isinstance(count, int)), default=0)
+        matrices = [tensor for block in model.blocks for tensor in block.tensors if _is_matrix(tensor)]
+        self._uses_cublas = any(not _has_mmq(tensor) for tensor in matrices)
+        self._matrix_bytes = max((self._product_bytes(tensor, shape.n_ubatch) for tensor in matrices), default=0)
+        names = {tensor.name: tensor for tensor in model.global_tensors}
+        output = names.get("output.weight") or names.get("token_embd.weight")
+        self._output_uses_cublas = output is not None and not _has_mmq(output)
+        # Only the last token of each sequence has an output.
+        self._output_bytes = 0 if output is None else self._product_bytes(output, shape.n_sequences)
+        self._state_bytes = self._scan_bytes(model)
+        self._attention: dict[bool, tuple[int, int]] = {}
+
+    def of(self, placement: Placement, *, flash: bool) -> dict[str, Answering]:
+        """Return what each device takes of which this is known. `flash`: whether flash attention is used."""
+        found: dict[str, Answering] = {}
+        for device in dict.fromkeys(placement.entries):
+            traits = placement.traits.get(device)
+            if device == CPU_ID or traits is None or not traits.has_pools:
+                continue
+            fixed_bytes = max(self._matrix_bytes, self._state_bytes)
+            if device == placement.output_device:
+                fixed_bytes = max(fixed_bytes, self._output_bytes)
+            soon_bytes, full_bytes = self._soon_and_full(flash=flash)
+            n_pools = placement.entries.count(device)
+            pool_bytes = n_pools * pad(max(fixed_bytes, full_bytes), _POOL_STEP)
+            late_bytes = pool_bytes - n_pools * pad(max(fixed_bytes, soon_bytes), _POOL_STEP)
+            besides_bytes = _BLOCKS_BYTES + self._reduction_bytes(len(placement.shares))
+            is_last = device == placement.output_device
+            if self._uses_cublas or not flash or (is_last and self._output_uses_cublas):
+                besides_bytes += n_pools * _CUBLAS_BYTES
+            found[device] = Answering(pool_bytes + besides_bytes, late_bytes)
+        return found
+
+    # ------------------------------------------------------------------ products with weights
+
+    def _product_bytes(self, tensor: TensorInfo, n_tokens: int) -> int:
+        """Return the temporary bytes of a product of a weight with so many tokens."""
+        n_in, n_out = tensor.shape[0], tensor.shape[1]
+        if len(tensor.shape) > 2 and tensor.shape[2] > 1:
+            if "_exps." in tensor.name and self._n_used:
+                return self._experts_bytes(tensor, n_tokens)
+            # Matrices of the heads of compressed attention: a product for each.
+            n_tokens *= tensor.shape[2]
+        if _has_mmq(tensor):
+            return _mmq_bytes(n_in, n_tokens)
+        if n_tokens <= _MOST_TOKENS_OF_MMF and tensor.type_name in _FLOATS:
+            return 0
+        return _cublas_bytes(tensor.type_name, tensor.n_elements, n_in, n_out, n_tokens)
+
+    def _experts_bytes(self, tensor: TensorInfo, n_tokens: int) -> int:
+        """Return the temporary bytes of `ggml_cuda_mul_mat_id`."""
+        n_in, n_out = tensor.shape[0], tensor.shape[1]
+        n_rows = n_tokens * self._n_used
+        if _has_mmq(tensor):
+            return _mmq_bytes(n_in, n_rows) + 3 * pad(4 * n_rows, _ALIGNMENT)
+        # `ggml_cuda_should_use_mmf`: small batches of floats have a kernel.
+        if tensor.type_name in _FLOATS and n_tokens <= (512 if n_out <= 1024 else 128):
+            return 3 * pad(4 * n_rows, _ALIGNMENT)
+        of_value = _FLOATS.get(tensor.type_name, 4)
+        sorted_bytes = 8 * n_rows + n_rows * n_in * of_value + 4 * n_rows * n_out
+        # Rows are sorted by expert, then each expert's are multiplied: all tokens at most.
+        each_bytes = _cublas_bytes(tensor.type_name, n_in * n_out, n_in, n_out, n_tokens)
+        return sorted_bytes + each_bytes + 4 * _ALIGNMENT
+
+    # ------------------------------------------------------------------ attention and states
+
+    def _soon_and_full(self, *, flash: bool) -> tuple[int, int]:
+        """Return the temporary bytes of attention in the warm-up, and with a full context."""
+        if not self._context.offload_kqv:
+            return 0, 0
+        found = self._attention.get(flash)
+        if found is None:
+            cells = self._shape.n_cells
+            soon, full = (
+                self._attention_bytes(n, flash=flash) for n in (min(cells, pad(self._shape.n_ubatch, 256)), cells)
+            )
+            found = self._attention[flash] = (soon, max(full, self._indexer_bytes()))
+        return found
+
+    def _attention_bytes(self, n_cells: int, *, flash: bool) -> int:
+        """Return the temporary bytes of attention over so many cells."""
+        hyper = self._hyper
+        layers = [index for index in range(hyper.n_layers) if hyper.n_head[index] and hyper.n_head_kv[index]]
+        if flash:
+            widest = max((hyper.head_v[index] for index in layers), default=0)
+            widest = max(widest, max((hyper.head_k[index] for index in layers), default=0))
+            n_blocks = _MULTIPROCESSORS * (_FLASH_BLOCKS if widest <= _LARGE_HEAD else _FLASH_BLOCKS // 2)
+            return n_blocks * _FLASH_COLUMNS * 8 * (2 + widest // 2) if widest else 0
+        in_window = min(n_cells, window_cells(hyper, self._context)) if any(hyper.sliding) else n_cells
+        return max(
+            (self._kqv_bytes(index, in_window if hyper.sliding[index] else n_cells) for index in layers), default=0
+        )
+
+    def _kqv_bytes(self, index: int, n_cells: int) -> int:
+        """Return the temporary bytes of KQ and KQV without flash attention (`ggml_cuda_mul_mat_cublas_impl`)."""
+        hyper, n_tokens, n_streams = self._hyper, self._shape.n_ubatch, self._shape.n_streams
+        n_head, head_k, head_v = hyper.n_head[index], hyper.head_k[index], hyper.head_v[index]
+        # KQ is computed in F32, for which K is converted. KQ is converted to the type of V, and the result back.
+        k_bytes = 0 if self._context.type_k == "f32" else 4 * n_cells * n_streams * head_k * hyper.n_head_kv[index]
+        if self._context.type_v == "f32":
+            return k_bytes
+        out_bytes = 2 * (head_k if hyper.latent else head_v) * n_tokens * n_head
+        v_bytes = 2 * n_cells * n_tokens * n_head + out_bytes + 24 * n_head * n_streams
+        return max(k_bytes, v_bytes) + 4 * _ALIGNMENT
+
+    def _indexer_bytes(self) -> int:
+        """Return the temporary bytes by which an indexer chooses cells (`ggml_cuda_op_top_k`)."""
+        if not any(self._hyper.indexer_widths):
+            return 0
+        return _SORT_BUFFERS * min(_SORTED_BYTES, 4 * self._shape.n_cells * self._shape.n_ubatch)
+
+    def _scan_bytes(self, model: ModelFile) -> int:
+        """Return the temporary bytes of Mamba 2's scan in chunks (`ssm_scan_ssd_f32_cuda`)."""
+        values = [model.hyper_parameter(f"ssm.{key}") for key in ("inner_size", "state_size", "time_step_rank")]
+        inner, state, n_head = (value if isinstance(value, int) else 0 for value in values)
+        groups = model.hyper_parameter("ssm.group_count")
+        if not any(self._hyper.recurrent) or not (inner and state and n_head) or not isinstance(groups, int):
+            return 0
+        n_sequences, n_tokens = self._shape.n_sequences, self._shape.n_ubatch
+        in_chunk = 4 * _SCAN_CHUNK * groups + 2 * inner + 6 * state * n_head + 2 * _SCAN_CHUNK * n_head
+        return 8 * n_tokens * n_head + _SCAN_CHUNK * in_chunk * n_sequences
+
+    def _reduction_bytes(self, n_members: int) -> int:
+        """Return the buffers by which the members of a tensor split add up partial results (ggml-backend-meta.cpp)."""
+        if n_members < 2:
+            return 0
+        partial_bytes = 4 * self._hyper.n_embd * self._shape.n_ubatch * max(1, self._n_used)
+        return (_REDUCED_BYTES if n_members == 2 else 0) + math.ceil(math.log2(n_members)) * partial_bytes
+
+
+def _is_matrix(tensor: TensorInfo) -> bool:
+    """Return whether tokens are multiplied with a weight."""
+    return len(tensor.shape) > 1 and min(tensor.shape[:2]) > 1 and not tensor.name.endswith(_NO_PRODUCT)
+
+
+def _has_mmq(tensor: TensorInfo) -> bool:
+    return tensor.type_name not in _FLOATS and tensor.type_name not in _WITHOUT_MMQ
+
+
+def _mmq_bytes(n_in: int, n_rows: int) -> int:
+    """Return the temporary bytes of `ggml_cuda_mul_mat_q`: the input in Q8_1, and tiles that are added up."""
+    return n_rows * pad(n_in, _ROW_PADDING) * 144 // 128 + 128 * 144 + _MULTIPROCESSORS * _TILE_ELEMENTS * 4
+
+
+def _cublas_bytes(type_name: str, n_weights: int, n_in: int, n_out: int, n_tokens: int) -> int:
+    """Return the temporary bytes of `ggml_cuda_mul_mat_cublas`: weight, input and result in F16."""
+    if type_name == "F32":
+        return 0
+    weight_bytes = 0 if type_name in _FLOATS else 2 * n_weights
+    # BF16 has its result in F32.
+    result_bytes = 0 if type_name == "BF16" else 2 * n_out * n_tokens
+    return weight_bytes + 2 * n_in * n_tokens + result_bytes + 3 * _ALIGNMENT

@@ -1,0 +1,101 @@
+"""Context shift: an answer goes on in a full context without the oldest tokens after the first ones.
+
+As llama.cpp's server does it: the first tokens stay, half of the others are removed from the KV cache, and the rest
+moves to their positions (`llama_memory_seq_rm`, `llama_memory_seq_add`; llama.cpp rotates K with the next batch). The
+state after a shift is not that of the remaining tokens, because it was computed with those that are gone. So no later
+prompt may use it beyond the first tokens (`Slot.exact`), and it is not saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from engine.planning.settings.context_settings import is_quantised
+from engine.planning.settings.sampling_settings import SamplingSettings
+from engine.runtime.child.generate.prompt import Replaced, chat_text, prompt_of
+from engine.runtime.child.generate.slots import common_prefix
+from engine.runtime.child.load.loaded_context import LoadedContext
+from engine.runtime.child.load.media import MediaPrompt
+from engine.runtime.child.native.failures import failure
+from engine.runtime.protocol.messages import ChatMessage, Generate
+
+KEPT_SHARE = 0.75
+"""Most of the context that may stay at each shift; with more, shifts would follow each other quickly."""
+_OTHER_TEXTS = ("0", "1")
+"""Messages of which at most one begins as any given text does."""
+
+
+def kept_tokens(
+    loaded: LoadedContext, request: Generate, settings: SamplingSettings, prompt: MediaPrompt, replaced: Replaced
+) -> int | None:
+    """Return how many first tokens stay at a shift; None if the answer is to end in a full context.
+
+    Raises:
+        RequestError: a shift was chosen and is not possible. The sentence says why.
+    """
+    if settings.full_context != "shift":
+        return None
+    reason = _refusal(loaded, prompt, replaced)
+    if reason:
+        raise failure("argument", f"{reason} Choose to end the answer when the context is full, then ask again.")
+    kept, room = settings.keep_tokens, loaded.context_tokens
+    if kept is None:
+        kept = _beginning(loaded, request, prompt.tokens)
+    if kept > room * KEPT_SHARE:
+        raise failure(
+            "argument",
+            f"A full context cannot be shifted: {kept} first tokens would stay of {room}. Let at most "
+            f"{int(room * KEPT_SHARE)} stay, shorten the system prompt, or load with a longer context.",
+        )
+    return kept
+
+
+def _refusal(loaded: LoadedContext, prompt: MediaPrompt, replaced: Replaced) -> str:
+    """Return why the context of this request cannot be shifted, as a sentence; empty if it can."""
+    low, settings = loaded.engine.low, loaded.settings
+    if loaded.has_recurrent_state:
+        return "A full context cannot be shifted: this model has recurrent state, from which no token can be removed."
+    if is_quantised(settings.type_k) or is_quantised(settings.type_v):
+        return (
+            f"A full context cannot be shifted: the KV cache is quantised ({settings.type_k} and {settings.type_v}), "
+            "and would lose precision with each shift. Load with f16, bf16 or f32."
+        )
+    if loaded.has_window_cache:
+        return (
+            "A full context cannot be shifted: sliding-window layers have a cache of the window's length. Load with "
+            "the full-size SWA cache."
+        )
+    # False for M-RoPE, whose positions have several numbers, and for Step35 (llama_kv_cache::get_can_shift).
+    if not low.llama_memory_can_shift(loaded.memory):
+        return "A full context cannot be shifted: this model's positions do not allow it."
+    # In one stream a copied prefix shares its cells, which a shift would move for both sequences.
+    if settings.kv_unified and loaded.n_sequences > 1:
+        return "A full context cannot be shifted: all requests share one KV cache. Turn the unified KV cache off."
+    if prompt.parts:
+        return "A full context cannot be shifted: this conversation has images or sounds."
+    if replaced.sentence:
+        return "A full context cannot be shifted: the chat template failed, so that the start of the prompt is unknown."
+    return ""
+
+
+def _beginning(loaded: LoadedContext, request: Generate, tokens: Sequence[int]) -> int:
+    """Return the number of tokens before the first message that is not the system prompt."""
+    place = next((place for place, each in enumerate(request.messages) if each.role != "system"), None)
+    if place is None:
+        # A raw prompt, or nothing but a system prompt: BOS stays, which models need at the start.
+        begin = int(loaded.engine.low.llama_vocab_bos(loaded.vocabulary))
+        return int(tokens[:1] == (begin,))
+    first = request.messages[place]
+    other = next(each for each in _OTHER_TEXTS if not first.content.startswith(each))
+    messages: list[ChatMessage] = [*request.messages]
+    messages[place] = msgspec.structs.replace(first, content=other)
+    text, replaced = chat_text(loaded, messages, request.template, request.template_input)
+    if replaced.sentence:
+        raise failure(
+            "argument",
+            "A full context cannot be shifted: the chat template does not show where the first message begins. Choose "
+            "how many first tokens stay, or to end the answer when the context is full.",
+        )
+    return common_prefix(tokens, prompt_of(loaded, text).tokens)

@@ -1,0 +1,123 @@
+"""Reserves a projector's compute buffers for the largest image, and for a stretch of sound, when it is loaded.
+
+mtmd's own warm-up takes a smaller image for most projectors ("avoid OOM on warmup" in clip.cpp), so that a large one
+would run out of memory in the middle of a question. Without that warm-up mtmd reserves for the first input that it
+encodes (`clip_encode`: `is_allocated`). So the largest one is encoded here, and ended at its first graph node.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+from engine.runtime.child.native.bindings import Bindings
+from engine.runtime.child.native.log import EngineLog, FailedAllocation
+from engine.runtime.media.images.pictures import CHANNELS, MAX_SIDE_PX
+
+NODES_AT_ONCE = 32
+"""Graph nodes between two checks of the stop flag: about a layer of a projector."""
+_TEXT_CHUNK = 0
+_SHAPES = ((1, 1), (4, 3), (3, 2), (16, 9), (2, 1), (1, 2))
+"""Ratios of width and height. Sizes are rounded to whole patches, so that another shape may have more of them."""
+_SOUND_S = 30
+"""Seconds of the longest stretch of sound that mtmd encodes at once (Whisper's window)."""
+
+
+class NodeWatch:
+    """The callback that ggml calls before and after graph nodes of a projector.
+
+    `callback`: the C function, which must live as long as the projector. `is_stopped`: True ends the graph.
+    """
+
+    def __init__(self, engine: Bindings, is_stopped: Callable[[], bool]) -> None:
+        self._is_stopped = is_stopped
+        self._nodes = 0
+        self.ends_at_once = False
+        """Whether each graph ends at its first node, after everything for it was allocated."""
+        self.callback: Any = engine.low.ggml_backend_sched_eval_callback(self._on_node)
+
+    def _on_node(self, _tensor: object, asks: bool, _data: object) -> bool:
+        # ggml_backend_sched_eval_callback: asked before a node, True means "call again after it", which also splits the
+        # graph there. After a node, False ends the computation.
+        if not asks:
+            return not (self.ends_at_once or self._is_stopped())
+        self._nodes += 1
+        return self.ends_at_once or self._nodes % NODES_AT_ONCE == 0
+
+
+def reserve_largest(
+    library: Any,
+    handle: int,
+    marker: str,
+    watch: NodeWatch,
+    log: EngineLog,
+    end: Callable[[FailedAllocation], None],
+) -> None:
+    """Let mtmd reserve memory for the largest input of each kind. If a device refuses it, the process exits.
+
+    mtmd does not look whether `ggml_backend_sched_reserve` succeeded, and then writes to buffers that do not exist.
+
+    `library`: the binding of mtmd. `handle`: a projector that was loaded without its warm-up.
+    `end`: sends the last message about a refused allocation.
+    """
+    before, log.on_failed = log.on_failed, partial(_end_refused, end)
+    watch.ends_at_once = True
+    try:
+        if library.mtmd_support_vision(handle):
+            largest = max(_image_sizes(), key=lambda size: _image_tokens(library, handle, marker, *size))
+            with ExitStack() as stack:
+                pixels = (ctypes.c_uint8 * (CHANNELS * largest[0] * largest[1]))()
+                _encode(library, handle, marker, stack, library.mtmd_bitmap_init(*largest, pixels))
+        if library.mtmd_support_audio(handle):
+            count = _SOUND_S * int(library.mtmd_get_audio_sample_rate(handle))
+            with ExitStack() as stack:
+                samples = (ctypes.c_float * count)()
+                _encode(library, handle, marker, stack, library.mtmd_bitmap_init_from_audio(count, samples))
+    finally:
+        watch.ends_at_once = False
+        log.on_failed = before
+
+
+def _end_refused(end: Callable[[FailedAllocation], None], failed: FailedAllocation) -> None:
+    end(failed)
+    # From a native callback there is no way to end the load with an exception.
+    os._exit(1)
+
+
+def _image_sizes() -> list[tuple[int, int]]:
+    """Return the largest sizes in pixels that an image of a conversation can have, one for each shape."""
+    return [(MAX_SIDE_PX * width // max(width, height), MAX_SIDE_PX * height // max(width, height))
+            for width, height in _SHAPES]  # fmt: skip
+
+
+def _image_tokens(library: Any, handle: int, marker: str, width_px: int, height_px: int) -> int:
+    """Return the tokens of the longest part of an image of this size. mtmd needs no pixels for that."""
+    with ExitStack() as stack:
+        chunks = _chunks(library, handle, marker, stack, library.mtmd_bitmap_init(width_px, height_px, None))
+        return max((int(library.mtmd_input_chunk_get_n_tokens(chunk)) for chunk in chunks), default=0)
+
+
+def _encode(library: Any, handle: int, marker: str, stack: ExitStack, bitmap: Any) -> None:
+    """Begin to encode the longest part of an image or a sound."""
+    chunks = _chunks(library, handle, marker, stack, bitmap)
+    if chunks:
+        longest = max(chunks, key=lambda chunk: int(library.mtmd_input_chunk_get_n_tokens(chunk)))
+        library.mtmd_encode_chunk(handle, longest)
+
+
+def _chunks(library: Any, handle: int, marker: str, stack: ExitStack, bitmap: Any) -> list[Any]:
+    """Return the parts of an image or a sound; `stack` frees them. Empty if the projector refuses it."""
+    stack.callback(library.mtmd_bitmap_free, bitmap)
+    chunks = library.mtmd_input_chunks_init()
+    stack.callback(library.mtmd_input_chunks_free, chunks)
+    encoded = marker.encode()
+    text = library.mtmd_input_text(encoded, len(encoded), False, True)
+    pointers = (ctypes.c_void_p * 1)(bitmap)
+    if library.mtmd_tokenize(handle, chunks, ctypes.byref(text), pointers, 1) != 0:
+        return []
+    found = [library.mtmd_input_chunks_get(chunks, place) for place in range(library.mtmd_input_chunks_size(chunks))]
+    return [chunk for chunk in found if library.mtmd_input_chunk_get_type(chunk) != _TEXT_CHUNK]

@@ -1,0 +1,65 @@
+"""Counts the tokens of texts for a model that is not loaded, by a child that reads its vocabulary alone."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from engine.base.errors import ArgumentError
+from engine.base.language import tr
+from engine.runtime.process.questions import KeptChild
+from engine.runtime.protocol.messages import Counted, CountTokens, CountVocabulary, FileAccess
+
+IDLE_S = 60.0
+"""Seconds without a request after which the child ends by itself."""
+LIMIT_S = 30.0
+"""Time limit of a request. A vocabulary of 260,000 tokens is read in about a second."""
+
+
+class VocabularyCounter:
+    """Keeps one child for the file that is asked about. For any thread; `count` blocks.
+
+    `idle_s`: seconds without a request after which the child ends; the next request starts another one.
+    """
+
+    def __init__(self, idle_s: float = IDLE_S) -> None:
+        self._idle_s = idle_s
+        self._lock = threading.Lock()
+        self._path: Path | None = None
+        self._child = KeptChild("worker", Counted)
+        self._is_closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the child; None if none was started."""
+        return self._child.pid
+
+    def count(self, path: Path, request: CountTokens) -> Counted:
+        """Count the tokens of `request` with the vocabulary of the model at `path`. `n_ctx` of the result is 0.
+
+        Raises:
+            EngineError: the file has no vocabulary, or the child failed.
+        """
+        with self._lock:
+            if self._is_closed:
+                raise ArgumentError(tr("Layerdeck is closing."))
+            # The rights of a child are for one file.
+            if path != self._path:
+                self._child.end()
+                self._path = path
+            text = str(path)
+            return self._child.ask(
+                CountVocabulary(
+                    seconds=LIMIT_S,
+                    path=text,
+                    count=request,
+                    idle_s=self._idle_s,
+                    access=FileAccess(readable=(text,)),
+                ),
+                Counted,
+            )
+
+    def close(self) -> None:
+        """End the child; later requests fail."""
+        self._is_closed = True
+        self._child.close()

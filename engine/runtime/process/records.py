@@ -1,0 +1,83 @@
+"""Records in the log: a line of JSON at the start of each child, for whoever reads the log of another machine.
+
+`start {...}` has `child, pid, layerdeck, engine, python, system, release, request, devices, environment`. A device has
+`id, backend, index`, the last its place among the devices of that backend or on its RPC server. No address and nothing
+of a conversation is in a record, and its length is bounded.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from engine.base.texts import show
+from engine.runtime.process.outcome import own_version
+from engine.runtime.protocol.messages import DeviceRef, Load, Probe, Request
+
+MAX_RECORD = 6000
+"""Characters of a record. The log file has 2 MiB."""
+MAX_DEVICES = 32
+_MAX_VALUE = 120
+_LOGGED = (
+    "CUDA_", "GGML_", "GPU_", "HIP_", "HSA_", "LAYERDECK_", "LLAMA_", "MALLOC_", "MESA_", "NVIDIA_", "OMP_",
+    "OPENBLAS_", "ROCR_", "SYCL_", "VK_", "ZE_",
+)  # fmt: skip
+"""Beginnings of the names of variables that engines, drivers and our children read. All others stay out."""
+_SECRET = ("AUTH", "CREDENTIAL", "KEY", "PASS", "SECRET", "TOKEN")
+"""A variable with one of these words in its name stays out, whoever reads it."""
+
+_log = logging.getLogger("layerdeck.engine")
+
+
+def log_start(name: str, pid: int | None, engine: str, environment: Mapping[str, str], request: Request) -> None:
+    """Log the start of a child. `engine`: from its hello. `request`: its first one, which names its devices."""
+    refs = request.devices if isinstance(request, Load | Probe) else ()
+    facts = {
+        "child": name,
+        "pid": pid,
+        "layerdeck": own_version(),
+        "engine": engine,
+        "python": platform.python_version(),
+        "system": sys.platform,
+        "release": platform.release(),
+        "request": str(request.__struct_config__.tag),
+        "devices": device_facts(refs),
+    }
+    log_record("start", {**facts, "environment": logged_environment({**os.environ, **environment})})
+
+
+def log_record(kind: str, facts: Mapping[str, object]) -> None:
+    """Log one line: `kind` and the facts as JSON. A record that is too long loses its longest fact."""
+    kept = dict(facts)
+    while len(text := msgspec.json.encode(kept).decode()) > MAX_RECORD:
+        longest = max(kept, key=lambda key: len(msgspec.json.encode(kept[key])))
+        kept[longest] = "left out: too long"
+    _log.info("%s %s", kind, text)
+
+
+def device_facts(refs: Iterable[DeviceRef]) -> list[dict[str, object]]:
+    """Return id, backend and index of each device, `MAX_DEVICES` at most."""
+    found: list[dict[str, object]] = []
+    before: Counter[str] = Counter()
+    for ref in refs:
+        index = before[ref.backend] if ref.endpoint is None else ref.endpoint_device
+        before[ref.backend] += ref.endpoint is None
+        found.append({"id": show(ref.id, 40), "backend": show(ref.backend, 40), "index": index})
+    return found[:MAX_DEVICES]
+
+
+def logged_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that engines and drivers read, without secrets, and with `~` for the user's folder."""
+    home = str(Path.home())
+    return {
+        show(name, _MAX_VALUE): show(value.replace(home, "~"), _MAX_VALUE)
+        for name, value in sorted(environment.items())
+        if name.startswith(_LOGGED) and not any(word in name.upper() for word in _SECRET)
+    }

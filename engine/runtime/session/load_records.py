@@ -1,0 +1,80 @@
+"""Records of loads in the log: what was forecast and what was measured on each device, and the time of each stage.
+
+`load {...}` has `plan, ending, kind, attempts, seconds, devices`. `seconds` has the time of each stage. A device has
+`id, forecast_bytes, measured_bytes`; measured is null unless the load succeeded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from engine.planning.plan.plan import Plan
+from engine.planning.plan.report import DeviceRow
+from engine.runtime.process.records import MAX_DEVICES, log_record
+from engine.runtime.session.events import Attempt, Loaded, LoadEnding, Progress, Stage
+
+
+class LoadRecorder:
+    """Follows the events of a session's loads, and logs a record at the end of each. For one thread.
+
+    `clock`: returns seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._plan: Plan | None = None
+        self._stage: Stage | None = None
+        self._since_s = 0.0
+        self._seconds: dict[Stage, float] = {}
+        self._attempts = 0
+
+    def begin_child(self, plan: Plan) -> None:
+        """Note the plan that a child is started for."""
+        self._plan = plan
+
+    def take(self, event: object) -> None:
+        """Take an event of the session. Those that are not about a load are ignored."""
+        match event:
+            case Progress():
+                self._enter(event.stage)
+            case Attempt():
+                self._attempts += 1
+            case _ if isinstance(event, LoadEnding) and self._stage is not None and _is_of_load(event):
+                self._enter(None)
+                self._log(event)
+                self._plan, self._seconds, self._attempts = None, {}, 0
+
+    def _enter(self, stage: Stage | None) -> None:
+        now_s = self._clock()
+        if self._stage is not None:
+            self._seconds[self._stage] = self._seconds.get(self._stage, 0.0) + now_s - self._since_s
+        self._stage, self._since_s = stage, now_s
+
+    def _log(self, ending: LoadEnding) -> None:
+        forecast = () if self._plan is None else self._plan.forecast
+        measured = ending.devices if isinstance(ending, Loaded) else None
+        log_record(
+            "load",
+            {
+                "plan": "" if self._plan is None else self._plan.mark,
+                "ending": str(ending.__struct_config__.tag),
+                "kind": getattr(ending, "kind", None),
+                "attempts": max(1, self._attempts),
+                "seconds": {stage: round(seconds, 3) for stage, seconds in self._seconds.items()},
+                "devices": _devices(forecast, measured),
+            },
+        )
+
+
+def _is_of_load(event: LoadEnding) -> bool:
+    """Whether the event ends a load: `Failed`, `Crashed` and `Cancelled` also end requests, and then have a number."""
+    return getattr(event, "request", None) is None
+
+
+def _devices(forecast: Sequence[DeviceRow], measured: Sequence[DeviceRow] | None) -> list[dict[str, object]]:
+    found = {} if measured is None else {row.id: row.need_bytes for row in measured}
+    return [
+        {"id": row.id, "forecast_bytes": row.need_bytes, "measured_bytes": found.get(row.id)}
+        for row in forecast[:MAX_DEVICES]
+    ]

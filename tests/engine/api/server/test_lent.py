@@ -1,0 +1,135 @@
+"""A session that somebody else has loaded answers requests of the server; texts are kept only if that is asked for."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine.api.server.journal import MAX_TEXT, MAX_TEXTS, Journal
+from engine.model.gguf.model_file import identify
+from engine.planning.fit.loaded_models import HeldModel
+from engine.runtime.session.driver import SessionUpdate
+from engine.runtime.session.events import Loaded, LoadEnding
+from engine.runtime.session.session import ModelSession
+from tests.support.api_server import Reply, RunningServer, cpu_rig, entry_of, plan_on_cpu, running
+from tests.support.models import write_tiny_llama
+from tests.support.patience import DEADLINE_S
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny.gguf", n_layers=2)
+
+
+@contextmanager
+def a_session(path: Path) -> Iterator[tuple[ModelSession, queue.SimpleQueue[SessionUpdate]]]:
+    """A session of somebody else, in which the model is loaded."""
+    news: queue.SimpleQueue[SessionUpdate] = queue.SimpleQueue()
+    session = ModelSession(news.put)
+    try:
+        load(session, news, path)
+        yield session, news
+    finally:
+        session.close()
+
+
+def load(session: ModelSession, news: queue.SimpleQueue[SessionUpdate], path: Path) -> None:
+    session.load(plan_on_cpu(entry_of(path), cpu_rig()))
+    while not isinstance(ending := news.get(timeout=DEADLINE_S), LoadEnding):
+        pass
+    assert isinstance(ending, Loaded)
+
+
+def held(path: Path) -> HeldModel:
+    return HeldModel(identify([path]), "tiny").idle(time.monotonic(), answered=False)
+
+
+def ask(server: RunningServer, model: str = "mine", **further: object) -> Reply:
+    asked = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, **further}
+    return server.post("/v1/chat/completions", asked)
+
+
+def state(server: RunningServer) -> str:
+    return str(server.get("/v1/layerdeck/status").document["models"].get("mine", {}).get("state", ""))
+
+
+def test_a_lent_model_answers_and_stays(path: Path) -> None:
+    mine = replace(entry_of(path), id="mine")
+    with a_session(path) as (session, _), running([]) as server:
+        server.server.lend(mine, session, held(path))
+        assert ask(server).document["model"] == "mine"
+        assert ask(server, "", keep_alive=0).status == 200
+        assert [each["id"] for each in server.get("/v1/models").document["data"]] == ["mine"]
+        assert state(server) == "loaded"
+        server.server.take_back("mine")
+        assert (reply := ask(server)).status == 404, reply.body
+        server.server.lend(mine, session, held(path))
+        assert ask(server).status == 200
+        server.server.stop()
+        # The end of the server is not the end of what belongs to others.
+        assert session.snapshot.is_ready
+
+
+def test_a_request_while_the_model_is_moved_waits(path: Path) -> None:
+    mine = replace(entry_of(path), id="mine")
+    with a_session(path) as (session, news), running([]) as server, ThreadPoolExecutor(1) as threads:
+        server.server.lend(mine, session, held(path))
+        session.unload()
+        while session.snapshot.holds_child:
+            pass
+        waiting = threads.submit(ask, server)
+        while server.get("/v1/layerdeck/status").document["models"]["mine"]["waiting"] != 1:
+            pass
+        load(session, news, path)
+        server.server.lend(mine, session, held(path))
+        assert waiting.result().status == 200
+
+
+def test_a_model_that_is_taken_back_is_loaded_for_those_who_wait(path: Path) -> None:
+    mine = replace(entry_of(path), id="mine")
+    with a_session(path) as (session, _), running([mine]) as server, ThreadPoolExecutor(1) as threads:
+        server.server.lend(mine, session, held(path))
+        session.unload()
+        while session.snapshot.holds_child:
+            pass
+        waiting = threads.submit(ask, server)
+        while server.get("/v1/layerdeck/status").document["models"]["mine"]["waiting"] != 1:
+            pass
+        server.server.take_back("mine")
+        assert waiting.result().status == 200
+        assert not session.snapshot.holds_child
+
+
+def test_texts_are_kept_only_if_asked_for(path: Path) -> None:
+    journal = Journal()
+    with running([entry_of(path)], journal=journal) as server:
+        ask(server, "tiny")
+        assert all(journal.text_of(entry.number) is None for entry in server.ended)
+        journal.keeps_texts = True
+        answer = ask(server, "tiny", max_tokens=8).document["choices"][0]["message"]["content"]
+        last = server.ended[-1]
+        text = journal.text_of(last.number)
+        assert text is not None
+        assert '"Hi"' in text.asked
+        assert text.answered == answer
+        assert "Hi" not in repr(last)
+        journal.forget_texts()
+        assert journal.text_of(last.number) is None
+
+
+def test_texts_are_bounded() -> None:
+    journal = Journal()
+    journal.keeps_texts = True
+    for number in range(MAX_TEXTS + 5):
+        journal.begin("", "/").note_asked(b"a" * (MAX_TEXT * 2))
+        journal.keep_text(number + 1, answered="b" * MAX_TEXT * 3)
+    kept = [journal.text_of(number) for number in range(1, MAX_TEXTS + 6)]
+    assert len([each for each in kept if each is not None]) == MAX_TEXTS
+    assert all(len(each.asked) == len(each.answered) == MAX_TEXT for each in kept if each is not None)

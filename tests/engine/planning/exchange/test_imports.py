@@ -1,0 +1,262 @@
+"""Commands and files of other programs, as people write them, and texts that are none."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.base.errors import LayoutError
+from engine.base.units import GIB
+from engine.devices.device import CPU_ID, Device, Rig, make_host
+from engine.model.gguf.model_file import ModelFile
+from engine.model.gguf.reader import read_model
+from engine.planning.exchange.importing import MAX_TEXT, Imported, arrange, model_names, read_foreign
+from engine.planning.exchange.llama_swap import MAX_ALIASES, MAX_DEPTH, MAX_NODES
+from engine.planning.exchange.server_options import MAX_WORDS
+from engine.planning.layout.layout import Override
+from engine.planning.settings.context_settings import AUTO_CONTEXT
+from tests.support.models import write_tiny_moe
+from tests.support.orders import N_LAYERS, made_up_model, worker_device
+
+RIG = Rig(
+    (
+        Device("CUDA0", "CUDA0", "CUDA", "gpu", 24 * GIB, 18 * GIB),
+        Device("CUDA1", "CUDA1", "CUDA", "gpu", 8 * GIB, 6 * GIB),
+        Device("Vulkan2", "Vulkan2", "Vulkan", "igpu", 8 * GIB, 6 * GIB),
+        worker_device("attic", "10.0.0.7:50052"),
+    ),
+    make_host("host", 64 * GIB, 60 * GIB),
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ModelFile:
+    """Return a model of seven layers with experts: eight positions."""
+    return read_model(write_tiny_moe(tmp_path_factory.mktemp("models") / "moe.gguf", n_layers=7))
+
+
+def imported(text: str, model: ModelFile, name: str | None = None) -> Imported:
+    """Return the layout of a text."""
+    return arrange(read_foreign(text, name=name), model, RIG)
+
+
+def homes(found: Imported) -> str:
+    """Return a letter for each layer and the output layer: C the CPU, 0 and 1 the cards, a the worker, else ?."""
+    letters = {CPU_ID: "C", "CUDA0": "0", "CUDA1": "1", "attic": "a", "Vulkan2": "v"}
+    return "".join(letters.get(each, "?") for each in (*found.layout.assignment(), found.layout.output_device))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("-ngl 99", "00000011"),  # By free memory, 18 to 6 GiB.
+        ("-ngl 4 -ts 1,1", "CCCC0011"),
+        ("-ngl all -ts 0,1", "11111111"),
+        ("-ngl 99 -sm none", "00000000"),
+        ("-ngl 99 -sm none -mg 1", "11111111"),
+        ("-ngl 3 -sm none -mg 1", "CCCCC111"),
+        ("-ngl 0", "CCCCCCCC"),
+        ("-ngl 99 -dev none", "CCCCCCCC"),
+        ("-ngl 99 -dev Vulkan2", "vvvvvvvv"),
+        ("-ngl 99 --rpc 10.0.0.7:50052 -ts 1,1,2", "aa001111"),
+        ("-ngl 99 --rpc 10.0.0.7:50052 -dev CUDA1,RPC0 -ts 3,1", "111111aa"),
+        ("-ngl 99 -dev CUDA0,CUDA1,CUDA0 -ts 2,4,2", "00111100"),
+        ("--n-gpu-layers 99 --tensor-split 3/1", "00000011"),
+        ("-ngl 99 -dev CUDA7", "????????"),
+    ],
+)
+def test_layers_are_where_llama_server_puts_them(options: str, expected: str, model: ModelFile) -> None:
+    assert homes(imported(f"llama-server -m x.gguf {options}", model)) == expected
+
+
+def test_split_modes_with_shares(model: ModelFile) -> None:
+    found = imported("llama-server -m x -ngl 5 -sm row -ts 3,1 -mg 1", model).layout
+    assert (found.split_mode, found.tensor_split, found.main_device) == (
+        "row",
+        (("CUDA0", 3.0), ("CUDA1", 1.0)),
+        "CUDA1",
+    )
+    assert [(run.device, run.length) for run in found.runs] == [(CPU_ID, 3), ("CUDA0", 4)]
+    assert imported("llama-server -m x -sm tensor -ngl 99", model).layout.tensor_split == (
+        ("CUDA0", 1.0),
+        ("CUDA1", 1.0),
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "override"),
+    [
+        ("--n-cpu-moe 3", Override(CPU_ID, "experts", 0, 2)),
+        ("-ncmoe 99", Override(CPU_ID, "experts", 0, 6)),
+        ("-cmoe", Override(CPU_ID, "experts")),
+        (r'-ot "blk\.[0-3]\.ffn_.*_exps=CPU"', Override(CPU_ID, pattern=r"blk\.[0-3]\.ffn_.*_exps")),
+        (r"-ot 'attn=RPC0[10.0.0.7:50052]'", Override("attic", pattern="attn")),
+        ("-ncffn 2", Override(CPU_ID, pattern=r"^blk\.(0|1)\.ffn_(up|down|gate)\.")),
+    ],
+)
+def test_overrides(options: str, override: Override, model: ModelFile) -> None:
+    assert imported(f"llama-server -m x -ngl 99 {options}", model).layout.overrides == (override,)
+
+
+def test_several_overrides_in_one_word(model: ModelFile) -> None:
+    found = imported("llama-server -m x -ngl 99 -ot a=CPU,b=CUDA1", model).layout.overrides
+    assert found == (Override(CPU_ID, pattern="a"), Override("CUDA1", pattern="b"))
+
+
+def test_settings_of_old_and_new_versions(model: ModelFile) -> None:
+    found = imported(
+        "GGML_OP_OFFLOAD_MIN_BATCH=64 /opt/llama.cpp/llama-server.exe --model x -c 4096 -b 256 -ub 128 -np 2 -fa "
+        "-ctk q8_0 -ctv q4_0 -nkvo --no-op-offload --swa-full -kvu --no-mmap --mlock -t 3 -tb 0",
+        model,
+    ).context
+    said = (found.n_ctx, found.n_batch, found.n_ubatch, found.n_seq_max, found.type_k, found.type_v, found.flash_attn)
+    assert said == (4096, 256, 128, 2, "q8_0", "q4_0", "on")
+    assert (found.offload_kqv, found.op_offload, found.swa_full, found.kv_unified) == (False, False, True, True)
+    assert (found.load_mode, found.threads, found.threads_batch, found.op_offload_min_batch) == ("mlock", 3, None, 64)
+
+
+def test_defaults_are_those_of_the_program(model: ModelFile) -> None:
+    server = imported("llama-server -m x -ngl 0", model)
+    assert (server.context.n_ctx, server.context.n_seq_max, server.context.kv_unified) == (AUTO_CONTEXT, 4, True)
+    assert any("4 requests" in note for note in server.notes)
+    assert imported("llama-cli -m x -ngl 0", model).context.n_seq_max == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--frobnicate 3", "Unknown to Layerdeck, left out: --frobnicate."),
+        ("--port 80 --api-key secret", "Not part of a layout, left out: --port, --api-key."),
+        ("--rope-freq-base 1e6", "--rope-freq-base 1e6: Layerdeck takes RoPE scaling"),
+        ("-md draft.gguf", "-md draft.gguf: speculative decoding"),
+        ("-hf owner/name:Q4_0", "fetch it first with layerdeck-cli download"),
+        ("-ts 1,x", '-ts "1,x" cannot be read'),
+        ("-c", "-c has no value"),
+        ("-c -5", '-c "-5" cannot be read'),
+        ("-ctk q3_k", '-ctk "q3_k" cannot be read'),
+        ("-ot (=CPU", "is left out: the pattern"),
+        ("-ot a=Nobody[1]", "no device here has the buffer type"),
+        ("-dev CUDA0,CPU", '"CPU" is not a device for layers'),
+        ("-dev CUDA0,CUDA5", "Not among the devices here: CUDA5"),
+        ("&& rm -rf /", "Only the first command is read"),
+        ("LLAMA_ARG_FIT=1", "the context length"),
+    ],
+)
+def test_what_is_left_out_is_told_and_the_rest_is_taken(options: str, words: str, model: ModelFile) -> None:
+    found = imported(f"llama-server -m x -b 99 -ngl 99 -sm none {options}", model)
+    assert found.context.n_batch == 99
+    assert words.lower() in "\n".join(found.notes).lower()
+    assert "secret" not in "\n".join(found.notes)
+
+
+def test_lines_comments_and_containers(model: ModelFile) -> None:
+    text = "# my model\ndocker run -v /m:/m image llama-server \\\n  -m '/m/it is.gguf' \\\n"
+    text += "  # faster\n  -ngl 99 -dev CUDA1\n"
+    load = read_foreign(text)
+    assert (load.model, homes(imported(text, model))) == ("/m/it is.gguf", "11111111")
+
+
+CONFIG = """
+healthCheckTimeout: 100
+macros:
+  base: /opt/llama-server --port ${PORT}
+  more: "${base} -b 99"
+models:
+  one:
+    cmd: |
+      # a comment
+      ${more}
+      -m /models/${MODEL_ID}.gguf -ngl 99
+    env: ["GGML_OP_OFFLOAD_MIN_BATCH=7"]
+  two: {cmd: "llama-server -m two.gguf -ngl 0"}
+"""
+
+
+def test_a_configuration_of_llama_swap(model: ModelFile) -> None:
+    assert model_names(CONFIG) == ("one", "two")
+    load = read_foreign(CONFIG, name="one")
+    assert (load.model, load.context.n_batch, load.context.op_offload_min_batch) == ("/models/one.gguf", 99, 7)
+    assert homes(imported(CONFIG, model, "two")) == "CCCCCCCC"
+    assert read_foreign("cmd: llama-server -m a.gguf -ngl 1").model == "a.gguf"
+    assert read_foreign("one:\n  cmd: llama-server -m a.gguf -ngl 1\n", "llama-swap").model == "a.gguf"
+    assert model_names("llama-server -m x") == ()
+
+
+def test_a_modelfile(model: ModelFile) -> None:
+    text = (
+        '# mine\nFROM "/m/a b.gguf"\nFROM mm.gguf\nADAPTER lora.gguf\nPARAMETER num_gpu 3\nparameter num_ctx 4096\n'
+        "PARAMETER num_batch 64\nPARAMETER num_thread 2\nPARAMETER use_mmap false\nPARAMETER temperature 0.3\n"
+        'SYSTEM """Be\nPARAMETER num_ctx 1\nshort"""\nTEMPLATE x\nWHATEVER y\n'
+    )
+    load = read_foreign(text)
+    found = arrange(load, model, RIG)
+    assert (load.model, load.projector, load.adapters) == ("/m/a b.gguf", "mm.gguf", (("lora.gguf", 1.0),))
+    said = (
+        found.context.n_ctx,
+        found.context.n_batch,
+        found.context.n_ubatch,
+        found.context.threads,
+        found.context.load_mode,
+    )
+    assert said == (4096, 64, 64, 2, "none")
+    assert homes(found) == "CCCCC000"
+    assert any("temperature" in note for note in found.notes)
+    assert any("WHATEVER" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "there is no text"),
+        ("x" * (MAX_TEXT + 1), "characters"),
+        ("hello world", "no command of llama.cpp"),
+        ("llama-server 'open", "has no partner"),
+        ("llama-server -m x " + "-t 1 " * MAX_WORDS, "words"),
+        ("FROM\nFROM", "is left"),
+        ("models: [", "not YAML"),
+        ("models: 2001-99-99", "not YAML"),
+        ("models: {a: {cmd: 3}}", "has a cmd"),
+        ("models:\n- x", "has a cmd"),
+        ("models: " + "[" * (MAX_DEPTH + 1), "deeply nested"),
+        ("models: [" + "1," * MAX_NODES + "1]", "too large"),
+        ("models: &a [1]\nb: [" + "*a," * (MAX_ALIASES + 1) + "]", "aliases"),
+        ("models: !!python/object/apply:os.system ['true']", "not YAML"),
+        ("macros: {a: '${b}${b}${b}${b}'" + ", b: '" + "x" * 60000 + "'}\nmodels: {m: {cmd: '${a}'}}", "too long"),
+        (CONFIG, "several models; name one of one, two"),
+        ("models: {m: {cmd: ''}}", "no command of llama.cpp"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_one_sentence(text: str, words: str, model: ModelFile) -> None:
+    if words == "is left":
+        # Two empty names: a model without a file, which the command line asks for.
+        assert read_foreign(text).model == ""
+        return
+    with pytest.raises(LayoutError, match=words):
+        read_foreign(text)
+
+
+def test_a_name_that_is_not_there() -> None:
+    with pytest.raises(LayoutError, match='no model "three"; it has one, two'):
+        read_foreign(CONFIG, name="three")
+
+
+@given(st.lists(st.sampled_from([
+    "-ngl", "99", "-ts", "1,1", "-ot", "a=CPU", "x", "-dev", "CUDA0", "--rpc", "h:1", "-sm", "row", "none", "-mg", "-7",
+    "-c", "0", "''", "=", ",", "--lora-scaled", "a:b", "--n-cpu-moe", "-1", "1e999", "nan", "\\\n", "#", "-",
+]), max_size=12))  # fmt: skip
+def test_any_words_give_a_layout_or_a_sentence(words: list[str]) -> None:
+    try:
+        load = read_foreign("llama-server " + " ".join(words))
+    except LayoutError:
+        return
+    found = arrange(load, made_up_model(), RIG)
+    assert found.layout.n_layers == N_LAYERS
+
+
+@given(st.text(max_size=200), st.sampled_from(["", "FROM x\n", "models:\n  a:\n    cmd: ", "llama-server -m x "]))
+def test_any_text_gives_a_load_or_a_sentence(text: str, head: str) -> None:
+    with suppress(LayoutError):
+        read_foreign(head + text)

@@ -1,0 +1,370 @@
+"""The panel of the API server: on and off, its requests, address and key, and snippets for other programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QFontDatabase, QGuiApplication
+from PySide6.QtWidgets import (
+    QCheckBox,
+    QGridLayout,
+    QHBoxLayout,
+    QLineEdit,
+    QPlainTextEdit,
+    QPushButton,
+    QScrollArea,
+    QSplitter,
+    QStackedWidget,
+    QTabWidget,
+    QVBoxLayout,
+    QWidget,
+)
+
+from engine.base.language import tr
+from widgets.common.elided_label import ElidedLabel
+from widgets.common.inputs import ComboBox, SpinBox
+from widgets.common.roles import plain_label, set_role
+from widgets.serve.request_table import RequestRow, RequestTable
+from widgets.serve.snippets import PROGRAMS, snippet
+
+MASK = "•" * 12
+"""Shown in place of the key."""
+EXAMPLE_MODEL = "MODEL"
+"""Name in snippets while no model is loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServeSettings:
+    """Settings of the next start, and whether the server starts with the window."""
+
+    host: str
+    port: int
+    needs_key: bool
+    allows_plain: bool
+    starts_with_window: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ServeStatus:
+    """`is_on`, `is_busy`: whether it runs, and whether it starts or stops.
+
+    `url`: its address while it runs. `fault`: why it does not run, with a remedy; empty: nothing is wrong.
+    `key`: its key; empty if it is not known yet.
+    """
+
+    is_on: bool = False
+    is_busy: bool = False
+    url: str = ""
+    fault: str = ""
+    key: str = ""
+
+
+class ServePane(QWidget):
+    """Shows the state of the server, and reports what people want of it."""
+
+    start_requested = Signal()
+    stop_requested = Signal()
+    settings_changed = Signal(ServeSettings)
+    key_requested = Signal()
+    """The key is to be shown or copied, and is not known yet."""
+    new_key_requested = Signal()
+    texts_toggled = Signal(bool)
+    request_chosen = Signal()
+
+    def __init__(self, settings: ServeSettings, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._status = ServeStatus()
+        self._model, self._n_ctx = "", 0
+        self._copies_key = False
+        """Whether the key is copied as soon as it is known."""
+        self.switch_button = QPushButton()
+        self.state_label = ElidedLabel("", "strong")
+        self.copy_url_button = QPushButton(tr("Copy address"))
+        self.fault_label = plain_label("", "error", wrap=True)
+        self.tabs = QTabWidget()
+        self.tabs.setAccessibleName(tr("Parts of the API server"))
+        self._make_requests()
+        self._make_settings(settings)
+        self._make_snippets()
+        self._build()
+        self._connect()
+        self._refresh()
+
+    # ------------------------------------------------------------------ structure
+
+    def _make_requests(self) -> None:
+        self.table = RequestTable()
+        self.empty_label = plain_label(tr("No program has asked yet."), "dim", wrap=True)
+        self.empty_label.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        self._stack = QStackedWidget()
+        self.texts_box = QCheckBox(tr("Keep the texts of requests"))
+        self.texts_box.setToolTip(
+            tr("Texts of the last requests are kept in memory, and forgotten when this is switched off.")
+        )
+        self.text_edit = QPlainTextEdit()
+        self.text_edit.setReadOnly(True)
+        self.text_edit.setTabChangesFocus(True)
+        self.text_edit.setAccessibleName(tr("Text of the selected request and its answer"))
+        self.text_edit.hide()
+
+    def _make_settings(self, settings: ServeSettings) -> None:
+        self.host_edit = QLineEdit(settings.host)
+        self.host_edit.setAccessibleName(tr("Address to listen on"))
+        self.port_box = SpinBox()
+        self.port_box.setAccessibleName(tr("Port"))
+        self.port_box.setRange(1, (1 << 16) - 1)
+        self.port_box.setGroupSeparatorShown(False)
+        self.port_box.setKeyboardTracking(False)
+        self.port_box.setValue(settings.port)
+        # As far from the frame as the text of the other fields.
+        self.port_box.lineEdit().setTextMargins(6, 0, 0, 0)
+        self.key_box = QCheckBox(tr("Require the key"))
+        self.key_box.setChecked(settings.needs_key)
+        self.plain_box = QCheckBox(tr("Allow unencrypted requests"))
+        self.plain_box.setToolTip(
+            tr("For addresses that other computers reach: others on the network can read the requests.")
+        )
+        self.plain_box.setChecked(settings.allows_plain)
+        self.start_box = QCheckBox(tr("Start with the window"))
+        self.start_box.setChecked(settings.starts_with_window)
+        self.key_edit = QLineEdit()
+        self.key_edit.setReadOnly(True)
+        self.key_edit.setAccessibleName(tr("Key"))
+        self.show_key_button = QPushButton(tr("Show"))
+        self.show_key_button.setAccessibleName(tr("Show the key"))
+        self.show_key_button.setCheckable(True)
+        self.copy_key_button = QPushButton(tr("Copy"))
+        self.copy_key_button.setAccessibleName(tr("Copy the key"))
+        self.new_key_button = QPushButton(tr("New key"))
+        self.new_key_button.setToolTip(tr("Programs with the old key are refused from then on."))
+
+    def _make_snippets(self) -> None:
+        self.program_box = ComboBox()
+        self.program_box.setAccessibleName(tr("Program"))
+        self.program_box.addItems(PROGRAMS)
+        self.copy_snippet_button = QPushButton(tr("Copy"))
+        self.copy_snippet_button.setAccessibleName(tr("Copy the snippet"))
+        self.snippet_edit = QPlainTextEdit()
+        self.snippet_edit.setReadOnly(True)
+        self.snippet_edit.setTabChangesFocus(True)
+        self.snippet_edit.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
+        self.snippet_edit.setFont(QFontDatabase.systemFont(QFontDatabase.SystemFont.FixedFont))
+        self.snippet_edit.setAccessibleName(tr("Snippet"))
+
+    def _build(self) -> None:
+        head = QHBoxLayout()
+        head.addWidget(self.switch_button)
+        head.addWidget(self.state_label, 1)
+        head.addWidget(self.copy_url_button)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(8, 4, 8, 8)
+        column.setSpacing(6)
+        column.addLayout(head)
+        column.addWidget(self.fault_label)
+        column.addWidget(self.tabs, 1)
+        self.tabs.addTab(self._requests_tab(), tr("Requests"))
+        settings = _scrolling(self._settings_tab())
+        settings.setAccessibleName(tr("Address and key"))
+        self.tabs.addTab(settings, tr("Address and key"))
+        self.tabs.addTab(self._snippets_tab(), tr("Programs"))
+
+    def _requests_tab(self) -> QWidget:
+        self._stack.addWidget(self.empty_label)
+        self._stack.addWidget(self.table)
+        parts = QSplitter(Qt.Orientation.Horizontal)
+        parts.addWidget(self._stack)
+        parts.addWidget(self.text_edit)
+        parts.setStretchFactor(0, 2)
+        parts.setStretchFactor(1, 1)
+        parts.setChildrenCollapsible(False)
+        parts.setAccessibleName(tr("Requests and their texts"))
+        return parts
+
+    def _settings_tab(self) -> QWidget:
+        tab = QWidget()
+        grid = QGridLayout(tab)
+        grid.setContentsMargins(8, 8, 8, 8)
+        grid.setVerticalSpacing(4)
+        for row, (text, field) in enumerate(
+            ((tr("Address"), self.host_edit), (tr("Port"), self.port_box), (tr("Key"), self.key_edit))
+        ):
+            label = plain_label(text, "dim")
+            label.setBuddy(field)
+            grid.addWidget(label, row, 0)
+            grid.addWidget(field, row, 1)
+        buttons = QHBoxLayout()
+        for button in (self.show_key_button, self.copy_key_button, self.new_key_button):
+            buttons.addWidget(button)
+        buttons.addStretch(1)
+        grid.addWidget(self.plain_box, 0, 2)
+        grid.addWidget(self.start_box, 1, 2)
+        grid.addLayout(buttons, 2, 2)
+        grid.addWidget(self.key_box, 3, 1)
+        grid.addWidget(self.texts_box, 3, 2)
+        grid.setColumnStretch(1, 1)
+        grid.setRowStretch(4, 1)
+        return tab
+
+    def _snippets_tab(self) -> QWidget:
+        head = QHBoxLayout()
+        label = plain_label(tr("Program"), "dim")
+        label.setBuddy(self.program_box)
+        head.addWidget(label)
+        head.addWidget(self.program_box)
+        head.addWidget(self.copy_snippet_button)
+        head.addStretch(1)
+        tab = QWidget()
+        column = QVBoxLayout(tab)
+        column.setContentsMargins(6, 6, 6, 6)
+        column.addLayout(head)
+        column.addWidget(self.snippet_edit, 1)
+        return tab
+
+    def _connect(self) -> None:
+        self.switch_button.clicked.connect(self._on_switch)
+        self.copy_url_button.clicked.connect(lambda: _copy(f"{self._status.url}/v1"))
+        self.texts_box.toggled.connect(self._on_texts_toggled)
+        self.table.selectionModel().selectionChanged.connect(self._on_chosen)
+        self.host_edit.editingFinished.connect(self._tell_settings)
+        self.port_box.valueChanged.connect(self._tell_settings)
+        for box in (self.key_box, self.plain_box, self.start_box):
+            box.clicked.connect(self._tell_settings)
+        self.show_key_button.toggled.connect(self._on_show_key)
+        self.copy_key_button.clicked.connect(self._on_copy_key)
+        self.new_key_button.clicked.connect(self.new_key_requested.emit)
+        self.program_box.currentIndexChanged.connect(self._show_snippet)
+        self.copy_snippet_button.clicked.connect(lambda: _copy(self._snippet(self._used_key)))
+
+    # ------------------------------------------------------------------ what is shown
+
+    @property
+    def settings(self) -> ServeSettings:
+        """The settings as they are in the fields."""
+        return ServeSettings(
+            self.host_edit.text().strip(),
+            self.port_box.value(),
+            self.key_box.isChecked(),
+            self.plain_box.isChecked(),
+            self.start_box.isChecked(),
+        )
+
+    def show_status(self, status: ServeStatus) -> None:
+        """Show the state of the server."""
+        self._status = status
+        if self._copies_key and status.key:
+            self._copies_key = False
+            _copy(status.key)
+        self._refresh()
+
+    def show_model(self, name: str, n_ctx: int) -> None:
+        """Use this model in the snippets; empty: none is loaded. `n_ctx`: tokens of one request."""
+        if (name, n_ctx) != (self._model, self._n_ctx):
+            self._model, self._n_ctx = name, n_ctx
+            self._show_snippet()
+
+    def show_starts(self, starts: bool) -> None:
+        """Show whether the server starts with the window, which is a preference too."""
+        self.start_box.setChecked(starts)
+
+    def show_text(self, text: str) -> None:
+        """Show the text of the selected request."""
+        if text != self.text_edit.toPlainText():
+            self.text_edit.setPlainText(text)
+
+    def show_requests(self, rows: Sequence[RequestRow]) -> None:
+        """Show the requests, the newest first."""
+        self.table.requests.set_rows(rows)
+        self._stack.setCurrentWidget(self.table if rows else self.empty_label)
+
+    def _refresh(self) -> None:
+        status = self._status
+        # It stays enabled while the server starts or stops: a button that is disabled loses the keyboard.
+        self.switch_button.setText(tr("Stop server") if status.is_on else tr("Start server"))
+        set_role(self.switch_button, "danger" if status.is_on else "good")
+        if status.is_busy:
+            words = tr("Stopping…") if status.is_on else tr("Starting…")
+        else:
+            words = tr("On: {url}", url=f"{status.url}/v1") if status.is_on else tr("Off")
+        self.state_label.setText(words)
+        self.copy_url_button.setEnabled(status.is_on)
+        self.fault_label.setText(status.fault)
+        self.fault_label.setVisible(bool(status.fault))
+        # They count from the next start on.
+        for field in (self.host_edit, self.port_box, self.key_box, self.plain_box):
+            field.setEnabled(not status.is_on and not status.is_busy)
+            field.setToolTip(tr("Stop the server to change this.") if status.is_on else field.statusTip())
+        self.new_key_button.setEnabled(not status.is_busy)
+        self._show_key()
+        self._show_snippet()
+
+    def _show_key(self) -> None:
+        shown = self._status.key if self.show_key_button.isChecked() else MASK
+        self.key_edit.setText(shown)
+        self.key_edit.setCursorPosition(0)
+
+    @property
+    def _used_key(self) -> str:
+        return self._status.key if self.key_box.isChecked() else ""
+
+    def _snippet(self, key: str) -> str:
+        settings = self.settings
+        url = self._status.url or f"http://{settings.host}:{settings.port}"
+        return snippet(self.program_box.currentText(), url, key, self._model or EXAMPLE_MODEL, self._n_ctx or 4096)
+
+    def _show_snippet(self) -> None:
+        # The key is put in when the snippet is copied: somebody may be looking on.
+        text = self._snippet(MASK if self.key_box.isChecked() else "")
+        if text != self.snippet_edit.toPlainText():
+            self.snippet_edit.setPlainText(text)
+
+    # ------------------------------------------------------------------ what people do
+
+    def _on_switch(self) -> None:
+        if self._status.is_busy:
+            return
+        if self._status.is_on:
+            self.stop_requested.emit()
+        else:
+            # A click does not take the focus from a field on every system.
+            self._tell_settings()
+            self.start_requested.emit()
+
+    def _tell_settings(self) -> None:
+        self.settings_changed.emit(self.settings)
+        self._show_snippet()
+
+    def _on_show_key(self, shown: bool) -> None:
+        if shown and not self._status.key:
+            self.key_requested.emit()
+        self.show_key_button.setText(tr("Hide") if shown else tr("Show"))
+        self.show_key_button.setAccessibleName(tr("Hide the key") if shown else tr("Show the key"))
+        self._show_key()
+
+    def _on_copy_key(self) -> None:
+        if self._status.key:
+            _copy(self._status.key)
+        else:
+            self._copies_key = True
+            self.key_requested.emit()
+
+    def _on_chosen(self) -> None:
+        self.request_chosen.emit()
+
+    def _on_texts_toggled(self, keeps: bool) -> None:
+        self.text_edit.setVisible(keeps)
+        if not keeps:
+            self.text_edit.clear()
+        self.texts_toggled.emit(keeps)
+
+
+def _scrolling(content: QWidget) -> QScrollArea:
+    area = QScrollArea()
+    area.setWidgetResizable(True)
+    area.setWidget(content)
+    return area
+
+
+def _copy(text: str) -> None:
+    QGuiApplication.clipboard().setText(text)

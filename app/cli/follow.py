@@ -10,8 +10,10 @@ from pathlib import Path
 
 from app.cli import exit_codes
 from app.cli.entry import on_interrupt
+from app.cli.inputs import learn_need
 from app.cli.printers import Printer
 from engine.base.errors import ArgumentError
+from engine.devices.device import ComputingNeed
 from engine.devices.telemetry.memory_holders import memory_holders
 from engine.planning.plan.plan import Plan
 from engine.runtime.protocol.messages import AnyModelRequest, FinalMessage
@@ -61,10 +63,17 @@ class Follower:
 
     def __init__(self, sequences: Path | None = None) -> None:
         self._news: queue.SimpleQueue[SessionUpdate] = queue.SimpleQueue()
-        self.session = ModelSession(self._news.put, holders=memory_holders, sequences=sequences)
+        self.session = ModelSession(self._receive, holders=memory_holders, sequences=sequences)
         self._stage: Stage = "header"
         self._interrupts = 0
         self._heeded = 0
+
+    def _receive(self, news: SessionUpdate) -> None:
+        # In the session's thread: it is saved before the ending that it belongs to is shown.
+        if isinstance(news, ComputingNeed):
+            learn_need(news)
+        else:
+            self._news.put(news)
 
     @contextmanager
     def loading(self, order: LoadOrder) -> Iterator[None]:
@@ -142,8 +151,19 @@ class Follower:
             raise Ended(self.cancelled)
         while not self._news.empty():
             news = self._news.get()
-            if isinstance(news, Failed | Crashed):
+            if isinstance(news, OutOfMemory | Failed | Crashed):
                 raise Ended(news)
+
+    def step_back(self, order: LoadOrder, ending: LoadEnding | RequestEnding) -> bool:
+        """Load another layout after memory ran out in an answer, if the order allows it; return whether it was begun.
+
+        The caller follows with `load`. `order`: of the plan that was loaded.
+        """
+        is_lost = isinstance(ending, OutOfMemory) and self.session.snapshot.loaded is None
+        if not is_lost or not order.retry.retries or self.interrupted:
+            return False
+        self.session.load(order)
+        return True
 
     # ------------------------------------------------------------------ requests
 
@@ -161,7 +181,7 @@ class Follower:
             while time.monotonic() < deadline_s:
                 with suppress(queue.Empty):
                     news = self._news.get(timeout=INTERRUPT_POLL_S)
-                    if isinstance(news, Failed | Crashed):
+                    if isinstance(news, OutOfMemory | Failed | Crashed):
                         raise Ended(news) from None
             raise Ended(Failed(kind=error.kind, message=error.summary())) from None
 

@@ -19,12 +19,12 @@ from app.cli.settings_options import context_of, side_files_of
 from app.paths import calibration_path, speeds_path
 from app.timed_answer import timed_answer
 from engine.base.errors import ArgumentError, EngineError, RuleViolationError
-from engine.devices.device import Rig
+from engine.devices.device import ComputingNeed, Rig
 from engine.devices.rig_file import read_rig
 from engine.machines.rigs.speeds import bare_speed, known_speeds, learnt
 from engine.model.gguf.model_file import ModelFile
 from engine.model.gguf.reader import read_model
-from engine.planning.fit.calibration import read_calibration
+from engine.planning.fit.calibration import read_calibration, write_calibration
 from engine.planning.fit.speed_book import read_speed_book, write_speed_book
 from engine.planning.fit.strategies.catalogue import auto_layout, find_strategy
 from engine.planning.fit.strategies.constraints import Watch
@@ -85,6 +85,15 @@ def learn_speed(plan: Plan, done: Done) -> None:
         write_speed_book(speeds_path(), learnt(book, plan, predicted, answer))
     except EngineError as error:
         _log.info("speeds: %s", error.summary())
+
+
+def learn_need(need: ComputingNeed) -> None:
+    """Save what a model needed beyond its forecast while it computed. If that fails, nothing else is lost."""
+    calibration = read_calibration(calibration_path())
+    try:
+        write_calibration(calibration_path(), calibration.with_need(need))
+    except EngineError as error:
+        _log.info("calibration: %s", error.summary())
 
 
 # Seconds between two lines of progress.

@@ -19,7 +19,7 @@ from engine.base.errors import ArgumentError
 from engine.base.files import read_at_most
 from engine.base.json_file import UNREADABLE
 from engine.runtime.protocol.messages import ChatMessage, Generate
-from engine.runtime.session.events import Cancelled, Done, Loaded, Token
+from engine.runtime.session.events import Cancelled, Done, Loaded, OutOfMemory, Token
 from engine.runtime.session.load_order import LoadOrder
 
 # Bounds the memory that a wrong file for --prompts, such as a model, would take.
@@ -65,6 +65,13 @@ class LoadCommand:
         self._requests, self._numbered = requests, numbered
         self._printer = printer
         self._follower = Follower()
+        self._indices: dict[int, int] = {}
+        """Index of the prompt by the number of its request."""
+        self._left = list(range(len(requests)))
+        """Indices of prompts whose answers have not ended."""
+        self._summary = Answers()
+        self._texts = [""] * len(requests)
+        self._tokens = [0] * len(requests)
 
     def run(self) -> int:
         """Run the command, and return the exit code. No child process remains."""
@@ -74,6 +81,12 @@ class LoadCommand:
             if isinstance(ending, Loaded) and self._requests:
                 self._printer.show(ending)
                 ending = self._answers()
+                while plan is not None and self._follower.step_back(self._order.with_plan(plan), ending):
+                    ending = self._follower.load(self._printer)
+                    plan = self._follower.loaded_plan
+                    if isinstance(ending, Loaded):
+                        self._printer.show(ending)
+                        ending = self._answers()
                 if self._follower.interrupted:
                     # What was asked for last was to stop, whatever came of the answers meanwhile.
                     ending = self._follower.cancelled
@@ -84,31 +97,54 @@ class LoadCommand:
         return exit_code_of(ending)
 
     def _answers(self) -> Ending:
-        """Print the answers to all prompts as they arrive; return the last event, which is not printed."""
-        answers, open_requests = Answers(), set[int]()
+        """Print the answers to all prompts as they arrive; return the last event, which is not printed.
+
+        Answers for which memory ran out go on where they were, if this is called again after another load.
+        """
+        answers, open_requests = self._summary, set[int]()
+        may_go_on = self._order.retry.retries > 0
         try:
-            for request in self._requests:
-                open_requests.add(self._follower.session.ask(request))
+            for index in self._left:
+                number = self._follower.session.ask(self._request(index))
+                self._indices[number] = index
+                open_requests.add(number)
         except ArgumentError:
             pass  # The model was lost a moment ago; its ending, or that of what was asked before, comes next.
         for news in self._follower.news():
             if isinstance(news, Token):
+                index = self._indices[news.request or 0]
+                self._texts[index] += news.text
+                self._tokens[index] += 1
                 self._printer.show(self._shown(news))
             elif isinstance(news, AnswerEnding):
                 if news.request is None:
                     return news
                 open_requests.remove(news.request)
+                if may_go_on and isinstance(news, OutOfMemory) and self._follower.loaded_plan is None:
+                    if open_requests:
+                        continue
+                    return msgspec.structs.replace(news, request=None)
+                self._left.remove(self._indices[news.request])
                 answers.add(news)
                 if not self._numbered:
                     return self._shown(news)
-                self._printer.show(news)
+                self._printer.show(self._shown(news))
                 if not open_requests:
                     return answers.summary()
         raise AssertionError("news have no end")
 
     def _shown(self, event: _E) -> _E:
-        """Return `event` without its number if there is one prompt only."""
-        return event if self._numbered else msgspec.structs.replace(event, request=None)
+        """Return `event` with the index of its prompt, or without a number if there is one prompt only."""
+        number = self._indices.get(event.request or 0) if self._numbered else None
+        return msgspec.structs.replace(event, request=number)
+
+    def _request(self, index: int) -> Generate:
+        """Return the request for a prompt, which goes on after the text that is there already."""
+        request, text = self._requests[index], self._texts[index]
+        if not text:
+            return request
+        left = None if request.max_tokens is None else max(1, request.max_tokens - self._tokens[index])
+        return msgspec.structs.replace(request, begun=text, max_tokens=left)
 
 
 class Answers:

@@ -18,13 +18,24 @@ from app.cli.follow import INTERRUPT_POLL_S, BadEnding, Ended, Follower, exit_co
 from app.cli.inputs import learn_speed
 from engine.base.errors import EngineError
 from engine.chat import answer as core
-from engine.chat.answer import AnswerOptions, AnswerRun, Append, Finish, loss_words, new_answer, new_question
+from engine.chat.answer import (
+    AnswerOptions,
+    AnswerRun,
+    Append,
+    Finish,
+    continued_answer,
+    loss_words,
+    new_answer,
+    new_question,
+)
 from engine.chat.attachments import ReadFile
 from engine.chat.context import Overflow
 from engine.chat.conversation import Conversation, title_of_message
+from engine.chat.message import Message
 from engine.chat.presets import Preset, chat_sampling, system_prompt
 from engine.chat.saved_kv_states import MIN_TOKENS, KvStateKey, SavedKvStates, key_of, model_identity
 from engine.chat.store import ChatStore
+from engine.chat.thinking import begun_answer
 from engine.chat.tree import MessageTree, add
 from engine.runtime.protocol.messages import (
     Counted,
@@ -139,6 +150,10 @@ class Talk:
         return exit_codes.OK
 
     def _load(self) -> None:
+        self._load_layout()
+        self._printer.begin(self._conversation.id, self._conversation.title)
+
+    def _load_layout(self) -> None:
         ending = self._follower.load(self._printer.load)
         if not isinstance(ending, Loaded):
             raise Ended(ending)
@@ -147,7 +162,6 @@ class Talk:
         self._plan = plan = self._follower.loaded_plan or self._plan
         n_ctx = self._follower.session.snapshot.context_size
         self._answer_options = replace(self._answer_options, n_ctx=n_ctx, layout=plan.edit.layout)
-        self._printer.begin(self._conversation.id, self._conversation.title)
 
     # ------------------------------------------------------------------ saved states of the model
 
@@ -230,7 +244,10 @@ class Talk:
 
     def _answer(self, tree: MessageTree) -> None:
         """Answer the last message of a conversation tree."""
-        run = new_answer(self._conversation.id, tree, self._answer_options)
+        self._write_answer(new_answer(self._conversation.id, tree, self._answer_options))
+
+    def _write_answer(self, run: AnswerRun) -> None:
+        """Write an answer. If memory runs out and other layouts may be tried, it goes on in one that fits."""
         self._store.apply(self._conversation.id, self._tree, run.tree)
         self._tree = run.tree
         self._has_warned, self._ending, self._finish = False, None, None
@@ -244,6 +261,10 @@ class Talk:
             # Not after a context shift: the KV state is not that of the conversation.
             if not finish.done.dropped_tokens:
                 self._save_state(self._request, finish.done.prompt_tokens + finish.done.generated_tokens)
+        elif self._ending is not None and self._follower.step_back(self._order.with_plan(self._plan), self._ending):
+            self._load_layout()
+            self._restore()
+            self._go_on(finish.message, run)
         elif isinstance(self._ending, BadEnding):
             raise Ended(self._ending)
         elif self._options.prompt is not None:
@@ -251,6 +272,12 @@ class Talk:
             raise Ended(Failed(kind="argument", message=finish.failure))
         else:
             self._printer.notice(finish.failure)
+
+    def _go_on(self, message: Message, run: AnswerRun) -> None:
+        """Continue an answer that was cut off."""
+        thinking = bool(message.reasoning) and not message.content
+        begun = begun_answer(message.reasoning, message.content, run.marks, thinking=thinking)
+        self._write_answer(continued_answer(run.chat, self._tree, message, self._answer_options, begun))
 
     # ------------------------------------------------------------------ effects
 

@@ -196,7 +196,10 @@ class Loader(QObject):
 
     def _on_lost_changed(self, model: OpenModel, lost: bool) -> None:
         """Load a lost model again by itself: once, until it has answered again."""
-        if lost and self._settings.reload_lost and model not in self._reloaded:
+        if lost and model.loading.steps_back:
+            # Without asking, as a load steps back: the layout did not fit.
+            QTimer.singleShot(0, self, partial(self.reload, model))
+        elif lost and self._settings.reload_lost and model not in self._reloaded:
             self._reloaded.add(model)
             # Not in the middle of the signals that report the loss.
             QTimer.singleShot(0, self, partial(self.reload, model))

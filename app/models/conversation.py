@@ -13,7 +13,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.models.answering import Answering, ChatStorage
 from app.models.context_counter import CountedChat
-from app.models.loading import Loading
+from app.models.loading import AnswerLost, Loading
 from engine.base.language import tr
 from engine.chat.answer import AnswerOptions, AnswerRun, Append, Finish, continued_answer, new_answer, new_question
 from engine.chat.asking import chat_messages, media_of, texts_of
@@ -100,7 +100,14 @@ class Conversation(QObject):
         self.answering.overflow_asked.connect(self.overflow_asked)
         self.answering.finished.connect(self._on_finished)
         self.answering.kept.connect(self.message_changed)
+        self._failed: AnswerRun | None = None
+        """The last answer that failed."""
+        self._waiting = ""
+        """The id of the answer that goes on when the model is loaded with another layout; empty: none."""
         loading.loaded_changed.connect(self._on_loaded_changed)
+        # After `Answering`, which ends the answer by the same signal.
+        loading.answer_lost.connect(self._on_lost)
+        loading.phase_changed.connect(self._on_phase_changed)
 
     def keep_in(self, storage: ChatStorage) -> None:
         """Use `storage` from now on."""
@@ -368,6 +375,7 @@ class Conversation(QObject):
 
     def _on_finished(self, run: AnswerRun, end: Finish) -> None:
         if end.done is None:
+            self._failed = run
             return  # the failed answer stays below its question, and Retry asks again
         begun = run.continuation
         if begun is not None and run.chat == self.chat.id:
@@ -375,6 +383,21 @@ class Conversation(QObject):
             QTimer.singleShot(0, self, lambda: self._answer_now(run.message.id, begun))
         self.answer_finished.emit(end.done)
         self.context_use_changed.emit(ContextFill(self._loading.snapshot.context_used or 0, self._context_size))
+
+    def _on_lost(self, lost: AnswerLost) -> None:
+        failed, self._failed = self._failed, None
+        if lost.goes_on and failed is not None and failed.chat == self.chat.id:
+            self._waiting = failed.message.id
+
+    def _on_phase_changed(self, phase: Phase) -> None:
+        """Let the answer go on for which memory ran out, once the model is loaded with another layout."""
+        if phase is Phase.READY:
+            waiting, self._waiting = self._waiting, ""
+            if waiting in self.tree.messages:
+                # Later, when everybody knows the loaded model.
+                QTimer.singleShot(0, self, lambda: self.go_on(waiting))
+        elif phase is Phase.STOPPED:
+            self._waiting = ""
 
     def _answer_now(self, thought: str, begun: str) -> None:
         if thought in self.tree.messages and self.can_ask:

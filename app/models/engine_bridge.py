@@ -5,6 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import QObject, Qt, Signal
 
 from app.paths import kept_states_path
+from engine.devices.device import ComputingNeed
 from engine.devices.telemetry.memory_holders import memory_holders
 from engine.runtime.protocol.messages import DeviceMemoryReadings
 from engine.runtime.session.driver import SessionUpdate
@@ -45,6 +46,7 @@ class EngineBridge(QObject):
     done = Signal(Done)
     answered = Signal(Answered)
     device_memory = Signal(object)  # tuple[DeviceMemoryReading, ...]
+    need_found = Signal(object)  # ComputingNeed
 
     _arrived = Signal(object)
 
@@ -77,5 +79,7 @@ class EngineBridge(QObject):
     def _on_arrived(self, news: SessionUpdate) -> None:
         if isinstance(news, DeviceMemoryReadings):
             self.device_memory.emit(news.readings)
+        elif isinstance(news, ComputingNeed):
+            self.need_found.emit(news)
         else:
             self._signals[type(news)].emit(news)

@@ -46,11 +46,15 @@ class StepBack:
 
 @dataclass(frozen=True, slots=True)
 class AnswerLost:
-    """A request that failed, and why, as a sentence. `kind`: kind of the failure, as in `Failed`; else empty."""
+    """A request that failed, and why, as a sentence. `kind`: kind of the failure, as in `Failed`; else empty.
+
+    `goes_on`: the model is loaded again with another layout, in which the answer goes on.
+    """
 
     request: int
     sentence: str
     kind: str = ""
+    goes_on: bool = False
 
 
 class Loading(QObject):
@@ -95,6 +99,8 @@ class Loading(QObject):
         self._held: LoadOrder | None = None
         """The order of the last load, until it is replaced or unloaded."""
         self._lost: LoadOrder | None = None
+        self.steps_back = False
+        """Whether the model was lost because it ran out of memory, and `reload` tries other layouts."""
         self._has_crashed = False
         """Whether the last load, or the child that was loaded, ended by a crash of the engine."""
         self._own: frozenset[int] = frozenset()
@@ -108,6 +114,7 @@ class Loading(QObject):
         for ended in (bridge.out_of_memory, bridge.failed, bridge.crashed, bridge.cancelled):
             ended.connect(self._on_ended)
         bridge.done.connect(self._on_done)
+        bridge.need_found.connect(self._calibrator.learn_need)
 
     def prepare_close(self) -> None:
         """Announce that the model goes. Call it in the GUI thread before `close`."""
@@ -279,18 +286,26 @@ class Loading(QObject):
         if event.request is not None:
             sentence = ENGINE_ENDED if isinstance(event, Crashed) else loss_words(event)
             kind = event.kind if isinstance(event, Failed) else ""
-            self.answer_lost.emit(AnswerLost(event.request, sentence, kind))
+            self.answer_lost.emit(AnswerLost(event.request, sentence, kind, self._goes_on(event)))
             if self.snapshot.loaded is not None or self.snapshot.is_unloading or isinstance(event, Cancelled):
                 return  # Only the request failed; the model stays loaded.
         self._tell_end(event)
 
+    def _goes_on(self, event: OutOfMemory | Failed | Crashed | Cancelled) -> bool:
+        """Return whether a loaded model ran out of memory, and other layouts of it may be tried."""
+        was_loaded = isinstance(event, OutOfMemory) and self._asked is None and self.snapshot.loaded is None
+        return was_loaded and self._held is not None and self._held.retry.retries > 0
+
     def _tell_end(self, event: OutOfMemory | Failed | Crashed | Cancelled) -> None:
         asked = None
         self._has_crashed = isinstance(event, Crashed)
+        self.steps_back = self._goes_on(event)
         if event.request is None:
             asked, self._asked = self._asked, None
         self.proposals = self.snapshot.proposals
-        self.proposals_model = None if asked is None else asked.plan.model
+        # Proposals after an answer are for the model that was loaded.
+        failed = asked or (self._held if isinstance(event, OutOfMemory) else None)
+        self.proposals_model = None if failed is None else failed.plan.model
         self.ended.emit(event)
         if self.snapshot.loaded is None:
             held, self._held = self._held, None

@@ -11,7 +11,7 @@ from app.background import Background, Worker
 from app.paths import calibration_path
 from app.rig.live_rig import LiveRig
 from engine.base.errors import EngineError
-from engine.devices.device import CPU_ID, Rig
+from engine.devices.device import CPU_ID, ComputingNeed, Rig
 from engine.devices.telemetry.sample import Sample
 from engine.planning.fit.calibration import NO_CALIBRATION, Calibration, read_calibration, write_calibration
 from engine.runtime.session.events import Loaded
@@ -60,6 +60,10 @@ class Calibrator(QObject):
     def learn(self, calibration: Calibration) -> None:
         """Use a calibration that was learned outside of the window, such as by an examination."""
         self._keep(calibration)
+
+    def learn_need(self, need: ComputingNeed) -> None:
+        """Keep what a model needed on a device beyond its forecast while it computed."""
+        self._keep(self.calibration.with_need(need))
 
     def reset(self) -> None:
         """Delete everything that was learned."""

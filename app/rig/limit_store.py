@@ -7,8 +7,7 @@ from dataclasses import replace
 import msgspec
 
 from app.settings import Settings
-from engine.devices.device import Device
-from engine.planning.fit.calibration import device_key
+from engine.devices.device import Device, device_key
 
 MAX_DEVICES = 64
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import msgspec
+
 from engine.base.language import tr
 from engine.base.units import MIB, format_bytes
 from engine.model.gguf.model_file import FileIdentity
@@ -87,6 +89,44 @@ class Holding:
     key: FileIdentity
 
 
+def device_key(device: Device) -> str:
+    """Return the key of a device, which stays the same from run to run."""
+    place = device.pci_bus_id or (f"{device.endpoint}/{device.endpoint_device}" if device.endpoint else device.id)
+    return f"{device.backend} {place.lower()}"
+
+
+class ComputingNeed(msgspec.Struct, frozen=True):
+    """What a model was found to need on a device beyond its buffers, when it ran out of memory while it computed.
+
+    The engine's pools and workspaces do not depend on how many layers the device has, but on what is computed.
+
+    `device`, `model`: keys of the device and the model.
+    `n_ctx`, `n_ubatch`: settings of the load; with less of either the need is not known.
+    `flash_attention`: whether it was on or left open. `types`: types of the K and V cache.
+    `overhead_bytes`: least bytes beyond weights, state and buffers.
+    """
+
+    device: str
+    model: str
+    n_ctx: int
+    n_ubatch: int
+    flash_attention: bool
+    types: tuple[str, str]
+    overhead_bytes: int
+
+    def is_like(self, other: ComputingNeed) -> bool:
+        """Whether both are about the same device, model, flash attention and cache types."""
+        return self._subject == other._subject
+
+    def covers(self, asked: ComputingNeed) -> bool:
+        """Whether what is asked about needs at least as much."""
+        return self.is_like(asked) and asked.n_ctx >= self.n_ctx and asked.n_ubatch >= self.n_ubatch
+
+    @property
+    def _subject(self) -> tuple[object, ...]:
+        return self.device, self.model, self.flash_attention, self.types
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     """One place for layers: a card, an RPC device, or the host.
@@ -97,6 +137,7 @@ class Device:
     `holdings`: memory of our other models that stay loaded; it is not part of `free_bytes`.
     `fingerprint`: of the certificate of the paired machine at `endpoint`, which is reached only through a tunnel.
     `via`: local address (host:port) of that tunnel; None while there is none.
+    `computing`: what models were found to need here beyond their forecast, while they computed.
     `is_stopped`: the process of a lab worker ended by itself; nothing can be placed there until it runs again.
     """
 
@@ -119,6 +160,7 @@ class Device:
     fingerprint: str | None = None
     via: str | None = None
     is_stopped: bool = False
+    computing: tuple[ComputingNeed, ...] = ()
 
     def fault(self, feature: Feature, of: str = "") -> Fault | None:
         """Return the fault because of which a feature is not used here for type `of`; None if it is used.

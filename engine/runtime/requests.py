@@ -10,6 +10,7 @@ from engine.base.language import tr
 from engine.base.pci import parse_pci_id
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.devices.telemetry.cards import list_nvidia_cards
+from engine.model.gguf.model_file import ModelFile
 from engine.planning.memory.backends import backend_traits
 from engine.planning.memory.side_files import Projector
 from engine.planning.plan.plan import Plan
@@ -24,6 +25,10 @@ from engine.runtime.protocol.messages import (
 )
 
 CUDA_VARIABLE = "CUDA_VISIBLE_DEVICES"
+HIP_VARIABLE = "HIP_VISIBLE_DEVICES"
+VULKAN_VARIABLE = "GGML_VK_VISIBLE_DEVICES"
+NO_DEVICE = "-1"
+"""An entry that names no device: HIP takes an empty variable for one that is not set [unverified on a card]."""
 
 
 def load_request(plan: Plan, *, sequences: Path | None = None) -> Load:
@@ -45,10 +50,20 @@ def load_request(plan: Plan, *, sequences: Path | None = None) -> Load:
         devices=device_refs(plan.rig),
         parameters=plan.parameters,
         context=plan.settings,
+        positions=_learned_positions(plan.model),
         adapters=tuple(AdapterFile(_as_text(each.path), each.scale) for each in side_files.adapters),
         projector=None if side_files.projector is None else _projector_file(plan, side_files.projector),
         access=FileAccess(readable=tuple(map(_as_text, (*plan.model.paths, *beside))), writable=writable),
     )
+
+
+def _learned_positions(model: ModelFile) -> int | None:
+    """Return how many positions the model has learned; None if it computes them, as with RoPE.
+
+    ggml aborts at a position beyond them (`ggml_get_rows`), and llama.cpp does not check it.
+    """
+    shapes = (tensor.shape for tensor in model.global_tensors if tensor.name == "position_embd.weight")
+    return next((shape[1] for shape in shapes if len(shape) > 1), None)
 
 
 def probe_request(plan: Plan) -> Probe:
@@ -75,10 +90,43 @@ def environment(plan: Plan) -> dict[str, str]:
     tokens = plan.edit.context.op_offload_min_batch
     if tokens is not None:
         found[OFFLOAD_VARIABLE] = str(tokens)
-    cards = _visible_cards(plan)
+    hip, vulkan = _visible_numbers(plan, "HIP", "ROCm"), _visible_numbers(plan, "Vulkan", "Vulkan")
+    if hip is not None:
+        found[HIP_VARIABLE] = ",".join(hip) or NO_DEVICE
+    if vulkan is not None:
+        found[VULKAN_VARIABLE] = ",".join(vulkan)
+    # HIP reads CUDA's variable where its own is missing, and would find none of its cards among these UUIDs.
+    has_hip = any(device.backend == "HIP" and not device.is_rpc for device in plan.rig.devices)
+    cards = None if has_hip and HIP_VARIABLE not in found else _visible_cards(plan)
     if cards is not None:
         found[CUDA_VARIABLE] = ",".join(cards)
     return found
+
+
+def _visible_numbers(plan: Plan, backend: str, name: str) -> tuple[str, ...] | None:
+    """Return the entries for the devices of a backend that the plan uses, or None if they cannot be named.
+
+    `name`: ggml's name of a device without its number, which counts the devices that the user's environment leaves.
+    A hidden device changes the numbers of the others, so all need a PCI id by which the child finds them.
+    """
+    local = [device for device in plan.rig.devices if device.backend == backend and not device.is_rpc]
+    slots = [parse_pci_id(device.pci_bus_id or "") for device in local]
+    numbers = {device.id: device.id.removeprefix(name) for device in local}
+    if not local or None in slots or len(set(slots)) < len(slots) or not all(map(str.isdecimal, numbers.values())):
+        return None
+    if backend == "Vulkan":
+        # Without the variable ggml leaves out second drivers of one card, and its numbers are not those of Vulkan.
+        chosen = os.environ.get(VULKAN_VARIABLE)
+        if chosen is None:
+            return None
+    else:
+        # ROCR_VISIBLE_DEVICES stays as it is: HIP counts what that leaves.
+        chosen = os.environ.get(HIP_VARIABLE, os.environ.get(CUDA_VARIABLE))
+    entries = None if chosen is None else [entry.strip() for entry in chosen.split(",")]
+    used = sorted(int(numbers[device.id]) for device in plan.devices_in_use if device.id in numbers)
+    if entries is not None and used and used[-1] >= len(entries):
+        return None
+    return tuple(str(number) if entries is None else entries[number] for number in used)
 
 
 def _visible_cards(plan: Plan) -> tuple[str, ...] | None:
@@ -94,9 +142,6 @@ def _visible_cards(plan: Plan) -> tuple[str, ...] | None:
     if not local or None in local.values() or len(set(local.values())) < len(local):
         return None
     if "MIG-" in os.environ.get(CUDA_VARIABLE, ""):
-        return None
-    # HIP reads the same variable, and would find none of its cards among these UUIDs.
-    if any(device.backend == "HIP" and not device.is_rpc for device in plan.rig.devices):
         return None
     known = {card.slot: card.uuid for card in list_nvidia_cards()}
     used = [known.get(slot) for device in plan.devices_in_use if (slot := local.get(device.id)) is not None]

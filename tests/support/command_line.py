@@ -80,10 +80,15 @@ def parse_event(line: str) -> Event:
 
 
 def check_endings(events: Sequence[Event]) -> None:
-    """Fail unless there is exactly one ending, at the end; `loaded` may come before when a generation follows."""
+    """Fail unless there is exactly one ending, at the end; `loaded` may come before when a generation follows.
+
+    It comes again if memory ran out in an answer that goes on in another layout.
+    """
     endings = [event["event"] for event in events if event["event"] in ENDINGS]
     assert events[-1]["event"] == endings[-1], events[-1]
-    assert endings[:-1] in ([], ["loaded"]), endings
+    assert set(endings[:-1]) <= {"loaded"}, endings
+    attempts = sum(event["event"] == "attempt" for event in events)
+    assert len(endings) <= 2 + attempts, endings
     assert endings[-2:] != ["loaded", "loaded"]
 
 

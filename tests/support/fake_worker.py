@@ -268,9 +268,9 @@ class FakeWorker:
             case "stubborn_generate" | "deaf_generate":
                 say(Piece(request=request.id, text="a"))
                 self._wait_for_ever()
-            case "killed_generate":
+            case "killed_generate" | "exhausted_generate":
                 say(Piece(request=request.id, text="a"))
-                os.kill(os.getpid(), signal.SIGKILL)
+                self._end_abruptly()
             case "failing_generate":
                 say(Failure(kind="internal", message="No room in the batch.", request=request.id))
                 return
@@ -293,6 +293,11 @@ class FakeWorker:
                 stop_reason="stopped" if end.is_set() else "end_of_text",
             )
         )
+
+    def _end_abruptly(self) -> None:
+        if self.mode == "exhausted_generate":
+            say(Aborting(text="ggml-cuda.cu:109: CUDA error", device="CPU", free_bytes=3 * MIB))
+        os.kill(os.getpid(), signal.SIGKILL if self.mode == "killed_generate" else signal.SIGABRT)
 
     def _wait_for_ever(self) -> None:
         threading.Event().wait()

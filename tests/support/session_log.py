@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
+from engine.devices.device import ComputingNeed
 from engine.runtime.protocol.messages import DeviceMemoryReadings
 from engine.runtime.session.driver import SessionUpdate
 from engine.runtime.session.events import AnyEvent, Attempt, Fallback, Progress, Reading, Token
@@ -28,6 +29,7 @@ class SessionLog:
         self._condition = threading.Condition()
         self.events: list[AnyEvent] = []
         self.phases: list[Phase] = []
+        self.needs: list[ComputingNeed] = []
         self.on_event: Callable[[AnyEvent], None] | None = None
         self.on_device_memory: Callable[[DeviceMemoryReadings], None] | None = None
         self.session = ModelSession(self._take, argv=argv, **options)
@@ -71,6 +73,9 @@ class SessionLog:
                 assert time.monotonic() < deadline_s, f"still waiting; so far {self.events}, {self.phases}"
 
     def _take(self, news: SessionUpdate) -> None:
+        if isinstance(news, ComputingNeed):
+            self.needs.append(news)
+            return
         if isinstance(news, DeviceMemoryReadings):
             if self.on_device_memory is not None:
                 self.on_device_memory(news)

@@ -10,7 +10,17 @@ from engine.base.language import tr
 from engine.base.units import format_bytes
 from engine.devices.holder import holder_words
 from engine.planning.plan.report import DeviceRow
-from engine.runtime.session.events import STAGE_WORDS, Attempt, Cancelled, Crashed, Failed, Loaded, OutOfMemory, Stage
+from engine.runtime.session.events import (
+    STAGE_WORDS,
+    Attempt,
+    Cancelled,
+    Crashed,
+    Failed,
+    Loaded,
+    OutOfMemory,
+    Stage,
+    stage_words,
+)
 
 Tone = Literal["good", "bad", "dim"]
 
@@ -89,6 +99,8 @@ def out_of_memory_outcome(
 
 
 def _refusal(event: OutOfMemory, device: str) -> str:
+    if event.requested_bytes is None:
+        return tr("{device} ran out of memory {when}.", device=device, when=stage_words(event.stage))
     requested = format_bytes(event.requested_bytes)
     if event.free_bytes is None:
         return tr("{device} could not allocate {requested}.", device=device, requested=requested)

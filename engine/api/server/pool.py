@@ -40,7 +40,7 @@ from engine.planning.fit.room import Room, find_room
 from engine.planning.layout.layout_file import LayoutFile, encode_layout
 from engine.planning.plan.preview import LoadedLayout
 from engine.runtime.session.driver import SessionUpdate
-from engine.runtime.session.events import Crashed, Failed, Loaded, LoadEnding
+from engine.runtime.session.events import Crashed, Failed, Loaded, LoadEnding, OutOfMemory
 from engine.runtime.session.load_order import LoadOrder
 from engine.runtime.session.session import ModelSession
 from engine.runtime.session.snapshot import Snapshot
@@ -484,8 +484,9 @@ class ModelPool:
     def _on_ending(self, slot: _Slot, ending: LoadEnding) -> None:
         if slot.ended is not None and not slot.ended.done():
             slot.ended.set_result(ending)
-        elif isinstance(ending, Failed | Crashed):
-            _log.warning("%s was lost: %s", escape(slot.entry.id), ending.kind)
+        elif isinstance(ending, OutOfMemory | Failed | Crashed):
+            kind = "out_of_memory" if isinstance(ending, OutOfMemory) else ending.kind
+            _log.warning("%s was lost: %s", escape(slot.entry.id), kind)
 
     def _on_unloaded(self, slot: _Slot) -> None:
         """Count no memory of a child that was lost; its next request loads it again."""

@@ -12,9 +12,8 @@ import msgspec
 from engine.base.engine_build import engine_build
 from engine.base.errors import PlacedError
 from engine.base.json_file import read_kept, write_kept
-from engine.devices.device import FEATURES, Device, Fault, Feature, Findings, Rig
+from engine.devices.device import FEATURES, Device, Fault, Feature, Findings, Rig, device_key
 from engine.machines.rigs.engine_checks import Checked
-from engine.planning.fit.calibration import device_key
 
 VERSION = 1
 MAX_FILE_BYTES = 1 << 20

@@ -16,7 +16,8 @@ import msgspec
 from engine.base.errors import PlacedError
 from engine.base.json_file import read_kept, write_kept
 from engine.base.units import GIB
-from engine.devices.device import CPU_ID, Device, Rig
+from engine.devices.device import CPU_ID, ComputingNeed, Device, Rig, device_key
+from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow
 
 VERSION = 1
@@ -26,13 +27,19 @@ KEPT_DEVICES = 64
 MAX_FILE_BYTES = 1 << 16
 MAX_OVERHEAD_BYTES = 2 * GIB
 """Largest accepted overhead. A process takes some hundred MiB; a larger difference is an error of the forecast."""
+MAX_COMPUTING_BYTES = 8 * GIB
+"""Largest accepted need while computing: a larger one tells of memory that another program took meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Overhead in bytes of the last loads on each device. The device of the latest load is the last one."""
+    """Overhead in bytes of the last loads on each device. The device of the latest load is the last one.
+
+    `computing`: what models needed beyond their forecast while they computed, the latest last.
+    """
 
     overheads: Mapping[str, tuple[int, ...]]
+    computing: tuple[ComputingNeed, ...] = ()
 
     def overhead_bytes(self, device: Device) -> int | None:
         """Return the overhead of a load on `device` in bytes, None if it is not known yet."""
@@ -44,10 +51,11 @@ class Calibration:
         """Return `rig` with the known overhead of its devices."""
 
         def corrected(device: Device) -> Device:
-            overhead_bytes = self.overhead_bytes(device)
-            if device.overhead_bytes == overhead_bytes:
+            overhead_bytes, key = self.overhead_bytes(device), device_key(device)
+            computing = tuple(need for need in self.computing if need.device == key)
+            if device.overhead_bytes == overhead_bytes and device.computing == computing:
                 return device
-            return replace(device, overhead_bytes=overhead_bytes)
+            return replace(device, overhead_bytes=overhead_bytes, computing=computing)
 
         return Rig(tuple(map(corrected, rig.devices)), corrected(rig.host))
 
@@ -79,21 +87,36 @@ class Calibration:
             key = device_key(device)
             # Taken out and put in again, so that the device loaded last is at the end and the oldest one is dropped.
             overheads[key] = (*overheads.pop(key, ()), difference_bytes)[-KEPT_LOADS:]
-        return Calibration(dict(list(overheads.items())[-KEPT_DEVICES:]))
+        return replace(self, overheads=dict(list(overheads.items())[-KEPT_DEVICES:]))
+
+    def with_need(self, need: ComputingNeed) -> Calibration:
+        """Return the calibration after a model ran out of memory while it computed."""
+        if not 0 < need.overhead_bytes <= MAX_COMPUTING_BYTES:
+            return self
+        others = (each for each in self.computing if not (need.covers(each) and each.covers(need)))
+        return replace(self, computing=(*others, need)[-KEPT_DEVICES:])
 
 
 NO_CALIBRATION = Calibration({})
 
 
-class _Document(msgspec.Struct, frozen=True):
+def computing_need(plan: Plan, device_id: str) -> ComputingNeed | None:
+    """Return what `plan` needs on a device at least, after memory ran out there while it computed.
+
+    Of the free memory all that the forecast left besides the buffers was not enough. None if that is not known.
+    """
+    device = plan.rig.device(device_id)
+    row = next((row for row in plan.forecast if row.id == device_id), None)
+    if device is None or row is None or device.free_bytes is None or not row.need_bytes:
+        return None
+    left_bytes = device.available_bytes - (row.need_bytes - row.overhead_bytes)
+    return msgspec.structs.replace(plan.computing(device), overhead_bytes=max(row.overhead_bytes, left_bytes) + 1)
+
+
+class _Document(msgspec.Struct, frozen=True, omit_defaults=True):
     version: int
     overhead_bytes: dict[str, tuple[int, ...]]
-
-
-def device_key(device: Device) -> str:
-    """Return the key of a device, which stays the same from run to run."""
-    place = device.pci_bus_id or (f"{device.endpoint}/{device.endpoint_device}" if device.endpoint else device.id)
-    return f"{device.backend} {place.lower()}"
+    computing: tuple[ComputingNeed, ...] = ()
 
 
 def read_calibration(path: Path) -> Calibration:
@@ -106,7 +129,8 @@ def read_calibration(path: Path) -> Calibration:
             # The same limits as for measured values, because people may have edited the file.
             key: tuple(size for size in sizes if 0 <= size <= MAX_OVERHEAD_BYTES)[-KEPT_LOADS:]
             for key, sizes in list(document.overhead_bytes.items())[-KEPT_DEVICES:]
-        }
+        },
+        tuple(need for need in document.computing if 0 < need.overhead_bytes <= MAX_COMPUTING_BYTES)[-KEPT_DEVICES:],
     )
 
 
@@ -116,5 +140,5 @@ def write_calibration(path: Path, calibration: Calibration) -> None:
     Raises:
         PlacedError: the file cannot be written.
     """
-    document = _Document(version=VERSION, overhead_bytes=dict(calibration.overheads))
+    document = _Document(VERSION, dict(calibration.overheads), calibration.computing)
     write_kept(path, document, what="calibration", fail=PlacedError)

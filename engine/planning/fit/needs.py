@@ -68,7 +68,7 @@ class Needs:
                 estimate = self.estimate_as_asked(layout, self._plan.edit.side_files)[0]
             else:
                 estimate = self.plan(layout).resolved.estimate
-            found = self._known[layout] = device_needs(estimate, self._plan.rig)
+            found = self._known[layout] = device_needs(estimate, self._plan.learned_rig)
         return found
 
     def estimate_as_asked(self, layout: Layout, side_files: SideFiles) -> tuple[MemoryEstimate, str]:
@@ -87,7 +87,7 @@ class Needs:
         if self._as_asked and layout not in self._known:
             plan = self._plan
             least = plan.memory.estimate(layout, plan.edit.context, plan.rig, with_compute=False)
-            if not shortfalls(device_needs(least, plan.rig), self.limits).keys().isdisjoint(devices):
+            if not shortfalls(device_needs(least, plan.learned_rig), self.limits).keys().isdisjoint(devices):
                 return True
         return not self.short(layout).keys().isdisjoint(devices)
 

@@ -15,8 +15,7 @@ import msgspec
 
 from engine.base.errors import PlacedError
 from engine.base.json_file import read_kept, write_kept
-from engine.devices.device import Device, Rig, is_on_this_machine
-from engine.planning.fit.calibration import device_key
+from engine.devices.device import Device, Rig, device_key, is_on_this_machine
 from engine.planning.speed.answers import (
     KEPT_ANSWERS,
     MIN_PROMPT_TOKENS,

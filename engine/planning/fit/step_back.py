@@ -30,18 +30,21 @@ MAX_TENTHS = 10
 class Refusal:
     """A device that refused an allocation.
 
-    `requested_bytes`: size of the refused allocation. `placed_bytes`: bytes that it had given before.
+    `requested_bytes`: size of the refused allocation; None if the engine did not say it.
+    `placed_bytes`: bytes that it had given before.
     `free_bytes`: free memory at that time; None if the device does not report it.
     """
 
     device: str
-    requested_bytes: int
+    requested_bytes: int | None
     free_bytes: int | None
     placed_bytes: int
 
     @property
     def capacity_bytes(self) -> int:
         """Most bytes that the device can have in all: less than was refused, at most placed and reported free bytes."""
+        if self.requested_bytes is None:
+            return self.placed_bytes + (self.free_bytes or 0)
         asked_bytes = self.placed_bytes + self.requested_bytes - 1
         return asked_bytes if self.free_bytes is None else min(asked_bytes, self.placed_bytes + self.free_bytes)
 

@@ -12,7 +12,7 @@ from engine.base.language import tr
 from engine.devices.device import CPU_ID, Device, Fault, Rig
 from engine.model.architectures.registry import architecture_rules
 from engine.model.gguf.model_file import ModelFile
-from engine.planning.layout.cache_rules import cache_violations
+from engine.planning.layout.cache_rules import KV_BLOCK_ELEMENTS, cache_violations, without_flash_attention
 from engine.planning.layout.engine_parameters import (
     MAX_DEVICES,
     MAX_ENTRIES,
@@ -25,6 +25,7 @@ from engine.planning.layout.engine_parameters import (
 from engine.planning.layout.layout import Layout, Violation
 from engine.planning.layout.row_mode import row_violations
 from engine.planning.layout.split_modes import (
+    single_head_violations,
     tensor_context_violations,
     tensor_model_violations,
     tensor_override_violations,
@@ -111,8 +112,8 @@ def violations(layout: Layout, model: ModelFile, rig: Rig, context: ContextSetti
 
     Rules: `layer_count`, `draft_model`, `unknown_device`, `too_many_entries`, `repeated_device`, `flash_attention`,
     `cache_block_size`, `cache_types_differ`, `too_many_sequences`, `sequences_over_batch`, `separate_sequences`,
-    `split_member`, `split_architecture`, `split_override`, `split_cache_on_host`, `leading_cpu_only`, `engine_fault`,
-    `row_weights`.
+    `split_member`, `split_architecture`, `split_override`, `split_cache_on_host`, `single_head`, `leading_cpu_only`,
+    `engine_fault`, `row_weights`.
     """
     inside_layers = layout.split_mode in ("tensor", "row")
     return (
@@ -123,8 +124,32 @@ def violations(layout: Layout, model: ModelFile, rig: Rig, context: ContextSetti
         *(_tensor_mode(layout, model, context) if layout.split_mode == "tensor" else ()),
         *(row_violations(layout, model, rig) if layout.split_mode == "row" else ()),
         *cache_violations(model, context),
+        *_quantised_streams(layout, model, rig, context),
         *fault_violations(layout, model, rig, context),
     )
+
+
+def _quantised_streams(layout: Layout, model: ModelFile, rig: Rig, context: ContextSettings) -> Iterator[Violation]:
+    """Yield the rule on leading CPU layers whose quantised K cache a card multiplies, one view for each sequence."""
+    # Op offload copies K of a CPU layer to the card as a view of several streams, which is not contiguous. mmvq.cu then
+    # fails GGML_ASSERT(ggml_is_contiguously_allocated(src0)). With flash attention no such product is computed.
+    is_apart = context.n_seq_max > 1 and not context.kv_unified
+    is_quantised = KV_BLOCK_ELEMENTS[context.type_k] > 1 and without_flash_attention(model, context)
+    if not (is_apart and is_quantised and context.op_offload and context.offload_kqv and leading_cpu_layers(layout)):
+        return
+    card = next((device for device in _used(layout, rig) if device.backend in ("CUDA", "HIP")), None)
+    if card is not None:
+        yield Violation(
+            "separate_sequences",
+            tr(
+                "{device} cannot compute the CPU layers for {n_seq_max} sequences with separate K caches of type "
+                "{type_k} and without flash attention.",
+                device=card.id,
+                n_seq_max=context.n_seq_max,
+                type_k=context.type_k,
+            ),
+            tr("Set flash attention to on, the K cache type to f16, kv_unified to on, or op_offload to off."),
+        )
 
 
 def _layer_count(layout: Layout, model: ModelFile) -> Iterator[Violation]:
@@ -282,6 +307,8 @@ def _row_order(members: tuple[str, ...], rig: Rig) -> Iterator[Violation]:
 
 def _tensor_mode(layout: Layout, model: ModelFile, context: ContextSettings) -> Iterator[Violation]:
     yield from tensor_model_violations(model, leading_cpu_layers(layout))
+    if len(split_members(layout)) > 1:
+        yield from single_head_violations(model, context)
     yield from tensor_context_violations(context)
     if layout.overrides and layout.n_layers == model.n_layers:
         yield from tensor_override_violations(layout, model)

@@ -14,6 +14,7 @@ from engine.base.language import tr, tr_count
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.model.architectures.registry import architecture_rules
 from engine.model.gguf.model_file import Block, ModelFile
+from engine.planning.layout.cache_rules import KV_BLOCK_ELEMENTS
 from engine.planning.layout.engine_parameters import MAX_DEVICES, TensorOverride, leading_cpu_layers, tensor_overrides
 from engine.planning.layout.layout import Layout, Run, SplitMode, Violation
 from engine.planning.layout.patterns import pattern_finder
@@ -76,6 +77,33 @@ def tensor_model_violations(model: ModelFile, leading: int = 0) -> Iterator[Viol
             ),
             tr("Move the CPU layers to the devices, or choose split mode layer."),
         )
+
+
+def single_head_violations(model: ModelFile, context: ContextSettings) -> Iterator[Violation]:
+    """Yield why a model with a single K and V head in each layer cannot be split inside its layers.
+
+    llama.cpp splits inside that head, but computes K norm, and the rotation of a quantised cache, over whole heads
+    (ggml-backend-meta.cpp: GGML_ASSERT(src_ss[0].axis != AXIS_0), "unsupported mul_mat split states").
+    """
+    if model.hyper_parameter("attention.head_count_kv") != 1 or _has_latent_cache(model):
+        return
+    if any(tensor.name.endswith("attn_k_norm.weight") for block in model.blocks for tensor in block.tensors):
+        yield Violation(
+            "single_head",
+            tr("The engine cannot split this model inside its layers: it has a single K head, which is normalised."),
+            tr("Choose split mode layer, which divides the model between layers."),
+        )
+    elif KV_BLOCK_ELEMENTS[context.type_k] > 1 or KV_BLOCK_ELEMENTS[context.type_v] > 1:
+        yield Violation(
+            "single_head",
+            tr("The engine cannot split this model with a quantised KV cache: it has a single K head."),
+            tr("Set the KV cache types to f16, or choose split mode layer."),
+        )
+
+
+def _has_latent_cache(model: ModelFile) -> bool:
+    rank = model.hyper_parameter("attention.kv_lora_rank")
+    return isinstance(rank, int) and rank > 0
 
 
 def _lacks_heads(model: ModelFile, leading: int) -> bool:

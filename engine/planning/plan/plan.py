@@ -6,6 +6,7 @@ Editor, probe, probe cache, load, report and command line take a `Plan`, so all 
 from __future__ import annotations
 
 import hashlib
+import operator
 import os
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ import msgspec
 from engine.base.errors import EngineError, RuleViolationError
 from engine.base.language import tr
 from engine.base.texts import show
-from engine.devices.device import Device, Rig, names_of, routes_of
+from engine.devices.device import ComputingNeed, Device, Rig, device_key, names_of, routes_of
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.layout.engine_parameters import EngineParameters, engine_parameters, used_devices
 from engine.planning.layout.found_names import found_overrides
@@ -104,6 +105,35 @@ class Plan:
     # ------------------------------------------------------------------ what is forecast
 
     @cached_property
+    def learned_rig(self) -> Rig:
+        """The rig, with the overhead raised on devices where computing this plan is known to need more."""
+        devices = tuple(map(self._learned, self.rig.devices))
+        return self.rig if all(map(operator.is_, devices, self.rig.devices)) else Rig(devices, self.rig.host)
+
+    def _learned(self, device: Device) -> Device:
+        if not device.computing:
+            return device
+        asked = self.computing(device)
+        least_bytes = max((need.overhead_bytes for need in device.computing if need.covers(asked)), default=0)
+        if least_bytes <= (device.overhead_bytes or backend_traits(device).overhead_bytes):
+            return device
+        return replace(device, overhead_bytes=least_bytes)
+
+    def computing(self, device: Device) -> ComputingNeed:
+        """Return what is computed on a device, as the question what it needs there: `overhead_bytes` is 0."""
+        model, context = self.model, self.settings
+        words = f"{model.architecture}|{model.name}|{model.n_layers}|{model.size_bytes}"
+        return ComputingNeed(
+            device=device_key(device),
+            model=hashlib.sha256(words.encode("utf-8", "replace")).hexdigest()[:16],
+            n_ctx=context.n_ctx or 0,
+            n_ubatch=context.n_ubatch,
+            flash_attention=context.flash_attn != "off",
+            types=(context.type_k, context.type_v),
+            overhead_bytes=0,
+        )
+
+    @cached_property
     def violations(self) -> tuple[Violation, ...]:
         """The rules that the edit breaks. With any of them it cannot be loaded."""
         edit = self.edit
@@ -130,7 +160,7 @@ class Plan:
         last = self.rig.device(self.edit.layout.runs[-1].device)
         if last is None or last.is_host:
             return False
-        needed_bytes = device_needs(self.resolved.estimate, self.rig)[last.id].need_bytes
+        needed_bytes = device_needs(self.resolved.estimate, self.learned_rig)[last.id].need_bytes
         output_bytes = self.memory.weights.output_bytes(backend_traits(last).size_rule)
         return last.available_bytes - last.margin_bytes - needed_bytes >= output_bytes
 
@@ -138,7 +168,7 @@ class Plan:
     def report(self) -> FitReport:
         """The forecast against free memory, with probed rows if there are any, else estimated ones."""
         report = replace(
-            check_fit(self.resolved.estimate, self.rig, self.violations),
+            check_fit(self.resolved.estimate, self.learned_rig, self.violations),
             advice=self.advice,
             decisions=self.decisions,
             context=self.settings,
@@ -190,7 +220,7 @@ class Plan:
             files = tuple((str(path), *_state(path.stat())) for path in self.model.paths)
         except (EngineError, OSError):
             return None
-        devices = tuple(map(_identity, self.rig.all_devices))
+        devices = tuple(map(_identity, self.learned_rig.all_devices))
         return (
             files,
             parameters,
@@ -234,7 +264,7 @@ class Plan:
         return tuple(device for device in self.rig.devices if device.id in used)
 
 
-_UNPROBED = ("resolved", "violations", "advice", "parameters", "key")
+_UNPROBED = ("resolved", "learned_rig", "violations", "advice", "parameters", "key")
 """Cached properties that do not depend on probed rows."""
 
 

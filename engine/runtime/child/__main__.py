@@ -28,6 +28,7 @@ from engine.runtime.child.native.stop import StopFlag
 from engine.runtime.protocol.heartbeat import WorkHeartbeat
 from engine.runtime.protocol.media import MediaCache
 from engine.runtime.protocol.messages import (
+    Aborting,
     AnyRequest,
     CountVocabulary,
     DeviceMemoryQuery,
@@ -67,7 +68,8 @@ class ModelChild:
         self._vocabulary: VocabularyReader | None = None
         self._engine = Bindings()
         self._engine.on_log(self._log.write)
-        self._engine.on_abort(pipe.send_abort_text)
+        self._is_aborting = False
+        self._engine.on_abort(self._tell_abort)
         load_own_backends(self._engine)
         self._packs: tuple[PackLoad, ...] | None = None
         self._engine.low.llama_backend_init()
@@ -87,6 +89,19 @@ class ModelChild:
                     if not self._run_loop():
                         return
             request = self._requests.next()
+
+    def _tell_abort(self, text: str) -> None:
+        """Say why the process is about to abort. If a device refused memory for computing, say what was free there."""
+        refused, devices, again = self._log.refused, self._log.devices, self._is_aborting
+        self._is_aborting = True
+        # The driver is asked once: if that fails, ggml aborts again, in here.
+        if refused is None or devices is None or again:
+            self._pipe.send_abort_text(text)
+            return
+        device = devices.id_of_name(refused.device)
+        free_bytes = devices.free_bytes(device)
+        told = Aborting(text=text, device=device, free_bytes=free_bytes, requested_bytes=refused.requested_bytes)
+        self._pipe.send_aborting(told)
 
     def _run_loop(self) -> bool:
         """Compute batches until no request is left, and take new ones in between; False after `Quit`."""

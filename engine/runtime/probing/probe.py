@@ -148,7 +148,7 @@ def _completed(plan: Plan, rows: tuple[DeviceRow, ...]) -> tuple[DeviceRow, ...]
     the rounding of pinned host buffers; and compute buffers where it plans others than a load (`_plans_otherwise`).
     """
     resolved = plan.resolved
-    alone = check_fit(resolved.model_estimate, plan.rig)
+    alone = check_fit(resolved.model_estimate, plan.learned_rig)
     host = place(plan.edit.layout, plan.rig, plan.settings).host
     mended = alone.probe_only is None and _plans_otherwise(plan)
     told = tuple(map(_with_compute, plan.rig.all_devices, alone.rows, rows)) if mended else rows
@@ -162,7 +162,7 @@ def _completed(plan: Plan, rows: tuple[DeviceRow, ...]) -> tuple[DeviceRow, ...]
     if not plan.edit.side_files:
         return completed
     # A dry load has no adapters and no projector; the size of their weights follows from their headers.
-    whole = check_fit(resolved.estimate, plan.rig)
+    whole = check_fit(resolved.estimate, plan.learned_rig)
     return tuple(map(_with_side_files, plan.rig.all_devices, whole.rows, alone.rows, completed))
 
 

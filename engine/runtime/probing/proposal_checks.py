@@ -11,7 +11,7 @@ from engine.base.errors import CancelledError, EngineError
 from engine.devices.device import Device, Rig
 from engine.planning.fit.proposal import Proposal, changes_in_words, without_duplicates
 from engine.planning.fit.proposals import propose, rig_without
-from engine.planning.fit.step_back import Tried
+from engine.planning.fit.step_back import MAX_TENTHS, Tried
 from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, Constraints, Watch
 from engine.planning.memory.estimate import Grade
 from engine.planning.plan.plan import Plan
@@ -35,9 +35,13 @@ def missing_bytes(tried: Sequence[Tried]) -> dict[str, int]:
         refusal = each.refusal
         if refusal is None or refusal.device not in needs:
             continue
-        free_bytes = refusal.free_bytes if refusal.free_bytes is not None else refusal.requested_bytes
-        given_bytes = refusal.placed_bytes + (free_bytes if free_bytes < refusal.requested_bytes else 0)
-        least_bytes = refusal.placed_bytes + refusal.requested_bytes - given_bytes if each.layout == first.layout else 1
+        # Of what the engine takes while it computes it says no size: a tenth of the device, as a step back leaves.
+        requested_bytes = refusal.requested_bytes
+        if requested_bytes is None:
+            requested_bytes = (refusal.free_bytes or 0) + refusal.capacity_bytes // MAX_TENTHS + 1
+        free_bytes = refusal.free_bytes if refusal.free_bytes is not None else requested_bytes
+        given_bytes = refusal.placed_bytes + (free_bytes if free_bytes < requested_bytes else 0)
+        least_bytes = refusal.placed_bytes + requested_bytes - given_bytes if each.layout == first.layout else 1
         missing = max(least_bytes, needs[refusal.device] - given_bytes)
         found[refusal.device] = max(found.get(refusal.device, 0), missing)
     return found

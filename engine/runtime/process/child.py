@@ -107,7 +107,7 @@ class ChildProcess:
         self._fault: tuple[EndReason, str] | None = None
         self._ask_until_s: float | None = None
         self._terminate_s = _TERMINATE_S
-        self._abort_text = ""
+        self._aborting = Aborting(text="")
         self._outcome: ProcessOutcome | None = None
         self._ended = threading.Event()
 
@@ -240,7 +240,7 @@ class ChildProcess:
         with self._condition:
             self._delivering = True
             if isinstance(message, Aborting):
-                self._abort_text = message.text
+                self._aborting = message
         try:
             self._on_message(message)
         except Exception:
@@ -394,7 +394,10 @@ class ChildProcess:
             exit_code=returncode if returncode is not None and returncode >= 0 else None,
             signal=-returncode if returncode is not None and returncode < 0 else None,
             detail=detail,
-            abort_text=self._abort_text,
+            abort_text=self._aborting.text,
+            refusing_device=self._aborting.device,
+            free_bytes=self._aborting.free_bytes,
+            requested_bytes=self._aborting.requested_bytes,
             stderr_tail=tuple(self._stderr_tail),
             failed_in_tensor_api=self._failed_in_tensor_api,
         )

@@ -26,7 +26,7 @@ _RPC_LOSS = re.compile(
 )
 _RPC_ENDPOINT = re.compile(r"(?:Failed to connect to|RPC handshake failed for) (\S+:\d+)")
 # ggml_cuda_error in ggml-cuda.cu logs the error and the device, then aborts. The number is that of the visible cards.
-_CUDA_MEMORY = re.compile(r"CUDA error: out of memory")
+_CUDA_MEMORY = re.compile(r"(?:CUDA|ROCm|MUSA) error: (?:out of memory|.*resource allocation failed)")
 _CUDA_DEVICE = re.compile(r"current device: (\d+)")
 _SHOWN_STDERR_LINES = 4
 _LOGGED_STDERR_LINES = 8
@@ -67,6 +67,8 @@ class ProcessOutcome:
     `signal`: number of the signal that ended it; else None.
     `detail`: what was wrong with a BROKEN or NOT_STARTED child; how long a STALLED one was silent.
     `abort_text`: text of the failed assertion, which the child sent before it aborted; else empty.
+    `refusing_device`: id of the device that refused memory while it computed, if the child said so; else empty.
+    `free_bytes`, `requested_bytes`: free there, and asked for; None if unknown.
     `stderr_tail`: last lines of its standard error.
     `failed_in_tensor_api`: a line of it reports a failure in Metal's tensor API. The compiler's messages that follow
     such a line may be longer than the tail.
@@ -77,6 +79,9 @@ class ProcessOutcome:
     signal: int | None = None
     detail: str = ""
     abort_text: str = ""
+    refusing_device: str = ""
+    free_bytes: int | None = None
+    requested_bytes: int | None = None
     stderr_tail: tuple[str, ...] = ()
     failed_in_tensor_api: bool = False
 
@@ -102,7 +107,7 @@ class ProcessOutcome:
     def ran_out_of_memory(self) -> bool:
         """Whether CUDA refused memory for llama.cpp's own use while it computed, which ends the process."""
         by_itself = self.reason is EndReason.ITSELF and self.exit_code != 0
-        return by_itself and _CUDA_MEMORY.search(self._said) is not None
+        return by_itself and (bool(self.refusing_device) or _CUDA_MEMORY.search(self._said) is not None)
 
     @property
     def cuda_device(self) -> int | None:

@@ -135,12 +135,14 @@ class Load(Request, frozen=True, tag="load", kw_only=True):
     """Load a model; answered by `StageProgress`s, then `LoadedModel`, `AllocationFailure`, `Failure` or `Stopped`.
 
     `access`: files that the child may open from now on, if the system can enforce it. None: no limit.
+    `positions`: tokens of a sequence for which the model has learned positions; None: no limit.
     """
 
     path: str
     devices: tuple[DeviceRef, ...]
     parameters: EngineParameters
     context: ContextSettings
+    positions: int | None = None
     adapters: tuple[AdapterFile, ...] = ()
     projector: ProjectorFile | None = None
     access: FileAccess | None = None
@@ -791,9 +793,17 @@ GAVE_UP_EXIT_CODE = 75
 
 
 class Aborting(Message, frozen=True, tag="aborting", kw_only=True):
-    """The process is about to abort; sent by ggml's abort callback, before SIGABRT. `text`: the failed assertion."""
+    """The process is about to abort; sent by ggml's abort callback, before SIGABRT.
+
+    `text`: the failed assertion.
+    `device`: our id of the device that refused memory for computing; empty if that is not the cause.
+    `free_bytes`: what was free there; None if unknown. `requested_bytes`: what was asked for; None if the log lacks it.
+    """
 
     text: str
+    device: str = ""
+    free_bytes: int | None = None
+    requested_bytes: int | None = None
 
 
 LoadMessage = Probed | StageProgress | LoadedModel | AllocationFailure | Stopped

@@ -69,11 +69,15 @@ class Pipe:
             self._write(data)
 
     def send_abort_text(self, text: str) -> None:
-        """Send `Aborting`. Any thread may call it, even while another one is writing."""
+        """Send `Aborting` with a text alone, as `send_aborting` does."""
+        self.send_aborting(Aborting(text=text))
+
+    def send_aborting(self, message: Aborting) -> None:
+        """Send `Aborting` without paths of sources. Any thread may call it, even while another one is writing."""
         # Another thread may be writing to a parent that does not read: after 0.5 s the text goes out without the lock.
         held = self._lock.acquire(timeout=0.5)
         try:
-            self._write(_line(Aborting(text=_SOURCE_PATH.sub("", text))))
+            self._write(_line(msgspec.structs.replace(message, text=_SOURCE_PATH.sub("", message.text))))
         finally:
             if held:
                 self._lock.release()

@@ -156,7 +156,9 @@ def _ending(
         case Failure():
             ending = failed_event(message)
         case AllocationFailure():
-            ending = out_of_memory_event(transition.child.plan.rig, message, generating=True)
+            is_reading = run.state in (RequestState.ASKED, RequestState.READING)
+            rig = transition.child.plan.rig
+            ending = out_of_memory_event(rig, message, answering="prompt" if is_reading else "answer")
         case _:
             ending = Answered(request=run.id, answer=message)
     return msgspec.structs.replace(ending, request=run.id)

@@ -21,7 +21,7 @@ from pathlib import Path
 from engine.base.cancellation import CancelToken
 from engine.base.errors import ArgumentError, EngineError
 from engine.base.metal_tensor_api import TENSOR_API_VARIABLE
-from engine.devices.device import Device
+from engine.devices.device import ComputingNeed, Device
 from engine.devices.endpoint import greet_all
 from engine.devices.holder import MemoryHolder
 from engine.planning.fit.step_back import step_back
@@ -53,7 +53,7 @@ PROPOSAL_LIMIT_S = 6.0
 
 _log = logging.getLogger("layerdeck.engine")
 
-SessionUpdate = AnyEvent | Snapshot | DeviceMemoryReadings
+SessionUpdate = AnyEvent | Snapshot | DeviceMemoryReadings | ComputingNeed
 Receiver = Callable[[SessionUpdate], None]
 
 
@@ -294,6 +294,8 @@ class Driver:
                 self._report(effect.event)
             case effects.ReportMemory():
                 self._report(effect.readings)
+            case effects.ReportNeed():
+                self._report(effect.need)
             case effects.StartChild():
                 self._start_child(effect)
             case effects.Send():

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from engine.devices.device import ComputingNeed
 from engine.planning.fit.step_back import Tried
 from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, Constraints
 from engine.planning.plan.plan import Plan
@@ -159,6 +160,13 @@ class ReportMemory:
     readings: protocol.DeviceMemoryReadings
 
 
+@dataclass(frozen=True, slots=True)
+class ReportNeed:
+    """Report to the receiver what computing needs on a device beyond the forecast."""
+
+    need: ComputingNeed
+
+
 Work = Prepare | Forecast | Choose | Greet | Explain
 Effect = (
     StartChild
@@ -172,4 +180,5 @@ Effect = (
     | CancelTimer
     | Report
     | ReportMemory
+    | ReportNeed
 )

@@ -27,6 +27,23 @@ STAGE_WORDS: Mapping[Stage, str] = {
 """Words for each stage, in the order of a load. They follow "while" in a sentence."""
 
 
+AnswerStage = Literal["prompt", "answer"]
+ANSWER_STAGE_WORDS: Mapping[AnswerStage, str] = {
+    "prompt": tr("while it read the prompt"),
+    "answer": tr("during the answer"),
+}
+"""Words for the stages of an answer, with their preposition."""
+
+
+def stage_words(stage: Stage | AnswerStage) -> str:
+    """Return when something happened, such as "while warming up"."""
+    match stage:
+        case "prompt" | "answer":
+            return ANSWER_STAGE_WORDS[stage]
+        case _:
+            return tr("while {stage_words}", stage_words=STAGE_WORDS[stage])
+
+
 # Structs, because the command line prints them as JSON.
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
     """Base class of all events. In JSON its tag is the first key, `event`.
@@ -148,15 +165,17 @@ class Answered(Event, frozen=True, kw_only=True, tag="answered"):
 class OutOfMemory(Event, frozen=True, kw_only=True, tag="out_of_memory"):
     """A device refused an allocation, which ended a load or a request.
 
+    `stage`: stage of the load; of an answer `prompt` until its first text, then `answer`.
+    `requested_bytes`: None if the engine did not say it, as for what it takes while it computes.
     `free_bytes`: free memory at that moment; None if the device does not report it.
     `allocated`: memory that was allocated before, a row for each device.
     `proposals`: changes after which the load should fit, as sentences.
     `holders`: processes that hold most of the device's memory; empty if the system does not report them.
     """
 
-    stage: Stage
+    stage: Stage | AnswerStage
     device: str
-    requested_bytes: int
+    requested_bytes: int | None
     free_bytes: int | None
     allocated: tuple[DeviceRow, ...]
     proposals: tuple[str, ...] = ()

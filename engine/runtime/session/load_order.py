@@ -10,7 +10,7 @@ from engine.planning.fit.step_back import Refusal
 from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, Constraints
 from engine.planning.layout.layout import Layout
 from engine.planning.plan.plan import Plan
-from engine.runtime.session.events import STAGE_WORDS, Cancelled, Loaded, LoadEnding, OutOfMemory
+from engine.runtime.session.events import STAGE_WORDS, Cancelled, Loaded, LoadEnding, OutOfMemory, stage_words
 
 DEFAULT_RETRIES = 10
 """Default of `RetryPolicy.retries` for loads that may try other layouts."""
@@ -91,14 +91,16 @@ def outcome_words(ending: LoadEnding) -> str:
         case Cancelled():
             return tr("Cancelled while {stage_words}.", stage_words=STAGE_WORDS[ending.stage])
         case OutOfMemory():
+            if ending.requested_bytes is None:
+                return ending.message
             free = "" if ending.free_bytes is None else tr(" with {free} free", free=format_bytes(ending.free_bytes))
             asked = format_bytes(ending.requested_bytes)
             return tr(
-                "{device} refused {asked}{free} while {stage_words}.",
+                "{device} refused {asked}{free} {when}.",
                 device=ending.device,
                 asked=asked,
                 free=free,
-                stage_words=STAGE_WORDS[ending.stage],
+                when=stage_words(ending.stage),
             )
         case _:
             return ending.message

@@ -21,6 +21,7 @@ from functools import partial
 import msgspec
 
 from engine.base.language import tr
+from engine.planning.fit.calibration import computing_need
 from engine.planning.fit.step_back import NextLayout, Tried, layout_words, shortage_words
 from engine.planning.plan.plan import Plan
 from engine.runtime.process.outcome import ProcessOutcome
@@ -54,8 +55,16 @@ INTERNAL_FAILURE = Failed(kind="internal", message=tr("An internal error ended t
 
 
 def begin(transition: Transition, order: LoadOrder) -> None:
-    """Begin a load. Nothing else may be running."""
-    transition.change(load=LoadRun(order, order.plan), last=None, has_failed=False)
+    """Begin a load. Nothing else may be running.
+
+    If the same edit was loaded and ran out of memory in an answer, and others may be tried, that was the first attempt.
+    """
+    load, exhausted = LoadRun(order, order.plan), transition.state.exhausted
+    if exhausted is not None and order.retry.retries and order.plan.edit == exhausted.edit:
+        ending = exhausted.ending
+        first = LoadAttempt(1, exhausted.tried.layout, FIRST_REASON, outcome_words(ending), loaded=True)
+        load = replace(load, latest=exhausted.tried, ending=ending, attempts=(first,), is_real=True)
+    transition.change(load=load, exhausted=None, last=None, has_failed=False)
     _tell_beginning(transition)
     _prepare(transition)
 
@@ -94,9 +103,28 @@ def conclude(transition: Transition, ending: LoadEnding) -> None:
         _finish(transition, ending)
     else:
         tried = Tried(load.plan.edit.layout, load.plan.forecast, refusal_of(ending), load.tenths)
+        if ending.stage == "warm_up":
+            learn(transition, load.plan, tried)
         transition.change_load(ending=ending)
         _note(transition, outcome_words(ending))
         _choose_after(transition, tried)
+
+
+def explain(transition: Transition, order: LoadOrder, tried: Tried, ending: OutOfMemory) -> None:
+    """Look for proposals after a loaded layout ran out of memory in an answer, as after a load that failed."""
+    # Tables of its own: other threads plan with those of the loaded plan.
+    plan = order.plan.with_own_tables()
+    run = LoadRun(order, plan, base=plan, is_real=True, tried=(tried,), ending=ending, of_answer=True)
+    transition.change(load=run, last=None)
+    _explain(transition)
+
+
+def learn(transition: Transition, plan: Plan, tried: Tried) -> None:
+    """Report what a layout needs on a device beyond its forecast, so that later forecasts have it."""
+    assert tried.refusal is not None
+    need = computing_need(plan, tried.refusal.device)
+    if need is not None:
+        transition.do(effects.ReportNeed(need))
 
 
 def give_up(transition: Transition) -> None:
@@ -148,7 +176,9 @@ def _prepare(transition: Transition) -> None:
 def _take_prepared(transition: Transition, answer: inputs.Prepared) -> None:
     load = transition.load
     transition.change_load(plan=answer.plan, base=load.base or answer.plan, request=answer.request)
-    if load.is_real or not load.asked.retry.retries:
+    if load.latest is not None:
+        _choose_after(transition, load.latest)
+    elif load.is_real or not load.asked.retry.retries:
         _greet(transition)
     else:
         _try(transition, answer.plan, FIRST_REASON)
@@ -435,4 +465,6 @@ def _finish(transition: Transition, ending: LoadEnding, explained: inputs.Explai
         last=LoadResult(transition.load.attempts, ending, proposals),
         has_failed=transition.state.child is None and not isinstance(ending, Cancelled),
     )
-    transition.report(ending)
+    # Requests that waited for the proposals get this ending (`machine._end_waiting`).
+    if not transition.state.requests:
+        transition.report(ending)

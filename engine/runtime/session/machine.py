@@ -16,15 +16,26 @@ import msgspec
 
 from engine.base.errors import ArgumentError
 from engine.base.language import tr
+from engine.planning.fit.step_back import Tried
 from engine.planning.plan.plan import Plan, known_words
 from engine.runtime.process.outcome import EndReason, ProcessOutcome
 from engine.runtime.protocol.messages import AnyMessage, DeviceMemoryQuery, DeviceMemoryReadings
 from engine.runtime.session import answers, effects, inputs, loads
 from engine.runtime.session.effects import Effect
-from engine.runtime.session.events import Crashed, Failed, Stage
+from engine.runtime.session.events import Crashed, Failed, OutOfMemory, Stage
 from engine.runtime.session.inputs import Greetings, Input
+from engine.runtime.session.load_order import refusal_of
 from engine.runtime.session.reports import crash_event, lost_event, memory_event, progress_words
-from engine.runtime.session.state import Loss, State, Step, Transition
+from engine.runtime.session.state import (
+    Exhausted,
+    LoadedInfo,
+    Loss,
+    RequestRun,
+    RequestState,
+    State,
+    Step,
+    Transition,
+)
 
 
 def advance(state: State, event: Input) -> tuple[State, tuple[Effect, ...]]:
@@ -35,8 +46,18 @@ def advance(state: State, event: Input) -> tuple[State, tuple[Effect, ...]]:
     """
     transition = Transition(state)
     _take(transition, event)
+    _end_waiting(transition)
     _settle(transition)
     return transition.state, tuple(transition.effects)
+
+
+def _end_waiting(transition: Transition) -> None:
+    """End the requests that waited for the proposals after their child ran out of memory, once these are there."""
+    state = transition.state
+    if state.requests and state.child is None and state.load is None and state.last is not None:
+        ending = state.last.ending
+        if isinstance(ending, OutOfMemory):
+            answers.end_all(transition, partial(_out_of_memory, ending))
 
 
 def _take(transition: Transition, event: Input) -> None:
@@ -110,7 +131,9 @@ def _stop_what_runs(transition: Transition) -> None:
         _cut_short(transition)
         return
     loads.cancel(transition)
-    answers.stop_all(transition)
+    # Requests that wait for proposals have no child any more; they end with the search for these.
+    if transition.state.child is not None:
+        answers.stop_all(transition)
 
 
 def _settle(transition: Transition) -> None:
@@ -155,7 +178,7 @@ def _take_message(transition: Transition, message: AnyMessage) -> None:
 
 
 def _take_child_end(transition: Transition, event: inputs.ChildEnded) -> None:
-    child, outcome = transition.child, event.outcome
+    child, outcome, loaded = transition.child, event.outcome, transition.state.loaded
     transition.change(child=None, loaded=None, context_used=None)
     if transition.state.stop_timer is not None:
         transition.do(effects.CancelTimer(transition.state.stop_timer))
@@ -163,6 +186,8 @@ def _take_child_end(transition: Transition, event: inputs.ChildEnded) -> None:
     if transition.state.load is not None:
         stage = transition.load.progress.stage
         loads.take_child_end(transition, outcome, partial(_diagnose, transition, outcome, stage, child.plan))
+    elif loaded is not None and not child.ending and _has_exhausted(transition, outcome, loaded):
+        pass
     # We killed it because its requests did not stop. Other outcomes are losses, whose cause is looked for.
     elif transition.state.requests and child.killed and outcome.reason is EndReason.STOPPED:
         transition.change(has_failed=True)
@@ -197,10 +222,12 @@ def _diagnose(transition: Transition, outcome: ProcessOutcome, stage: Stage | No
     """End the load or the requests of a lost child. If RPC may be the cause, first ask which worker was lost."""
     # ggml's RPC client aborts the process when a server does not answer, and often without its address. A greeting from
     # here tells which server is gone.
-    exhausted = memory_event(outcome, plan, stage, is_answering=bool(transition.state.requests))
-    if exhausted is not None:
-        _end_with(transition, exhausted)
-        return
+    if stage is not None and transition.state.load is not None:
+        rows = tuple(row.without_overhead() for row in plan.forecast if row.need_bytes)
+        exhausted = memory_event(outcome, plan, stage, rows)
+        if exhausted is not None:
+            loads.conclude(transition, exhausted)
+            return
     endpoints = tuple(plan.used_endpoints)
     if not endpoints or not (outcome.lost_rpc or outcome.reason is EndReason.STALLED):
         crashed = crash_event(outcome, known_words(plan), plan.used_endpoints)
@@ -215,6 +242,37 @@ def _diagnose(transition: Transition, outcome: ProcessOutcome, stage: Stage | No
         _take_lost_greetings(transition, {})
     else:
         transition.do(effects.Greet(ticket, endpoints, plan.routes))
+
+
+def _has_exhausted(transition: Transition, outcome: ProcessOutcome, loaded: LoadedInfo) -> bool:
+    """Return whether a device refused memory while the model answered; then end the requests, or begin to explain.
+
+    A load of the same order goes on from here if it may try other layouts. If it may not, the requests wait for
+    proposals, as a load does.
+    """
+    state, order = transition.state, loaded.order
+    is_reading = all(run.state in (RequestState.ASKED, RequestState.READING) for run in state.requests)
+    rows = tuple(row for row in loaded.measured if row.need_bytes)
+    ending = memory_event(outcome, order.plan, "prompt" if state.requests and is_reading else "answer", rows)
+    if ending is None:
+        return False
+    transition.change(has_failed=True)
+    tried = Tried(order.plan.edit.layout, order.plan.forecast, refusal_of(ending))
+    loads.learn(transition, order.plan, tried)
+    is_over = state.unload_wanted or state.closing or state.waiting is not None
+    if order.retry.retries or is_over:
+        transition.change(exhausted=None if is_over else Exhausted(order.plan.edit, tried, ending))
+        if state.requests:
+            answers.end_all(transition, partial(_out_of_memory, ending))
+        else:
+            transition.report(ending)
+    else:
+        loads.explain(transition, order, tried, ending)
+    return True
+
+
+def _out_of_memory(ending: OutOfMemory, run: RequestRun) -> OutOfMemory:
+    return msgspec.structs.replace(ending, request=run.id)
 
 
 def _take_lost_greetings(transition: Transition, greetings: Greetings) -> None:

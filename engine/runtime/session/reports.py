@@ -11,10 +11,21 @@ from engine.devices.device import Device, Rig, is_on_this_machine, names_of
 from engine.devices.endpoint import Greeting, GreetingStatus
 from engine.planning.memory.estimate import Grade
 from engine.planning.plan.plan import Plan
+from engine.planning.plan.report import DeviceRow
 from engine.runtime.probing.device_rows import member_estimate, rows_from_parts, with_copies
 from engine.runtime.process.outcome import EndReason, ProcessOutcome, failure_text
 from engine.runtime.protocol.messages import AllocationFailure, Failure, Generated, LoadedModel, Part
-from engine.runtime.session.events import STAGE_WORDS, Crashed, Done, Failed, Loaded, OutOfMemory, Stage
+from engine.runtime.session.events import (
+    STAGE_WORDS,
+    AnswerStage,
+    Crashed,
+    Done,
+    Failed,
+    Loaded,
+    OutOfMemory,
+    Stage,
+    stage_words,
+)
 from engine.runtime.session.state import LoadProgress
 
 _GENERATING = tr("while generating")
@@ -27,15 +38,18 @@ def loaded_event(plan: Plan, message: LoadedModel) -> Loaded:
     return Loaded(devices=measured, forecast=plan.forecast if plan.report.probe_only is None else ())
 
 
-def out_of_memory_event(rig: Rig, message: AllocationFailure, *, generating: bool = False) -> OutOfMemory:
-    """Return the event of a refused allocation, with the memory that was allocated before it."""
+def out_of_memory_event(rig: Rig, message: AllocationFailure, *, answering: AnswerStage | None = None) -> OutOfMemory:
+    """Return the event of a refused allocation, with the memory that was allocated before it.
+
+    `answering`: stage of the answer; None for a load.
+    """
     placed = _placed_bytes(message.parts)
     free_bytes = _free_bytes(rig.device(message.device), message.free_bytes, placed.get(message.device, 0))
-    where = _GENERATING if generating else tr("while {stage_words}", stage_words=STAGE_WORDS[message.stage])
+    where = _GENERATING if answering else tr("while {stage_words}", stage_words=STAGE_WORDS[message.stage])
     free = "" if free_bytes is None else tr(", {free} free", free=format_bytes(free_bytes))
     before = ", ".join(f"{device} {format_bytes(size_bytes)}" for device, size_bytes in placed.items() if size_bytes)
     return OutOfMemory(
-        stage=message.stage,
+        stage=answering or message.stage,
         device=message.device,
         requested_bytes=message.requested_bytes,
         free_bytes=free_bytes,
@@ -134,34 +148,45 @@ def progress_words(progress: LoadProgress) -> str:
 
 
 def memory_event(
-    outcome: ProcessOutcome, plan: Plan, stage: Stage | None, *, is_answering: bool = False
-) -> Failed | None:
+    outcome: ProcessOutcome, plan: Plan, stage: Stage | AnswerStage, allocated: tuple[DeviceRow, ...]
+) -> OutOfMemory | None:
     """Return the ending for a child that CUDA refused memory while it computed; None if that is not what ended it.
 
     Pools, cuBLAS workspaces and converted weights are allocated during the warm-up and the first long prompt, after the
-    buffers that the forecast knows. `stage`, `is_answering`: as of `lost_event`.
+    buffers that the forecast knows. `allocated`: rows of those buffers.
     """
     if not outcome.ran_out_of_memory:
         return None
-    # The child sees only the cards of its plan, in the order of the rig (`engine.runtime.requests.environment`).
-    cards = [device for device in plan.devices_in_use if device.backend == "CUDA" and not device.is_rpc]
-    number = outcome.cuda_device
-    name = cards[number].id if number is not None and number < len(cards) else names_of(cards)
-    return Failed(
-        kind="does_not_fit",
+    device = outcome.refusing_device or _refusing_card(outcome, plan)
+    when = stage_words(stage)
+    if outcome.free_bytes is not None:
+        when = tr("{when} with {free} free", when=when, free=format_bytes(outcome.free_bytes))
+    return OutOfMemory(
+        stage=stage,
+        device=device,
+        requested_bytes=outcome.requested_bytes,
+        free_bytes=outcome.free_bytes,
+        allocated=allocated,
         message=tr(
             "{device} ran out of memory {when}: computing needs more than the buffers that were allocated before. Move "
             "layers off {device}, shorten the context, lower the micro batch or turn flash attention on.",
-            device=name or "CUDA",
-            when=_when(stage, is_answering=is_answering),
+            device=device,
+            when=when,
         ),
     )
 
 
+def _refusing_card(outcome: ProcessOutcome, plan: Plan) -> str:
+    # The child sees only the cards of its plan, in the order of the rig (`engine.runtime.requests.environment`).
+    cards = [device for device in plan.devices_in_use if device.backend in ("CUDA", "HIP") and not device.is_rpc]
+    number = outcome.cuda_device
+    return cards[number].id if number is not None and number < len(cards) else names_of(cards) or "CUDA"
+
+
 def _when(stage: Stage | None, *, is_answering: bool) -> str:
     if stage is not None:
-        return tr("while {stage_words}", stage_words=STAGE_WORDS[stage])
-    return tr("during the answer") if is_answering else tr("while the model was in use")
+        return stage_words(stage)
+    return stage_words("answer") if is_answering else tr("while the model was in use")
 
 
 def lost_event(

@@ -75,7 +75,7 @@ def snapshot_of(state: State, number: int = 0) -> Snapshot:
         phase=_phase(state),
         loaded=state.loaded,
         pending=_pending(state),
-        stage=None if load is None else load.progress.stage,
+        stage=None if load is None or load.of_answer else load.progress.stage,
         attempts=load.attempts if load is not None else last.attempts if last is not None else (),
         ending=None if last is None else last.ending,
         proposals=() if last is None else last.proposals,
@@ -109,7 +109,7 @@ def _load_phase(state: State, load: LoadRun) -> Phase:
 def _pending(state: State) -> Pending | None:
     if state.waiting is not None:
         return Pending(state.waiting, _why_it_waits(state))
-    if state.load is None:
+    if state.load is None or state.load.of_answer:
         return None
     waits = tr("the previous model is being unloaded") if state.load.step is Step.REPLACING else ""
     return Pending(state.load.asked, waits, state.load.cancelled)

@@ -12,6 +12,7 @@ from typing import Any
 
 from engine.planning.fit.proposal import Proposal
 from engine.planning.fit.step_back import Tried
+from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow
 from engine.planning.settings.context_settings import ContextSettings
@@ -136,6 +137,7 @@ class LoadRun:
     `tried`: all layouts that did not fit.
     `ending`: result of the load, until the child has ended or the proposals are found.
     `cancelled`: the load was cancelled and is ending.
+    `of_answer`: nothing is loaded; proposals are looked for, because memory ran out in an answer.
     """
 
     asked: LoadOrder
@@ -153,6 +155,7 @@ class LoadRun:
     attempts: tuple[LoadAttempt, ...] = ()
     ending: LoadEnding | None = None
     cancelled: bool = False
+    of_answer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +207,15 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True)
+class Exhausted:
+    """A loaded layout on which a device ran out of memory in an answer. `edit`: what was loaded."""
+
+    edit: Edit
+    tried: Tried
+    ending: OutOfMemory
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     """State of one open model.
 
@@ -213,6 +225,7 @@ class State:
     `waiting`: load that was ordered while something runs; it begins after that has ended.
     `stop_timer`: number of the running stop timer.
     `loss`: loss of the child whose cause is being looked for.
+    `exhausted`: the last model, if it was lost for want of memory; a load of it that may try others steps back.
     `last`: result of the last load.
     `has_failed`: the last load failed, or its child was lost.
     `without_tensor_api`: a load failed in Metal's tensor API; this and later ones leave it out.
@@ -229,6 +242,7 @@ class State:
     requests: tuple[RequestRun, ...] = ()
     stop_timer: int | None = None
     loss: Loss | None = None
+    exhausted: Exhausted | None = None
     last: LoadResult | None = None
     has_failed: bool = False
     unload_wanted: bool = False

@@ -9,8 +9,9 @@ import pytest
 from app.cli.inputs import this_machine
 from app.paths import calibration_path, self_test_path
 from engine.base.units import MIB
+from engine.devices.device import device_key
 from engine.machines.rigs.self_test import SelfTest, keep_verdict
-from engine.planning.fit.calibration import Calibration, device_key, write_calibration
+from engine.planning.fit.calibration import Calibration, write_calibration
 from tests.support.previews import make_gpu, make_rig
 
 

@@ -39,6 +39,8 @@ class LoadedContext:
     model: int
     context: int
     side_files: LoadedSideFiles | None = None
+    positions: int | None = None
+    """Tokens of a sequence for which the model has learned positions; None: no limit."""
     embedded_tokens: int = 0
     """Most tokens that were embedded in one batch. llama.cpp does not report the output buffer, which grows with
     them.
@@ -64,8 +66,9 @@ class LoadedContext:
 
     @property
     def context_tokens(self) -> int:
-        """Tokens of context for one sequence (`n_ctx_seq`)."""
-        return int(self.engine.low.llama_n_ctx_seq(self.context))
+        """Tokens of context for one sequence (`n_ctx_seq`), at most those that the model has learned positions for."""
+        tokens = int(self.engine.low.llama_n_ctx_seq(self.context))
+        return tokens if self.positions is None else min(tokens, self.positions)
 
     @property
     def n_sequences(self) -> int:

@@ -186,6 +186,7 @@ class ModelLoader:
         self._load = load
         log.begin()
         self._devices = resolve_devices(engine, load.devices, wanted_devices(load))
+        log.devices = self._devices
         self._free = FreeMemory(self._devices)
         log.on_failed = self._free.note
         split = load.parameters.split_mode == "tensor"
@@ -215,7 +216,10 @@ class ModelLoader:
                 side_files.free()
             self._engine.low.llama_model_free(model)
             raise
-        loaded = LoadedContext(self._engine, self._log, self._devices, self._load.context, model, context, side_files)
+        load = self._load
+        loaded = LoadedContext(
+            self._engine, self._log, self._devices, load.context, model, context, side_files, load.positions
+        )
         side_files.adapters.apply(context)
         if side_files.projector is not None:
             loaded.media = Media(side_files.projector, int(self._engine.low.llama_model_n_embd_inp(model)))

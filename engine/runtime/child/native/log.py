@@ -40,6 +40,11 @@ _FLASH_GIVEN = re.compile(r"llama_context: flash_attn\s+= (enabled|disabled)")
 _SPLITS = re.compile(r"graph.*: nodes = .*, splits = ([\d/ ]+),")
 _COPIES = re.compile(r"sched copies = (\d+)")
 _PROJECTOR = re.compile(r"load_hparams: model size:\s+([\d.]+) MiB")
+# ggml_cuda_error in ggml-cuda.cu, which is HIP's backend too, logs the error and the device, then aborts the process.
+_COMPUTING_REFUSED = re.compile(r"(CUDA|ROCm|MUSA) error: (?:out of memory|.*resource allocation failed)")
+_CURRENT_DEVICE = re.compile(r"current device: (\d+)")
+# ggml_cuda_device_malloc's callers log the size of what cudaMalloc refused.
+_REFUSED_SIZE = re.compile(r"allocating ([\d.]+) MiB on device \d+")
 _FUNCTION = re.compile(r"^(?=\S*_)[\w~:<>]+: ")
 
 
@@ -59,6 +64,14 @@ class FailedAllocation:
     buffer_type: str
     requested_bytes: int
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedComputing:
+    """A device that refused memory while it computed. `device`: ggml's name. `requested_bytes`: None if not logged."""
+
+    device: str
+    requested_bytes: int | None = None
 
 
 @dataclass(slots=True)
@@ -117,6 +130,12 @@ class EngineLog:
         self.facts = LogFacts()
         self.on_buffer: Callable[[LoggedBuffer], None] | None = None
         self.on_failed: Callable[[FailedAllocation], None] | None = None
+        self.devices: ResolvedDevices | None = None
+        """Devices of the load; None before there is one."""
+        self.refused: RefusedComputing | None = None
+        """The device that refused memory while it computed, after which the engine aborts."""
+        self._refusing = ""
+        self._refused_bytes: int | None = None
         self.is_mute = False
         """Whether nothing is written to standard error, because a failure is intended."""
         self._lock = threading.Lock()
@@ -166,6 +185,7 @@ class EngineLog:
     def _take_trouble(self, level: int, line: str) -> None:
         if level >= ERROR:
             self.facts.errors.append(line.strip())
+            self._take_refused_computing(line)
         failed = None
         if match := _FAILED_BYTES.search(line):
             failed = FailedAllocation(match[1], int(match[2]), line.strip())
@@ -176,6 +196,14 @@ class EngineLog:
             self.facts.failed.append(failed)
             if self.on_failed is not None:
                 self.on_failed(failed)
+
+    def _take_refused_computing(self, line: str) -> None:
+        if match := _REFUSED_SIZE.search(line):
+            self._refused_bytes = _from_mib(match[1])
+        elif match := _COMPUTING_REFUSED.search(line):
+            self._refusing = match[1]
+        elif self._refusing and (match := _CURRENT_DEVICE.search(line)):
+            self.refused = RefusedComputing(f"{self._refusing}{match[1]}", self._refused_bytes)
 
     def _take_placement(self, line: str) -> None:
         if match := _LAYER.search(line):

@@ -4,27 +4,32 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.base.errors import PlacedError
 from engine.base.units import GIB, MIB
-from engine.devices.device import Device, Rig, make_host
+from engine.devices.device import Device, Rig, device_key, make_host
 from engine.planning.fit.calibration import (
     KEPT_DEVICES,
     KEPT_LOADS,
     MAX_OVERHEAD_BYTES,
     NO_CALIBRATION,
     Calibration,
-    device_key,
+    computing_need,
     read_calibration,
     write_calibration,
 )
+from engine.planning.layout.layout import single_device
 from engine.planning.memory.estimate import DeviceMemory, Grade, MemoryEstimate
-from engine.planning.plan.report import DeviceRow, check_fit, make_row
-from tests.support.orders import worker_device
+from engine.planning.plan.plan import Plan
+from engine.planning.plan.report import DeviceRow, check_fit, make_row, with_measured_overhead
+from engine.planning.settings.context_settings import ContextSettings
+from tests.support.orders import N_LAYERS, made_up_model, plan_of, worker_device
 
 CARD = Device("CUDA0", "card", "CUDA", "gpu", 24 * GIB, pci_bus_id="0000:0A:00.0")
 REMOTE = worker_device("RPC0", "attic:50052", GIB)
@@ -119,3 +124,35 @@ def test_a_damaged_file_is_none(tmp_path_factory: pytest.TempPathFactory, data: 
     assert read_calibration(path) == NO_CALIBRATION
     path.write_bytes(data)
     assert read_calibration(path) == NO_CALIBRATION
+
+
+def test_what_computing_took_is_kept_and_planned_with_for_the_same_and_larger_settings(tmp_path: Path) -> None:
+    def plan(rig: Rig, **changes: Any) -> Plan:
+        context = ContextSettings(n_ctx=4096, n_ubatch=512, flash_attn="off")
+        layout = single_device(N_LAYERS, "CUDA0")
+        return plan_of(made_up_model(), rig, layout, msgspec.structs.replace(context, **changes))
+
+    card = replace(CARD, free_bytes=20 * GIB, total_bytes=24 * GIB)
+    found = plan(Rig((card,), RIG.host))
+    row = found.forecast[0]
+    need = computing_need(found, "CUDA0")
+    assert need is not None
+    # All that was left besides weights, state and buffers was not enough.
+    assert need.overhead_bytes == 20 * GIB - (row.need_bytes - row.overhead_bytes) + 1
+    assert computing_need(found, "CPU") is None
+    need = msgspec.structs.replace(need, overhead_bytes=3 * GIB)
+    write_calibration(tmp_path / "calibration.json", NO_CALIBRATION.with_need(need))
+    kept = read_calibration(tmp_path / "calibration.json")
+    assert kept.computing == (need,)
+    rig = kept.apply(Rig((card,), RIG.host))
+    with_weights = DeviceMemory(weights_bytes=GIB, overhead_bytes=400 * MIB)
+
+    def of(plan: Plan) -> int:
+        return with_measured_overhead(plan.learned_rig.devices[0], with_weights).overhead_bytes
+
+    assert of(plan(rig)) == of(plan(rig, n_ctx=8192)) == of(plan(rig, n_ubatch=1024)) == 3 * GIB
+    assert of(plan(rig, flash_attn="on")) == of(plan(rig, n_ctx=2048)) == of(plan(rig, n_ubatch=256)) == 400 * MIB
+    assert of(plan(rig, type_k="q8_0")) == 400 * MIB
+    assert kept.with_need(need).computing == (need,)
+    # More than any computing takes: another program took the memory.
+    assert kept.with_need(msgspec.structs.replace(need, overhead_bytes=20 * GIB)) == kept

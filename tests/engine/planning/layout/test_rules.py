@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 
@@ -14,7 +16,7 @@ from engine.model.gguf.model_file import Block, MetadataValue, ModelFile, Tensor
 from engine.planning.layout.engine_parameters import engine_parameters
 from engine.planning.layout.layout import Layout, Override, Violation, make_layout, single_device
 from engine.planning.layout.rules import violations
-from engine.planning.settings.context_settings import ContextSettings
+from engine.planning.settings.context_settings import ContextSettings, KvType
 from tests.support.engine_split import assignment_of
 from tests.support.strategies import layouts
 
@@ -259,3 +261,49 @@ def test_every_violation_has_a_sentence_and_a_remedy() -> None:
     kinds = ["layer_count", "unknown_device", "too_many_entries", "repeated_device", "cache_block_size"]
     assert rules(found) == kinds
     assert all(text.endswith(".") for violation in found for text in (violation.message, violation.remedy))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, ["separate_sequences"]),
+        ({"flash_attn": "auto"}, []),
+        ({"type_k": "f16"}, []),
+        ({"n_seq_max": 1}, []),
+        ({"kv_unified": True}, []),
+        ({"op_offload": False}, []),
+    ],
+)
+def test_a_card_does_not_multiply_quantised_caches_of_cpu_layers_for_several_sequences(
+    changes: dict[str, Any], expected: list[str]
+) -> None:
+    context = ContextSettings(n_ctx=4096, n_seq_max=4, type_k="q8_0", flash_attn="off", op_offload=True)
+    context = msgspec.structs.replace(context, **changes)
+    behind = make_layout(4, ["CPU", "CPU", "CUDA0", "CUDA0"])
+    assert rules(list(violations(behind, model(4), RIG, context))) == expected
+    assert rules(list(violations(make_layout(4, ["CUDA0"] * 4), model(4), RIG, context))) == []
+
+
+@pytest.mark.parametrize(
+    ("heads", "norm", "type_k", "expected"),
+    [
+        (1, True, "f16", ["single_head"]),
+        (1, False, "q8_0", ["single_head"]),
+        (1, False, "f16", []),
+        (2, True, "q8_0", []),
+    ],
+)
+def test_a_single_head_is_not_split_where_whole_heads_are_computed(
+    heads: int, norm: bool, type_k: KvType, expected: list[str]
+) -> None:
+    metadata: dict[str, MetadataValue] = {
+        "attention.head_count": 4, "attention.head_count_kv": heads, "attention.key_length": 64,
+    }  # fmt: skip
+    found = replace(
+        model(4, metadata), blocks=tuple(block(at, *(["attn_k_norm.weight"] if norm else [])) for at in range(4))
+    )
+    layout = replace(make_layout(4, ["CUDA0"] * 4), split_mode="tensor", tensor_split=(("CUDA0", 1.0), ("CUDA1", 1.0)))
+    context = ContextSettings(n_ctx=512, type_k=type_k)
+    assert rules(list(violations(layout, found, RIG, context))) == expected
+    alone = replace(layout, tensor_split=(("CUDA0", 1.0),))
+    assert rules(list(violations(alone, found, RIG, context))) == []

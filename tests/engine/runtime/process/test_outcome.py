@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
 
@@ -175,9 +176,19 @@ def test_memory_that_cuda_refuses_while_it_computes_names_the_card() -> None:
     outcome = aborted("ggml-cuda.cu:109: CUDA error", *lines)
     # The child sees the cards of its plan only, so its device 1 is the second of these.
     plan = cast("Plan", SimpleNamespace(devices_in_use=(make_gpu("CUDA0", 12), make_gpu("CUDA2", 12))))
-    event = memory_event(outcome, plan, None, is_answering=True)
+    event = memory_event(outcome, plan, "answer", ())
     assert event is not None
-    assert event.kind == "does_not_fit"
+    assert (event.device, event.stage, event.requested_bytes, event.free_bytes) == ("CUDA2", "answer", None, None)
     assert event.message.startswith("CUDA2 ran out of memory during the answer: ")
     assert not outcome.is_fault_of_engine
-    assert memory_event(aborted("GGML_ASSERT(a) failed"), plan, None) is None
+    assert memory_event(aborted("GGML_ASSERT(a) failed"), plan, "answer", ()) is None
+
+
+def test_what_the_child_says_of_a_refusal_goes_before_its_log() -> None:
+    outcome = replace(
+        aborted("ggml-cuda.cu:109: CUDA error"), refusing_device="attic", free_bytes=3 << 20, requested_bytes=5 << 20
+    )
+    event = memory_event(outcome, cast("Plan", SimpleNamespace(devices_in_use=())), "warm_up", ())
+    assert event is not None
+    assert (event.device, event.free_bytes, event.requested_bytes) == ("attic", 3 << 20, 5 << 20)
+    assert event.message.startswith("attic ran out of memory while warming up with 3.0 MiB free: ")

@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import hypothesis.strategies as st
 import pytest
@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 
 from engine.base.errors import ArgumentError
 from engine.base.units import MIB
+from engine.planning.fit.step_back import NextLayout, Refusal
 from engine.planning.layout.layout import single_device
 from engine.runtime.process.outcome import EndReason, ProcessOutcome
 from engine.runtime.protocol.messages import (
@@ -397,3 +398,51 @@ def test_a_load_of_one_layout_keeps_to_its_workers() -> None:
 
 def test_stepping_back_may_turn_to_workers_that_no_other_model_of_ours_has() -> None:
     assert replace(ORDER, retry=RetryPolicy(3)).possible_endpoints() == {"attic:1", "attic:2"}
+
+
+EXHAUSTED = ProcessOutcome(
+    EndReason.ITSELF, signal=6, abort_text="CUDA error", refusing_device="attic", free_bytes=5, requested_bytes=7
+)
+
+
+def test_an_answer_for_which_memory_ran_out_ends_with_proposals() -> None:
+    story = Story().loaded()
+    story.put(inputs.Ask(Generate(prompt="x")), inputs.Ask(Generate(prompt="y")))
+    story.said(Piece(request=0, text="a"))
+    story.ended(EXHAUSTED)
+    assert story.endings == []
+    (explain,) = [each for each in story.done if isinstance(each, effects.Explain)]
+    assert explain.tried[0].refusal == Refusal("attic", 7, 5, 0)
+    story.put(inputs.Explained(explain.ticket, (), ()))
+    endings = cast("list[OutOfMemory]", story.endings)
+    assert [(each.request, each.stage, each.requested_bytes, each.free_bytes) for each in endings] == [
+        (0, "answer", 7, 5),
+        (1, "answer", 7, 5),
+    ]
+    assert story.snapshot.phase is Phase.FAILED
+    assert story.snapshot.loaded is None
+
+
+def test_a_load_of_what_ran_out_of_memory_in_an_answer_steps_back_at_once() -> None:
+    order = replace(make_order([worker_device("attic", "192.0.2.1:50052")]), retry=RetryPolicy(2))
+    story = Story()
+    story.put(inputs.Load(order))
+    story.prepared()
+    story.put(inputs.Forecasted(story.ticket, order.plan, fits=True))
+    greet = story.ticket
+    story.put(inputs.Greeted(greet, {}))
+    story.said(LOADED)
+    story.put(inputs.Ask(Generate(prompt="x")))
+    story.ended(EXHAUSTED)
+    # It may step back, so it ends without looking for proposals.
+    ending = story.endings[-1]
+    assert isinstance(ending, OutOfMemory)
+    assert (ending.request, ending.stage, ending.proposals) == (0, "prompt", ())
+    story.put(inputs.Load(order))
+    story.prepared()
+    assert isinstance(story.done[-1], effects.Choose)
+    assert story.done[-1].tried[0].layout == order.plan.edit.layout
+    story.put(inputs.Chosen(story.ticket, NextLayout(single_device(N_LAYERS, "CPU"), 1, "all layers to CPU")))
+    attempt = next(each for each in reversed(story.events) if isinstance(each, Attempt))
+    assert attempt.number == 2
+    assert attempt.reason.startswith("attic refused 7 B with 5 B free while it read the prompt. Moved: all layers")

@@ -403,6 +403,20 @@ def test_a_generation_that_does_not_stop_costs_the_child(mode: str) -> None:
         assert psutil.Process().children() == []
 
 
+def test_memory_that_runs_out_while_generating_keeps_the_text_and_names_device_and_stage() -> None:
+    with SessionLog(fake_worker_argv("exhausted_generate")) as log:
+        log.session.load(make_order())
+        log.wait_for_endings(1)
+        log.session.ask(Generate(prompt="x"))
+        ending = log.wait_for_endings(2)[1]
+        assert isinstance(ending, OutOfMemory)
+        assert (ending.device, ending.stage) == ("CPU", "answer")
+        assert (ending.requested_bytes, ending.free_bytes) == (None, 3 * MIB)
+        assert [row.id for row in ending.allocated] == ["CPU"]
+        assert [event.text for event in log.events if isinstance(event, Token)] == ["a"]
+        log.wait_for_phase(Phase.FAILED)
+
+
 def test_a_crash_while_generating_is_its_ending() -> None:
     with fake("killed_generate") as log:
         log.session.load(make_order())

@@ -85,6 +85,7 @@ _OUTCOMES = (
     ProcessOutcome(EndReason.STALLED, detail="60 s"),
     ProcessOutcome(EndReason.BROKEN, detail="it sent nonsense"),
     _ABORT,
+    ProcessOutcome(EndReason.ITSELF, signal=6, abort_text="CUDA error", refusing_device="attic", free_bytes=1),
 )
 _STOPPED = ProcessOutcome(EndReason.STOPPED, exit_code=0)
 
@@ -308,7 +309,7 @@ class World:
                 self.old_timers.append(effect.timer)
             case effects.Report():
                 self._hear(effect.event)
-            case effects.ReportMemory():
+            case effects.ReportMemory() | effects.ReportNeed():
                 pass
             case _:
                 assert not self.closed, "nothing starts after close"
@@ -345,8 +346,8 @@ class World:
             case OutOfMemory() | Failed() | Crashed() | Cancelled():
                 if event.request is not None:
                     self._end_request(event.request)
-                elif self.loss_to_tell:
-                    assert isinstance(event, Failed | Crashed)
+                elif self.loss_to_tell and not isinstance(event, Cancelled):
+                    assert isinstance(event, OutOfMemory | Failed | Crashed)
                     self.loss_to_tell = False
                 else:
                     self._end_load()
@@ -367,7 +368,8 @@ class World:
         started = {run.id for run in state.requests}
         self.open_requests |= started - set(self.ended_requests)
         assert started == self.open_requests, "nothing lost, nothing twice"
-        assert (state.load is not None) + (state.waiting is not None) == self.open_loads
+        runs = state.load is not None and not state.load.of_answer
+        assert runs + (state.waiting is not None) == self.open_loads
         assert set(self.children) == ({state.child.id} if state.child is not None else set())
         assert self.timers == ({state.stop_timer} if state.stop_timer is not None else set())
         assert (snapshot.pending is not None) == bool(self.open_loads)

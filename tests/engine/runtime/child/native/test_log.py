@@ -13,6 +13,7 @@ from engine.runtime.child.native.log import (
     EngineLog,
     FailedAllocation,
     LogFacts,
+    RefusedComputing,
     context_failure,
     model_failure,
 )
@@ -63,6 +64,37 @@ def test_lines_come_in_pieces() -> None:
     log.write(CONT, "size = 1.00 MiB\nload_tensors: CUDA0 model buffer size = 2.00")
     log.write(CONT, " MiB\n")
     assert log.facts.logged_bytes("model") == {"CPU": MIB, "CUDA0": 2 * MIB}
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (
+            ["CUDA error: out of memory", "  current device: 1, in function alloc at ggml-cuda.cu:500"],
+            RefusedComputing("CUDA1"),
+        ),
+        (
+            [
+                "alloc_buffer: allocating 2.00 MiB on device 0: cudaMalloc failed: out of memory",
+                "ROCm error: out of memory",
+                "  current device: 0, in function alloc at ggml-cuda.cu:420",
+            ],
+            RefusedComputing("ROCm0", 2 * MIB),
+        ),
+        (
+            ["CUDA error: the resource allocation failed", "  current device: 2, in function f at common.cuh:9"],
+            RefusedComputing("CUDA2"),
+        ),
+        (["CUDA error: an illegal memory access", "  current device: 1, in function f at ggml-cuda.cu:1"], None),
+    ],
+)
+def test_memory_that_a_card_refuses_while_it_computes_is_understood(
+    lines: list[str], expected: RefusedComputing | None
+) -> None:
+    log = EngineLog()
+    for line in lines:
+        log.write(ERROR, line + "\n")
+    assert log.refused == expected
 
 
 def test_flash_attention_turned_off_is_told() -> None:

@@ -1,0 +1,66 @@
+"""The environment of a child: which cards of each backend it sees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from engine.devices.device import CPU_ID, Device, Rig, make_host
+from engine.planning.layout.layout import Layout, Run
+from engine.planning.settings.context_settings import ContextSettings
+from engine.runtime.requests import environment
+from tests.support.orders import N_LAYERS, made_up_model, plan_of
+
+VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES")
+
+
+def cards(backend: str, name: str, *, pci: bool = True) -> tuple[Device, ...]:
+    """Return three cards."""
+    return tuple(
+        Device(f"{name}{at}", name, backend, "gpu", 8 << 30, pci_bus_id=f"0000:0{at + 1}:00.0" if pci else None)
+        for at in range(3)
+    )
+
+
+def told(devices: tuple[Device, ...], used: str) -> Mapping[str, str]:
+    rig = Rig(devices, make_host("host", 8 << 30))
+    layout = Layout(N_LAYERS, (Run(used, 0, N_LAYERS - 1),), used)
+    return environment(plan_of(made_up_model(), rig, layout, ContextSettings(n_ctx=512)))
+
+
+@pytest.mark.parametrize(
+    ("backend", "name", "environ", "used", "expected"),
+    [
+        ("HIP", "ROCm", {}, "ROCm2", {"HIP_VISIBLE_DEVICES": "2"}),
+        ("HIP", "ROCm", {"HIP_VISIBLE_DEVICES": "5, 1,3"}, "ROCm1", {"HIP_VISIBLE_DEVICES": "1"}),
+        ("HIP", "ROCm", {"CUDA_VISIBLE_DEVICES": "4,2,0"}, "ROCm0", {"HIP_VISIBLE_DEVICES": "4"}),
+        ("HIP", "ROCm", {"ROCR_VISIBLE_DEVICES": "1,2,3"}, "ROCm0", {"HIP_VISIBLE_DEVICES": "0"}),
+        ("HIP", "ROCm", {}, CPU_ID, {"HIP_VISIBLE_DEVICES": "-1"}),
+        # Fewer entries than devices: the rig was found with another environment.
+        ("HIP", "ROCm", {"HIP_VISIBLE_DEVICES": "5"}, "ROCm1", {}),
+        ("HIP", "attic", {}, "attic1", {}),
+        ("Vulkan", "Vulkan", {}, "Vulkan1", {}),
+        ("Vulkan", "Vulkan", {"GGML_VK_VISIBLE_DEVICES": "3,0,2"}, "Vulkan2", {"GGML_VK_VISIBLE_DEVICES": "2"}),
+        ("Vulkan", "Vulkan", {"GGML_VK_VISIBLE_DEVICES": "3,0,2"}, CPU_ID, {"GGML_VK_VISIBLE_DEVICES": ""}),
+    ],
+)  # fmt: skip
+def test_a_child_sees_the_cards_of_its_plan_among_those_that_the_user_left(
+    backend: str,
+    name: str,
+    environ: Mapping[str, str],
+    used: str,
+    expected: Mapping[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for variable in VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    for variable, value in environ.items():
+        monkeypatch.setenv(variable, value)
+    assert told(cards(backend, name), used) == expected
+
+
+def test_cards_without_a_pci_id_stay_visible_for_their_numbers_would_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    assert told(cards("HIP", "ROCm", pci=False), "ROCm1") == {}

@@ -194,7 +194,7 @@ def model_menu(
         ),
         Switch(
             "serve_at_start",
-            tr("Start the &API Server with the Window"),
+            tr("Start the API Server with the &Window"),
             settings.serves_at_start,
             set_serves_at_start,
         ),

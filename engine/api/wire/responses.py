@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -95,12 +95,40 @@ def _images(item: dict[str, Any]) -> int:
 
 
 def _tools(tools: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
-    """Return the functions among tools; those that run on OpenAI's servers are left out, as agents send them always."""
-    return tuple(
-        check_tool({"type": "function", "function": tool}, f"tools[{place}]")
-        for place, tool in enumerate(tools)
-        if tool.get("type") == "function"
-    )
+    """Return the functions among tools; those that run on OpenAI's servers are left out, as agents send them always.
+
+    Those of a namespace, as agents send the tools of MCP servers, are functions with a qualified name.
+    """
+    found = []
+    for place, tool in enumerate(tools):
+        if tool.get("type") == "function":
+            found.append(check_tool({"type": "function", "function": tool}, f"tools[{place}]"))
+    for place, namespace, tool in _namespaced(tools):
+        function = {**tool, "name": _qualified(namespace, tool.get("name"))}
+        found.append(check_tool({"type": "function", "function": function}, place))
+    return tuple(found)
+
+
+def _namespaced(tools: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield (place in the request, namespace, definition) of the functions in namespaces.
+
+    Raises:
+        ApiError: a namespace has no name, or no list of tools.
+    """
+    for number, tool in enumerate(tools):
+        if tool.get("type") != "namespace":
+            continue
+        name, inner = tool.get("name"), tool.get("tools")
+        if not isinstance(name, str) or not name or not isinstance(inner, list):
+            raise invalid(f"tools[{number}] is a namespace without a name, or without a list of tools.", "tools")
+        for place, each in enumerate(inner):
+            if isinstance(each, dict) and each.get("type") == "function":
+                yield f"tools[{number}].tools[{place}]", name, each
+
+
+def _qualified(namespace: object, name: object) -> object:
+    """Return the one name by which the model knows a function; what is no name is left for the check of tools."""
+    return f"{namespace}__{name}" if isinstance(namespace, str) and namespace and isinstance(name, str) else name
 
 
 def _choice(choice: str | dict[str, Any] | None) -> str:
@@ -166,7 +194,7 @@ class _Items:
         self._found.append(ChatMessage(role, text, media, reasoning=thoughts))  # type: ignore[arg-type]
 
     def _call(self, item: dict[str, Any], place: str) -> None:
-        name, arguments = item.get("name"), item.get("arguments")
+        name, arguments = _qualified(item.get("namespace"), item.get("name")), item.get("arguments")
         if not isinstance(name, str) or not isinstance(arguments, str):
             raise invalid(f"{place} has no name, or no arguments as text.", place)
         call = ToolCall(str(item.get("call_id") or ""), name, arguments or "{}")
@@ -210,6 +238,11 @@ class ResponseWriter:
     def __init__(self, id: str, model: str, created: int, question: Question, request: ResponsesRequest) -> None:
         self._id, self._model, self._created = id, model, created
         self._question, self._request = question, request
+        self._in_namespaces = {
+            _qualified(namespace, tool.get("name")): {"name": tool.get("name"), "namespace": namespace}
+            for _, namespace, tool in _namespaced(request.tools or ())
+        }
+        """Name and namespace of the functions that have one, by the name that the model uses."""
         self._segments = Segments()
         self._sequence = 0
         self._done: Done | None = None
@@ -295,7 +328,8 @@ class ResponseWriter:
             case "content":
                 return {**head, "type": "message", "role": "assistant", "content": [_text(segment)] if done else []}
         arguments = (segment.text or "{}") if done else ""
-        return {**head, "type": "function_call", "call_id": segment.id, "name": segment.name, "arguments": arguments}
+        named = self._in_namespaces.get(segment.name, {"name": segment.name})
+        return {**head, "type": "function_call", "call_id": segment.id, **named, "arguments": arguments}
 
     def _written(self, step: Step) -> bytes:
         segment = step.segment
@@ -334,7 +368,8 @@ class ResponseWriter:
                 )
                 return done + self._event("response.content_part.done", **place, content_index=0, part=_text(segment))
         arguments = segment.text or "{}"
-        return self._event("response.function_call_arguments.done", **place, name=segment.name, arguments=arguments)
+        name = self._in_namespaces.get(segment.name, {}).get("name", segment.name)
+        return self._event("response.function_call_arguments.done", **place, name=name, arguments=arguments)
 
 
 def _text(segment: Segment) -> dict[str, object]:

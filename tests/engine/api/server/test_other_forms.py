@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from engine.api.wire.names import ModelEntry
+from engine.api.wire.responses import read_responses
 from engine.devices.device import Rig
 from engine.runtime.session.load_order import LoadOrder
 from tests.support.api_server import CONTEXT, RunningServer, entry_of, plan_on_cpu, running
@@ -189,10 +190,36 @@ def test_a_function_of_a_response_is_called(client: Any) -> None:
     assert json.loads(streamed.arguments)["town"] in ("Bonn", "Ulm")
 
 
+def test_a_function_in_a_namespace_is_called(client: Any, server: RunningServer) -> None:
+    """Agents send the tools of MCP servers so, and look for the function by namespace and name."""
+    function = {"type": "function", "name": "look", "parameters": SCHEMA}
+    tools = [{"type": "namespace", "name": "weather", "description": "Weather", "tools": [function]}]
+    asked = {"model": "tiny", "tools": tools, "tool_choice": "required"}
+    (call,) = client.responses.create(input="Hi", **asked).output
+    assert (call.type, call.namespace, call.name) == ("function_call", "weather", "look")
+    assert json.loads(call.arguments)["town"] in ("Bonn", "Ulm")
+    events = server.post("/v1/responses", {**asked, "input": "Hi", "stream": True}).events
+    items = [event["item"] for event in events if event["type"].startswith("response.output_item.")]
+    assert [(item["namespace"], item["name"]) for item in items] == [("weather", "look")] * 2
+    assert [event["name"] for event in events if event["type"].endswith("arguments.done")] == ["look"]
+
+
+def test_a_call_in_the_history_has_the_name_that_the_model_uses() -> None:
+    call = {"type": "function_call", "call_id": "c", "namespace": "weather", "name": "look", "arguments": "{}"}
+    function = {"type": "function", "name": "look"}
+    tools = [{"type": "namespace", "name": "weather", "tools": [function, {"type": "custom", "name": "free"}]}]
+    question, _ = read_responses(json.dumps({"input": [call], "tools": tools}).encode())
+    assert question.messages[0].calls[0].name == "weather__look"
+    assert [tool["function"]["name"] for tool in question.tools] == ["weather__look"]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
         {"input": []},
+        {"input": "a", "tools": [{"type": "namespace", "tools": []}]},
+        {"input": "a", "tools": [{"type": "namespace", "name": "weather"}]},
+        {"input": "a", "tools": [{"type": "namespace", "name": "weather", "tools": [{"type": "function"}]}]},
         {"input": 3},
         {"input": [{"type": "item_reference", "id": "a"}]},
         {"input": [{"role": "judge", "content": "a"}]},

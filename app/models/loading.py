@@ -308,8 +308,10 @@ class Loading(QObject):
         # Proposals after an answer are for the model that was loaded.
         failed = asked or (self._held if isinstance(event, OutOfMemory) else None)
         self.proposals_model = None if failed is None else failed.plan.model
-        rows = asked.plan.forecast if asked is not None and isinstance(event, OutOfMemory) else ()
-        self.short_bytes = sum(row.shortfall_bytes for row in rows if row.is_short and row.id == event.device)
+        self.short_bytes = 0
+        if asked is not None and isinstance(event, OutOfMemory):
+            row = next((row for row in asked.plan.forecast if row.id == event.device), None)
+            self.short_bytes = row.shortfall_bytes if row is not None and row.is_short else 0
         self.ended.emit(event)
         if self.snapshot.loaded is None:
             held, self._held = self._held, None

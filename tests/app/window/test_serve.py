@@ -25,8 +25,10 @@ from app.paths import api_key_path, serve_settings_path
 from app.serving.api_server import ServerPhase
 from app.window.serve_presenter import ServePresenter
 from app.wiring import WindowParts
+from engine.base.errors import ArgumentError
 from engine.base.units import MIB
 from engine.devices.device import CPU_ID
+from engine.planning.fit.loaded_models import UNTIL_UNLOADED_S
 from engine.planning.layout.layout import single_device
 from engine.planning.plan.edit import Edit
 from engine.planning.settings.context_settings import ContextSettings
@@ -273,8 +275,44 @@ def test_a_window_without_a_model_shows_the_one_that_a_program_asked_for(bench: 
     bench.desk.library.catalogue.index.save_folders((path.parent,))
     bench.start()
     bench.say_hello("ada")
-    assert bench.desk.models.current.name == "ada"
+    model = bench.desk.models.current
+    assert model.name == "ada"
+    assert model.keep_alive_s == 300.0
     assert bench.desk.document.model is not None
+    # A file that a person opens in its place is that person's, and stays loaded.
+    model.loading.unload()
+    bench.wait(lambda: not model.loading.has_child)
+    bench.desk.opener.open(bench.file("bob", seed=1))
+    bench.wait(lambda: model.name == "bob")
+    assert not model.is_of_program
+    assert model.keep_alive_s == UNTIL_UNLOADED_S
+
+
+def test_what_a_stopped_server_had_begun_ends_no_later_load(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.desk.library.catalogue.index.save_folders((bench.file("bob", seed=1).parent,))
+    bench.file("carl", seed=2)
+    opener, held = bench.desk.opener, list[tuple[object, ...]]()
+    open_aside = opener.open_aside
+    monkeypatch.setattr(opener, "open_aside", lambda *arguments: held.append(arguments))
+    bench.start()
+    with bench.client() as client:
+        first = bench.ask(
+            lambda: client.chat.completions.create(model="bob", messages=HELLO)  # type: ignore[arg-type]
+        )
+        bench.wait(lambda: len(held) == 1)
+        bench.stop()
+        bench.wait(first.done)
+    bench.start()
+    with bench.client() as client:
+        second = bench.ask(
+            lambda: client.chat.completions.create(model="carl", messages=HELLO, max_tokens=4)  # type: ignore[arg-type]
+        )
+        bench.wait(lambda: len(held) == 2)
+        *_, failed = held[0]
+        failed(ArgumentError("bob is gone"))  # type: ignore[operator]
+        open_aside(*held[1])  # type: ignore[arg-type]
+        bench.wait(second.done)
+    assert second.result().model == "carl"
 
 
 def test_a_model_whose_engine_was_killed_is_loaded_again_for_the_next_request(bench: Bench) -> None:

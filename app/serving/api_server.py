@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -118,24 +118,23 @@ class WindowApiServer(QObject):
         """Replace the key. Programs with the old one are refused: a running server is started anew."""
         if self.state.phase is ServerPhase.BUSY:
             return
-        was_on = self.state.phase is ServerPhase.ON
 
         def replaced(key: str) -> None:
-            self._set_state(ServerState(self.state.phase, self.state.url, key=key))
-            if was_on:
+            self._set_state(replace(self.state, fault="", key=key))
+            # As it is now: it may have been stopped meanwhile.
+            if self.state.phase is ServerPhase.ON:
                 self._stop(self._start)
 
-        self._background.run(tr("Making a key"), _new_key, replaced, self._refuse, quiet=True)
+        self._background.run(tr("Making a key"), _new_key, replaced, self._tell_fault, quiet=True)
 
     def show_key(self) -> None:
         """Read the key, which is made if there is none, and put it into `state`."""
 
         def read(key: str) -> None:
-            state = self.state
-            self._set_state(ServerState(state.phase, state.url, state.fault, key))
+            self._set_state(replace(self.state, key=key))
 
         if not self.state.key:
-            self._background.run(tr("Reading the key"), _read_key, read, self._refuse, quiet=True)
+            self._background.run(tr("Reading the key"), _read_key, read, self._tell_fault, quiet=True)
 
     def close(self) -> None:
         """Stop the server for good, and wait for its end."""
@@ -206,6 +205,10 @@ class WindowApiServer(QObject):
         is_on = self._server is not None
         phase = ServerPhase.ON if is_on else ServerPhase.OFF
         self._set_state(ServerState(phase, self.state.url if is_on else "", error.summary(), self.state.key))
+
+    def _tell_fault(self, error: EngineError) -> None:
+        """Show why the key cannot be had; the server starts, runs and stops as before."""
+        self._set_state(replace(self.state, fault=error.summary()))
 
     def _set_state(self, state: ServerState) -> None:
         if state != self.state:

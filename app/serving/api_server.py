@@ -72,6 +72,9 @@ class WindowApiServer(QObject):
     requests_changed = Signal()
     """A request has come, or is in another state. Emitted once until `journal` is read again with `take_requests`."""
 
+    models_changed = Signal()
+    """`contexts` has changed."""
+
     _changed = Signal()
 
     def __init__(
@@ -157,6 +160,7 @@ class WindowApiServer(QObject):
             from engine.api.server.journal import Journal
 
             self._parts = _Parts(*self._make_served(), Journal(self._on_request))
+            self._parts.served.lent_changed.connect(self.models_changed)
             self._parts.journal.keeps_texts = self._keeps_texts
         parts = self._parts
         self._starts.clear()
@@ -218,9 +222,9 @@ class WindowApiServer(QObject):
     # ------------------------------------------------------------------ requests
 
     @property
-    def model_names(self) -> tuple[str, ...]:
-        """Names of the loaded models for requests."""
-        return () if self._parts is None else self._parts.served.names
+    def contexts(self) -> dict[str, int]:
+        """Tokens of one request by the names of the models that programs can ask; the shown model comes first."""
+        return {} if self._parts is None else self._parts.served.contexts
 
     def take_requests(self) -> tuple[RequestEntry, ...]:
         """Return the requests, the newest first; `requests_changed` is emitted again at the next change."""

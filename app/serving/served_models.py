@@ -60,6 +60,9 @@ class ServedModels(QObject):
     """Lends loaded models to the server, and loads others for it, one at a time. `load` and `keep_alive` are for the
     server's loop, all else for the GUI thread."""
 
+    lent_changed = Signal()
+    """`contexts` has changed."""
+
     _asked = Signal(object)  # _Wanted | _KeepAlive
 
     def __init__(
@@ -140,15 +143,16 @@ class ServedModels(QObject):
         """Lend nothing more, and stop the answers to programs."""
         self._server = None
         self._lent.clear()
+        self.lent_changed.emit()
         self._forget()
         for model in self._models.all:
             model.loading.stop_requests_of_programs()
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the loaded models for requests; the shown model comes first."""
+    def contexts(self) -> dict[str, int]:
+        """Tokens of one request by the names of the lent models; the shown model comes first."""
         shown = sorted(self._lent, key=lambda model: (model is not self._models.current, model.number))
-        return tuple(self._entries[model].id for model in shown)
+        return {self._entries[model].id: model.loading.snapshot.context_size or 0 for model in shown}
 
     def _follow(self, model: OpenModel) -> None:
         model.status_changed.connect(lambda _status: self._on_status_changed(model))
@@ -190,9 +194,11 @@ class ServedModels(QObject):
         if is_ready and held is not None and model not in self._lent:
             self._lent.add(model)
             server.lend(self._entries[model], model.loading.bridge.session, held)
+            self.lent_changed.emit()
         elif not is_ready and model in self._lent:
             self._lent.discard(model)
             server.take_back(self._entries[model].id)
+            self.lent_changed.emit()
 
     def _is_leaving(self, model: OpenModel) -> bool:
         """Return whether a load waits for the end of this model's answers."""

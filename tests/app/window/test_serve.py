@@ -366,13 +366,25 @@ def test_an_idle_model_goes_for_another_and_one_that_answers_is_waited_for(bench
             lambda: client.chat.completions.create(model="ada", messages=HELLO, max_tokens=4)  # type: ignore[arg-type]
         )
         # The wait is known to the models when bob is taken back from the server.
-        bench.wait(lambda: bench.desk.server.model_names == ())
+        bench.wait(lambda: bench.desk.server.contexts == {})
         assert bob.loading.phase is Phase.ANSWERING
         assert not waiting.done()
         stream.leave()
         bench.wait(waiting.done)
     assert waiting.result().model == "ada"
     assert [held.name for held in bench.desk.models.held] == ["ada"]
+
+
+def test_snippets_have_name_and_context_of_a_model_that_is_loaded_later(bench: Bench) -> None:
+    pane = bench.start()
+    pane.program_box.setCurrentText("Zed")
+    bench.load(bench.file("ada"))
+    bench.wait(lambda: '"ada"' in pane.snippet_edit.toPlainText())
+    # Another model that is not loaded is shown.
+    bench.open(bench.file("bob", seed=1))
+    bench.wait(lambda: bench.desk.models.current.name == "bob")
+    assert '"name": "ada"' in pane.snippet_edit.toPlainText()
+    assert '"max_tokens": 16384' in pane.snippet_edit.toPlainText()
 
 
 def test_faults_of_the_address_are_said_in_the_panel(bench: Bench) -> None:

@@ -129,7 +129,7 @@ class ModelOpener(QObject):
         opened: Callable[[OpenModel], None],
         failed: Callable[[EngineError], None],
     ) -> None:
-        """Open a file for a program. The shown model stays shown, unless no file is open.
+        """Open a file for a program, beside the shown one; it is shown only if no other file is open.
 
         `layout`: text of a layout file; empty: the initial layout on the devices without the models in `leaving`.
         """

@@ -70,7 +70,7 @@ class WindowApiServer(QObject):
 
     state_changed = Signal(ServerState)
     requests_changed = Signal()
-    """A request has come, or is in another state. Emitted once until `journal` is read again with `take_requests`."""
+    """A request has come, or is in another state. Emitted once, and again only after `take_requests`."""
 
     models_changed = Signal()
     """`contexts` has changed."""

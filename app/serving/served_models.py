@@ -57,8 +57,10 @@ class _KeepAlive:
 
 
 class ServedModels(QObject):
-    """Lends loaded models to the server, and loads others for it, one at a time. `load` and `keep_alive` are for the
-    server's loop, all else for the GUI thread."""
+    """Lends loaded models to the server, and loads others for it, one at a time.
+
+    `load` and `keep_alive` are called in the server's loop, everything else in the GUI thread.
+    """
 
     lent_changed = Signal()
     """`contexts` has changed."""

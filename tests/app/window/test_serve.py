@@ -416,6 +416,25 @@ def test_faults_of_the_address_are_said_in_the_panel(bench: Bench) -> None:
     assert bench.say_hello("ada") == "ada"
 
 
+def test_a_key_that_cannot_be_read_changes_nothing_of_a_start(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+
+    def unreadable() -> str:
+        raise ArgumentError("The key cannot be read.")
+
+    monkeypatch.setattr("app.serving.api_server._import_server", lambda: go_on.wait(DEADLINE_S))
+    monkeypatch.setattr("app.serving.api_server._read_key", unreadable)
+    server, pane = bench.desk.server, bench.pane
+    pane.port_box.setValue(free_port())
+    pane.key_box.click()
+    pane.switch_button.click()
+    pane.copy_key_button.click()
+    bench.wait(lambda: bool(server.state.fault))
+    assert server.state.phase is ServerPhase.BUSY
+    go_on.set()
+    bench.wait(lambda: server.state.phase is ServerPhase.ON)
+
+
 def test_a_new_key_refuses_programs_with_the_old_one(bench: Bench) -> None:
     bench.load(bench.file("ada"))
     pane = bench.start()

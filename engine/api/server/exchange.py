@@ -77,6 +77,8 @@ class Exchange:
         self._call_later(max(0.0, PING_S - silent_s) or PING_S, self._ping_if_silent)
 
     async def _send_ping(self) -> None:
+        if self.has_ended:
+            return  # The answer ended before this task began.
         with suppress(GoneError):  # `receive` tells of it too
             await self._begin()
             await self.send(sse.PING)

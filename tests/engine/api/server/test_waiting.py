@@ -24,8 +24,10 @@ from engine.api.server.guard import Access, Message
 from engine.api.server.journal import Journal
 from engine.api.server.pool import ModelPool, PoolParts
 from engine.api.server.server import Address, ApiServer
+from engine.api.wire import sse
 from engine.api.wire.answer import PlainReader
 from engine.api.wire.completions import CompletionRequest, CompletionWriter
+from engine.api.wire.errors import ApiError
 from engine.api.wire.names import ModelEntry
 from engine.base.errors import ArgumentError
 from engine.devices.device import Rig
@@ -189,6 +191,34 @@ def test_a_stream_is_kept_open_while_a_long_prompt_is_read(monkeypatch: pytest.M
 
     asyncio.run(check())
     assert b'"text":"b"' in b"".join(got)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_sign_of_life_follows_the_end_of_an_answer(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    """The sign is due, and the answer ends or fails before it is sent."""
+    monkeypatch.setattr(exchange_module, "PING_S", 0.0)
+    got = list[Message]()
+
+    async def send(message: Message) -> None:
+        await asyncio.sleep(0)
+        got.append(message)
+
+    async def check() -> None:
+        exchange = Exchange({"path": "/"}, send, b"", Journal().begin("", "/"))
+        if not fails:
+            await exchange.begin_stream()
+        exchange.keep_open(lambda _error: b"")
+        exchange._ping_if_silent()
+        if fails:
+            await exchange.fail(ApiError(503, "It is gone."))
+        else:
+            await exchange.end_stream(b"end")
+        assert exchange._ping is not None
+        await exchange._ping
+        exchange.close()
+
+    asyncio.run(check())
+    assert not any(message.get("body") == sse.PING for message in got)
 
 
 # ------------------------------------------------------------------ clients that leave

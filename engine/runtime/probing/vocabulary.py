@@ -7,6 +7,7 @@ from pathlib import Path
 
 from engine.base.errors import ArgumentError
 from engine.base.language import tr
+from engine.model.gguf.parts import parse_part_name
 from engine.runtime.process.questions import KeptChild
 from engine.runtime.protocol.messages import Counted, CountTokens, CountVocabulary, FileAccess
 
@@ -47,6 +48,9 @@ class VocabularyCounter:
             if path != self._path:
                 self._child.end()
                 self._path = path
+            # llama.cpp reads the headers of all parts.
+            name = parse_part_name(path.name)
+            parts = (path,) if name is None else name.paths(path.parent)
             text = str(path)
             return self._child.ask(
                 CountVocabulary(
@@ -54,7 +58,7 @@ class VocabularyCounter:
                     path=text,
                     count=request,
                     idle_s=self._idle_s,
-                    access=FileAccess(readable=(text,)),
+                    access=FileAccess(readable=tuple(map(str, parts))),
                 ),
                 Counted,
             )

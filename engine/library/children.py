@@ -39,7 +39,7 @@ from engine.library.facts import Facts, fingerprint
 from engine.library.fit import Fit
 from engine.library.names import role_of
 from engine.library.planning import Job
-from engine.model.gguf.parts import parse_part_name
+from engine.model.gguf.parts import named_parts
 from engine.planning.fit.strategies.constraints import Constraints
 from engine.runtime.process.outcome import EndReason
 from engine.runtime.process.questions import Questions
@@ -213,9 +213,7 @@ def _folders(order: LibraryRequest) -> set[Path]:
     """Return the folders of the models and projectors, and those that they and the other parts are links into."""
     folders: set[Path] = set()
     for path in {path_of(each).absolute() for each in chain.from_iterable(order.models) if each}:
-        name = parse_part_name(path.name)
-        parts = (path,) if name is None else name.paths(path.parent)
-        folders |= {path.parent, *(Path(os.path.realpath(part)).parent for part in parts)}
+        folders |= {path.parent, *(Path(os.path.realpath(part)).parent for part in named_parts(path))}
     return folders
 
 

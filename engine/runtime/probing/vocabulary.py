@@ -7,7 +7,7 @@ from pathlib import Path
 
 from engine.base.errors import ArgumentError
 from engine.base.language import tr
-from engine.model.gguf.parts import parse_part_name
+from engine.model.gguf.parts import named_parts
 from engine.runtime.process.questions import KeptChild
 from engine.runtime.protocol.messages import Counted, CountTokens, CountVocabulary, FileAccess
 
@@ -48,17 +48,14 @@ class VocabularyCounter:
             if path != self._path:
                 self._child.end()
                 self._path = path
-            # llama.cpp reads the headers of all parts.
-            name = parse_part_name(path.name)
-            parts = (path,) if name is None else name.paths(path.parent)
-            text = str(path)
             return self._child.ask(
                 CountVocabulary(
                     seconds=LIMIT_S,
-                    path=text,
+                    path=str(path),
                     count=request,
                     idle_s=self._idle_s,
-                    access=FileAccess(readable=tuple(map(str, parts))),
+                    # llama.cpp reads the headers of all parts.
+                    access=FileAccess(readable=tuple(map(str, named_parts(path)))),
                 ),
                 Counted,
             )

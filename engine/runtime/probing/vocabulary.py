@@ -10,6 +10,7 @@ from engine.base.language import tr
 from engine.model.gguf.parts import named_parts
 from engine.runtime.process.questions import KeptChild
 from engine.runtime.protocol.messages import Counted, CountTokens, CountVocabulary, FileAccess
+from engine.runtime.requests import path_text
 
 IDLE_S = 60.0
 """Seconds without a request after which the child ends by itself."""
@@ -51,11 +52,11 @@ class VocabularyCounter:
             return self._child.ask(
                 CountVocabulary(
                     seconds=LIMIT_S,
-                    path=str(path),
+                    path=path_text(path),
                     count=request,
                     idle_s=self._idle_s,
                     # llama.cpp reads the headers of all parts.
-                    access=FileAccess(readable=tuple(map(str, named_parts(path)))),
+                    access=FileAccess(readable=tuple(map(path_text, named_parts(path)))),
                 ),
                 Counted,
             )

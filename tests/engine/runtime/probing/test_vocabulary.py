@@ -100,6 +100,8 @@ def test_a_file_without_vocabulary_is_refused_in_a_sentence(counter: VocabularyC
     assert "mmproj" in refused.value.summary() or "vocabulary" in refused.value.summary()
     with pytest.raises(ModelFileError, match="No such file"):
         counter.count(tmp_path / "gone.gguf", REQUEST)
+    with pytest.raises(ModelFileError, match="UTF-8"):
+        counter.count(tmp_path / "no\udcfftext.gguf", REQUEST)
 
 
 @pytest.mark.skipif(not hasattr(os, "sysconf"), reason="rights are given up on Linux")

@@ -19,7 +19,7 @@ import pytest
 
 from engine.api.server import exchange as exchange_module
 from engine.api.server.answering import send_answers
-from engine.api.server.exchange import Exchange
+from engine.api.server.exchange import Endpoint, Exchange
 from engine.api.server.guard import Access, Message
 from engine.api.server.journal import Journal
 from engine.api.server.pool import ModelPool, PoolParts
@@ -222,6 +222,25 @@ def test_no_sign_of_life_follows_the_end_of_an_answer(monkeypatch: pytest.Monkey
 
 
 # ------------------------------------------------------------------ clients that leave
+
+
+def test_a_request_ends_if_its_client_is_gone_before_the_error() -> None:
+    journal = Journal()
+
+    async def handle(_exchange: Exchange) -> None:
+        raise ApiError(503, "It is gone.")
+
+    async def send(_message: Message) -> None:
+        raise ConnectionResetError
+
+    bodies = [{"type": "http.request", "body": b""}]
+
+    async def receive() -> Message:
+        return bodies.pop() if bodies else await asyncio.Future()
+
+    asyncio.run(Endpoint(journal, handle)({"path": "/"}, receive, send))
+    assert journal.under_way == ()
+    assert [entry.code for entry in journal.ended] == ["client_gone"]
 
 
 def test_nothing_is_loaded_for_clients_that_have_left(paths: tuple[Path, Path]) -> None:

@@ -25,6 +25,10 @@ from engine.runtime.session.load_order import LoadAttempt, LoadOrder
 
 STOP_TIMEOUT_S = 2.0
 """Seconds from a stop until a child that does not obey has been killed."""
+READING_PATIENCE = 15
+"""Factor of that time while a prompt is read by devices other than the CPU. Only ggml's CPU backend looks at the abort
+callback while it computes; cards and RPC workers finish the batch first, which takes seconds on a slow worker.
+"""
 _STAGES: tuple[Stage, ...] = tuple(STAGE_WORDS)
 
 
@@ -182,6 +186,8 @@ class RequestRun:
 
     request: AnyModelRequest
     state: RequestState = RequestState.ASKED
+    was_reading: bool = False
+    """Whether its prompt was being read, or waited for that, when it was stopped."""
 
     @property
     def id(self) -> int:
@@ -190,6 +196,11 @@ class RequestRun:
     @property
     def stopping(self) -> bool:
         return self.state is RequestState.STOPPING
+
+    def stopped(self) -> RequestRun:
+        """Return the request after it was told to stop."""
+        is_reading = self.state in (RequestState.ASKED, RequestState.READING)
+        return replace(self, state=RequestState.STOPPING, was_reading=self.was_reading or is_reading)
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,6 +116,8 @@ def plan_text(
         for row in report.rows
         if row.projector_bytes
     ]
+    if plan.edit.side_files.projector is not None and plan.probed is None:
+        lines.append("What the projector computes images in is not counted; a probe counts it (--probe).")
     lines += [f"{violation.message} {violation.remedy}" for violation in report.violations]
     lines += [f"{each.message} {each.remedy}" for each in _notes(report)]
     lines += [f"{row.id} is short by {format_bytes(row.shortfall_bytes)}." for row in report.rows if row.is_short]

@@ -202,6 +202,9 @@ def test_what_a_projector_computes_in_is_a_part_of_its_own(capsys: pytest.Captur
         assert row["compute_bytes"] - row["projector_bytes"] == plain["compute_bytes"]
     told = run_here(capsys, *words, "--image-max-tokens", "64")
     assert "The projector computes the largest image in " in told.out
+    assert "is not counted" not in told.out
+    guessed = run_here(capsys, *words[:-1])
+    assert "What the projector computes images in is not counted; a probe counts it (--probe)." in guessed.out
 
 
 def test_a_limit_below_the_projectors_minimum_is_refused_before_a_load(

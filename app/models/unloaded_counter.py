@@ -41,7 +41,7 @@ class UnloadedCounter(QObject):
         self._latest = background.latest()
         self._wanted: CountedChat | None = None
         self._refused: Path | None = None
-        """The file whose vocabulary could not be read; it is not tried for each letter."""
+        """The file whose vocabulary could not be read. It is not tried for each letter, but again for another text."""
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
         self._timer.setInterval(DELAY_MS)
@@ -59,7 +59,7 @@ class UnloadedCounter(QObject):
 
     def forget(self) -> None:
         """Drop the request: another model counts, or there is nothing to count."""
-        self._wanted = None
+        self._wanted = self._refused = None
         self._timer.stop()
         self._latest.cancel()
 

@@ -220,6 +220,7 @@ class LoadReportPresenter(QObject):
         self._fallback = ""
 
     def _on_ended(self, event: OutOfMemory | Failed | Crashed | Cancelled) -> None:
+        self._fallback = ""
         report = self._report
         match event:
             case OutOfMemory():

@@ -384,7 +384,8 @@ class SettingsPanel(QScrollArea):
         widest = max(row.label.sizeHint().width() for row in self._rows)
         for row in self._rows:
             grid, place = row.grid, 2 * row.place
-            for widget in (row.label, row.field, row.source, row.reset):
+            parts: tuple[QWidget, ...] = (row.label, row.field, row.source, row.reset)
+            for widget in parts:
                 grid.removeWidget(widget)
             # With the same least width everywhere, all groups have the same columns.
             row.label.setMinimumWidth(0 if self._is_narrow else widest)
@@ -394,7 +395,7 @@ class SettingsPanel(QScrollArea):
                 grid.addWidget(row.source, place + 1, 2)
                 grid.addWidget(row.reset, place + 1, 3)
             else:
-                for column, widget in enumerate((row.label, row.field, row.source, row.reset)):
+                for column, widget in enumerate(parts):
                     grid.addWidget(widget, place, column)
 
     def _add_row(self, grid: QGridLayout, row: int, setting: SamplingSetting) -> None:

@@ -17,8 +17,9 @@ def test_labels_are_above_their_fields_where_both_have_no_room(qtbot: QtBot, wid
     panel.show()
     for width in (500, 262, width_px):
         panel.resize(width, 500)
-    viewport = panel.viewport()
-    qtbot.waitUntil(lambda: panel.widget().width() == viewport.width())
+    viewport, content = panel.viewport(), panel.widget()
+    assert content is not None
+    qtbot.waitUntil(lambda: content.width() == viewport.width())
 
     def ends_px(widget: QWidget) -> int:
         return widget.mapTo(viewport, QPoint(widget.width(), 0)).x()

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from engine.base.units import GIB, MIB
-from engine.devices.device import Device, Rig, make_host
-from engine.planning.fit.calibration import NO_CALIBRATION, device_key
+from engine.devices.device import Device, Rig, device_key, make_host
+from engine.planning.fit.calibration import NO_CALIBRATION
 from engine.planning.layout.layout import Layout, Run
 from engine.planning.memory.estimate import DeviceMemory, Grade
 from engine.planning.memory.side_files import Projector, SideFiles

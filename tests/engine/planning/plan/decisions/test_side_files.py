@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from engine.base.errors import RuleViolationError
@@ -165,7 +166,7 @@ def test_limits_for_images_that_the_projector_refuses_are_a_broken_rule(
     whole = make_layout(N_LAYERS, [(CPU_ID, N_LAYERS)])
     several = read_projector(write_tiny_projector(folder / "several.gguf", kind="qwen2vl_merger"))
     fixed = read_projector(write_tiny_projector(folder / "fixed.gguf", kind="mlp"))
-    context = ContextSettings(n_ctx=256, **limits)
+    context = msgspec.structs.replace(ContextSettings(n_ctx=256), **limits)
     plan = plan_of(model, rig_of(), whole, context, SideFiles(several))
     assert [each.rule for each in plan.violations] == ["image_limit"] * bool(message)
     assert all(message in each.message and remedy in each.remedy for each in plan.violations)
@@ -178,7 +179,7 @@ def test_limits_for_images_without_a_projector_that_reads_them_have_no_effect(fo
     ears = SideFiles(read_projector(write_tiny_ear(folder / "ears.gguf")))
 
     def rules(files: SideFiles, **limits: int) -> list[str]:
-        plan = plan_of(model, rig_of(), whole, ContextSettings(n_ctx=256, **limits), files)
+        plan = plan_of(model, rig_of(), whole, msgspec.structs.replace(ContextSettings(n_ctx=256), **limits), files)
         assert not plan.violations
         return [each.rule for each in plan.advice]
 

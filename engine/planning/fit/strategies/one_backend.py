@@ -14,7 +14,7 @@ from engine.devices.device import CPU_ID, Rig
 from engine.planning.fit.strategies.choosing import count_layers
 from engine.planning.fit.strategies.constraints import AutoLayout, Constraints, pinned_backends
 from engine.planning.memory.model_memory import ModelMemory
-from engine.planning.speed.prediction import CostModel, SpeedRange
+from engine.planning.speed.prediction import CostModel, SpeedForecast
 from engine.planning.speed.work import Work
 
 
@@ -43,7 +43,7 @@ class _Planned:
     backend: str
     found: AutoLayout
     n_layers: int
-    speed: SpeedRange
+    speed: SpeedForecast
     splits: bool = True
 
     @property
@@ -53,7 +53,7 @@ class _Planned:
         Only strategy context finds different lengths, and the length is what it is asked for.
         """
         # Five digits, as in strategy fastest: what differs after them is rounding.
-        seconds = float(f"{self.speed.middle_s:.5g}")
+        seconds = float(f"{self.speed.token_s:.5g}")
         return self.found.fits, self.found.context.n_ctx, self.n_layers, self.splits, -seconds
 
 
@@ -76,7 +76,7 @@ def best_backend(
         layout = found.layout
         n_layers = sum(place != CPU_ID for place in (*layout.assignment(), layout.output_device))
         splits = not constraints.split or len({*layout.devices} - {CPU_ID}) > 1
-        planned.append(_Planned(backend, found, n_layers, costs.range(layout), splits))
+        planned.append(_Planned(backend, found, n_layers, costs.answer(layout), splits))
     # `max` returns the first of equal ones, which is the backend of the earlier device.
     best = max(planned, key=lambda each: each.rank)
     others = [each for each in planned if each is not best]

@@ -7,6 +7,7 @@ itself. Images and sounds are not counted: their length is known by a loaded pro
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -67,6 +68,7 @@ class UnloadedCounter(QObject):
         if chat is None or file is None or n_ctx is None or not self.is_wanted or file.paths[0] == self._refused:
             return
         path = file.paths[0]
+        n_media = sum(len(each.media) for each in chat.messages)
         messages = tuple(msgspec.structs.replace(each, media=()) for each in chat.messages)
         request = CountTokens(messages=messages, texts=chat.texts, template=chat.template)
 
@@ -75,7 +77,8 @@ class UnloadedCounter(QObject):
             files = sum(tokens[text] for text in chat.files if text)
             if self.is_wanted:
                 reserve = answer_reserve(n_ctx, chat.max_tokens)
-                self.counted.emit(use_of(counted.prompt, tokens.get(chat.system, 0), files, reserve, n_ctx))
+                use = use_of(counted.prompt, tokens.get(chat.system, 0), files, reserve, n_ctx)
+                self.counted.emit(replace(use, uncounted_media=n_media))
 
         def refuse(error: EngineError) -> None:
             self._refused = path

@@ -80,6 +80,7 @@ def row_tool_tip(row: DeviceRow) -> str:
         (tr("weights"), row.weights_bytes),
         (tr("KV cache"), row.kv_cache_bytes + row.recurrent_bytes),
         (tr("compute"), row.compute_bytes),
+        (tr("of that, for the projector's largest image"), row.projector_bytes),
         (tr("output"), row.output_bytes),
         (tr("overhead"), row.overhead_bytes),
         (tr("while answering"), row.answering_bytes),

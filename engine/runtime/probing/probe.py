@@ -181,9 +181,13 @@ def _plans_otherwise(plan: Plan) -> bool:
 
 
 def _with_compute(device: Device, estimated: DeviceRow, row: DeviceRow) -> DeviceRow:
-    """Return the row of a dry load with the compute buffer of the arithmetic. The host's is rounded already."""
-    sizes = {name: getattr(estimated, name) for name in ("compute_bytes", "pipeline_bytes")}
-    return make_row(device, replace(row.memory, **sizes), row.grade)
+    """Return the row of a dry load with the compute buffer of the arithmetic. The host's is rounded already.
+
+    The projector's part stays as the dry load reported it.
+    """
+    compute_bytes = estimated.compute_bytes + row.projector_bytes
+    memory = replace(row.memory, compute_bytes=compute_bytes, pipeline_bytes=estimated.pipeline_bytes)
+    return make_row(device, memory, row.grade)
 
 
 def _with_side_files(device: Device, whole: DeviceRow, alone: DeviceRow, row: DeviceRow) -> DeviceRow:
@@ -201,12 +205,14 @@ def _completed_row(device: Device, estimated: DeviceRow, row: DeviceRow, host: H
         mapped_bytes=estimated.mapped_bytes if maps else row.mapped_bytes,
         kv_cache_bytes=row.kv_cache_bytes,
         recurrent_bytes=row.recurrent_bytes,
-        compute_bytes=host.compute.of(row.compute_bytes),
+        # The projector's own buffer is not pinned.
+        compute_bytes=host.compute.of(row.compute_bytes - row.projector_bytes) + row.projector_bytes,
         output_bytes=row.output_bytes,
         overhead_bytes=estimated.overhead_bytes,
         pipeline_bytes=row.pipeline_bytes,
         answering_bytes=estimated.answering_bytes,
         late_bytes=estimated.late_bytes,
+        projector_bytes=row.projector_bytes,
     )
     return make_row(device, memory, row.grade)
 

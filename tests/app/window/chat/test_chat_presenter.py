@@ -28,6 +28,7 @@ from engine.runtime.protocol.messages import Counted, CountTokens, Rendered, Ren
 from engine.runtime.session.events import Answered
 from engine.runtime.session.status import ModelStatus, Phase
 from tests.support.models import write_tiny_llama
+from tests.support.pictures import picture
 from tests.support.windows import WindowOpener
 from widgets.chat.chat_pane import ChatPane
 from widgets.chat.settings_panel import SettingChange
@@ -244,6 +245,13 @@ def test_the_meter_counts_a_draft_and_a_file_before_anything_is_loaded(
     qtbot.waitUntil(lambda: used() > draft + 81 + 100)
     assert "attachments" in meter.toolTip()
     assert model.loading.phase is Phase.STOPPED
+    # An image has no tokens that the vocabulary alone could tell.
+    assert "Images" not in meter.toolTip()
+    (tmp_path / "quay.png").write_bytes(picture(1, (32, 32)))
+    pane.files_given.emit([tmp_path / "quay.png"])
+    qtbot.waitUntil(lambda: "Images and sounds are counted when the model is loaded." in meter.toolTip())
+    pane.file_removed.emit(window.views.current.chat.attachments.files[1].id)
+    qtbot.waitUntil(lambda: "Images" not in meter.toolTip())
     # Another context length has another total, and nothing is counted for nothing.
     conversation.change_chat(msgspec.structs.replace(conversation.chat, draft=""))
     pane.file_removed.emit(window.views.current.chat.attachments.files[0].id)

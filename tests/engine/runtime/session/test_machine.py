@@ -205,7 +205,7 @@ def test_a_prompt_that_a_card_reads_has_longer_to_stop(*, on_card: bool, heard: 
     assert isinstance(timer, effects.SetTimer)
     assert timer.timeout_s == timeout_s
     story.put(inputs.TimerExpired(timer.timer))
-    story.ended(KILLED)
+    story.ended(STOPPED)
     assert isinstance(story.endings[-1], Failed)
     assert f"did not stop within {timeout_s:g} s" in story.endings[-1].message
 

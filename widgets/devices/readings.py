@@ -48,7 +48,9 @@ def simulated_words(ids: Sequence[str]) -> str:
         return ""
     if len(ids) == 1:
         return tr("{device} is a simulated device on this computer.", device=ids[0])
-    count = {2: tr("two"), 3: tr("three"), 4: tr("four")}.get(len(ids), str(len(ids)))
+    if len(ids) == 2:
+        return tr("{first} and {last} are two simulated devices on this computer.", first=ids[0], last=ids[1])
+    count = {3: tr("three"), 4: tr("four")}.get(len(ids), str(len(ids)))
     return tr(
         "{first} to {last} are {count} simulated devices on this computer.", first=ids[0], last=ids[-1], count=count
     )

@@ -61,7 +61,7 @@ def stop(transition: Transition, number: int) -> None:
     """Ask the child to end one request; does nothing if the request or the child has ended."""
     run = _find(transition.state, number)
     if run is not None and not run.stopping and transition.state.child is not None:
-        _put(transition, run.stopped())
+        _put(transition, run.stopped(on_cpu=_is_on_cpu(transition)))
         transition.send(Stop(request=number))
         _update_timer(transition)
 
@@ -72,7 +72,7 @@ def stop_all(transition: Transition) -> None:
     if all(run.stopping for run in stoppable):
         return
     for run in stoppable:
-        _put(transition, run.stopped())
+        _put(transition, run.stopped(on_cpu=_is_on_cpu(transition)))
     # `Stop` without an id would also stop requests that outlast a stop.
     if len(stoppable) == len(transition.state.requests):
         transition.send(Stop())
@@ -131,7 +131,7 @@ def end_all(transition: Transition, ending_of: Callable[[RequestRun], RequestEnd
 
 def killed_ending(state: State, run: RequestRun) -> Failed:
     """Return the ending of a request whose child was killed because it did not stop."""
-    limit_s = stop_timeout_s(state)
+    limit_s = _stop_timeout_s(state)
     if run.stopping:
         what = tr("The answer did not stop within {stop_timeout_s:g} s", stop_timeout_s=limit_s)
     else:
@@ -192,11 +192,14 @@ def _find(state: State, number: int) -> RequestRun | None:
     return next((run for run in state.requests if run.id == number), None)
 
 
-def stop_timeout_s(state: State) -> float:
+def _is_on_cpu(transition: Transition) -> bool:
+    return {*transition.child.plan.edit.layout.devices} == {CPU_ID}
+
+
+def _stop_timeout_s(state: State) -> float:
     """Return the seconds from a stop of all requests until the child is killed."""
-    reads = any(run.was_reading for run in _stoppable(state))
-    is_elsewhere = state.child is not None and {*state.child.plan.edit.layout.devices} != {CPU_ID}
-    return state.stop_timeout_s * (READING_PATIENCE if reads and is_elsewhere else 1)
+    ends_late = any(run.ends_late for run in state.requests)
+    return state.stop_timeout_s * (READING_PATIENCE if ends_late else 1)
 
 
 def _update_timer(transition: Transition) -> None:
@@ -213,7 +216,7 @@ def _update_timer(transition: Transition) -> None:
     if wanted and state.stop_timer is None:
         timer = transition.number()
         transition.change(stop_timer=timer)
-        transition.do(effects.SetTimer(timer, stop_timeout_s(state)))
+        transition.do(effects.SetTimer(timer, _stop_timeout_s(state)))
     elif not wanted and state.stop_timer is not None:
         transition.do(effects.CancelTimer(state.stop_timer))
         transition.change(stop_timer=None)

@@ -186,8 +186,8 @@ class RequestRun:
 
     request: AnyModelRequest
     state: RequestState = RequestState.ASKED
-    was_reading: bool = False
-    """Whether its prompt was being read, or waited for that, when it was stopped."""
+    ends_late: bool = False
+    """Whether cards or workers were reading its prompt, or were going to, when it was stopped."""
 
     @property
     def id(self) -> int:
@@ -197,10 +197,10 @@ class RequestRun:
     def stopping(self) -> bool:
         return self.state is RequestState.STOPPING
 
-    def stopped(self) -> RequestRun:
-        """Return the request after it was told to stop."""
-        is_reading = self.state in (RequestState.ASKED, RequestState.READING)
-        return replace(self, state=RequestState.STOPPING, was_reading=self.was_reading or is_reading)
+    def stopped(self, *, on_cpu: bool) -> RequestRun:
+        """Return the request after it was told to stop. `on_cpu`: whether the model is on the CPU alone."""
+        ends_late = not on_cpu and self.state in (RequestState.ASKED, RequestState.READING)
+        return replace(self, state=RequestState.STOPPING, ends_late=self.ends_late or ends_late)
 
 
 @dataclass(frozen=True, slots=True)

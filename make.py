@@ -104,6 +104,10 @@ def run_translation_check(_arguments: Sequence[str]) -> int:
     return subprocess.run(command, cwd=ROOT, check=False).returncode
 
 
+NEED_MORE = ("against_llama_server", "bundle_start")
+"""Benchmarks that run only if they are named: they need a llama-server in PATH, or what `bundle` makes."""
+
+
 def run_benchmarks(arguments: Sequence[str]) -> int:
     """Run the benchmarks named, or all."""
     names = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if not path.stem.startswith("_")}
@@ -114,7 +118,7 @@ def run_benchmarks(arguments: Sequence[str]) -> int:
     compile_modules()
     codes = [
         subprocess.run([str(venv_program("python")), "-m", f"benchmarks.{name}"], cwd=ROOT, check=False).returncode
-        for name in arguments or [name for name in available if name != "bundle_start"]  # which needs `bundle`
+        for name in arguments or [name for name in available if name not in NEED_MORE]
     ]
     return max(codes, default=0)
 

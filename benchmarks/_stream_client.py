@@ -1,4 +1,11 @@
-"""The client of `server_overhead`: reads streams in a process of its own, and prints what it saw."""
+"""The client of the server benchmarks: reads streams in a process of its own, and prints what it saw.
+
+    python -m benchmarks._stream_client PORT TOKENS PROMPTS
+
+PROMPTS is a JSON list of texts, all of which are asked at once. Prints one JSON object: `seconds` of the whole,
+`tokens` of all answers, and of each prompt, in their order, `first_s` (seconds to the first text), `texts`,
+`finish_reasons` and `evaluated` (tokens of the prompt that were not cached).
+"""
 
 from __future__ import annotations
 
@@ -7,41 +14,74 @@ import json
 import sys
 import threading
 import time
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One answer as it came. It is decoded after the measurement: the client shares the processors with the server."""
+
+    lines: list[bytes] = field(default_factory=list)
+    first_s: float = 0.0
+
+    @property
+    def documents(self) -> list[dict[str, Any]]:
+        return [json.loads(line[6:]) for line in self.lines if line.startswith(b"data: {")]
 
 
 def main() -> None:
-    """Ask so many times at once; print seconds of the whole, tokens, and first tokens."""
-    port, count, tokens, prompt = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-    firsts: list[float] = []
-    totals: list[int] = []
-    connections = [http.client.HTTPConnection("127.0.0.1", port) for _ in range(count)]
+    """Ask all prompts at once and print what came."""
+    port, tokens, prompts = int(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
+    streams = [_Stream() for _ in prompts]
+    connections = [http.client.HTTPConnection("127.0.0.1", port) for _ in prompts]
     for connection in connections:
         connection.connect()
 
     def ask(number: int) -> None:
-        body = {"messages": [{"role": "user", "content": f"{prompt} {number}"}], "max_tokens": tokens, "stream": True,
+        body = {"messages": [{"role": "user", "content": prompts[number]}], "max_tokens": tokens, "stream": True,
                 "temperature": 0, "stream_options": {"include_usage": True}}  # fmt: skip
+        stream = streams[number]
         begun_s = time.perf_counter()
         connections[number].request("POST", "/v1/chat/completions", json.dumps(body))
         reply = connections[number].getresponse()
-        first_s = 0.0
-        usage = None
         while line := reply.readline():
-            if line.startswith(b"data: {"):
-                if not first_s and b'"content":"' in line:
-                    first_s = time.perf_counter() - begun_s
-                if b'"usage"' in line:
-                    usage = json.loads(line[6:])["usage"]
-        firsts.append(first_s)
-        totals.append(usage["completion_tokens"] if usage else 0)
+            stream.lines.append(line)
+            if not stream.first_s and b'"content":"' in line and b'"content":""' not in line:
+                stream.first_s = time.perf_counter() - begun_s
 
     begun_s = time.perf_counter()
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(count)]
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(prompts))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    print(json.dumps({"seconds": time.perf_counter() - begun_s, "tokens": sum(totals), "first_s": firsts}))
+    seconds = time.perf_counter() - begun_s
+    print(json.dumps({"seconds": seconds} | _figures(streams)))
+
+
+def _figures(streams: list[_Stream]) -> dict[str, Any]:
+    """Return what the streams say of themselves.
+
+    Raises:
+        RuntimeError: the server answered with something else than a whole stream.
+    """
+    tokens, texts, finish_reasons, evaluated = 0, [], [], []
+    for stream in streams:
+        documents = stream.documents
+        choices = [choice for document in documents for choice in document.get("choices", ())]
+        usage = next((document["usage"] for document in documents if document.get("usage")), None)
+        if usage is None:
+            raise RuntimeError(f"no whole stream came: {b''.join(stream.lines)[:1000]!r}")
+        tokens += usage["completion_tokens"]
+        texts.append("".join(choice["delta"].get("content") or "" for choice in choices))
+        finish_reasons.append(next(choice["finish_reason"] for choice in choices if choice["finish_reason"]))
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+        evaluated.append(usage["prompt_tokens"] - cached)
+    return {
+        "tokens": tokens, "first_s": [stream.first_s for stream in streams], "texts": texts,
+        "finish_reasons": finish_reasons, "evaluated": evaluated,
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

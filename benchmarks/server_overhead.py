@@ -130,9 +130,10 @@ class _Run:
 
 
 def _by_http(server: ApiServer, count: int, tokens: int) -> _Run:
-    words = [sys.executable, "-m", "benchmarks._stream_client", str(server.address.port), str(count), str(tokens)]
+    prompts = json.dumps([f"{PROMPT} {number}" for number in range(count)])
+    words = [sys.executable, "-m", "benchmarks._stream_client", str(server.address.port), str(tokens), prompts]
     begun_s = time.process_time()
-    told = json.loads(subprocess.run([*words, PROMPT], check=True, capture_output=True).stdout)
+    told = json.loads(subprocess.run(words, check=True, capture_output=True).stdout)
     processor_s = time.process_time() - begun_s
     return _Run(told["tokens"] / told["seconds"], _median(told["first_s"]), processor_s / told["tokens"])
 

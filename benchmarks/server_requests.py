@@ -5,6 +5,10 @@
 The clients are threads of another process. Of ten requests six are short chats (two of them streams), one counts
 tokens, one is refused, one breaks off in the middle of its stream, and one opens a connection of its own. Figures are
 taken after the first tenth, when caches are full, and at the end. The last line is one JSON object.
+
+Of the serving process, on 2 cores of a shared machine (2026-11): 64.6 MiB after 1,000 requests, 67.3 MiB after 10,000,
+69.1 MiB after 30,000; 13 descriptors, 9 threads and 5 tasks at each of these moments; 65,969 Python objects became
+65,996 in 3,000 requests. The model's processes went from 68.7 to 69.2 MiB.
 """
 
 from __future__ import annotations

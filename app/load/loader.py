@@ -260,7 +260,8 @@ class Loader(QObject):
         from engine.planning.fit.mode_layouts import without_refused_overrides
 
         found = without_refused_overrides(plan.with_own_tables())
-        if found is None:
+        # The load needs a layout that breaks no other rule either.
+        if found is None or plan.with_edit(found.edit).violations:
             return False
         self._asked, self._proposal = _Wanted(model, plan, Room()), found
         self.question_changed.emit(override_question(plan.violations[0].message, found))

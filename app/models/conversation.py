@@ -386,7 +386,9 @@ class Conversation(QObject):
 
     def _on_lost(self, lost: AnswerLost) -> None:
         failed, self._failed = self._failed, None
-        if lost.goes_on and failed is not None and failed.chat == self.chat.id:
+        # A program's answer may be lost as well, long after one of this conversation has failed.
+        is_own = lost.request == self.answering.request
+        if lost.goes_on and is_own and failed is not None and failed.chat == self.chat.id:
             self._waiting = failed.message.id
 
     def _on_phase_changed(self, phase: Phase) -> None:

@@ -93,6 +93,8 @@ class Loading(QObject):
         self.proposals: tuple[Proposal, ...] = ()
         """Proposals after the last load, if it ran out of memory."""
         self.proposals_model: ModelFile | None = None
+        self.short_bytes = 0
+        """What the last load that ran out of memory lacked in all on the device that refused, by its forecast."""
         self._calibrator = calibrator
         self._asked: LoadOrder | None = None
         """The order of the running load."""
@@ -306,6 +308,10 @@ class Loading(QObject):
         # Proposals after an answer are for the model that was loaded.
         failed = asked or (self._held if isinstance(event, OutOfMemory) else None)
         self.proposals_model = None if failed is None else failed.plan.model
+        self.short_bytes = 0
+        if asked is not None and isinstance(event, OutOfMemory):
+            row = next((row for row in asked.plan.forecast if row.id == event.device), None)
+            self.short_bytes = row.shortfall_bytes if row is not None and row.is_short else 0
         self.ended.emit(event)
         if self.snapshot.loaded is None:
             held, self._held = self._held, None

@@ -74,6 +74,9 @@ class OpenModel(QObject):
     def begin(self, file: ModelFile, key: FileIdentity) -> None:
         """Become the model of `file`, without an edit."""
         self.file, self.key, self.edit_state, self._edit = file, key, None, None
+        if self.is_of_program:
+            self.is_of_program = False
+            self._keep_alive_s = UNTIL_UNLOADED_S
         self.loading.forget_lost()
         self._refresh_status()
 

@@ -129,7 +129,7 @@ class ModelOpener(QObject):
         opened: Callable[[OpenModel], None],
         failed: Callable[[EngineError], None],
     ) -> None:
-        """Open a file for a program. The shown model stays shown, unless no file is open.
+        """Open a file for a program, beside the shown one; it is shown only if no other file is open.
 
         `layout`: text of a layout file; empty: the initial layout on the devices without the models in `leaving`.
         """
@@ -150,13 +150,15 @@ class ModelOpener(QObject):
                 self.open_aside(path, layout, leaving, opened, failed)
                 return
             model = models.find(file.key)
-            if model is None and models.current.file is None:
-                model = models.place(file.model, file.key)
-                self._begin(model, first)
-            elif model is None:
-                model = models.place(file.model, file.key, beside=True)
-                model.edit_state = self._document.make_state(first.tables, first.edit, first.pace)
-                model.show_edit(first.edit)
+            if model is None:
+                is_first = models.current.file is None
+                model = models.place(file.model, file.key, beside=not is_first)
+                model.is_of_program = True
+                if is_first:
+                    self._begin(model, first)
+                else:
+                    model.edit_state = self._document.make_state(first.tables, first.edit, first.pace)
+                    model.show_edit(first.edit)
             opened(model)
 
         self._background.run(tr("Reading {name}", name=path.name), read, show, failed)

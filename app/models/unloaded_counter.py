@@ -7,6 +7,7 @@ itself. Images and sounds are not counted: their length is known by a loaded pro
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -40,7 +41,7 @@ class UnloadedCounter(QObject):
         self._latest = background.latest()
         self._wanted: CountedChat | None = None
         self._refused: Path | None = None
-        """The file whose vocabulary could not be read; it is not tried for each letter."""
+        """The file whose vocabulary could not be read. It is not tried for each letter, but again for another text."""
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
         self._timer.setInterval(DELAY_MS)
@@ -58,7 +59,7 @@ class UnloadedCounter(QObject):
 
     def forget(self) -> None:
         """Drop the request: another model counts, or there is nothing to count."""
-        self._wanted = None
+        self._wanted = self._refused = None
         self._timer.stop()
         self._latest.cancel()
 
@@ -67,6 +68,7 @@ class UnloadedCounter(QObject):
         if chat is None or file is None or n_ctx is None or not self.is_wanted or file.paths[0] == self._refused:
             return
         path = file.paths[0]
+        n_media = sum(len(each.media) for each in chat.messages)
         messages = tuple(msgspec.structs.replace(each, media=()) for each in chat.messages)
         request = CountTokens(messages=messages, texts=chat.texts, template=chat.template)
 
@@ -75,7 +77,8 @@ class UnloadedCounter(QObject):
             files = sum(tokens[text] for text in chat.files if text)
             if self.is_wanted:
                 reserve = answer_reserve(n_ctx, chat.max_tokens)
-                self.counted.emit(use_of(counted.prompt, tokens.get(chat.system, 0), files, reserve, n_ctx))
+                use = use_of(counted.prompt, tokens.get(chat.system, 0), files, reserve, n_ctx)
+                self.counted.emit(replace(use, uncounted_media=n_media))
 
         def refuse(error: EngineError) -> None:
             self._refused = path

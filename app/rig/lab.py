@@ -113,6 +113,8 @@ class Lab(QObject):
         names = [device.id for device in self._live.devices.rig.devices if device.endpoint in endpoints]
         if len(names) == 1:
             return tr("{name} is a simulated device on this computer", name=names[0])
+        if len(names) == 2:
+            return tr("{first} and {last} are two simulated devices on this computer", first=names[0], last=names[1])
         return tr(
             "{first} to {last} are {count} simulated devices on this computer",
             first=names[0],

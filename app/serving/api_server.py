@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -70,7 +70,10 @@ class WindowApiServer(QObject):
 
     state_changed = Signal(ServerState)
     requests_changed = Signal()
-    """A request has come, or is in another state. Emitted once until `journal` is read again with `take_requests`."""
+    """A request has come, or is in another state. Emitted once, and again only after `take_requests`."""
+
+    models_changed = Signal()
+    """`contexts` has changed."""
 
     _changed = Signal()
 
@@ -118,24 +121,23 @@ class WindowApiServer(QObject):
         """Replace the key. Programs with the old one are refused: a running server is started anew."""
         if self.state.phase is ServerPhase.BUSY:
             return
-        was_on = self.state.phase is ServerPhase.ON
 
         def replaced(key: str) -> None:
-            self._set_state(ServerState(self.state.phase, self.state.url, key=key))
-            if was_on:
+            self._set_state(replace(self.state, fault="", key=key))
+            # As it is now: it may have been stopped meanwhile.
+            if self.state.phase is ServerPhase.ON:
                 self._stop(self._start)
 
-        self._background.run(tr("Making a key"), _new_key, replaced, self._refuse, quiet=True)
+        self._background.run(tr("Making a key"), _new_key, replaced, self._tell_fault, quiet=True)
 
     def show_key(self) -> None:
         """Read the key, which is made if there is none, and put it into `state`."""
 
         def read(key: str) -> None:
-            state = self.state
-            self._set_state(ServerState(state.phase, state.url, state.fault, key))
+            self._set_state(replace(self.state, key=key))
 
         if not self.state.key:
-            self._background.run(tr("Reading the key"), _read_key, read, self._refuse, quiet=True)
+            self._background.run(tr("Reading the key"), _read_key, read, self._tell_fault, quiet=True)
 
     def close(self) -> None:
         """Stop the server for good, and wait for its end."""
@@ -158,6 +160,7 @@ class WindowApiServer(QObject):
             from engine.api.server.journal import Journal
 
             self._parts = _Parts(*self._make_served(), Journal(self._on_request))
+            self._parts.served.lent_changed.connect(self.models_changed)
             self._parts.journal.keeps_texts = self._keeps_texts
         parts = self._parts
         self._starts.clear()
@@ -207,6 +210,10 @@ class WindowApiServer(QObject):
         phase = ServerPhase.ON if is_on else ServerPhase.OFF
         self._set_state(ServerState(phase, self.state.url if is_on else "", error.summary(), self.state.key))
 
+    def _tell_fault(self, error: EngineError) -> None:
+        """Show why the key cannot be had; the server starts, runs and stops as before."""
+        self._set_state(replace(self.state, fault=error.summary()))
+
     def _set_state(self, state: ServerState) -> None:
         if state != self.state:
             self.state = state
@@ -215,9 +222,9 @@ class WindowApiServer(QObject):
     # ------------------------------------------------------------------ requests
 
     @property
-    def model_names(self) -> tuple[str, ...]:
-        """Names of the loaded models for requests."""
-        return () if self._parts is None else self._parts.served.names
+    def contexts(self) -> dict[str, int]:
+        """Tokens of one request by the names of the models that programs can ask; the shown model comes first."""
+        return {} if self._parts is None else self._parts.served.contexts
 
     def take_requests(self) -> tuple[RequestEntry, ...]:
         """Return the requests, the newest first; `requests_changed` is emitted again at the next change."""

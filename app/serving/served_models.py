@@ -57,8 +57,13 @@ class _KeepAlive:
 
 
 class ServedModels(QObject):
-    """Lends loaded models to the server, and loads others for it, one at a time. `load` and `keep_alive` are for the
-    server's loop, all else for the GUI thread."""
+    """Lends loaded models to the server, and loads others for it, one at a time.
+
+    `load` and `keep_alive` are called in the server's loop, everything else in the GUI thread.
+    """
+
+    lent_changed = Signal()
+    """`contexts` has changed."""
 
     _asked = Signal(object)  # _Wanted | _KeepAlive
 
@@ -82,8 +87,8 @@ class ServedModels(QObject):
         """The name of each open model, which stays the same while the window is open."""
         self._lent: set[OpenModel] = set()
         self._wanted: _Wanted | None = None
-        self._is_preparing = False
-        """Whether the wanted model is being read or planned in the background."""
+        self._preparing: _Wanted | None = None
+        """What is being read or planned for in the background; it may not be wanted any more."""
         self._begun: OpenModel | None = None
         """The wanted model, once its load was given to the loader."""
         self._ending_before: LoadEnding | None = None
@@ -140,15 +145,16 @@ class ServedModels(QObject):
         """Lend nothing more, and stop the answers to programs."""
         self._server = None
         self._lent.clear()
+        self.lent_changed.emit()
         self._forget()
         for model in self._models.all:
             model.loading.stop_requests_of_programs()
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the loaded models for requests; the shown model comes first."""
+    def contexts(self) -> dict[str, int]:
+        """Tokens of one request by the names of the lent models; the shown model comes first."""
         shown = sorted(self._lent, key=lambda model: (model is not self._models.current, model.number))
-        return tuple(self._entries[model].id for model in shown)
+        return {self._entries[model].id: model.loading.snapshot.context_size or 0 for model in shown}
 
     def _follow(self, model: OpenModel) -> None:
         model.status_changed.connect(lambda _status: self._on_status_changed(model))
@@ -190,9 +196,11 @@ class ServedModels(QObject):
         if is_ready and held is not None and model not in self._lent:
             self._lent.add(model)
             server.lend(self._entries[model], model.loading.bridge.session, held)
+            self.lent_changed.emit()
         elif not is_ready and model in self._lent:
             self._lent.discard(model)
             server.take_back(self._entries[model].id)
+            self.lent_changed.emit()
 
     def _is_leaving(self, model: OpenModel) -> bool:
         """Return whether a load waits for the end of this model's answers."""
@@ -212,6 +220,8 @@ class ServedModels(QObject):
         if self._server is None:
             asked.deliver(ApiError(503, "The server is ending.", code="ending"))
             return
+        # The pool has given up an earlier load if it asks for another one.
+        self._forget()
         self._wanted = asked
         self._go_on()
 
@@ -225,7 +235,7 @@ class ServedModels(QObject):
     def _go_on(self) -> None:
         """Take the next step of the wanted load; called whenever a model has changed."""
         wanted = self._wanted
-        if wanted is None or self._is_preparing or self._begun is not None:
+        if wanted is None or wanted is self._preparing or self._begun is not None:
             return
         model = self._find(wanted.entry)
         if model is not None and model.loading.phase in _LOADED:
@@ -235,25 +245,24 @@ class ServedModels(QObject):
         elif self._planned is not None:
             self._begin(*self._planned)
         elif model is None:
-            self._open(wanted.entry)
+            self._open(wanted)
         else:
-            self._plan(model)
+            self._plan(wanted, model)
 
-    def _open(self, entry: ModelEntry) -> None:
+    def _open(self, wanted: _Wanted) -> None:
+        entry = wanted.entry
         idle = [held for held in self._models.held if not held.is_busy]
 
         def opened(model: OpenModel) -> None:
-            self._is_preparing = False
             # Known under the name of the request from now on.
             self._entries.setdefault(model, entry)
             self._offers.set_open(tuple(self._entries.values()))
-            model.is_of_program = True
-            self._go_on()
+            self._end_preparing(wanted)
 
-        self._is_preparing = True
-        self._opener.open_aside(entry.path, entry.layout, idle, opened, self._refuse)
+        self._preparing = wanted
+        self._opener.open_aside(entry.path, entry.layout, idle, opened, partial(self._refuse, wanted))
 
-    def _plan(self, model: OpenModel) -> None:
+    def _plan(self, wanted: _Wanted, model: OpenModel) -> None:
         state, file = model.edit_state, model.file
         edit = self._document.edit if model is self._models.current else None if state is None else state.edit
         if file is None or edit is None:
@@ -266,14 +275,19 @@ class ServedModels(QObject):
             assert found.forecast
             return found
 
-        self._is_preparing = True
+        def planned(plan: Plan) -> None:
+            if wanted is self._wanted:
+                self._planned = (model, plan)
+            self._end_preparing(wanted)
+
+        self._preparing = wanted
         self._background.run(
-            tr("Planning {name}", name=file.name), plan, partial(self._on_planned, model), self._refuse, quiet=True
+            tr("Planning {name}", name=file.name), plan, planned, partial(self._refuse, wanted), quiet=True
         )
 
-    def _on_planned(self, model: OpenModel, plan: Plan) -> None:
-        self._is_preparing = False
-        self._planned = (model, plan)
+    def _end_preparing(self, wanted: _Wanted) -> None:
+        if wanted is self._preparing:
+            self._preparing = None
         self._go_on()
 
     def _begin(self, model: OpenModel, plan: Plan) -> None:
@@ -316,9 +330,12 @@ class ServedModels(QObject):
             else:
                 self._finish(ApiError(503, "The load was cancelled in the window.", code="cancelled"))
 
-    def _refuse(self, error: EngineError) -> None:
-        self._is_preparing = False
-        self._finish(ApiError(503, error.summary(), code=error.kind))
+    def _refuse(self, wanted: _Wanted, error: EngineError) -> None:
+        if wanted is self._preparing:
+            self._preparing = None
+        # The server may have been stopped meanwhile, and another model be wanted since.
+        if wanted is self._wanted:
+            self._finish(ApiError(503, error.summary(), code=error.kind))
 
     def _finish(self, error: ApiError | None) -> None:
         wanted = self._wanted

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from PySide6.QtCore import Qt
 from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QCheckBox, QFormLayout, QGridLayout, QHBoxLayout, QPushButton, QWidget
 
@@ -24,9 +25,10 @@ from widgets.common.roles import plain_label
 from widgets.common.tool_tips import plain_tool_tip
 
 WIDTH_PX = 460
+_LOADING = tr("Loading")
 _SWITCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (tr("Start"), ("load_last_model", "serve_at_start")),
-    (tr("Loading"), ("step_back", "reload_lost")),
+    (_LOADING, ("step_back", "reload_lost")),
     (tr("Library"), ("count_projectors",)),
     (tr("Chat"), ("drop_oldest_turns", "ask_when_full")),
 )
@@ -56,6 +58,8 @@ class PreferencesDialog(Dialog):
         self.stall_box.setRange(MIN_STALL_LIMIT_S, MAX_STALL_LIMIT_S)
         self.stall_box.setSuffix(tr(" s"))
         self.stall_box.setKeyboardTracking(False)
+        # As the boxes of the load settings: without buttons the text would touch the frame.
+        self.stall_box.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self.stall_box.setToolTip(plain_tool_tip(tr("A load or an answer without progress for so long is ended")))
         self.stall_box.setValue(int(settings.stall_limit_s or DEFAULT_STALL_TIMEOUT_S))
         self.stall_box.valueChanged.connect(self._on_stall_limit)
@@ -74,15 +78,17 @@ class PreferencesDialog(Dialog):
             label = plain_label(name, "dim")
             label.setBuddy(box)
             form.addRow(label, box)
+        limits = QFormLayout()
+        label = plain_label(tr("Stall limit"), "dim")
+        label.setBuddy(self.stall_box)
+        limits.addRow(label, self.stall_box)
         groups = QGridLayout()
         for title, names in _SWITCHES:
             groups.addWidget(plain_label(title, "strong"), groups.rowCount(), 0)
             for name in names:
                 groups.addWidget(self.switches[name], groups.rowCount(), 0)
-        limits = QFormLayout()
-        label = plain_label(tr("Stall limit"), "dim")
-        label.setBuddy(self.stall_box)
-        limits.addRow(label, self.stall_box)
+            if title == _LOADING:
+                groups.addLayout(limits, groups.rowCount(), 0)
         buttons = QHBoxLayout()
         for name in _BUTTONS:
             action = self._actions[name]
@@ -91,7 +97,7 @@ class PreferencesDialog(Dialog):
             button.clicked.connect(action.trigger)
             buttons.addWidget(button)
         buttons.addStretch(1)
-        self.lay_out(plain_label(tr("Appearance"), "strong"), form, groups, limits, buttons, None)
+        self.lay_out(plain_label(tr("Appearance"), "strong"), form, groups, buttons, None)
         self.setMinimumWidth(WIDTH_PX)
 
     def _switch(self, name: str) -> QCheckBox:

@@ -86,7 +86,7 @@ class ServePresenter(QObject):
         self._starts.toggled.connect(pane.show_starts)
         server.state_changed.connect(self._show_state)
         server.requests_changed.connect(self._on_requests_changed)
-        self._models.changed.connect(self._show_model)
+        server.models_changed.connect(self._show_model)
         self._models.current_changed.connect(self._show_model)
         self._main.serve_dock.setWidget(pane)
         self._show_state(server.state)
@@ -110,9 +110,8 @@ class ServePresenter(QObject):
 
     def _show_model(self) -> None:
         assert self.pane is not None
-        names, current = self._server.model_names, self._models.current
-        n_ctx = current.loading.snapshot.context_size if names else None
-        self.pane.show_model(names[0] if names else "", n_ctx or 0)
+        name, n_ctx = next(iter(self._server.contexts.items()), ("", 0))
+        self.pane.show_model(name, n_ctx)
 
     # ------------------------------------------------------------------ requests
 

@@ -33,13 +33,17 @@ COUNT_FROM = 0.5
 
 @dataclass(frozen=True, slots=True)
 class ContextUse:
-    """Tokens by part. `history`: includes the text that the template adds. `reserve`: reserved for the answer."""
+    """Tokens by part. `history`: includes the text that the template adds. `reserve`: reserved for the answer.
+
+    `uncounted_media`: images and sounds that are in no part, because their tokens are not known.
+    """
 
     system: int
     history: int
     attachments: int
     reserve: int
     n_ctx: int
+    uncounted_media: int = 0
 
     @property
     def used(self) -> int:

@@ -39,6 +39,7 @@ from engine.library.facts import Facts, fingerprint
 from engine.library.fit import Fit
 from engine.library.names import role_of
 from engine.library.planning import Job
+from engine.model.gguf.parts import named_parts
 from engine.planning.fit.strategies.constraints import Constraints
 from engine.runtime.process.outcome import EndReason
 from engine.runtime.process.questions import Questions
@@ -204,13 +205,16 @@ def main() -> None:
     if hasattr(os, "nice"):
         # A scan must not delay the window.
         os.nice(_NICENESS)
-    run_child(LibraryRequest, lambda order: Limits(readable=tuple(_folders(order))), carry_out)
+    # /proc: the heartbeat tells by it whether a slow disk still gives bytes.
+    run_child(LibraryRequest, lambda order: Limits(readable=(*_folders(order), Path("/proc"))), carry_out)
 
 
 def _folders(order: LibraryRequest) -> set[Path]:
-    """Return the folders of the models, in which their other parts are, and those that links in them lead to."""
-    named = {Path(os.fsdecode(path)).absolute() for path in chain.from_iterable(order.models) if path}
-    return {each.parent for path in named for each in (path, Path(os.path.realpath(path)))}
+    """Return the folders of the models and projectors, and those that they and the other parts are links into."""
+    folders: set[Path] = set()
+    for path in {path_of(each).absolute() for each in chain.from_iterable(order.models) if each}:
+        folders |= {path.parent, *(Path(os.path.realpath(part)).parent for part in named_parts(path))}
+    return folders
 
 
 def carry_out(order: LibraryRequest, send: Callable[[Message], None]) -> None:

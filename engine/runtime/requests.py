@@ -44,16 +44,16 @@ def load_request(plan: Plan, *, sequences: Path | None = None) -> Load:
     # Landlock lets the child open only these files, all parts of a split model included.
     beside = [each.path for each in side_files.adapters]
     beside += [side_files.projector.path] if side_files.projector is not None else []
-    writable = () if sequences is None else (_as_text(sequences),)
+    writable = () if sequences is None else (path_text(sequences),)
     return Load(
-        path=_as_text(plan.model.paths[0]),
+        path=path_text(plan.model.paths[0]),
         devices=device_refs(plan.rig),
         parameters=plan.parameters,
         context=plan.settings,
         positions=_learned_positions(plan.model),
-        adapters=tuple(AdapterFile(_as_text(each.path), each.scale) for each in side_files.adapters),
+        adapters=tuple(AdapterFile(path_text(each.path), each.scale) for each in side_files.adapters),
         projector=None if side_files.projector is None else _projector_file(plan, side_files.projector),
-        access=FileAccess(readable=tuple(map(_as_text, (*plan.model.paths, *beside))), writable=writable),
+        access=FileAccess(readable=tuple(map(path_text, (*plan.model.paths, *beside))), writable=writable),
     )
 
 
@@ -71,12 +71,12 @@ def probe_request(plan: Plan) -> Probe:
     projector = plan.edit.side_files.projector
     beside = () if projector is None else (projector.path,)
     return Probe(
-        path=_as_text(plan.model.paths[0]),
+        path=path_text(plan.model.paths[0]),
         devices=device_refs(plan.rig),
         parameters=plan.parameters,
         context=plan.settings,
         projector=None if projector is None else _projector_file(plan, projector),
-        access=FileAccess(readable=tuple(map(_as_text, (*plan.model.paths, *beside)))),
+        access=FileAccess(readable=tuple(map(path_text, (*plan.model.paths, *beside)))),
     )
 
 
@@ -175,10 +175,11 @@ def _projector_file(plan: Plan, projector: Projector) -> ProjectorFile:
     device_id = plan.resolved.projector_device
     size_rule = backend_traits(plan.rig.device(device_id) or plan.rig.host).size_rule
     weights_bytes = projector.weights_bytes(size_rule)
-    return ProjectorFile(_as_text(projector.path), device_id, weights_bytes, projector.plain_bytes)
+    return ProjectorFile(path_text(projector.path), device_id, weights_bytes, projector.plain_bytes)
 
 
-def _as_text(path: Path) -> str:
+def path_text(path: Path) -> str:
+    """Return a path for a request. Raises `ModelFileError` if it is no UTF-8, because llama.cpp could not open it."""
     try:
         str(path).encode()
     except UnicodeEncodeError:

@@ -45,6 +45,7 @@ class ContextMeter(QWidget):
         self._total: int | None = None
         self._reserve = 0
         self._pending = 0
+        self._note = ""
         self._text = ""
         self._font = ui_font(12)
         # Numbers such as "1 204 / 16 384" have the same order in all languages.
@@ -62,14 +63,18 @@ class ContextMeter(QWidget):
         self._palette = palette
         self.update()
 
-    def show_parts(self, parts: Sequence[ContextPart] | None, total: int | None, reserve: int = 0) -> None:
+    def show_parts(
+        self, parts: Sequence[ContextPart] | None, total: int | None, reserve: int = 0, note: str = ""
+    ) -> None:
         """Show the tokens of each part.
 
         `parts`: None if they are unknown.
         `total`: size of the context; without it the meter is hidden.
         `reserve`: tokens kept free for the answer.
+        `note`: sentence for the tool tip.
         """
         self._counted, self._total, self._reserve = None if parts is None else tuple(parts), total, reserve
+        self._note = note
         self._show()
 
     def show_pending(self, tokens: int) -> None:
@@ -90,6 +95,8 @@ class ContextMeter(QWidget):
         ]
         if self._reserve:
             lines.append(tr("reserved for the answer: {reserve} tokens", reserve=format_count(self._reserve)))
+        if self._note:
+            lines.append(self._note)
         self.setToolTip(plain_tool_tip("\n".join([tr("Tokens of the conversation in the context"), *lines])))
         self.setAccessibleName(tr("Context: {text}", text=self._text))
         # Without a loaded model there is no context.

@@ -220,14 +220,17 @@ class ChatPane(QWidget):
             self._search_again()
         self._refresh()
 
-    def show_context(self, parts: Sequence[ContextPart] | None, total: int | None, reserve: int = 0) -> None:
+    def show_context(
+        self, parts: Sequence[ContextPart] | None, total: int | None, reserve: int = 0, note: str = ""
+    ) -> None:
         """Show the tokens of the context by part.
 
         `parts`: None if they are unknown.
         `total`: size of the context; None if no model is loaded.
         `reserve`: tokens kept free for the answer.
+        `note`: sentence for the tool tip.
         """
-        self.context_meter.show_parts(parts, total, reserve)
+        self.context_meter.show_parts(parts, total, reserve, note)
 
     def show_reading(self, share: float | None, words: str = "") -> None:
         """Show the part of a long prompt that was read, 0 to 1, with `words`; None: nothing is being read."""

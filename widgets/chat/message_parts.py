@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from PySide6.QtCore import QPoint, QPointF, QRectF, Qt, QTimer, Signal
@@ -143,7 +144,13 @@ class MessageHead(QWidget):
 
     def wanted_width(self) -> int:
         """Return the width of all actions in pixels."""
-        buttons = [self.buttons[kind] for kind in self._offered]
+        return self._width_with([self.buttons[kind] for kind in self._offered])
+
+    def least_width(self) -> int:
+        """Return the width with all actions in the menu, in pixels."""
+        return self._width_with([self.more_button])
+
+    def _width_with(self, buttons: Sequence[QWidget]) -> int:
         versions = [each for each in (self.older_button, self._versions, self.newer_button) if not each.isHidden()]
         return sum(widget.sizeHint().width() + SPACING_PX for widget in (*versions, *buttons)) + SPACING_PX
 

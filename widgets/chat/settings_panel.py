@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from PySide6.QtCore import QEvent, QObject, Qt, QTimer, Signal
+from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import (
     QComboBox,
     QGridLayout,
@@ -203,6 +204,18 @@ class SettingChange:
     text: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """The widgets of a setting. `place`: its number in the grid of its group."""
+
+    grid: QGridLayout
+    place: int
+    label: QLabel
+    field: SamplingField
+    source: ElidedLabel
+    reset: QToolButton
+
+
 _TITLES: dict[SamplingGroup, str] = {
     "Answer": tr("Answer"),
     "Temperature": tr("Temperature"),
@@ -252,7 +265,10 @@ class SettingsPanel(QScrollArea):
         self.fields: dict[str, SamplingField] = {}
         self._sources: dict[str, ElidedLabel] = {}
         self._resets: dict[str, QToolButton] = {}
-        self._labels: list[QLabel] = []
+        self._rows: list[_Row] = []
+        self._wide_px = 0
+        """Least width at which a setting has all its parts in one row."""
+        self._is_narrow = False
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
         # Not restarted while somebody types: text is stored every 500 ms, and not for each letter.
@@ -346,9 +362,7 @@ class SettingsPanel(QScrollArea):
         column.addWidget(plain_label(tr("Chat template"), "strong"))
         column.addWidget(self.template_field)
         column.addStretch(1)
-        widest = max(label.sizeHint().width() for label in self._labels)
-        for label in self._labels:
-            label.setMinimumWidth(widest)  # so that all groups have the same columns
+        self._arrange()
         content = QWidget()
         centred = QHBoxLayout(content)
         centred.setContentsMargins(0, 0, 0, 0)
@@ -356,6 +370,33 @@ class SettingsPanel(QScrollArea):
         centred.addWidget(middle, 1000)
         centred.addStretch(1)
         self.setWidget(content)
+        self._wide_px = content.minimumSizeHint().width()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Place the label of each setting above its field where both have no room side by side."""
+        narrow = self.viewport().width() < self._wide_px
+        if narrow != self._is_narrow:
+            self._is_narrow = narrow
+            self._arrange()
+        super().resizeEvent(event)
+
+    def _arrange(self) -> None:
+        widest = max(row.label.sizeHint().width() for row in self._rows)
+        for row in self._rows:
+            grid, place = row.grid, 2 * row.place
+            parts: tuple[QWidget, ...] = (row.label, row.field, row.source, row.reset)
+            for widget in parts:
+                grid.removeWidget(widget)
+            # With the same least width everywhere, all groups have the same columns.
+            row.label.setMinimumWidth(0 if self._is_narrow else widest)
+            if self._is_narrow:
+                grid.addWidget(row.label, place, 0, 1, 3)
+                grid.addWidget(row.field, place + 1, 0, 1, 2)
+                grid.addWidget(row.source, place + 1, 2)
+                grid.addWidget(row.reset, place + 1, 3)
+            else:
+                for column, widget in enumerate(parts):
+                    grid.addWidget(widget, place, column)
 
     def _add_row(self, grid: QGridLayout, row: int, setting: SamplingSetting) -> None:
         key = setting.key
@@ -369,9 +410,7 @@ class SettingsPanel(QScrollArea):
         reset.setSizePolicy(keep)
         reset.hide()
         label = plain_label(setting.label)
-        self._labels.append(label)
         label.setToolTip(plain_tool_tip(f"{setting.help}\n{setting.kind.allowed}"))
         field.committed.connect(lambda text: self.value_changed.emit(SettingChange(key, text)))
         reset.clicked.connect(lambda: self.value_changed.emit(SettingChange(key, None)))
-        for place, widget in enumerate((label, field, source, reset)):
-            grid.addWidget(widget, row, place)
+        self._rows.append(_Row(grid, row, label, field, source, reset))

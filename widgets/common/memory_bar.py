@@ -184,6 +184,7 @@ def bar_tooltip(row: DeviceRow, room: DeviceRow | None = None, placed: PlacedWei
             (tr("recurrent state"), row.recurrent_bytes),
             (tr("compute buffer"), row.compute_bytes),
             (tr("of that, copies for a pipeline"), row.pipeline_bytes),
+            (tr("of that, for the projector's largest image"), row.projector_bytes),
             (tr("output buffer"), row.output_bytes),
             (tr("overhead"), row.overhead_bytes),
             (tr("while answering"), row.answering_bytes),

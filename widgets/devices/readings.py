@@ -48,7 +48,9 @@ def simulated_words(ids: Sequence[str]) -> str:
         return ""
     if len(ids) == 1:
         return tr("{device} is a simulated device on this computer.", device=ids[0])
-    count = {2: tr("two"), 3: tr("three"), 4: tr("four")}.get(len(ids), str(len(ids)))
+    if len(ids) == 2:
+        return tr("{first} and {last} are two simulated devices on this computer.", first=ids[0], last=ids[1])
+    count = {3: tr("three"), 4: tr("four")}.get(len(ids), str(len(ids)))
     return tr(
         "{first} to {last} are {count} simulated devices on this computer.", first=ids[0], last=ids[-1], count=count
     )
@@ -80,6 +82,7 @@ def row_tool_tip(row: DeviceRow) -> str:
         (tr("weights"), row.weights_bytes),
         (tr("KV cache"), row.kv_cache_bytes + row.recurrent_bytes),
         (tr("compute"), row.compute_bytes),
+        (tr("of that, for the projector's largest image"), row.projector_bytes),
         (tr("output"), row.output_bytes),
         (tr("overhead"), row.overhead_bytes),
         (tr("while answering"), row.answering_bytes),

@@ -92,6 +92,10 @@ class Notes(QWidget):
         self.button = tool_button(_SHOW_ALL, tr("Show all warnings and notes in full"))
         self.button.setCheckable(True)
         self.button.toggled.connect(self._show)
+        self.drop_button = tool_button(
+            tr("Drop Overrides"), tr("Drop the overrides that this split mode does not allow")
+        )
+        self.drop_button.hide()
         self._whole = plain_label(wrap=True)
         # Remedies name options and files, which people copy.
         self._whole.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
@@ -109,6 +113,7 @@ class Notes(QWidget):
         row.setSpacing(8)
         row.addLayout(short, 1)
         row.addWidget(self._scroll, 1)
+        row.addWidget(self.drop_button, 0, Qt.AlignmentFlag.AlignTop)
         row.addWidget(self.button, 0, Qt.AlignmentFlag.AlignTop)
         self.hide()
         self._show()

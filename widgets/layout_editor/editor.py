@@ -39,6 +39,8 @@ class LayoutEditor(QFrame):
     selection_changed = Signal(Selection)
     why_requested = Signal(str)
     """Asks why layers or the output are on their device; the text names both."""
+    overrides_drop_requested = Signal()
+    """Asks to drop the overrides that the split mode does not allow."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -69,6 +71,7 @@ class LayoutEditor(QFrame):
         user.selection_changed.connect(self.selection_changed)
         user.selection_changed.connect(self._update_header)
         self._view.why_requested.connect(self.why_requested)
+        self._notes.drop_button.clicked.connect(self.overrides_drop_requested)
         self.set_preview(None)
 
     def _lay_out(self) -> None:
@@ -123,6 +126,8 @@ class LayoutEditor(QFrame):
                 pipeline=any(row.pipeline_bytes for row in preview.report.rows),
             )
         self._notes.set_lines(() if preview is None else note_lines(preview))
+        rules = set() if preview is None else {each.rule for each in preview.report.violations}
+        self._notes.drop_button.setVisible("split_override" in rules)
         self._update_header()
 
     def show_while_empty(self, widget: QWidget) -> None:

@@ -87,6 +87,13 @@ def blocks_paths(blocks: Blocks, track: Track, lanes: Lanes, top: float) -> tupl
 
 
 _BAR_HEIGHT = 14.0
+
+
+def time_beside(device_id: str, time: str, fonts: Fonts, width: float) -> str:
+    """Return `time` if it has room beside the whole id, else an empty text: ids often differ in their end only."""
+    return time if text_width(device_id, fonts.bold) + 8 + text_width(time, fonts.small) <= width else ""
+
+
 _LINE = 17.0
 _GHOST_OPACITY = 0.22
 
@@ -187,10 +194,10 @@ class LaneItem(QGraphicsItem):
         content, fonts, width = values.content, self._fonts, place.columns.label_width
         top = (place.lanes.pitch - 3 * _LINE) / 2
         id_name = palette.text if content.device.present else palette.bad
-        time_width = text_width(values.time, fonts.small) + 8 if values.time else 0
-        id_text = elide(content.device.id, fonts.bold, width - time_width)
+        time = time_beside(content.device.id, values.time, fonts, width)
+        id_text = elide(content.device.id, fonts.bold, width)
         self._text(painter, QRectF(0, top, width, _LINE), id_text, fonts.bold, id_name)
-        self._text(painter, QRectF(0, top, width, _LINE), values.time, fonts.small, palette.dim, right=True)
+        self._text(painter, QRectF(0, top, width, _LINE), time, fonts.small, palette.dim, right=True)
         name = elide(content.device.name, fonts.small, width)
         self._text(painter, QRectF(0, top + _LINE, width, _LINE), name, fonts.small, palette.dim)
         holds = fitting(lane_texts(content), fonts.small, width)

@@ -258,7 +258,7 @@ def speed_text(preview: Preview) -> str:
     elif measured:
         answers = tr("{rate} tokens/s measured (predicted roughly {predicted})", rate=measured, predicted=rate)
     elif speed.is_known:
-        answers = tr("about {rate} tokens/s", rate=rate)
+        answers = speed.text()
     else:
         answers = tr("roughly {rate} tokens/s (not measured)", rate=rate)
     prompt = speed.prompt

@@ -164,9 +164,10 @@ class LoadReport(QWidget):
         event: OutOfMemory,
         names: Mapping[str, str] | None = None,
         proposals: Sequence[ProposalWords] = (),
+        short_bytes: int = 0,
     ) -> None:
         """Show which device refused how many bytes, and proposals. Arguments are those of `out_of_memory_outcome`."""
-        self._show_outcome(out_of_memory_outcome(event, names or {}, proposals))
+        self._show_outcome(out_of_memory_outcome(event, names or {}, proposals, short_bytes))
 
     def show_failed(self, event: Failed) -> None:
         """Show why the load was refused or failed, with the remedies if lab workers stopped."""

@@ -76,16 +76,17 @@ def loaded_outcome(event: Loaded) -> Outcome:
 
 
 def out_of_memory_outcome(
-    event: OutOfMemory, names: Mapping[str, str], proposals: Sequence[ProposalWords] = ()
+    event: OutOfMemory, names: Mapping[str, str], proposals: Sequence[ProposalWords] = (), short_bytes: int = 0
 ) -> Outcome:
     """Return the outcome of a load that ran out of memory.
 
     names: names of devices by id.
     proposals: proposals with their effects; without them the sentences of the event are used.
+    short_bytes: memory that the whole layout lacks on this device by its forecast, as on its lane; 0 if unknown.
 
     The event's message says when it happened, since memory can also run out while generating.
     """
-    sentence = _refusal(event, device_words(event.device, names))
+    sentence = _refusal(event, device_words(event.device, names), short_bytes)
     rows = used_rows(event.allocated)
     return Outcome(
         badge=tr("OUT OF MEMORY"),
@@ -98,7 +99,7 @@ def out_of_memory_outcome(
     )
 
 
-def _refusal(event: OutOfMemory, device: str) -> str:
+def _refusal(event: OutOfMemory, device: str, short_bytes: int) -> str:
     if event.requested_bytes is None:
         return tr("{device} ran out of memory {when}.", device=device, when=stage_words(event.stage))
     requested = format_bytes(event.requested_bytes)
@@ -112,6 +113,17 @@ def _refusal(event: OutOfMemory, device: str) -> str:
             device=device,
             requested=requested,
             free=free,
+        )
+    # The refused buffer is one of several: the lane says what all of them lack, with the margin.
+    if short_bytes > missing_bytes:
+        return tr(
+            "{device} needed {requested} for the next buffer and had {free} free: {missing} missing for this buffer, "
+            "{short} for the whole layout.",
+            device=device,
+            requested=requested,
+            free=free,
+            missing=format_bytes(missing_bytes),
+            short=format_bytes(short_bytes),
         )
     return tr(
         "{device} needed {requested} and had {free} free: {missing} missing.",

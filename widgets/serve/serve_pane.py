@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from PySide6.QtCore import Qt, Signal
@@ -77,8 +77,8 @@ class ServePane(QWidget):
         super().__init__(parent)
         self._status = ServeStatus()
         self._model, self._n_ctx = "", 0
-        self._copies_key = False
-        """Whether the key is copied as soon as it is known."""
+        self._copy_with_key: Callable[[str], str] | None = None
+        """Returns the text with the key, which is copied as soon as the key is known; None: nothing is to be copied."""
         self.switch_button = QPushButton()
         self.state_label = ElidedLabel("", "strong")
         self.copy_url_button = QPushButton(tr("Copy address"))
@@ -123,9 +123,6 @@ class ServePane(QWidget):
         self.key_box = QCheckBox(tr("Require the key"))
         self.key_box.setChecked(settings.needs_key)
         self.plain_box = QCheckBox(tr("Allow unencrypted requests"))
-        self.plain_box.setToolTip(
-            tr("For addresses that other computers reach: others on the network can read the requests.")
-        )
         self.plain_box.setChecked(settings.allows_plain)
         self.start_box = QCheckBox(tr("Start with the window"))
         self.start_box.setChecked(settings.starts_with_window)
@@ -226,16 +223,16 @@ class ServePane(QWidget):
         self.switch_button.clicked.connect(self._on_switch)
         self.copy_url_button.clicked.connect(lambda: _copy(f"{self._status.url}/v1"))
         self.texts_box.toggled.connect(self._on_texts_toggled)
-        self.table.selectionModel().selectionChanged.connect(self._on_chosen)
+        self.table.selectionModel().selectionChanged.connect(lambda *_selected: self.request_chosen.emit())
         self.host_edit.editingFinished.connect(self._tell_settings)
         self.port_box.valueChanged.connect(self._tell_settings)
         for box in (self.key_box, self.plain_box, self.start_box):
             box.clicked.connect(self._tell_settings)
         self.show_key_button.toggled.connect(self._on_show_key)
-        self.copy_key_button.clicked.connect(self._on_copy_key)
+        self.copy_key_button.clicked.connect(lambda: self._copy_when_known(str))
         self.new_key_button.clicked.connect(self.new_key_requested.emit)
         self.program_box.currentIndexChanged.connect(self._show_snippet)
-        self.copy_snippet_button.clicked.connect(lambda: _copy(self._snippet(self._used_key)))
+        self.copy_snippet_button.clicked.connect(self._on_copy_snippet)
 
     # ------------------------------------------------------------------ what is shown
 
@@ -253,9 +250,10 @@ class ServePane(QWidget):
     def show_status(self, status: ServeStatus) -> None:
         """Show the state of the server."""
         self._status = status
-        if self._copies_key and status.key:
-            self._copies_key = False
-            _copy(status.key)
+        if status.key or status.fault:
+            made, self._copy_with_key = self._copy_with_key, None
+            if made is not None and status.key:
+                _copy(made(status.key))
         self._refresh()
 
     def show_model(self, name: str, n_ctx: int) -> None:
@@ -292,9 +290,10 @@ class ServePane(QWidget):
         self.fault_label.setText(status.fault)
         self.fault_label.setVisible(bool(status.fault))
         # They count from the next start on.
-        for field in (self.host_edit, self.port_box, self.key_box, self.plain_box):
+        risk = tr("For addresses that other computers reach: others on the network can read the requests.")
+        for field, tip in ((self.host_edit, ""), (self.port_box, ""), (self.key_box, ""), (self.plain_box, risk)):
             field.setEnabled(not status.is_on and not status.is_busy)
-            field.setToolTip(tr("Stop the server to change this.") if status.is_on else field.statusTip())
+            field.setToolTip(tr("Stop the server to change this.") if status.is_on else tip)
         self.new_key_button.setEnabled(not status.is_busy)
         self._show_key()
         self._show_snippet()
@@ -303,10 +302,6 @@ class ServePane(QWidget):
         shown = self._status.key if self.show_key_button.isChecked() else MASK
         self.key_edit.setText(shown)
         self.key_edit.setCursorPosition(0)
-
-    @property
-    def _used_key(self) -> str:
-        return self._status.key if self.key_box.isChecked() else ""
 
     def _snippet(self, key: str) -> str:
         settings = self.settings
@@ -342,15 +337,19 @@ class ServePane(QWidget):
         self.show_key_button.setAccessibleName(tr("Hide the key") if shown else tr("Show the key"))
         self._show_key()
 
-    def _on_copy_key(self) -> None:
-        if self._status.key:
-            _copy(self._status.key)
+    def _on_copy_snippet(self) -> None:
+        if self.key_box.isChecked():
+            self._copy_when_known(self._snippet)
         else:
-            self._copies_key = True
-            self.key_requested.emit()
+            _copy(self._snippet(""))
 
-    def _on_chosen(self) -> None:
-        self.request_chosen.emit()
+    def _copy_when_known(self, made: Callable[[str], str]) -> None:
+        """Copy the text that `made` returns for the key, which may have to be read first."""
+        if self._status.key:
+            _copy(made(self._status.key))
+        else:
+            self._copy_with_key = made
+            self.key_requested.emit()
 
     def _on_texts_toggled(self, keeps: bool) -> None:
         self.text_edit.setVisible(keeps)

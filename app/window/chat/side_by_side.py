@@ -37,6 +37,8 @@ class SideBySide(QObject):
         self._notices = notices
         self._others: tuple[OpenModel, ...] = ()
         """Models that can be chosen at the right, in the order of the list."""
+        self._former: Arrangement | None = None
+        """The arrangement before; None if the chat had the whole window already."""
         chat_view.beside_chosen.connect(lambda place: self._show(self._others[place]))
         chat_view.beside_closed.connect(self.close)
         models.current_changed.connect(self._refresh)
@@ -58,13 +60,17 @@ class SideBySide(QObject):
             return
         # Two chats need the width of the whole window.
         if self._arranger.current is not Arrangement.CHAT:
+            self._former = self._arranger.current
             self._arranger.arrange(Arrangement.CHAT)
         # A loaded model can answer at once.
         self._show(next((model for model in others if model.held is not None), others[0]))
 
     def close(self) -> None:
-        """Show only the conversation of the current model."""
+        """Show only the conversation of the current model, in the arrangement from before."""
         self._show(None)
+        former, self._former = self._former, None
+        if former is not None and self._arranger.current is Arrangement.CHAT:
+            self._arranger.arrange(former)
 
     def _show(self, beside: OpenModel | None) -> None:
         self._views.show_beside(beside, self._chat_view.beside)

@@ -197,7 +197,8 @@ def _side_file_notes(found: Imported) -> tuple[str, ...]:
 
 def _text(path: Path) -> str:
     try:
-        return read_at_most(path, _MAX_BYTES)[: MAX_TEXT + 1].decode("utf-8-sig")
+        # One character too many is kept, so that a text that is too long is refused and not cut.
+        return read_at_most(path, _MAX_BYTES).decode("utf-8-sig")[: MAX_TEXT + 1]
     except UnicodeDecodeError:
         raise ArgumentError(tr("{name} is not a text in UTF-8.", name=path.name)) from None
     except (OSError, ValueError) as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from PySide6.QtCore import QObject
 
 from app.models.document import LayoutDocument
@@ -45,6 +47,7 @@ class LayoutPresenter(QObject):
             source.moved.connect(document.move)
             source.move_finished.connect(document.finish_move)
         editor.move_cancelled.connect(document.cancel_move)
+        editor.overrides_drop_requested.connect(lambda: document.when_forecast(self._drop_overrides))
         document.drag_ended.connect(editor.end_drag)
 
     def _on_preview_changed(self, preview: Preview | None) -> None:
@@ -66,6 +69,15 @@ class LayoutPresenter(QObject):
         if plan is not None:
             self._document.set_layout(self._in_mode(plan, mode), tr("split mode {mode}", mode=mode))
 
+    def _drop_overrides(self) -> None:
+        """Drop the overrides that the split mode does not allow, as one step of undo."""
+        from engine.planning.fit.mode_layouts import without_refused_overrides
+
+        plan = self._document.plan
+        found = None if plan is None else without_refused_overrides(plan.with_own_tables())
+        if found is not None:
+            self._document.replace(found.edit, found.text)
+
     def _in_mode(self, plan: Plan, mode: SplitMode) -> Layout:
         """Return the layout in another split mode. Back in mode layer it is the earlier layout, unless it was edited.
 
@@ -75,12 +87,14 @@ class LayoutPresenter(QObject):
         from engine.planning.fit.mode_layouts import layout_in_split_mode
 
         now, (left, shown) = plan.edit.layout, self._document.left
-        if mode == "layer" and left is not None and now == shown:
+        # Overrides that a mode does not allow are dropped there; mode layer can have them again.
+        is_kept = shown is not None and replace(now, overrides=shown.overrides) == shown
+        if mode == "layer" and left is not None and is_kept:
             return left
         layout = layout_in_split_mode(plan, mode, self._document.speeds)
         if now.split_mode == "layer":
             left = now
-        elif now != shown:
+        elif not is_kept:
             left = None
         self._document.left = left, layout
         return layout

@@ -220,12 +220,15 @@ class LoadReportPresenter(QObject):
         self._fallback = ""
 
     def _on_ended(self, event: OutOfMemory | Failed | Crashed | Cancelled) -> None:
+        self._fallback = ""
         report = self._report
         match event:
             case OutOfMemory():
                 names = {device.id: device.name for device in self._live.rig.all_devices}
                 words = [ProposalWords(each.text, each.words) for each in self._model.loading.proposals]
-                report.show_out_of_memory(event, names, words)
+                # The forecast is that of the first layout.
+                short_bytes = self._model.loading.short_bytes if len(report.attempts) < 2 else 0
+                report.show_out_of_memory(event, names, words, short_bytes)
                 if words and self._is_current:
                     # They are the way on, and would be out of sight in a report of a few lines.
                     self._made_room = self._main.make_room_for_proposals() or self._made_room

@@ -77,6 +77,8 @@ class Exchange:
         self._call_later(max(0.0, PING_S - silent_s) or PING_S, self._ping_if_silent)
 
     async def _send_ping(self) -> None:
+        if self.has_ended:
+            return  # The answer ended before this task began.
         with suppress(GoneError):  # `receive` tells of it too
             await self._begin()
             await self.send(sse.PING)
@@ -186,9 +188,7 @@ class Endpoint:
         except EngineError as error:
             await _fail(exchange, ApiError(503, error.summary(), code=error.kind))
         except (GoneError, TooSlowError):
-            record.end(GONE, "client_gone")
-            # An answer that is not whole must not look so: the connection ends without the last chunk.
-            break_off(scope)
+            _end_gone(exchange)
         except asyncio.CancelledError:
             record.end(GONE, "ending")
             raise
@@ -215,8 +215,16 @@ class Endpoint:
 
 
 async def _fail(exchange: Exchange, error: ApiError) -> None:
-    with suppress(GoneError):
+    try:
         await exchange.fail(error)
+    except GoneError:
+        _end_gone(exchange)
+
+
+def _end_gone(exchange: Exchange) -> None:
+    exchange.record.end(GONE, "client_gone")
+    # An answer that is not whole must not look so: the connection ends without the last chunk.
+    break_off(exchange.scope)
 
 
 async def _body(receive: Receive) -> bytes:

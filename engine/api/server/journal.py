@@ -156,10 +156,12 @@ class Journal:
 
     def keep_text(self, number: int, *, asked: str = "", answered: str = "") -> None:
         """Add to the text of a request, up to `MAX_TEXT` each; those of the last `MAX_TEXTS` requests are kept."""
-        if not self.keeps_texts:
-            return
         with self._lock:
-            before = self._texts.get(number, RequestText())
+            before = self._texts.get(number)
+            # A request that came before texts were kept, or whose text was dropped, has no half of one.
+            if not self.keeps_texts or (before is None and not asked):
+                return
+            before = before or RequestText()
             if len(before.answered) >= MAX_TEXT and not asked:
                 return
             self._texts[number] = RequestText(before.asked + asked, (before.answered + answered)[:MAX_TEXT])
@@ -173,8 +175,8 @@ class Journal:
 
     def forget_texts(self) -> None:
         """Keep no more texts, and drop those that were kept; for any thread."""
-        self.keeps_texts = False
         with self._lock:
+            self.keeps_texts = False
             self._texts.clear()
 
     @property

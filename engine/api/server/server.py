@@ -158,7 +158,7 @@ class ApiServer:
 class _Protocol(H11Protocol):
     """uvicorn's, with limits on what a client may cost before it has shown a key, and on how long it takes answers.
 
-    `is_trusted`: a request of this connection was let in by the guard.
+    `is_trusted`: a request of this connection was let in by the guard, and not to a public path.
     """
 
     def connection_made(self, transport: Any) -> None:

@@ -103,9 +103,9 @@ def _tools(tools: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
     for place, tool in enumerate(tools):
         if tool.get("type") == "function":
             found.append(check_tool({"type": "function", "function": tool}, f"tools[{place}]"))
-    for place, namespace, tool in _namespaced(tools):
+    for where, namespace, tool in _namespaced(tools):
         function = {**tool, "name": _qualified(namespace, tool.get("name"))}
-        found.append(check_tool({"type": "function", "function": function}, place))
+        found.append(check_tool({"type": "function", "function": function}, where))
     return tuple(found)
 
 

@@ -35,6 +35,12 @@ def parse_part_name(file_name: str) -> PartName | None:
     return PartName(match[1], int(match[2]), int(match[3])) if match else None
 
 
+def named_parts(path: Path) -> tuple[Path, ...]:
+    """Return the paths of all files of a model by the name of one; whether they are there is not looked at."""
+    name = parse_part_name(path.name)
+    return (path,) if name is None else name.paths(path.parent)
+
+
 def split_position(path: Path, header: FileHeader) -> tuple[int, int]:
     """Return number (from 0) and count as the header states them; (0, 1) for a file that is not split."""
     count = header.metadata.get("split.count", 1)

@@ -103,12 +103,13 @@ def _expanded(text: str, macros: Mapping[str, str]) -> str:
     """Return `text` with its macros. llama-swap gives ${PORT}; unknown macros stay."""
     # A macro may name others; passes and length are bounded, because they may name each other.
     for _ in range(_MAX_PASSES):
-        changed = _MACRO.sub(lambda match: macros.get(match[1], match[0]), text)
-        if changed == text:
+        known = [match for match in _MACRO.finditer(text) if match[1] in macros]
+        if not known:
             break
-        if len(changed) > _MAX_EXPANDED:
+        # Before they are put in: a text of 200 KiB may stand for gigabytes.
+        if len(text) + sum(len(macros[match[1]]) - len(match[0]) for match in known) > _MAX_EXPANDED:
             raise LayoutError(tr("the macros of the configuration make a command that is too long"))
-        text = changed
+        text = _MACRO.sub(lambda match: macros.get(match[1], match[0]), text)
     return text
 
 

@@ -72,7 +72,10 @@ class Calibration:
         `grown_bytes`: growth of the memory in use during the load, by device, for devices whose driver reports it.
         """
         # The warm-up takes what comes while it answers, but for what comes as the context fills.
-        expected = {row.id: row.need_bytes - row.overhead_bytes - row.late_bytes for row in forecast}
+        # A forecast without a probe has no compute buffer of the projector, so that the measured one counts.
+        expected = {
+            row.id: row.need_bytes - row.overhead_bytes - row.late_bytes - row.projector_bytes for row in forecast
+        }
         overheads = dict(self.overheads)
         for row in measured:
             device = rig.device(row.id)
@@ -81,7 +84,7 @@ class Calibration:
             taken_bytes = grown_bytes.get(row.id, row.need_bytes if device.is_rpc or device.id == CPU_ID else 0)
             if not taken_bytes:
                 continue
-            difference_bytes = max(0, taken_bytes - expected[row.id])
+            difference_bytes = max(0, taken_bytes - expected[row.id] - row.projector_bytes)
             if difference_bytes > MAX_OVERHEAD_BYTES:
                 continue
             key = device_key(device)

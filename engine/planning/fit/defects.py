@@ -20,7 +20,10 @@ MAX_NUMBERS = 256
 
 
 def disagreements(estimated: Sequence[DeviceRow], told: Sequence[DeviceRow]) -> tuple[str, ...]:
-    """Return the devices whose need differs too much, without overhead, which the engine does not report."""
+    """Return the devices whose need differs too much, without overhead, which the engine does not report.
+
+    The projector's compute buffer is left out: it is never estimated.
+    """
     expected = {row.id: row for row in estimated}
     return tuple(
         row.id for row in told if row.id in expected and not _agree(_engine_bytes(expected[row.id]), _engine_bytes(row))
@@ -56,7 +59,7 @@ def _agree(expected_bytes: int, told_bytes: int) -> bool:
 
 
 def _engine_bytes(row: DeviceRow) -> int:
-    return row.buffer_bytes
+    return row.buffer_bytes - row.projector_bytes
 
 
 def _numbers(rows: Sequence[DeviceRow]) -> dict[str, dict[str, int]]:

@@ -59,7 +59,7 @@ def _missing_bytes(plan: Plan) -> int:
 def without_refused_overrides(plan: Plan) -> Proposal | None:
     """Return `plan` without the overrides that its split mode does not allow; None if it breaks no rule on overrides.
 
-    Overrides to the CPU are kept if the split mode can have them.
+    Overrides to the CPU are kept if the split mode can have them. Other broken rules stay broken.
     """
     if not any(each.rule == "split_override" for each in plan.violations):
         return None
@@ -67,7 +67,7 @@ def without_refused_overrides(plan: Plan) -> Proposal | None:
     to_cpu = tuple(override for override in layout.overrides if override.device == CPU_ID)
     for kept in (to_cpu, ()):
         tried = plan.with_layout(replace(layout, overrides=kept))
-        if not tried.violations:
+        if not any(each.rule == "split_override" for each in tried.violations):
             dropped = len(layout.overrides) - len(kept)
             text = tr_count("Drop {count} override", "Drop {count} overrides", dropped)
             return Proposal(text, tried.edit, "", "layout", tried.forecast)

@@ -39,7 +39,8 @@ class DeviceMemory:
 
     `weights_bytes`: weights in buffers. `mapped_bytes` (host only): weights in the mapped file. They are page cache,
         which the system can reclaim, so they are not part of the need.
-    `compute_bytes`: compute buffer. `pipeline_bytes`: part of it for the extra copies of a pipeline.
+    `compute_bytes`: compute buffer. `pipeline_bytes`: part of it for the extra copies of a pipeline. `projector_bytes`:
+        part of it in which the projector computes the largest image; 0 if that is not known.
     `output_bytes`: buffer for logits and embeddings. `overhead_bytes`: what the process takes before its first buffer.
     `answering_bytes`: what the backend takes besides while it answers, with a full context; 0 if that is not known.
         `late_bytes`: part of it that comes after the load, as the context fills.
@@ -55,6 +56,7 @@ class DeviceMemory:
     pipeline_bytes: int = 0
     answering_bytes: int = 0
     late_bytes: int = 0
+    projector_bytes: int = 0
 
     @property
     def need_bytes(self) -> int:

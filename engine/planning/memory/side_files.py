@@ -23,6 +23,30 @@ _BLOCK = re.compile(r"blk\.(\d{1,6})\.")
 _OUTPUT = "output"
 _EMBEDDING = "token_embd.weight"
 _HALVES = (".lora_a", ".lora_b")
+_IMAGE_TOKENS = {
+    "gemma4uv": (70, 1120),
+    "gemma4v": (70, 1120),
+    "glm4v": (8, 4096),
+    "hunyuanvl": (256, 16384),
+    "kimik25": (2, 4096),
+    "kimivl": (8, 1024),
+    "lfm2": (64, 256),
+    "ling3vl": (8, 4096),
+    "minimax_m3": (8, 576),
+    "muse_glimmer": (1, 4096),
+    "pixtral": (8, 1024),
+    "qwen2.5o": (8, 4096),
+    "qwen2.5vl_merger": (8, 4096),
+    "qwen2vl_merger": (8, 4096),
+    "qwen3vl_merger": (8, 4096),
+    "youtuvl": (1, 62500),
+}
+"""Fewest and most tokens of an image by type of projector: the arguments of `set_limit_image_tokens` in clip.cpp.
+
+Types that take limits from other keys, or none, are left out: the engine refuses a limit itself when it loads them.
+"""
+_OWN_PIXELS = ("hunyuanvl", "kimik25")
+"""Types that take limits in pixels from the file, if it has them, in place of those of the settings."""
 _SKIPPED = "_norm.weight"
 """Tensors of an adapter that llama.cpp ignores."""
 
@@ -32,6 +56,8 @@ class Projector:
     """A file that encodes images or audio for a model.
 
     `device`: None if the program chooses. `sees`, `hears`: whether its header names a vision or an audio encoder.
+    `image_tokens`: its own fewest and most tokens of an image, if settings can change them; None if the header does
+    not tell.
     """
 
     path: Path
@@ -39,6 +65,7 @@ class Projector:
     device: str | None = None
     sees: bool = True
     hears: bool = False
+    image_tokens: tuple[int, int] | None = None
 
     def weights_bytes(self, rule: SizeRule) -> int:
         """Return the bytes of its weights on a device with this rule; its compute buffer comes on top."""
@@ -108,7 +135,16 @@ def read_projector(path: Path, device: str | None = None) -> Projector:
         )
     sees = header.metadata.get("clip.has_vision_encoder") is True
     hears = header.metadata.get("clip.has_audio_encoder") is True
-    return Projector(path, header.tensors, device, sees, hears)
+    return Projector(path, header.tensors, device, sees, hears, _image_tokens(header) if sees else None)
+
+
+def _image_tokens(header: FileHeader) -> tuple[int, int] | None:
+    metadata = header.metadata
+    # clip_init names the encoder for images by the second key only in files with several encoders.
+    kind = metadata.get("clip.projector_type") or metadata.get("clip.vision.projector_type")
+    if kind in _OWN_PIXELS and any(f"clip.vision.image_{end}_pixels" in metadata for end in ("min", "max")):
+        return None
+    return _IMAGE_TOKENS.get(str(kind))
 
 
 def read_adapter(path: Path, model: ModelFile, scale: float = 1.0) -> Adapter:

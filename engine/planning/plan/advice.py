@@ -47,8 +47,8 @@ def advice(layout: Layout, model: ModelFile, rig: Rig, context: ContextSettings)
     )
 
 
-def side_file_advice(side_files: SideFiles, layout: Layout) -> Iterator[Advice]:
-    """Yield disadvantages of side files with this layout. Rules: `row_adapter`."""
+def side_file_advice(side_files: SideFiles, layout: Layout, context: ContextSettings) -> Iterator[Advice]:
+    """Yield disadvantages of side files with this layout and settings. Rules: `row_adapter`, `image_limit_unused`."""
     if side_files.adapters and layout.split_mode == "row":
         # `llama_adapter_lora_init_impl` creates each matrix in the buffer type of the weight that it changes.
         yield Advice(
@@ -58,6 +58,13 @@ def side_file_advice(side_files: SideFiles, layout: Layout) -> Iterator[Advice]:
                 "right then is not known."
             ),
             tr("Choose split mode layer, or remove the adapter."),
+        )
+    projector = side_files.projector
+    if (context.image_max_tokens or context.image_min_tokens) and not (projector and projector.sees):
+        yield Advice(
+            "image_limit_unused",
+            tr("The limits for images have no effect: the model has no projector that reads images."),
+            tr("Choose a projector, or leave the largest and the smallest image open."),
         )
 
 

@@ -139,7 +139,7 @@ class Plan:
         edit = self.edit
         return (
             *violations(edit.layout, self.model, self.rig, self.settings),
-            *side_file_violations(edit.side_files, edit.layout, self.rig),
+            *side_file_violations(edit.side_files, edit.layout, self.rig, self.settings),
         )
 
     @cached_property
@@ -148,7 +148,7 @@ class Plan:
         edit = self.edit
         found = (
             *advice(edit.layout, self.model, self.rig, self.settings),
-            *side_file_advice(edit.side_files, edit.layout),
+            *side_file_advice(edit.side_files, edit.layout, self.settings),
         )
         if self._has_room_for_output:
             return found

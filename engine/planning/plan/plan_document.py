@@ -111,6 +111,13 @@ def plan_text(
     mapped_bytes = sum(row.mapped_bytes for row in report.rows)
     if mapped_bytes:
         lines.append(f"The host also maps {format_bytes(mapped_bytes)} of the file, which the system can reclaim.")
+    lines += [
+        f"The projector computes the largest image in {format_bytes(row.projector_bytes)} on {row.id}, part of compute."
+        for row in report.rows
+        if row.projector_bytes
+    ]
+    if plan.edit.side_files.projector is not None and plan.probed is None:
+        lines.append("What the projector computes images in is not counted; a probe counts it (--probe).")
     lines += [f"{violation.message} {violation.remedy}" for violation in report.violations]
     lines += [f"{each.message} {each.remedy}" for each in _notes(report)]
     lines += [f"{row.id} is short by {format_bytes(row.shortfall_bytes)}." for row in report.rows if row.is_short]

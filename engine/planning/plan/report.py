@@ -21,7 +21,7 @@ _NOTHING = DeviceMemory()
 class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers of one device, with the keys of the contract (section Row).
 
-    `pipeline_bytes`: part of `compute_bytes`. `late_bytes`: part of `answering_bytes`.
+    `pipeline_bytes`, `projector_bytes`: parts of `compute_bytes`. `late_bytes`: part of `answering_bytes`.
     `shortfall_bytes`: negative if it fits, then the bytes to spare.
     """
 
@@ -32,6 +32,7 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
     recurrent_bytes: int
     compute_bytes: int
     pipeline_bytes: int = 0
+    projector_bytes: int = 0
     answering_bytes: int = 0
     late_bytes: int = 0
     output_bytes: int
@@ -115,6 +116,7 @@ def make_row(device: Device, memory: DeviceMemory, grade: Grade) -> DeviceRow:
         pipeline_bytes=memory.pipeline_bytes,
         answering_bytes=memory.answering_bytes,
         late_bytes=memory.late_bytes,
+        projector_bytes=memory.projector_bytes,
     )
 
 

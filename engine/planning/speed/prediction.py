@@ -85,6 +85,11 @@ class SpeedForecast:
         """Whether it is based on more than usual values."""
         return self.source != "guess"
 
+    def text(self) -> str:
+        """Return tokens per second for people; a prediction from usual values is marked as rough."""
+        rate = rate_text(self.tokens_per_second)
+        return tr("about {rate} tokens/s", rate=rate) if self.is_known else tr("roughly {rate} tokens/s", rate=rate)
+
     def on(self, device_id: str) -> DeviceTime | None:
         """Return the part of a device, None if it has none."""
         return next((each for each in self.devices if each.id == device_id), None)
@@ -100,14 +105,6 @@ class SpeedRange:
     @property
     def middle_s(self) -> float:
         return (self.best_s + self.worst_s) / 2
-
-    def text(self) -> str:
-        """Return tokens per second, for people."""
-        return tr(
-            "{slowest} to {fastest} tokens/s",
-            slowest=rate_text(1 / max(self.worst_s, 1e-09)),
-            fastest=rate_text(1 / max(self.best_s, 1e-09)),
-        )
 
 
 @dataclass(slots=True)

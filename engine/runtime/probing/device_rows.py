@@ -10,7 +10,17 @@ from engine.planning.layout.engine_parameters import split_members
 from engine.planning.memory.estimate import DeviceMemory, Grade
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow, make_row
-from engine.runtime.protocol.messages import META_PREFIX, Part
+from engine.runtime.protocol.messages import META_PREFIX, PROJECTOR, Part
+
+_SUMS = (
+    "weights_bytes",
+    "mapped_bytes",
+    "kv_cache_bytes",
+    "recurrent_bytes",
+    "compute_bytes",
+    "output_bytes",
+    "projector_bytes",
+)
 
 
 def rows_from_parts(
@@ -24,7 +34,7 @@ def rows_from_parts(
 
     `estimate`: estimated memory of the members of a tensor split; None if it was reported for each member.
     """
-    sums: dict[str, list[int]] = {device_id: [0] * 6 for device_id in rig.ids}
+    sums: dict[str, list[int]] = {device_id: [0] * len(_SUMS) for device_id in rig.ids}
     whole_compute_bytes: int | None = None
     for part in parts:
         row = sums.get(part.device)
@@ -38,7 +48,11 @@ def rows_from_parts(
         row[3] += part.recurrent_bytes
         row[4] += part.compute_bytes
         row[5] += part.output_bytes
-    rows = tuple(make_row(device, DeviceMemory(*sums[device.id]), grade) for device in rig.all_devices)
+        row[6] += part.compute_bytes if part.buffer_type == PROJECTOR else 0
+    rows = tuple(
+        make_row(device, DeviceMemory(**dict(zip(_SUMS, sums[device.id], strict=True))), grade)
+        for device in rig.all_devices
+    )
     if whole_compute_bytes is None or estimate is None:
         return rows
     return tuple(
@@ -58,7 +72,8 @@ def with_copies(rows: Iterable[DeviceRow], rig: Rig, estimate: Mapping[str, Devi
 
 def _with_copies(row: DeviceRow, rig: Rig, memory: DeviceMemory) -> DeviceRow:
     device = rig.device(row.id)
-    if device is None or row.compute_bytes <= memory.compute_bytes - memory.pipeline_bytes:
+    of_model_bytes = row.compute_bytes - row.projector_bytes
+    if device is None or of_model_bytes <= memory.compute_bytes - memory.pipeline_bytes:
         return row
     return make_row(device, replace(row.memory, pipeline_bytes=memory.pipeline_bytes), row.grade)
 
@@ -76,6 +91,13 @@ def _member_row(row: DeviceRow, rig: Rig, memory: DeviceMemory, compute_bytes: i
     assert device is not None
     return make_row(
         device,
-        replace(memory, compute_bytes=compute_bytes, overhead_bytes=0, answering_bytes=0, late_bytes=0),
+        replace(
+            memory,
+            compute_bytes=compute_bytes + row.projector_bytes,
+            projector_bytes=row.projector_bytes,
+            overhead_bytes=0,
+            answering_bytes=0,
+            late_bytes=0,
+        ),
         Grade.ESTIMATED,
     )

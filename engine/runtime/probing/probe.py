@@ -12,7 +12,6 @@ from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
 
 from engine.base.cancellation import CancelToken
@@ -27,7 +26,7 @@ from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow, check_fit, make_row
 from engine.runtime.probing.device_rows import member_estimate, rows_from_parts, with_copies
 from engine.runtime.process.questions import Questions, SpareChild, error_with_endpoints, raise_if_cancelled
-from engine.runtime.protocol.messages import Probed
+from engine.runtime.protocol.messages import DeviceRef, FileAccess, Probe, Probed
 from engine.runtime.requests import environment, probe_request
 
 DEFAULT_TIMEOUT_S = 60.0
@@ -58,7 +57,7 @@ class Probes:
         self._stack = ExitStack()
         self._child: Questions | None = None
         self._environment: Mapping[str, str] = {}
-        self._files: tuple[Path, ...] = ()
+        self._rights: tuple[FileAccess | None, tuple[DeviceRef, ...]] = None, ()
         self._held: set[str] = set()
 
     def __enter__(self) -> Probes:
@@ -92,7 +91,7 @@ class Probes:
         self._greet({each: devices for each, devices in endpoints.items() if each not in self._held}, plan.routes)
         timeout_s = ENDPOINTS_TIMEOUT_S if endpoints else None
         try:
-            child = self._started(environment(plan), plan.model.paths)
+            child = self._started(environment(plan), request)
             answer = child.ask(request, Probed, cancel=self._cancel, timeout_s=timeout_s, about=plan.mark)
         except EngineError as error:
             # The state of the child is unknown after an error; the next probe starts another one.
@@ -114,12 +113,14 @@ class Probes:
                 device = names_of(endpoints[endpoint])
                 raise error(f"{device}: {greeting.sentence}", device=device, endpoint=endpoint)
 
-    def _started(self, environment: Mapping[str, str], files: tuple[Path, ...]) -> Questions:
-        """Return the child for a probe: the last one if it has the right environment and may read these files."""
-        # A child gave up access to all files but those of its first probe, and ggml reads its variables only once.
-        if self._child is None or (environment, files) != (self._environment, self._files):
+    def _started(self, environment: Mapping[str, str], request: Probe) -> Questions:
+        """Return the child for a probe: the last one if it has the right environment, files and devices."""
+        # A child gave up all files, and ports of RPC servers, but those of its first probe, and ggml reads its
+        # variables only once.
+        rights = request.access, request.devices
+        if self._child is None or (environment, rights) != (self._environment, self._rights):
             self._end()
-            self._environment, self._files = environment, files
+            self._environment, self._rights = environment, rights
             self._child = self._stack.enter_context(self._spare.take(environment))
         return self._child
 
@@ -180,9 +181,13 @@ def _plans_otherwise(plan: Plan) -> bool:
 
 
 def _with_compute(device: Device, estimated: DeviceRow, row: DeviceRow) -> DeviceRow:
-    """Return the row of a dry load with the compute buffer of the arithmetic. The host's is rounded already."""
-    sizes = {name: getattr(estimated, name) for name in ("compute_bytes", "pipeline_bytes")}
-    return make_row(device, replace(row.memory, **sizes), row.grade)
+    """Return the row of a dry load with the compute buffer of the arithmetic. The host's is rounded already.
+
+    The projector's part stays as the dry load reported it.
+    """
+    compute_bytes = estimated.compute_bytes + row.projector_bytes
+    memory = replace(row.memory, compute_bytes=compute_bytes, pipeline_bytes=estimated.pipeline_bytes)
+    return make_row(device, memory, row.grade)
 
 
 def _with_side_files(device: Device, whole: DeviceRow, alone: DeviceRow, row: DeviceRow) -> DeviceRow:
@@ -200,12 +205,14 @@ def _completed_row(device: Device, estimated: DeviceRow, row: DeviceRow, host: H
         mapped_bytes=estimated.mapped_bytes if maps else row.mapped_bytes,
         kv_cache_bytes=row.kv_cache_bytes,
         recurrent_bytes=row.recurrent_bytes,
-        compute_bytes=host.compute.of(row.compute_bytes),
+        # The projector's own buffer is not pinned.
+        compute_bytes=host.compute.of(row.compute_bytes - row.projector_bytes) + row.projector_bytes,
         output_bytes=row.output_bytes,
         overhead_bytes=estimated.overhead_bytes,
         pipeline_bytes=row.pipeline_bytes,
         answering_bytes=estimated.answering_bytes,
         late_bytes=estimated.late_bytes,
+        projector_bytes=row.projector_bytes,
     )
     return make_row(device, memory, row.grade)
 

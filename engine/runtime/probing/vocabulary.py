@@ -7,8 +7,10 @@ from pathlib import Path
 
 from engine.base.errors import ArgumentError
 from engine.base.language import tr
+from engine.model.gguf.parts import named_parts
 from engine.runtime.process.questions import KeptChild
 from engine.runtime.protocol.messages import Counted, CountTokens, CountVocabulary, FileAccess
+from engine.runtime.requests import path_text
 
 IDLE_S = 60.0
 """Seconds without a request after which the child ends by itself."""
@@ -47,14 +49,14 @@ class VocabularyCounter:
             if path != self._path:
                 self._child.end()
                 self._path = path
-            text = str(path)
             return self._child.ask(
                 CountVocabulary(
                     seconds=LIMIT_S,
-                    path=text,
+                    path=path_text(path),
                     count=request,
                     idle_s=self._idle_s,
-                    access=FileAccess(readable=(text,)),
+                    # llama.cpp reads the headers of all parts.
+                    access=FileAccess(readable=tuple(map(path_text, named_parts(path)))),
                 ),
                 Counted,
             )

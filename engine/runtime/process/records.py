@@ -19,6 +19,7 @@ import msgspec
 
 from engine.base.texts import show
 from engine.runtime.process.outcome import own_version
+from engine.runtime.process.system import is_secret
 from engine.runtime.protocol.messages import DeviceRef, Load, Probe, Request
 
 MAX_RECORD = 6000
@@ -30,8 +31,6 @@ _LOGGED = (
     "OPENBLAS_", "ROCR_", "SYCL_", "VK_", "ZE_",
 )  # fmt: skip
 """Beginnings of the names of variables that engines, drivers and our children read. All others stay out."""
-_SECRET = ("AUTH", "CREDENTIAL", "KEY", "PASS", "SECRET", "TOKEN")
-"""A variable with one of these words in its name stays out, whoever reads it."""
 
 _log = logging.getLogger("layerdeck.engine")
 
@@ -79,5 +78,5 @@ def logged_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         show(name, _MAX_VALUE): show(value.replace(home, "~"), _MAX_VALUE)
         for name, value in sorted(environment.items())
-        if name.startswith(_LOGGED) and not any(word in name.upper() for word in _SECRET)
+        if name.startswith(_LOGGED) and not is_secret(name)
     }

@@ -33,6 +33,8 @@ OFFLOAD_VARIABLE = "GGML_OP_OFFLOAD_MIN_BATCH"
 
 META_PREFIX = "Meta("
 """Beginning of the name of ggml's Meta buffer type, which stands for all devices of a tensor split."""
+PROJECTOR = "projector"
+"""Buffer type of the parts of a projector."""
 
 LoadStage = Literal["allocate", "read", "context", "warm_up"]
 StopReason = Literal["end_of_text", "length", "context_full", "stopped"]

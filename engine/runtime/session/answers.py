@@ -13,6 +13,7 @@ import msgspec
 
 from engine.base.errors import ArgumentError
 from engine.base.language import tr
+from engine.devices.device import CPU_ID
 from engine.runtime.protocol.messages import (
     AllocationFailure,
     Answer,
@@ -29,7 +30,7 @@ from engine.runtime.protocol.messages import (
 from engine.runtime.session import effects, events
 from engine.runtime.session.events import Answered, Cancelled, Crashed, Done, Failed, OutOfMemory, RequestEnding, Token
 from engine.runtime.session.reports import done_event, failed_event, out_of_memory_event
-from engine.runtime.session.state import RequestRun, RequestState, State, Transition
+from engine.runtime.session.state import READING_PATIENCE, RequestRun, RequestState, State, Transition
 
 
 def ask(transition: Transition, request: AnyModelRequest) -> None:
@@ -60,7 +61,7 @@ def stop(transition: Transition, number: int) -> None:
     """Ask the child to end one request; does nothing if the request or the child has ended."""
     run = _find(transition.state, number)
     if run is not None and not run.stopping and transition.state.child is not None:
-        _put(transition, replace(run, state=RequestState.STOPPING))
+        _put(transition, run.stopped(on_cpu=_is_on_cpu(transition)))
         transition.send(Stop(request=number))
         _update_timer(transition)
 
@@ -71,7 +72,7 @@ def stop_all(transition: Transition) -> None:
     if all(run.stopping for run in stoppable):
         return
     for run in stoppable:
-        _put(transition, replace(run, state=RequestState.STOPPING))
+        _put(transition, run.stopped(on_cpu=_is_on_cpu(transition)))
     # `Stop` without an id would also stop requests that outlast a stop.
     if len(stoppable) == len(transition.state.requests):
         transition.send(Stop())
@@ -130,10 +131,11 @@ def end_all(transition: Transition, ending_of: Callable[[RequestRun], RequestEnd
 
 def killed_ending(state: State, run: RequestRun) -> Failed:
     """Return the ending of a request whose child was killed because it did not stop."""
+    limit_s = _stop_timeout_s(state)
     if run.stopping:
-        what = tr("The answer did not stop within {stop_timeout_s:g} s", stop_timeout_s=state.stop_timeout_s)
+        what = tr("The answer did not stop within {stop_timeout_s:g} s", stop_timeout_s=limit_s)
     else:
-        what = tr("Another answer did not stop within {stop_timeout_s:g} s", stop_timeout_s=state.stop_timeout_s)
+        what = tr("Another answer did not stop within {stop_timeout_s:g} s", stop_timeout_s=limit_s)
     message = tr("{what}, so the engine process was ended. Load the model again.", what=what)
     return Failed(kind="stalled", message=message, request=run.id)
 
@@ -190,6 +192,16 @@ def _find(state: State, number: int) -> RequestRun | None:
     return next((run for run in state.requests if run.id == number), None)
 
 
+def _is_on_cpu(transition: Transition) -> bool:
+    return {*transition.child.plan.edit.layout.devices} == {CPU_ID}
+
+
+def _stop_timeout_s(state: State) -> float:
+    """Return the seconds from a stop of all requests until the child is killed."""
+    ends_late = any(run.ends_late for run in state.requests)
+    return state.stop_timeout_s * (READING_PATIENCE if ends_late else 1)
+
+
 def _update_timer(transition: Transition) -> None:
     """Run the stop timer while every request is being stopped; when it expires, the child is killed.
 
@@ -204,7 +216,7 @@ def _update_timer(transition: Transition) -> None:
     if wanted and state.stop_timer is None:
         timer = transition.number()
         transition.change(stop_timer=timer)
-        transition.do(effects.SetTimer(timer))
+        transition.do(effects.SetTimer(timer, _stop_timeout_s(state)))
     elif not wanted and state.stop_timer is not None:
         transition.do(effects.CancelTimer(state.stop_timer))
         transition.change(stop_timer=None)

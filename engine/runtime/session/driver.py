@@ -135,6 +135,11 @@ class WorkRunner:
         return inputs.Explained(work.ticket, proposals, () if device is None else self.holders(device))
 
 
+def _ask_s(timeout_s: float) -> float:
+    """Return the seconds that a child has to stop by itself, so that killing it still ends within `timeout_s`."""
+    return max(0.0, timeout_s - _TERMINATE_S - _KILL_S)
+
+
 @dataclass(frozen=True, slots=True)
 class DriverOptions:
     """Options of a driver. `argv`: command of the child; None for the real one. Times in seconds."""
@@ -303,22 +308,17 @@ class Driver:
             case effects.Watch():
                 self._children[effect.child].watch(effect.active)
             case effects.StopChild():
-                self._children[effect.child].stop(ask_s=self._ask_s, terminate_s=_TERMINATE_S)
+                self._children[effect.child].stop(ask_s=_ask_s(self._options.stop_timeout_s), terminate_s=_TERMINATE_S)
             case effects.KillChild():
                 self._children[effect.child].stop(ask_s=0.0, terminate_s=_TERMINATE_S)
             case effects.SetTimer():
-                self._timers[effect.timer] = time.monotonic() + self._ask_s
+                self._timers[effect.timer] = time.monotonic() + _ask_s(effect.timeout_s)
             case effects.CancelTimer():
                 self._timers.pop(effect.timer, None)
             case effects.CancelWork():
                 self._works[effect.ticket][0].cancel()
             case _:
                 self._start_work(effect)
-
-    @property
-    def _ask_s(self) -> float:
-        """Seconds that a child has to stop by itself, so that killing it still ends within `stop_timeout_s`."""
-        return max(0.0, self._options.stop_timeout_s - _TERMINATE_S - _KILL_S)
 
     def _report(self, news: SessionUpdate) -> None:
         self._recorder.take(news)

@@ -134,9 +134,10 @@ class CancelWork:
 
 @dataclass(frozen=True, slots=True)
 class SetTimer:
-    """Start the stop timer: reports `TimerExpired` after the time that a child has to stop its requests."""
+    """Start the stop timer: reports `TimerExpired` so that a child is killed `timeout_s` seconds after the stop."""
 
     timer: int
+    timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,10 @@ from engine.runtime.session.load_order import LoadAttempt, LoadOrder
 
 STOP_TIMEOUT_S = 2.0
 """Seconds from a stop until a child that does not obey has been killed."""
+READING_PATIENCE = 15
+"""Factor of that time while a prompt is read by devices other than the CPU. Only ggml's CPU backend looks at the abort
+callback while it computes; cards and RPC workers finish the batch first, which takes seconds on a slow worker.
+"""
 _STAGES: tuple[Stage, ...] = tuple(STAGE_WORDS)
 
 
@@ -182,6 +186,8 @@ class RequestRun:
 
     request: AnyModelRequest
     state: RequestState = RequestState.ASKED
+    ends_late: bool = False
+    """Whether cards or workers were reading its prompt, or were going to, when it was stopped."""
 
     @property
     def id(self) -> int:
@@ -190,6 +196,11 @@ class RequestRun:
     @property
     def stopping(self) -> bool:
         return self.state is RequestState.STOPPING
+
+    def stopped(self, *, on_cpu: bool) -> RequestRun:
+        """Return the request after it was told to stop. `on_cpu`: whether the model is on the CPU alone."""
+        ends_late = not on_cpu and self.state in (RequestState.ASKED, RequestState.READING)
+        return replace(self, state=RequestState.STOPPING, ends_late=self.ends_late or ends_late)
 
 
 @dataclass(frozen=True, slots=True)

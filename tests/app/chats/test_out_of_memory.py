@@ -8,7 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from PySide6.QtCore import QTimer
 
+from app.models.loading import AnswerLost
 from engine.base.units import MIB
 from engine.devices.device import device_key
 from engine.runtime.process.child import ChildProcess
@@ -54,3 +56,22 @@ def test_an_answer_goes_on_in_the_layout_that_fits(bench: Bench, monkeypatch: py
     assert answer.state == "stopped"
     rig = bench.desk.rig.live.rig
     assert [need.device for need in rig.devices[0].computing] == [device_key(rig.devices[0])]
+
+
+def test_the_loss_of_a_programs_answer_continues_no_answer_that_had_failed_before(bench: Bench) -> None:
+    bench.load()
+    conversation, loading = bench.conversation, bench.model.loading
+    conversation.send("Tell me a long story.")
+    run = conversation.answering.answer
+    assert run is not None
+    conversation.answering._do(run, run.fail("a file is missing"))
+    assert not conversation.is_answering
+    bench.wait(lambda: loading.phase is Phase.READY)
+    asked: list[bool] = []
+    conversation.answering.begun.connect(lambda: asked.append(True))
+    loading.answer_lost.emit(AnswerLost(1 << 20, "Memory ran out.", goes_on=True))
+    loading.phase_changed.emit(Phase.READY)
+    turned: list[bool] = []
+    QTimer.singleShot(0, lambda: turned.append(True))
+    bench.wait(lambda: bool(turned))
+    assert asked == []

@@ -178,3 +178,43 @@ def test_bad_values_are_one_sentence(
     answer = run_here(capsys, command, "m.gguf", "--rig", "rig.json", "--json", *words)
     assert answer.code == code
     assert says in answer.error["message"]
+
+
+def test_what_a_projector_computes_in_is_a_part_of_its_own(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    """The engine tells it, so that only a probe has it; it grows with the limit for images."""
+    model = write_tiny_llama(
+        folder / "qwen.gguf", n_layers=2, architecture="qwen2vl",
+        extra_metadata={"qwen2vl.rope.dimension_sections": [2, 3, 3, 0]},
+    )  # fmt: skip
+    projector = write_tiny_projector(folder / "qwen-mmproj.gguf", kind="qwen2vl_merger")
+    words = ("plan", model, "--mmproj", projector, "--ctx", "512", "--device", "CPU", "--probe")
+
+    def host_row(*more: str) -> dict[str, Any]:
+        answer = run_here(capsys, *words, "--json", *more)
+        assert answer.code == 0, answer
+        row: dict[str, Any] = answer.document["devices"][-1]
+        return row
+
+    plain = run_here(capsys, *words[:2], "--ctx", "512", "--device", "CPU", "--probe", "--json").document["devices"][-1]
+    small, large = host_row("--image-max-tokens", "64"), host_row("--image-max-tokens", "256")
+    assert plain["projector_bytes"] == 0 < small["projector_bytes"] < large["projector_bytes"]
+    for row in (small, large):
+        assert row["compute_bytes"] - row["projector_bytes"] == plain["compute_bytes"]
+    told = run_here(capsys, *words, "--image-max-tokens", "64")
+    assert "The projector computes the largest image in " in told.out
+    assert "is not counted" not in told.out
+    guessed = run_here(capsys, *words[:-1])
+    assert "What the projector computes images in is not counted; a probe counts it (--probe)." in guessed.out
+
+
+def test_a_limit_below_the_projectors_minimum_is_refused_before_a_load(
+    capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    projector = write_tiny_projector(folder / "several-mmproj.gguf", kind="qwen2vl_merger")
+    for command in ("plan", "load"):
+        answer = run_here(
+            capsys, command, folder / "m.gguf", "--device", "CPU", "--mmproj", projector, "--image-max-tokens", "4"
+        )
+        assert answer.code == 2, answer
+        assert "limit of 4 tokens for an image is below the projector's minimum of 8" in answer.out + answer.err
+        assert "reading" not in answer.err

@@ -9,7 +9,7 @@ import pytest
 from pytestqt.qtbot import QtBot
 
 from app.wiring import WindowParts
-from engine.base.units import MIB
+from engine.base.units import MIB, format_bytes
 from engine.model.gguf.model_file import ModelFile
 from engine.model.gguf.reader import read_model
 from engine.planning.fit.proposal import Proposal
@@ -23,6 +23,8 @@ from engine.runtime.session.load_order import LoadOrder
 from engine.runtime.session.status import Phase
 from tests.support.models import write_header_only
 from tests.support.previews import make_gpu, make_rig
+from widgets.controls.values import SplitModeChoice
+from widgets.layout_editor.annotations import Notes
 
 RIG = make_rig(make_gpu("CUDA0", 12), make_gpu("CUDA1", 16))
 EDIT = Edit(single_device(16, "CUDA0"), ContextSettings())
@@ -63,6 +65,25 @@ def test_each_button_applies_its_proposal_as_one_step(window: WindowParts, propo
     assert window.views.current.report.plain_text().count("estimated") == len(proposals)
 
 
+def test_the_report_says_what_the_lane_says(
+    window: WindowParts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk, model = window.desk, model_in(tmp_path, "model.gguf")
+    order = LoadOrder(make_plan(model, make_rig(make_gpu("CUDA0", 2)), EDIT))
+    row = next(row for row in order.plan.forecast if row.id == "CUDA0")
+    assert row.is_short
+    event = OutOfMemory(
+        stage="context", device="CUDA0", requested_bytes=200 * MIB, free_bytes=199 * MIB, allocated=(), message="",
+    )  # fmt: skip
+    for asked, told in (
+        (order, f"1.0 MiB missing for this buffer, {format_bytes(row.shortfall_bytes)} for the whole"),
+        (None, "1.0 MiB missing."),
+    ):
+        monkeypatch.setattr(desk.loading, "_asked", asked)
+        desk.loading.bridge.out_of_memory.emit(event)
+        assert told in window.views.current.report.sentence
+
+
 def test_a_proposal_is_not_for_another_model(
     window: WindowParts, proposals: tuple[Proposal, ...], qtbot: QtBot, tmp_path: Path
 ) -> None:
@@ -89,3 +110,26 @@ def test_overrides_that_tensor_mode_cannot_have_are_dropped_on_request(window: W
     assert desk.document.edit.layout == replace(tensor, overrides=())
     desk.document.undo_group.undo()
     assert desk.document.edit.layout == tensor
+
+
+def test_overrides_are_dropped_where_the_broken_rule_is_told(window: WindowParts, tmp_path: Path) -> None:
+    document = window.desk.document
+    notes = window.main.editor.findChild(Notes)
+    assert notes is not None
+    moved = (Override("CUDA1", part="ffn", first=0, last=3),)
+    layer = replace(make_layout(16, ["CUDA0"] * 8 + ["CUDA1"] * 8), overrides=moved)
+    document.open(model_in(tmp_path, "model.gguf"), RIG, Edit(layer, ContextSettings(n_ctx=512)))
+    assert not notes.drop_button.isVisibleTo(notes)
+    window.main.settings_bar.split_mode_changed.emit(SplitModeChoice("tensor"))
+    assert document.edit is not None
+    tensor = document.edit.layout
+    assert (tensor.split_mode, tensor.overrides) == ("tensor", moved)
+    assert notes.drop_button.isVisibleTo(notes)
+    notes.drop_button.click()
+    assert document.edit.layout == replace(tensor, overrides=())
+    assert not notes.drop_button.isVisibleTo(notes)
+    document.undo_group.undo()
+    assert document.edit.layout == tensor
+    document.undo_group.redo()
+    window.main.settings_bar.split_mode_changed.emit(SplitModeChoice("layer"))
+    assert document.edit.layout == layer, "mode layer takes the overrides"

@@ -83,7 +83,7 @@ def test_lab_workers_come_and_go_as_devices(parts: RigParts, told: list[Notice],
     parts.lab.start([16 * MIB, 16 * MIB], then=lambda: then.append("first"))
     parts.lab.start([16 * MIB])  # One lab at a time, and this one is on its way.
     wait(lambda: then == ["first"])
-    assert told[-1].text == "RPC0 to RPC1 are 2 simulated devices on this computer"
+    assert told[-1].text == "RPC0 and RPC1 are two simulated devices on this computer"
     assert [device.id for device in parts.live.rig.devices] == ["RPC0", "RPC1"]
     assert parts.lab.processes.keys() == parts.lab.endpoints
     parts.lab.start([16 * MIB], then=lambda: then.append("second"))

@@ -214,6 +214,7 @@ def test_two_models_beside_each_other(window: WindowParts, qtbot: QtBot, tmp_pat
     window.main.chat_view.close_button.click()
     assert chats["ada"].isVisible()
     assert not chats["bob"].isVisible()
+    assert window.main.editor.isVisible(), "the arrangement from before is back"
     window.desk.opener.show(bob)
     assert chats["bob"].isVisible()
     window.actions["side_by_side"].trigger()

@@ -51,6 +51,8 @@ def test_the_stall_limit_is_chosen_on_the_page(open_window: WindowOpener, tmp_pa
     window = open_window()
     dialog, settings = page(window), window.desk.settings
     assert (settings.stall_limit_s, dialog.stall_box.value()) == (None, 60)
+    above, below = dialog.switches["reload_lost"], dialog.switches["count_projectors"]
+    assert above.y() < dialog.stall_box.y() < below.y(), "it belongs to Loading"
     dialog.stall_box.setValue(0)  # The box has no such value.
     assert (settings.stall_limit_s, dialog.stall_box.value()) == (5, 5)
     dialog.stall_box.setValue(300)

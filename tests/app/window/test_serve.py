@@ -25,8 +25,10 @@ from app.paths import api_key_path, serve_settings_path
 from app.serving.api_server import ServerPhase
 from app.window.serve_presenter import ServePresenter
 from app.wiring import WindowParts
+from engine.base.errors import ArgumentError
 from engine.base.units import MIB
 from engine.devices.device import CPU_ID
+from engine.planning.fit.loaded_models import UNTIL_UNLOADED_S
 from engine.planning.layout.layout import single_device
 from engine.planning.plan.edit import Edit
 from engine.planning.settings.context_settings import ContextSettings
@@ -273,8 +275,44 @@ def test_a_window_without_a_model_shows_the_one_that_a_program_asked_for(bench: 
     bench.desk.library.catalogue.index.save_folders((path.parent,))
     bench.start()
     bench.say_hello("ada")
-    assert bench.desk.models.current.name == "ada"
+    model = bench.desk.models.current
+    assert model.name == "ada"
+    assert model.keep_alive_s == 300.0
     assert bench.desk.document.model is not None
+    # A file that a person opens in its place is that person's, and stays loaded.
+    model.loading.unload()
+    bench.wait(lambda: not model.loading.has_child)
+    bench.desk.opener.open(bench.file("bob", seed=1))
+    bench.wait(lambda: model.name == "bob")
+    assert not model.is_of_program
+    assert model.keep_alive_s == UNTIL_UNLOADED_S
+
+
+def test_what_a_stopped_server_had_begun_ends_no_later_load(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.desk.library.catalogue.index.save_folders((bench.file("bob", seed=1).parent,))
+    bench.file("carl", seed=2)
+    opener, held = bench.desk.opener, list[tuple[object, ...]]()
+    open_aside = opener.open_aside
+    monkeypatch.setattr(opener, "open_aside", lambda *arguments: held.append(arguments))
+    bench.start()
+    with bench.client() as client:
+        first = bench.ask(
+            lambda: client.chat.completions.create(model="bob", messages=HELLO)  # type: ignore[arg-type]
+        )
+        bench.wait(lambda: len(held) == 1)
+        bench.stop()
+        bench.wait(first.done)
+    bench.start()
+    with bench.client() as client:
+        second = bench.ask(
+            lambda: client.chat.completions.create(model="carl", messages=HELLO, max_tokens=4)  # type: ignore[arg-type]
+        )
+        bench.wait(lambda: len(held) == 2)
+        *_, failed = held[0]
+        failed(ArgumentError("bob is gone"))  # type: ignore[operator]
+        open_aside(*held[1])  # type: ignore[arg-type]
+        bench.wait(second.done)
+    assert second.result().model == "carl"
 
 
 def test_a_model_whose_engine_was_killed_is_loaded_again_for_the_next_request(bench: Bench) -> None:
@@ -328,13 +366,25 @@ def test_an_idle_model_goes_for_another_and_one_that_answers_is_waited_for(bench
             lambda: client.chat.completions.create(model="ada", messages=HELLO, max_tokens=4)  # type: ignore[arg-type]
         )
         # The wait is known to the models when bob is taken back from the server.
-        bench.wait(lambda: bench.desk.server.model_names == ())
+        bench.wait(lambda: bench.desk.server.contexts == {})
         assert bob.loading.phase is Phase.ANSWERING
         assert not waiting.done()
         stream.leave()
         bench.wait(waiting.done)
     assert waiting.result().model == "ada"
     assert [held.name for held in bench.desk.models.held] == ["ada"]
+
+
+def test_snippets_have_name_and_context_of_a_model_that_is_loaded_later(bench: Bench) -> None:
+    pane = bench.start()
+    pane.program_box.setCurrentText("Zed")
+    bench.load(bench.file("ada"))
+    bench.wait(lambda: '"ada"' in pane.snippet_edit.toPlainText())
+    # Another model that is not loaded is shown.
+    bench.open(bench.file("bob", seed=1))
+    bench.wait(lambda: bench.desk.models.current.name == "bob")
+    assert '"name": "ada"' in pane.snippet_edit.toPlainText()
+    assert '"max_tokens": 16384' in pane.snippet_edit.toPlainText()
 
 
 def test_faults_of_the_address_are_said_in_the_panel(bench: Bench) -> None:
@@ -364,6 +414,25 @@ def test_faults_of_the_address_are_said_in_the_panel(bench: Bench) -> None:
     bench.start()
     assert not pane.fault_label.isVisible()
     assert bench.say_hello("ada") == "ada"
+
+
+def test_a_key_that_cannot_be_read_changes_nothing_of_a_start(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+
+    def unreadable() -> str:
+        raise ArgumentError("The key cannot be read.")
+
+    monkeypatch.setattr("app.serving.api_server._import_server", lambda: go_on.wait(DEADLINE_S))
+    monkeypatch.setattr("app.serving.api_server._read_key", unreadable)
+    server, pane = bench.desk.server, bench.pane
+    pane.port_box.setValue(free_port())
+    pane.key_box.click()
+    pane.switch_button.click()
+    pane.copy_key_button.click()
+    bench.wait(lambda: bool(server.state.fault))
+    assert server.state.phase is ServerPhase.BUSY
+    go_on.set()
+    bench.wait(lambda: server.state.phase is ServerPhase.ON)
 
 
 def test_a_new_key_refuses_programs_with_the_old_one(bench: Bench) -> None:

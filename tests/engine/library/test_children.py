@@ -11,8 +11,11 @@ import pytest
 
 from engine.base.cancellation import CancelToken
 from engine.base.errors import LibraryError
-from engine.library.children import read_headers
+from engine.devices.device import Rig, make_host
+from engine.library.child_messages import plan_request, read_request
+from engine.library.children import _folders, read_headers
 from engine.library.facts import Facts, read_facts
+from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS
 from tests.support.stores import adapter_bytes, model_bytes, projector_bytes, put
 
 _DIES = """
@@ -20,6 +23,16 @@ import os
 import engine.library.facts as facts
 read = facts.read_facts
 facts.read_facts = lambda paths: os._exit(3) if "deadly" in paths[0].name else read(paths)
+from engine.library.children import main
+main()
+"""
+_COUNTS = """
+import engine.library.facts as facts
+from engine.runtime.protocol.heartbeat import current_use
+def counted(paths):
+    use = current_use()
+    return facts.Facts(name=str(use.resident_bytes > 0 and use.read_bytes > 0))
+facts.read_facts = counted
 from engine.library.children import main
 main()
 """
@@ -77,3 +90,29 @@ def test_who_waits_no_more_gets_nothing_and_leaves_nothing(tmp_path: Path) -> No
     assert not thread.is_alive()
     assert found == []
     assert {child.pid for child in psutil.Process().children()} <= before
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has these counters")
+def test_the_heartbeat_sees_what_is_read_after_rights_are_given_up(tmp_path: Path) -> None:
+    """Otherwise a slow disk that gives bytes all the time would look stuck."""
+    (wanted,) = read(contents(tmp_path, 1)[:1], [sys.executable, "-c", _COUNTS]).values()
+    assert wanted.name == "True"
+
+
+def test_parts_and_projectors_may_be_links_into_other_folders(tmp_path: Path) -> None:
+    names = [f"a\udcff-0000{number}-of-00002.gguf" for number in (1, 2)]
+    shown = tmp_path / "shown"
+    for number, name in enumerate(names):
+        blob = put(tmp_path / f"disk {number}" / f"blob{number}", model_bytes(part=(number, 2)))
+        link = shown / name
+        link.parent.mkdir(exist_ok=True)
+        link.symlink_to(f"../disk {number}/{blob.name}")
+    projector = shown / "mmproj.gguf"
+    projector.symlink_to(put(tmp_path / "disk 2" / "blob", projector_bytes()))
+    order = plan_request([(shown / names[0], projector)], Rig((), make_host("host", 1)), "fewest", NO_CONSTRAINTS)
+    assert _folders(order) == {shown, *(tmp_path / f"disk {number}" for number in range(3))}
+    assert _folders(read_request([[shown / name for name in names]])) == {
+        shown,
+        tmp_path / "disk 0",
+        tmp_path / "disk 1",
+    }

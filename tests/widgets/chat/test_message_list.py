@@ -297,6 +297,16 @@ def test_a_failed_answer_offers_retry_and_a_dropped_message_says_so(qtbot: QtBot
     assert bubble_of(pane, "a").head.buttons["regenerate"].text() == "Regenerate"
 
 
+def test_a_narrow_question_says_in_full_that_it_was_dropped(pane: ChatPane) -> None:
+    pane.show_messages([ShownMessage("q", "user", "You", "Is it?", is_left_out=True)])
+    bubble = bubble_of(pane, "q")
+    bubble.fit(260)
+    assert bubble._speaker.width() >= bubble._speaker.sizeHint().width()
+    bubble.head.set_active(True)
+    assert bubble.head.more_button.isVisibleTo(bubble)
+    assert bubble.head.geometry().right() <= bubble.width()
+
+
 def test_what_was_opened_stays_open_after_scrolling(pane: ChatPane) -> None:
     question, answer, *rest = long_conversation(40)
     opened = replace(answer, details="CPU 0–1", thinking="hm", thinking_note="Thought for 2.0 s")

@@ -62,6 +62,13 @@ def test_copies_for_a_pipeline_are_a_part_of_their_own() -> None:
     assert "pipeline" not in parts_texts(bar_of_row(row_of(GIB, compute_bytes=GIB)))[0]
 
 
+def test_what_the_projector_computes_in_is_told_as_part_of_the_compute_buffer() -> None:
+    row = row_of(GIB, compute_bytes=3 * MIB, projector_bytes=2 * MIB)
+    assert "compute buffer: 3.0 MiB\nof that, for the projector's largest image: 2.0 MiB" in bar_tooltip(row)
+    assert bar_of_row(row).used_bytes - (bar_of_row(row).other_bytes or 0) == row.need_bytes == GIB + 3 * MIB
+    assert "projector" not in bar_tooltip(row_of(GIB, compute_bytes=3 * MIB))
+
+
 def test_experts_are_a_part_of_their_own_in_the_colour_of_the_legend(qtbot: QtBot) -> None:
     bar = bar_of_row(row_of(4 * GIB), placed=PlacedWeights(4 * GIB, 3 * GIB))
     assert [(part.role, part.size_bytes) for part in bar.parts] == [("weights", GIB), ("experts", 3 * GIB)]

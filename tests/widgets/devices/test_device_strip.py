@@ -300,6 +300,7 @@ def test_a_line_explains_the_devices_of_a_lab(qtbot: QtBot) -> None:
     height = strip.height()
     words = simulated_words(["RPC0", "RPC1", "RPC2"])
     assert words == "RPC0 to RPC2 are three simulated devices on this computer."
+    assert simulated_words(("RPC0", "RPC1")) == "RPC0 and RPC1 are two simulated devices on this computer."
     assert simulated_words(["RPC0"]) == "RPC0 is a simulated device on this computer."
     strip.set_note(words)
     assert strip.note_label.isVisible()

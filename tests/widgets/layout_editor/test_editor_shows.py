@@ -40,8 +40,10 @@ from tests.support.previews import (
 )
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.palette import DARK, LIGHT, Palette
+from widgets.common.text import Fonts, text_width
 from widgets.layout_editor.annotations import Notes
 from widgets.layout_editor.editor import EMPTY_TEXT, LayoutEditor
+from widgets.layout_editor.lane import time_beside
 from widgets.layout_editor.marks import marks_of, pin_rects, tooltip_of
 from widgets.layout_editor.placement import NO_PINS, PinnedLayers, Pins, PinToggle
 from widgets.layout_editor.shown import BarTarget, LayerTarget, OutputTarget
@@ -92,6 +94,13 @@ def test_pictures_are_not_blank_at_any_width(make_editor: MakeEditor, preview: P
     picture = make_editor(preview, width, 480).grab().toImage()
     colours = {picture.pixelColor(x, y).rgb() for x in range(0, width, 3) for y in range(0, 480, 3)}
     assert {QColor(DARK.weights).rgb(), QColor(DARK.kv).rgb(), QColor(DARK.other).rgb()} <= colours
+
+
+def test_a_narrow_lane_keeps_the_id_of_its_device(qtbot: QtBot) -> None:
+    fonts = Fonts()
+    least = text_width("CUDA0", fonts.bold) + 8 + text_width("6.9 ms", fonts.small)
+    assert time_beside("CUDA0", "6.9 ms", fonts, least) == "6.9 ms"
+    assert time_beside("CUDA0", "6.9 ms", fonts, least - 1) == ""
 
 
 def test_sixteen_devices_have_sixteen_lanes_to_scroll_through(make_editor: MakeEditor) -> None:

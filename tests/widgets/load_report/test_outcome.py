@@ -118,6 +118,19 @@ def test_out_of_memory_names_the_device_and_the_bytes(free_bytes: int | None, se
     assert [entry.id for entry in outcome.rows] == ["RPC0"]
 
 
+@pytest.mark.parametrize(
+    ("short_bytes", "end"),
+    [
+        (3 << 30, ": 512.0 MiB missing for this buffer, 3.00 GiB for the whole layout."),
+        (512 << 20, ": 512.0 MiB missing."),
+        (0, ": 512.0 MiB missing."),
+    ],
+)
+def test_what_the_whole_layout_lacks_is_told_beside_the_refused_buffer(short_bytes: int, end: str) -> None:
+    event = out_of_memory(free_bytes=3 << 29)
+    assert out_of_memory_outcome(event, {}, short_bytes=short_bytes).sentence.endswith(end)
+
+
 def test_a_device_without_a_name_is_called_by_its_id() -> None:
     assert out_of_memory_outcome(out_of_memory(free_bytes=0), {}).sentence.startswith("RPC0 needed")
     assert out_of_memory_outcome(out_of_memory(free_bytes=0), {"RPC0": "RPC0"}).sentence.startswith("RPC0 needed")

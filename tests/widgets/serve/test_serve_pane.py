@@ -82,6 +82,36 @@ def test_the_key_is_masked_until_it_is_to_be_shown(pane: ServePane) -> None:
     assert pane.key_edit.text() == MASK
 
 
+def test_a_snippet_is_copied_with_the_key_when_that_is_known(pane: ServePane) -> None:
+    asked: list[bool] = []
+    pane.key_requested.connect(lambda: asked.append(True))
+    QGuiApplication.clipboard().setText("before")
+    pane.copy_snippet_button.click()
+    assert asked == [True]
+    assert copied() == "before"
+    pane.show_status(ServeStatus(key=KEY))
+    assert KEY in copied()
+    QGuiApplication.clipboard().setText("later")
+    pane.show_status(ServeStatus(is_busy=True, key=KEY))
+    assert copied() == "later"
+
+
+def test_a_key_that_cannot_be_read_is_not_copied_later(pane: ServePane) -> None:
+    QGuiApplication.clipboard().setText("before")
+    pane.copy_key_button.click()
+    pane.show_status(ServeStatus(fault="The file of the API key cannot be used."))
+    pane.show_status(ServeStatus(key=KEY))
+    assert copied() == "before"
+
+
+def test_the_risk_of_requests_without_encryption_is_told_before_the_first_start(pane: ServePane) -> None:
+    assert "can read the requests" in pane.plain_box.toolTip()
+    pane.show_status(ServeStatus(is_on=True, url=URL))
+    assert pane.plain_box.toolTip() == "Stop the server to change this."
+    pane.show_status(ServeStatus())
+    assert "can read the requests" in pane.plain_box.toolTip()
+
+
 def test_fields_are_settings_and_rest_while_the_server_runs(pane: ServePane) -> None:
     changed: list[ServeSettings] = []
     pane.settings_changed.connect(changed.append)

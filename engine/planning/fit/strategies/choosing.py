@@ -89,7 +89,10 @@ def split_over_devices(bench: Workbench, found: AutoLayout) -> AutoLayout:
             layout, layer = moved
             why = tr("A split was requested, so {id} gets layer {layer}.", id=device.id, layer=layer)
             return replace(found, layout=layout, explanation=f"{found.explanation} {why}")
-    why = tr("A split was requested, but no other device has room for a layer.")
+    if not any(device.id not in used for device in bench.devices):
+        why = tr("A split was requested, but there is no other device to use.")
+    else:
+        why = tr("A split was requested, but no other device has room for a layer.")
     return replace(found, explanation=f"{found.explanation} {why}")
 
 

@@ -38,7 +38,7 @@ from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.memory.side_files import NO_SIDE_FILES, SideFiles
 from engine.planning.plan.decisions.context_length import context_lengths
 from engine.planning.settings.context_settings import ContextSettings
-from engine.planning.speed.prediction import CostModel, SpeedRange
+from engine.planning.speed.prediction import CostModel, SpeedForecast, SpeedRange
 from engine.planning.speed.speeds import NO_MEASUREMENTS, Speeds, bandwidth, link, op_seconds, source
 from engine.planning.speed.work import Work
 
@@ -111,7 +111,7 @@ def _fastest(bench: Workbench, deadline_s: float = inf) -> AutoLayout:
         return choose(bench, fewest_candidates(bench))
     best = _with_output_on_device(bench, costs, best)
     single = not bench.constraints.split and any(best == layout for _, layout in whole_layouts(bench))
-    reason = _reason(bench, best, costs.range(best), len(seconds), single=single)
+    reason = _reason(bench, best, costs.answer(best), len(seconds), single=single)
     return AutoLayout(best, bench.context, reason, fits=True)
 
 
@@ -205,7 +205,7 @@ def _speed_of(device: Device, speeds: Speeds) -> Hashable:
     )
 
 
-def _reason(bench: Workbench, layout: Layout, prediction: SpeedRange, n_layouts: int, *, single: bool) -> str:
+def _reason(bench: Workbench, layout: Layout, prediction: SpeedForecast, n_layouts: int, *, single: bool) -> str:
     if single:
         return tr(
             "{output_device} holds everything and reads its memory fastest of the devices that do: {text} predicted.",

@@ -14,7 +14,7 @@ from engine.devices.device import CPU_ID, Rig
 from engine.planning.fit.strategies.choosing import count_layers
 from engine.planning.fit.strategies.constraints import AutoLayout, Constraints, pinned_backends
 from engine.planning.memory.model_memory import ModelMemory
-from engine.planning.speed.prediction import CostModel, SpeedRange
+from engine.planning.speed.prediction import CostModel, SpeedForecast
 from engine.planning.speed.work import Work
 
 
@@ -34,22 +34,27 @@ def rigs_by_backend(rig: Rig, constraints: Constraints) -> dict[str, Rig]:
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """What a backend holds. `n_layers`: layers on its devices, with the output layer."""
+    """What a backend holds.
+
+    `n_layers`: layers on its devices, with the output layer. `splits`: whether it has a split that was requested; True
+    if none was.
+    """
 
     backend: str
     found: AutoLayout
     n_layers: int
-    speed: SpeedRange
+    speed: SpeedForecast
+    splits: bool = True
 
     @property
-    def rank(self) -> tuple[bool, int, int, float]:
-        """Larger is better: what fits, the longest context, the most layers, and the least time per token.
+    def rank(self) -> tuple[bool, int, int, bool, float]:
+        """Larger is better: what fits, the longest context, the most layers, the split, and the least time per token.
 
         Only strategy context finds different lengths, and the length is what it is asked for.
         """
         # Five digits, as in strategy fastest: what differs after them is rounding.
-        seconds = float(f"{self.speed.middle_s:.5g}")
-        return self.found.fits, self.found.context.n_ctx, self.n_layers, -seconds
+        seconds = float(f"{self.speed.token_s:.5g}")
+        return self.found.fits, self.found.context.n_ctx, self.n_layers, self.splits, -seconds
 
 
 def best_backend(
@@ -70,7 +75,8 @@ def best_backend(
         )
         layout = found.layout
         n_layers = sum(place != CPU_ID for place in (*layout.assignment(), layout.output_device))
-        planned.append(_Planned(backend, found, n_layers, costs.range(layout)))
+        splits = not constraints.split or len({*layout.devices} - {CPU_ID}) > 1
+        planned.append(_Planned(backend, found, n_layers, costs.answer(layout), splits))
     # `max` returns the first of equal ones, which is the backend of the earlier device.
     best = max(planned, key=lambda each: each.rank)
     others = [each for each in planned if each is not best]
@@ -95,6 +101,12 @@ def _reason(best: _Planned, others: list[_Planned]) -> str:
             backend=best.backend,
             layers=count_layers(best.n_layers),
             others=", ".join(counts),
+        )
+    if best.splits != second.splits:
+        return tr(
+            "One backend is used: {backend} allows the requested split, and {other} does not.",
+            backend=best.backend,
+            other=second.backend,
         )
     return tr(
         "One backend is used: {backend} and {other} take equally many layers, and {backend} is predicted to be faster "

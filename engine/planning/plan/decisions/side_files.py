@@ -12,6 +12,7 @@ from engine.planning.memory.backends import backend_traits
 from engine.planning.memory.estimate import DeviceMemory
 from engine.planning.memory.side_files import Projector, SideFiles
 from engine.planning.plan.decisions.decision import Decision
+from engine.planning.settings.context_settings import ContextSettings
 
 
 def projector_device(projector: Projector | None, rig: Rig, needs: Mapping[str, DeviceMemory]) -> str:
@@ -78,8 +79,10 @@ def _room_bytes(device: Device, needs: Mapping[str, DeviceMemory]) -> int:
     return device.available_bytes - device.margin_bytes - need.need_bytes - fixed_bytes
 
 
-def side_file_violations(side_files: SideFiles, layout: Layout, rig: Rig) -> Iterator[Violation]:
-    """Yield the rules that `side_files` break. Rules: `split_adapter`, `projector_device`."""
+def side_file_violations(
+    side_files: SideFiles, layout: Layout, rig: Rig, context: ContextSettings
+) -> Iterator[Violation]:
+    """Yield the rules that `side_files` break. Rules: `split_adapter`, `projector_device`, `image_limit`."""
     if side_files.adapters and layout.split_mode == "tensor":
         yield Violation(
             "split_adapter",
@@ -97,3 +100,32 @@ def side_file_violations(side_files: SideFiles, layout: Layout, rig: Rig) -> Ite
             ),
             tr("Choose another device for the projector, or auto."),
         )
+    if projector is not None and projector.image_tokens is not None:
+        yield from _image_limits(projector.image_tokens, context)
+
+
+def _image_limits(own: tuple[int, int], context: ContextSettings) -> Iterator[Violation]:
+    """Yield a violation if an image would have to have more tokens than it may. `own`: limits of the projector."""
+    least, most = context.image_min_tokens, context.image_max_tokens
+    if (most or own[1]) >= (least or own[0]):
+        return
+    if least is None:
+        message = tr(
+            "The limit of {limit} tokens for an image is below the projector's minimum of {least}.",
+            limit=most,
+            least=own[0],
+        )
+        remedy = tr("Set the largest image to {least} tokens at least, or leave it open.", least=own[0])
+    elif most is None:
+        message = tr(
+            "At least {least} tokens for an image are more than the projector's maximum of {most}.",
+            least=least,
+            most=own[1],
+        )
+        remedy = tr("Set the smallest image to {most} tokens at most, or leave it open.", most=own[1])
+    else:
+        message = tr(
+            "The smallest image ({least} tokens) is larger than the largest ({most} tokens).", least=least, most=most
+        )
+        remedy = tr("Leave one of them open, or set the largest image higher.")
+    yield Violation("image_limit", message, remedy)

@@ -22,6 +22,8 @@ from engine.runtime.child.load.special_tokens import SpecialTokens
 from engine.runtime.protocol.messages import ChatMessage, TemplateInput
 
 _BREAK = "\N{ZERO WIDTH SPACE}"
+_SPACES = " \t\n\v\f\r"
+"""What `isspace` of C takes for a space. Python strips more, such as the ideographic space."""
 
 
 class PromptText(NamedTuple):
@@ -168,27 +170,25 @@ def tokenize_prompt(loaded: LoadedContext, prompt: PromptText, *, add_special: b
     """
     if not prompt.literal:
         return tokenize(loaded, prompt.text, add_special=add_special)
-    low, vocabulary = loaded.engine.low, loaded.vocabulary
-    tokens: list[int] = []
-    if add_special and low.llama_vocab_get_add_bos(vocabulary):
-        tokens.append(int(low.llama_vocab_bos(vocabulary)))
+    # Asked with an empty text, because some tokenizers add others than BOS and EOS, or none (SEP of WPM; RWKV).
+    added = tokenize(loaded, "", add_special=add_special)
+    n_before = 1 if loaded.engine.low.llama_vocab_get_add_bos(loaded.vocabulary) else 0
+    tokens = added[:n_before]
     special = loaded.special_tokens
     start, strips = 0, False
     for match in chain(_markup(special, prompt), (None,)):
         fragment = prompt.text[start : match.start() if match else None]
         token = special.by_name[match[0]] if match else None
         if strips:
-            fragment = fragment.lstrip()
+            fragment = fragment.lstrip(_SPACES)
         if token is not None and token.strips_left:
-            fragment = fragment.rstrip()
+            fragment = fragment.rstrip(_SPACES)
         if fragment:
             tokens += tokenize(loaded, fragment, add_special=False, parse_special=False)
         if match is not None and token is not None:
             tokens.append(token.id)
             start, strips = match.end(), token.strips_right
-    if add_special and low.llama_vocab_get_add_eos(vocabulary):
-        tokens.append(int(low.llama_vocab_eos(vocabulary)))
-    return tokens
+    return tokens + added[n_before:]
 
 
 def _markup(special: SpecialTokens, prompt: PromptText) -> list[re.Match[str]]:

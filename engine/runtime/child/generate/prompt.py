@@ -90,7 +90,9 @@ def prompt_of(loaded: LoadedContext, prompt: PromptText, files: Sequence[MediaFi
         RequestError: no projector for its images or sounds is loaded.
     """
     begin = token_text(loaded, loaded.engine.low.llama_vocab_bos(loaded.vocabulary))
-    add_special = not (begin and prompt.text.startswith(begin))
+    # A literal name of BOS at the start is text of the conversation.
+    is_literal = bool(prompt.literal) and prompt.literal[0][0] == 0
+    add_special = is_literal or not (begin and prompt.text.startswith(begin))
     if files:
         return media_for(loaded, files).prompt(prompt.broken, files, add_special=add_special)
     return MediaPrompt(tokens=tuple(tokenize_prompt(loaded, prompt, add_special=add_special)))

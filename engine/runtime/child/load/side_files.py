@@ -25,9 +25,16 @@ from engine.runtime.child.native.devices import CPU_ID, ResolvedDevices
 from engine.runtime.child.native.failures import RequestError, failure
 from engine.runtime.child.native.log import EngineLog, FailedAllocation, FreeMemory, allocation_failure
 from engine.runtime.child.native.stop import StopFlag
-from engine.runtime.protocol.messages import AdapterFile, AllocationFailure, Load, Message, Part, ProjectorFile
+from engine.runtime.protocol.messages import (
+    PROJECTOR,
+    AdapterFile,
+    AllocationFailure,
+    Load,
+    Message,
+    Part,
+    ProjectorFile,
+)
 
-PROJECTOR = "projector"
 _OF_ENCODER = "_Z18clip_get_mem_usagePK8clip_ctx"
 _ENCODERS = 2
 """`mtmd_context` begins with the addresses of its encoders (`clip_ctx`) for images and for sound; null for none."""
@@ -204,7 +211,7 @@ class SideFileLoader:
         computing = (
             Part(
                 device=self._devices.id_of_buffer_name(each.buffer_type),
-                buffer_type=each.buffer_type,
+                buffer_type=PROJECTOR,
                 compute_bytes=each.size_bytes,
             )
             for each in logged

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+_BEGINNING = 4
 # enum llama_token_attr of llama.h.
 _UNKNOWN, _CONTROL, _LSTRIP, _RSTRIP = 1 << 0, 1 << 3, 1 << 7, 1 << 8
 
@@ -40,9 +41,14 @@ def read_special_tokens(low: Any, vocabulary: Any, size: int) -> SpecialTokens:
             name = low.llama_vocab_get_text(vocabulary, token).decode("utf-8", "replace")
             if name:
                 found[name] = SpecialToken(token, bool(attributes & _LSTRIP), bool(attributes & _RSTRIP))
-    return SpecialTokens(found, _any_of(found), _any_of({name[0] for name in found}))
+    return SpecialTokens(found, any_of(found), any_of({name[0] for name in found}))
 
 
-def _any_of(texts: Iterable[str]) -> re.Pattern[str] | None:
-    longest_first = sorted(texts, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+def any_of(texts: Iterable[str]) -> re.Pattern[str] | None:
+    """Return a pattern that finds the longest of these texts at a place; None if there are none."""
+    # Grouped by their beginnings: Gemma has 6000 names with `<`, and each `<` of a page of HTML would try them all.
+    rests: dict[str, list[str]] = {}
+    for text in sorted(texts, key=len, reverse=True):
+        rests.setdefault(text[:_BEGINNING], []).append(re.escape(text[_BEGINNING:]))
+    groups = (f"{re.escape(beginning)}(?:{'|'.join(ends)})" for beginning, ends in rests.items())
+    return re.compile("|".join(groups)) if rests else None

@@ -151,6 +151,7 @@ class EngineLog:
         """Forget failures of earlier batches. `on_failed`: called for a failed allocation of the next one."""
         self.facts.failed.clear()
         self.facts.errors.clear()
+        self._refusing, self._refused_bytes = "", None
         self.on_failed = on_failed
 
     def write(self, level: int, text: str) -> None:

@@ -11,7 +11,9 @@ import pytest
 from pytestqt.qtbot import QtBot
 
 from app.models.conversation import Restored
+from app.models.unloaded_counter import UnloadedCounter
 from app.wiring import WindowParts
+from engine.base.errors import WorkerCrashedError
 from engine.base.units import GIB
 from engine.chat.conversation import Conversation as Chat
 from engine.chat.message import Message, Role
@@ -22,10 +24,11 @@ from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import single_device
 from engine.planning.plan.edit import Edit
 from engine.planning.settings.context_settings import ContextSettings
-from engine.runtime.protocol.messages import Rendered, RenderTemplate
+from engine.runtime.protocol.messages import Counted, CountTokens, Rendered, RenderTemplate
 from engine.runtime.session.events import Answered
 from engine.runtime.session.status import ModelStatus, Phase
 from tests.support.models import write_tiny_llama
+from tests.support.pictures import picture
 from tests.support.windows import WindowOpener
 from widgets.chat.chat_pane import ChatPane
 from widgets.chat.settings_panel import SettingChange
@@ -242,10 +245,40 @@ def test_the_meter_counts_a_draft_and_a_file_before_anything_is_loaded(
     qtbot.waitUntil(lambda: used() > draft + 81 + 100)
     assert "attachments" in meter.toolTip()
     assert model.loading.phase is Phase.STOPPED
+    # An image has no tokens that the vocabulary alone could tell.
+    assert "Images" not in meter.toolTip()
+    (tmp_path / "quay.png").write_bytes(picture(1, (32, 32)))
+    pane.files_given.emit([tmp_path / "quay.png"])
+    qtbot.waitUntil(lambda: "Images and sounds are counted when the model is loaded." in meter.toolTip())
+    pane.file_removed.emit(window.views.current.chat.attachments.files[1].id)
+    qtbot.waitUntil(lambda: "Images" not in meter.toolTip())
     # Another context length has another total, and nothing is counted for nothing.
     conversation.change_chat(msgspec.structs.replace(conversation.chat, draft=""))
     pane.file_removed.emit(window.views.current.chat.attachments.files[0].id)
     qtbot.waitUntil(lambda: meter.text == "")
+
+
+def test_a_vocabulary_that_could_not_be_read_is_tried_again_for_another_draft(
+    open_window: WindowOpener, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    window = open_window()
+    desk = window.desk
+    with qtbot.waitSignal(desk.opener.model_changed):
+        desk.opener.open(write_tiny_llama(tmp_path / "ada.gguf", n_layers=2))
+    conversation = desk.models.current.conversation
+    asked: list[Path] = []
+
+    def count(path: Path, _request: CountTokens) -> Counted:
+        asked.append(path)
+        raise WorkerCrashedError("The child was killed.")
+
+    monkeypatch.setattr(desk.vocabulary, "count", count)
+    conversation.change_chat(msgspec.structs.replace(conversation.chat, draft="one"))
+    (counter,) = window.main.findChildren(UnloadedCounter)
+    qtbot.waitUntil(lambda: len(asked) == 1 and not counter._latest.is_running)
+    conversation.change_chat(msgspec.structs.replace(conversation.chat, draft=""))
+    conversation.change_chat(msgspec.structs.replace(conversation.chat, draft="two"))
+    qtbot.waitUntil(lambda: len(asked) == 2)
 
 
 def test_retry_without_a_loaded_model_says_what_is_missing(open_window: WindowOpener) -> None:

@@ -15,6 +15,7 @@ from engine.devices.device import CPU_ID
 from engine.devices.rig_file import encode_rig
 from engine.model.gguf.reader import read_model
 from engine.planning.exchange.exported import TARGETS
+from engine.planning.exchange.importing import MAX_TEXT
 from engine.planning.layout.layout import make_layout, single_device
 from engine.planning.plan.edit import Edit
 from engine.planning.settings.context_settings import ContextSettings
@@ -145,3 +146,15 @@ def test_an_opened_file_is_read(
     dialog.open_requested.emit()
     qtbot.waitUntil(lambda: "CPU 4" in dialog.notes_label.text())
     assert QApplication.activeModalWidget() is None
+
+
+def test_a_file_with_more_bytes_than_characters_is_read_whole(
+    edited: WindowParts, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f"# {'ä' * (MAX_TEXT // 2)}\nFROM a.gguf\nPARAMETER num_gpu 0\n"
+    assert len(text) < MAX_TEXT < len(text.encode())
+    (tmp_path / "Modelfile").write_text(text, "utf-8")
+    monkeypatch.setattr(dialogs, "ask_open", lambda *_words: tmp_path / "Modelfile")
+    dialog = import_dialog(edited)
+    dialog.open_requested.emit()
+    qtbot.waitUntil(lambda: "CPU 4" in dialog.notes_label.text())

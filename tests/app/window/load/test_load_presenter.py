@@ -8,7 +8,7 @@ from pytestqt.qtbot import QtBot
 from app.wiring import WindowParts
 from engine.model.gguf.model_file import FileIdentity
 from engine.planning.fit.loaded_models import HeldModel
-from engine.runtime.session.events import Fallback, Loaded
+from engine.runtime.session.events import Cancelled, Fallback, Loaded
 from engine.runtime.session.status import Phase
 
 
@@ -37,3 +37,13 @@ def test_a_load_without_the_tensor_api_says_so_when_it_begins_and_when_it_is_don
     assert said[0] == "It is tried again without it."
     assert said[1].endswith("is loaded. It is tried again without it.")
     assert said[2].endswith("is loaded"), "the next load has nothing to add"
+
+
+def test_a_load_says_nothing_of_what_was_left_out_in_a_load_that_was_cancelled(window: WindowParts) -> None:
+    loading = window.desk.models.current.loading
+    said: list[str] = []
+    window.desk.notices.given.connect(lambda notice: said.append(notice.text))
+    loading.bridge.fell_back.emit(Fallback(message="It is tried again without it."))
+    loading.ended.emit(Cancelled(stage="read"))
+    loading.bridge.loaded.emit(Loaded(devices=(), forecast=()))
+    assert said[-1].endswith("is loaded")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.api.server.journal import MAX_TEXT, MAX_TEXTS, Journal
+from engine.api.server.journal import MAX_TEXT, MAX_TEXTS, Journal, RequestText
 from engine.model.gguf.model_file import identify
 from engine.planning.fit.loaded_models import HeldModel
 from engine.runtime.session.driver import SessionUpdate
@@ -122,6 +122,20 @@ def test_texts_are_kept_only_if_asked_for(path: Path) -> None:
         assert "Hi" not in repr(last)
         journal.forget_texts()
         assert journal.text_of(last.number) is None
+
+
+def test_texts_that_were_forgotten_do_not_come_back() -> None:
+    """A request is under way when its text is dropped, and when texts are kept again."""
+    journal = Journal()
+    journal.keeps_texts = True
+    record = journal.begin("", "/")
+    record.note_asked(b"secret")
+    record.note_answered("a")
+    assert journal.text_of(1) == RequestText("secret", "a")
+    journal.forget_texts()
+    journal.keeps_texts = True
+    record.note_answered("b")
+    assert journal.text_of(1) is None
 
 
 def test_texts_are_bounded() -> None:

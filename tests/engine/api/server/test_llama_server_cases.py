@@ -1,6 +1,6 @@
 """What llama.cpp's server promises to its clients and its own tests look at, with small models made here.
 
-docs/api.md has the table: these cases hold and no other test has them, further ones are in the tests beside this one.
+README.md has the table: these cases hold and no other test has them, further ones are in the tests beside this one.
 """
 
 from __future__ import annotations

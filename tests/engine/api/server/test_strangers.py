@@ -74,7 +74,23 @@ def test_a_refusal_ends_the_connection(server: RunningServer, headers: str) -> N
     assert b"connection: close" in received
 
 
-def test_strangers_make_place_for_those_with_a_key(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def stranger(server: RunningServer, asked: bytes) -> socket.socket:
+    """Return a connection without a key that has the answer to `asked`."""
+    connection = server.raw()
+    if asked:
+        connection.sendall(asked)
+        received = b""
+        while not received.endswith(b'{"status":"ok"}'):
+            piece = connection.recv(65536)
+            assert piece
+            received += piece
+    return connection
+
+
+@pytest.mark.parametrize("asked", [b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"])
+def test_strangers_make_place_for_those_with_a_key(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch, asked: bytes
+) -> None:
     monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 4)
     known = http.client.HTTPConnection("127.0.0.1", server.port, timeout=DEADLINE_S)
 
@@ -86,7 +102,7 @@ def test_strangers_make_place_for_those_with_a_key(server: RunningServer, monkey
 
     assert ask() == 200
     socket_before = known.sock
-    strangers = [server.raw() for _ in range(12)]
+    strangers = [stranger(server, asked) for _ in range(12)]
     try:
         # Each new connection closes the oldest of a stranger, and none of those that have shown a key.
         assert until_closed(strangers[0]) == b""

@@ -19,13 +19,15 @@ import pytest
 
 from engine.api.server import exchange as exchange_module
 from engine.api.server.answering import send_answers
-from engine.api.server.exchange import Exchange
+from engine.api.server.exchange import Endpoint, Exchange
 from engine.api.server.guard import Access, Message
 from engine.api.server.journal import Journal
 from engine.api.server.pool import ModelPool, PoolParts
 from engine.api.server.server import Address, ApiServer
+from engine.api.wire import sse
 from engine.api.wire.answer import PlainReader
 from engine.api.wire.completions import CompletionRequest, CompletionWriter
+from engine.api.wire.errors import ApiError
 from engine.api.wire.names import ModelEntry
 from engine.base.errors import ArgumentError
 from engine.devices.device import Rig
@@ -191,7 +193,54 @@ def test_a_stream_is_kept_open_while_a_long_prompt_is_read(monkeypatch: pytest.M
     assert b'"text":"b"' in b"".join(got)
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_sign_of_life_follows_the_end_of_an_answer(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    """The sign is due, and the answer ends or fails before it is sent."""
+    monkeypatch.setattr(exchange_module, "PING_S", 0.0)
+    got = list[Message]()
+
+    async def send(message: Message) -> None:
+        await asyncio.sleep(0)
+        got.append(message)
+
+    async def check() -> None:
+        exchange = Exchange({"path": "/"}, send, b"", Journal().begin("", "/"))
+        if not fails:
+            await exchange.begin_stream()
+        exchange.keep_open(lambda _error: b"")
+        exchange._ping_if_silent()
+        if fails:
+            await exchange.fail(ApiError(503, "It is gone."))
+        else:
+            await exchange.end_stream(b"end")
+        assert exchange._ping is not None
+        await exchange._ping
+        exchange.close()
+
+    asyncio.run(check())
+    assert not any(message.get("body") == sse.PING for message in got)
+
+
 # ------------------------------------------------------------------ clients that leave
+
+
+def test_a_request_ends_if_its_client_is_gone_before_the_error() -> None:
+    journal = Journal()
+
+    async def handle(_exchange: Exchange) -> None:
+        raise ApiError(503, "It is gone.")
+
+    async def send(_message: Message) -> None:
+        raise ConnectionResetError
+
+    bodies = [{"type": "http.request", "body": b""}]
+
+    async def receive() -> Message:
+        return bodies.pop() if bodies else await asyncio.Future()
+
+    asyncio.run(Endpoint(journal, handle)({"path": "/"}, receive, send))
+    assert journal.under_way == ()
+    assert [entry.code for entry in journal.ended] == ["client_gone"]
 
 
 def test_nothing_is_loaded_for_clients_that_have_left(paths: tuple[Path, Path]) -> None:

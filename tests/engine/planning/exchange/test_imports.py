@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from contextlib import suppress
 
 import pytest
@@ -236,6 +237,17 @@ def test_what_cannot_be_read_is_one_sentence(text: str, words: str, model: Model
         return
     with pytest.raises(LayoutError, match=words):
         read_foreign(text)
+
+
+def test_a_short_text_that_stands_for_a_huge_command_is_refused_before_it_is_made() -> None:
+    text = "macros: {a: '" + "x" * 10_000 + "'}\nmodels: {m: {cmd: '" + "${a}" * 10_000 + "'}}"
+    tracemalloc.start()
+    try:
+        with pytest.raises(LayoutError, match="too long"):
+            read_foreign(text)
+        assert tracemalloc.get_traced_memory()[1] < 30 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_name_that_is_not_there() -> None:

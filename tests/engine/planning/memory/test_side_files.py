@@ -19,7 +19,7 @@ from engine.planning.memory.placement import place
 from engine.planning.memory.side_files import read_adapter, read_projector
 from engine.planning.settings.context_settings import ContextSettings
 from tests.support.models import write_tiny_llama
-from tests.support.side_models import write_adapter, write_tiny_lora, write_tiny_projector
+from tests.support.side_models import write_adapter, write_tiny_ear, write_tiny_lora, write_tiny_projector
 
 RIG = Rig((Device("CUDA0", "card", "CUDA", "gpu", 1 << 35),), make_host("host", 1 << 36))
 LAYOUT = Layout(4, (Run(CPU_ID, 0, 1), Run("CUDA0", 2, 3)), "CUDA0")
@@ -39,6 +39,13 @@ def test_a_projector_is_padded_tensor_by_tensor(tmp_path: Path) -> None:
     plain = sum(tensor.size_bytes for tensor in projector.tensors)
     assert projector.weights_bytes(SizeRule(1)) == plain
     assert projector.weights_bytes(SizeRule(4096)) == 4096 * sum(-(-t.size_bytes // 4096) for t in projector.tensors)
+
+
+def test_limits_for_images_are_those_of_the_projectors_type(tmp_path: Path) -> None:
+    several = read_projector(write_tiny_projector(tmp_path / "a.gguf", kind="qwen2vl_merger"))
+    fixed = read_projector(write_tiny_projector(tmp_path / "b.gguf", kind="mlp"))
+    deaf = read_projector(write_tiny_ear(tmp_path / "c.gguf"))
+    assert (several.image_tokens, fixed.image_tokens, deaf.image_tokens) == ((8, 4096), None, None)
 
 
 def test_an_adapter_lies_with_the_weights_it_changes(tmp_path: Path, model: ModelFile) -> None:

@@ -37,6 +37,7 @@ ROW_KEYS = {
     "shortfall_bytes",
     "grade",
     "pipeline_bytes",
+    "projector_bytes",
     "answering_bytes",
     "late_bytes",
 }

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.planning.settings.context_settings import ContextSettings
+from engine.runtime.child.generate import markup
 from engine.runtime.child.generate.markup import GuessedMarkError, PromptText, render_shielded, without_markup
-from engine.runtime.child.load.special_tokens import SpecialToken, SpecialTokens
+from engine.runtime.child.load.special_tokens import SpecialToken, SpecialTokens, any_of
 from engine.runtime.protocol.messages import (
     NO_INPUT,
     ChatMessage,
@@ -112,6 +117,32 @@ def test_the_projectors_library_finds_no_name() -> None:
     assert "a</s>" not in broken
 
 
+@given(st.lists(st.text("<|ab>", min_size=1, max_size=7), min_size=1), st.text("<|ab>", max_size=40))
+def test_the_longest_name_is_found_first(names: list[str], text: str) -> None:
+    plain = re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))))
+    grouped = any_of(names)
+    assert grouped is not None
+    assert [each.span() for each in grouped.finditer(text)] == [each.span() for each in plain.finditer(text)]
+
+
+def test_a_prompt_with_names_is_divided_as_llama_cpp_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes away only the spaces of C beside a token that strips, and adds what this tokenizer adds at both ends."""
+
+    def tokens_of(_loaded: object, text: str, *, add_special: bool, parse_special: bool = True) -> list[int]:
+        assert not text or not parse_special
+        return [*([900] if add_special else []), *map(ord, text), *([901] if add_special else [])]
+
+    strips = {"<s>": SpecialToken(800, strips_left=True, strips_right=True)}
+    low = SimpleNamespace(llama_vocab_get_add_bos=lambda _vocabulary: True)
+    special = SpecialTokens(strips, any_of(strips), any_of("<"))
+    loaded: Any = SimpleNamespace(engine=SimpleNamespace(low=low), vocabulary=0, special_tokens=special)
+    monkeypatch.setattr(markup, "tokenize", tokens_of)
+    prompt = PromptText("<s>a\N{IDEOGRAPHIC SPACE} <s>\n\N{NO-BREAK SPACE}b", ((0, 3),))
+    middle = [*map(ord, "<s>a\N{IDEOGRAPHIC SPACE}"), 800, *map(ord, "\N{NO-BREAK SPACE}b")]
+    assert markup.tokenize_prompt(loaded, prompt, add_special=True) == [900, *middle, 901]
+    assert markup.tokenize_prompt(loaded, prompt, add_special=False) == middle
+
+
 # ------------------------------------------------------------------ in a loaded model
 
 
@@ -152,6 +183,14 @@ def test_a_prompt_without_names_has_the_tokens_that_llama_cpp_finds(child: RawCh
     same = plain.pieces.index("</s>", plain.pieces.index("</s>") + 1)
     assert shielded.tokens[:same] == plain.tokens[:same]
     assert shielded.tokens[same:] != plain.tokens[same:]
+
+
+def test_bos_in_a_question_does_not_replace_that_of_the_prompt(child: RawChild) -> None:
+    bare = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    plain = rendered(child, ChatMessage("user", "Hi"), template=bare)
+    assert plain.pieces[0] == "<s>"
+    found = rendered(child, ChatMessage("user", "<s>Hi"), template=bare)
+    assert (found.tokens[0], found.pieces.count("<s>")) == (plain.tokens[0], 1)
 
 
 def test_counts_are_those_of_plain_text(child: RawChild) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from engine.planning.memory.backends import HOST_RULE
+from engine.planning.memory.side_files import read_projector
 from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.settings.sampling_settings import SamplingSettings
 from engine.runtime.protocol.messages import (
@@ -18,6 +20,7 @@ from engine.runtime.protocol.messages import (
     Load,
     LoadedModel,
     Piece,
+    ProjectorFile,
     SaveSequence,
     SequenceSaved,
     Shifted,
@@ -25,6 +28,8 @@ from engine.runtime.protocol.messages import (
 from tests.engine.runtime.child.raw_child import RawChild, entries
 from tests.support.kept_models import write_kept_model
 from tests.support.models import write_tiny_llama
+from tests.support.pictures import image_file, picture
+from tests.support.side_models import write_tiny_projector
 
 N_CTX = 256
 CONTEXT = ContextSettings(n_ctx=N_CTX, n_batch=64, n_ubatch=64, threads=1, type_k="f32", type_v="f32")
@@ -169,3 +174,44 @@ def test_too_many_tokens_to_keep(tmp_path: Path) -> None:
         failed = child.ask(Generate(id=1, prompt="Hi", sampling=sampling))
     assert isinstance(failed, Failure)
     assert "250 first tokens would stay of 256" in failed.message
+
+
+def test_a_conversation_with_images(tmp_path: Path) -> None:
+    model = write_tiny_llama(tmp_path / "m.gguf", n_layers=1)
+    projector = read_projector(write_tiny_projector(tmp_path / "mmproj.gguf"))
+    file = ProjectorFile(str(projector.path), "CPU", projector.weights_bytes(HOST_RULE), projector.plain_bytes)
+    seen = ChatMessage("user", "What?", (image_file(picture(1, (16, 16)), (16, 16)),))
+    shifting = SamplingSettings(max_tokens=2, full_context="shift", keep_tokens=1)
+    with RawChild() as child:
+        load = Load(path=str(model), devices=(), parameters=entries(), context=CONTEXT, projector=file)
+        assert isinstance(child.ask(load), LoadedModel)
+        failed = child.ask(Generate(id=1, messages=(seen,), sampling=shifting))
+        text = child.ask(Generate(id=2, messages=(ChatMessage("user", "What?"),), sampling=shifting))
+        plain = child.ask(Generate(id=3, messages=(seen,), max_tokens=2))
+    assert isinstance(failed, Failure)
+    assert "cannot be shifted: this conversation has images or sounds" in failed.message
+    assert isinstance(text, Generated), "only images are refused, not a model that could read them"
+    assert isinstance(plain, Generated), "without the choice the image is read"
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{ raise_exception('no') }}", "the chat template failed"),
+        # Fails for another text than that of the conversation, by which the start is found.
+        (
+            "{{ 'x' if messages[0].content == 'Hi' else raise_exception('no') }}",
+            "does not show where the first message",
+        ),
+    ],
+)
+def test_a_template_that_does_not_show_the_start_of_the_prompt(tmp_path: Path, template: str, words: str) -> None:
+    question = ChatMessage("user", "Hi")
+    with RawChild() as child:
+        load(child, write_tiny_llama(tmp_path / "m.gguf", n_layers=1))
+        sampling = SamplingSettings(max_tokens=1, full_context="shift")
+        failed = child.ask(Generate(id=1, messages=(question,), template=template, sampling=sampling))
+        plain = child.ask(Generate(id=2, messages=(question,), template=template, max_tokens=1))
+    assert isinstance(failed, Failure)
+    assert (failed.kind, words in failed.message) == ("argument", True), failed.message
+    assert isinstance(plain, Generated)

@@ -17,7 +17,9 @@ from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import single_device
 from engine.planning.memory import model_memory
 from engine.planning.memory.estimate import DeviceMemory, Grade, MemoryEstimate
-from engine.planning.plan.plan import Plan
+from engine.planning.memory.side_files import SideFiles, read_projector
+from engine.planning.plan.edit import Edit
+from engine.planning.plan.plan import Plan, make_plan
 from engine.planning.plan.report import make_row
 from engine.planning.settings.context_settings import AUTO_CONTEXT, ContextSettings
 from engine.runtime.probing.probe import ProbeCache, ProbeRun, Probes
@@ -25,6 +27,7 @@ from engine.runtime.process.questions import Questions, SpareChild
 from engine.runtime.protocol.messages import OFFLOAD_VARIABLE
 from tests.support.models import write_tiny_llama
 from tests.support.orders import N_LAYERS, made_up_model, plan_of
+from tests.support.side_models import write_tiny_projector
 
 CONTEXT = ContextSettings(n_ctx=256, n_batch=64, n_ubatch=64)
 
@@ -140,3 +143,23 @@ def test_a_chosen_threshold_has_a_child_of_its_own(tmp_path: Path) -> None:
             probes.probed(plan_of(model, rig, layout, context))
     spare.close()
     assert wanted == [{}, {OFFLOAD_VARIABLE: "96"}]
+
+
+def test_another_projector_has_a_child_of_its_own(tmp_path: Path) -> None:
+    """The child of the first probe may not read it."""
+    model = read_model(write_tiny_llama(tmp_path / "m.gguf", n_layers=4))
+    rig, layout = Rig((), make_host("host", 8 * GIB)), single_device(4, CPU_ID)
+    projectors = [read_projector(write_tiny_projector(tmp_path / f"p{n}.gguf", n_embd=64)) for n in range(2)]
+    taken: list[Questions] = []
+
+    class Spare(SpareChild):
+        def take(self, environment: Mapping[str, str] | None = None) -> Questions:
+            taken.append(super().take(environment))
+            return taken[-1]
+
+    spare = Spare(timeout_s=60.0)
+    with Probes(spare=spare) as probes:
+        for projector in (None, projectors[0], projectors[0], projectors[1]):
+            probes.probed(make_plan(model, rig, Edit(layout, CONTEXT, SideFiles(projector))))
+    spare.close()
+    assert len(taken) == 3

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
+import gguf
 import psutil
 import pytest
 
@@ -74,6 +76,17 @@ def test_each_file_has_a_child_of_its_own(counter: VocabularyCounter, model: Pat
     assert counter.pid != pid
 
 
+def test_a_model_in_parts_is_counted(
+    counter: VocabularyCounter, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llama.cpp opens all parts, so that the child has to reach them."""
+    monkeypatch.setattr(gguf, "GGUFWriter", partial(gguf.GGUFWriter, split_max_tensors=10))
+    write_tiny_llama(tmp_path / "cut.gguf", n_layers=2)
+    first, *others = sorted(tmp_path.glob("cut-*.gguf"))
+    assert others
+    assert counter.count(first, REQUEST) == counter.count(model, REQUEST)
+
+
 def test_a_killed_child_is_replaced(counter: VocabularyCounter, model: Path) -> None:
     found = counter.count(model, REQUEST)
     assert counter.pid is not None
@@ -87,6 +100,8 @@ def test_a_file_without_vocabulary_is_refused_in_a_sentence(counter: VocabularyC
     assert "mmproj" in refused.value.summary() or "vocabulary" in refused.value.summary()
     with pytest.raises(ModelFileError, match="No such file"):
         counter.count(tmp_path / "gone.gguf", REQUEST)
+    with pytest.raises(ModelFileError, match="UTF-8"):
+        counter.count(tmp_path / "no\udcfftext.gguf", REQUEST)
 
 
 @pytest.mark.skipif(not hasattr(os, "sysconf"), reason="rights are given up on Linux")

@@ -190,6 +190,26 @@ def test_requests_run_beside_each_other_and_end_one_by_one() -> None:
     assert sum(isinstance(each, Token) for each in story.events) == 1
 
 
+@pytest.mark.parametrize(("on_card", "heard", "timeout_s"), [
+    (False, False, 2.0), (False, True, 2.0), (True, True, 2.0), (True, False, 30.0),
+])  # fmt: skip
+def test_a_prompt_that_a_card_reads_has_longer_to_stop(*, on_card: bool, heard: bool, timeout_s: float) -> None:
+    """A card computes the batch to its end, and a model that is killed for that has to be loaded again."""
+    card = replace(worker_device("CUDA0", ""), backend="CUDA", endpoint=None)
+    story = Story().loaded(make_order([card] if on_card else ()))
+    story.put(inputs.Ask(Generate(prompt="a")))
+    if heard:
+        story.said(Piece(request=0, text="the answer has begun"))
+    story.put(inputs.StopRequest(0))
+    timer = story.done[-1]
+    assert isinstance(timer, effects.SetTimer)
+    assert timer.timeout_s == timeout_s
+    story.put(inputs.TimerExpired(timer.timer))
+    story.ended(STOPPED)
+    assert isinstance(story.endings[-1], Failed)
+    assert f"did not stop within {timeout_s:g} s" in story.endings[-1].message
+
+
 def test_a_request_that_does_not_stop_costs_no_other_one() -> None:
     story = Story().loaded()
     story.put(inputs.Ask(Generate(prompt="a")), inputs.Ask(Generate(prompt="b")))

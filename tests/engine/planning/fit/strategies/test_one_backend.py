@@ -77,6 +77,15 @@ def test_of_equally_many_layers_the_faster_backend_is_used(fast: str) -> None:
     assert f"and {fast[:-1]} is predicted to be faster" in found.explanation
 
 
+def test_of_equally_many_layers_the_backend_that_can_split_is_used_if_a_split_is_requested() -> None:
+    rig = make_rig(card("CUDA0", 8), card("CUDA1", 8), card("Vulkan0", 16))
+    found = auto_layout("balanced", memory(), rig, CONTEXT, replace(ONE, split=True))
+    assert set(found.layout.devices) == {"CUDA0", "CUDA1"}
+    assert "CUDA allows the requested split, and Vulkan does not" in found.explanation
+    alone = auto_layout("balanced", memory(), make_rig(card("Vulkan0", 16)), CONTEXT, replace(ONE, split=True))
+    assert "A split was requested, but there is no other device to use." in alone.explanation
+
+
 def test_one_backend_says_nothing_of_others_that_are_not_there() -> None:
     rig = make_rig(card("CUDA0", 3), card("CUDA1", 3))
     assert auto_layout("fewest", memory(), rig, CONTEXT, ONE) == auto_layout("fewest", memory(), rig, CONTEXT)

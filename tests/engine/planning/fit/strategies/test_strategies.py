@@ -423,7 +423,16 @@ def test_an_initial_layout_is_found_even_if_there_is_no_time_to_compare() -> Non
     assert {"CUDA0", "CUDA1", "CUDA2"} <= {*layout.devices}
 
 
-def test_fastest_prefers_the_faster_card_and_gives_a_range() -> None:
+@pytest.mark.parametrize("rig", [RIGS["three equal"], UNLIKE_CARDS, RIGS["two"], make_rig()])
+def test_the_reason_has_the_speed_that_is_shown(rig: Rig) -> None:
+    memory = memory_of("mixture")
+    result = auto_layout("fastest", memory, rig, CONTEXT)
+    shown = plan_speed(Work(memory.model), Plan(memory, rig, Edit(result.layout, CONTEXT)), NO_MEASUREMENTS)
+    assert shown is not None
+    assert f"{shown.text()} predicted" in result.explanation or f"Predicted: {shown.text()}." in result.explanation
+
+
+def test_fastest_prefers_the_faster_card() -> None:
     rig = make_rig(make_gpu("CUDA0", 24, name="RTX 3060"), make_gpu("CUDA1", 16, name="NVIDIA GeForce RTX 4090"))
     result = found("fastest", "dense 8B", rig)
     assert result.layout.devices == ("CUDA1",)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from engine.base.errors import RuleViolationError
@@ -23,7 +24,7 @@ from engine.planning.settings.context_settings import ContextSettings
 from tests.support.models import write_tiny_llama
 from tests.support.orders import plan_of
 from tests.support.previews import make_layout
-from tests.support.side_models import write_tiny_lora, write_tiny_projector
+from tests.support.side_models import write_tiny_ear, write_tiny_lora, write_tiny_projector
 
 N_LAYERS = 4
 HOST = HostFacts("linux", Processor(8, 8))
@@ -142,3 +143,46 @@ def test_what_the_engine_cannot_do_with_them_is_a_broken_rule(
     assert rules(cut, SideFiles(None, (adapter,))) == ["split_adapter"]
     assert rules(whole, SideFiles(gone, (adapter,))) == ["projector_device"]
     assert rules(cut, SideFiles(projector)) == []
+
+
+@pytest.mark.parametrize(
+    ("limits", "message", "remedy"),
+    [
+        ({"image_max_tokens": 7}, "of 7 tokens for an image is below the projector's minimum of 8.", "to 8 tokens at"),
+        ({"image_min_tokens": 4097}, "At least 4097 tokens for an image are more than the", "to 4096 tokens at most"),
+        (
+            {"image_min_tokens": 9, "image_max_tokens": 8},
+            "(9 tokens) is larger than the largest (8 tokens)",
+            "Leave one",
+        ),
+        ({"image_max_tokens": 8}, "", ""),
+        ({"image_min_tokens": 4096}, "", ""),
+        ({"image_min_tokens": 5000, "image_max_tokens": 5000}, "", ""),
+    ],
+)
+def test_limits_for_images_that_the_projector_refuses_are_a_broken_rule(
+    folder: Path, model: ModelFile, limits: dict[str, int], message: str, remedy: str
+) -> None:
+    whole = make_layout(N_LAYERS, [(CPU_ID, N_LAYERS)])
+    several = read_projector(write_tiny_projector(folder / "several.gguf", kind="qwen2vl_merger"))
+    fixed = read_projector(write_tiny_projector(folder / "fixed.gguf", kind="mlp"))
+    context = msgspec.structs.replace(ContextSettings(n_ctx=256), **limits)
+    plan = plan_of(model, rig_of(), whole, context, SideFiles(several))
+    assert [each.rule for each in plan.violations] == ["image_limit"] * bool(message)
+    assert all(message in each.message and remedy in each.remedy for each in plan.violations)
+    assert not plan_of(model, rig_of(), whole, context, SideFiles(fixed)).violations
+
+
+def test_limits_for_images_without_a_projector_that_reads_them_have_no_effect(folder: Path, model: ModelFile) -> None:
+    whole = make_layout(N_LAYERS, [(CPU_ID, N_LAYERS)])
+    eyes = SideFiles(read_projector(write_tiny_projector(folder / "eyes.gguf", kind="qwen2vl_merger")))
+    ears = SideFiles(read_projector(write_tiny_ear(folder / "ears.gguf")))
+
+    def rules(files: SideFiles, **limits: int) -> list[str]:
+        plan = plan_of(model, rig_of(), whole, msgspec.structs.replace(ContextSettings(n_ctx=256), **limits), files)
+        assert not plan.violations
+        return [each.rule for each in plan.advice]
+
+    said = ["image_limit_unused"]
+    assert rules(SideFiles(), image_max_tokens=64) == rules(ears, image_min_tokens=64) == said
+    assert rules(eyes, image_max_tokens=64) == rules(SideFiles()) == rules(ears) == []

@@ -97,6 +97,16 @@ def test_memory_that_a_card_refuses_while_it_computes_is_understood(
     assert log.refused == expected
 
 
+def test_the_size_that_an_earlier_batch_was_refused_is_not_told_again() -> None:
+    """A batch may be refused a buffer, and the model goes on; the pools log no size."""
+    log = EngineLog()
+    log.write(ERROR, "alloc_buffer: allocating 2.00 MiB on device 0: cudaMalloc failed: out of memory\n")
+    log.begin_computation(lambda _failed: None)
+    log.write(ERROR, "CUDA error: out of memory\n")
+    log.write(ERROR, "  current device: 0, in function alloc at ggml-cuda.cu:420\n")
+    assert log.refused == RefusedComputing("CUDA0")
+
+
 def test_flash_attention_turned_off_is_told() -> None:
     assert told((WARN, "resolve_fused_ops: Flash Attention not supported, set to disabled")).flash_attention is False
     assert told((INFO, "llama_context: flash_attn            = auto")).flash_attention is None

@@ -10,6 +10,7 @@ from pathlib import Path
 from engine.base.errors import ModelFileError
 from engine.base.language import tr
 from engine.devices.device import CPU_ID, Rig
+from engine.model.architectures.projectors import IMAGE_TOKENS, OWN_PIXELS
 from engine.model.gguf.byte_source import open_source
 from engine.model.gguf.header import FileHeader, read_header
 from engine.model.gguf.model_file import ModelFile, TensorInfo
@@ -23,30 +24,6 @@ _BLOCK = re.compile(r"blk\.(\d{1,6})\.")
 _OUTPUT = "output"
 _EMBEDDING = "token_embd.weight"
 _HALVES = (".lora_a", ".lora_b")
-_IMAGE_TOKENS = {
-    "gemma4uv": (70, 1120),
-    "gemma4v": (70, 1120),
-    "glm4v": (8, 4096),
-    "hunyuanvl": (256, 16384),
-    "kimik25": (2, 4096),
-    "kimivl": (8, 1024),
-    "lfm2": (64, 256),
-    "ling3vl": (8, 4096),
-    "minimax_m3": (8, 576),
-    "muse_glimmer": (1, 4096),
-    "pixtral": (8, 1024),
-    "qwen2.5o": (8, 4096),
-    "qwen2.5vl_merger": (8, 4096),
-    "qwen2vl_merger": (8, 4096),
-    "qwen3vl_merger": (8, 4096),
-    "youtuvl": (1, 62500),
-}
-"""Fewest and most tokens of an image by type of projector: the arguments of `set_limit_image_tokens` in clip.cpp.
-
-Types that take limits from other keys, or none, are left out: the engine refuses a limit itself when it loads them.
-"""
-_OWN_PIXELS = ("hunyuanvl", "kimik25")
-"""Types that take limits in pixels from the file, if it has them, in place of those of the settings."""
 _SKIPPED = "_norm.weight"
 """Tensors of an adapter that llama.cpp ignores."""
 
@@ -142,9 +119,9 @@ def _image_tokens(header: FileHeader) -> tuple[int, int] | None:
     metadata = header.metadata
     # clip_init names the encoder for images by the second key only in files with several encoders.
     kind = metadata.get("clip.projector_type") or metadata.get("clip.vision.projector_type")
-    if kind in _OWN_PIXELS and any(f"clip.vision.image_{end}_pixels" in metadata for end in ("min", "max")):
+    if kind in OWN_PIXELS and any(f"clip.vision.image_{end}_pixels" in metadata for end in ("min", "max")):
         return None
-    return _IMAGE_TOKENS.get(str(kind))
+    return IMAGE_TOKENS.get(str(kind))
 
 
 def read_adapter(path: Path, model: ModelFile, scale: float = 1.0) -> Adapter:

@@ -1,0 +1,30 @@
+"""Types of projectors (`clip.vision.projector_type`) and what clip.cpp knows of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+IMAGE_TOKENS: Mapping[str, tuple[int, int]] = {
+    "gemma4uv": (70, 1120),
+    "gemma4v": (70, 1120),
+    "glm4v": (8, 4096),
+    "hunyuanvl": (256, 16384),
+    "kimik25": (2, 4096),
+    "kimivl": (8, 1024),
+    "lfm2": (64, 256),
+    "ling3vl": (8, 4096),
+    "minimax_m3": (8, 576),
+    "muse_glimmer": (1, 4096),
+    "pixtral": (8, 1024),
+    "qwen2.5o": (8, 4096),
+    "qwen2.5vl_merger": (8, 4096),
+    "qwen2vl_merger": (8, 4096),
+    "qwen3vl_merger": (8, 4096),
+    "youtuvl": (1, 62500),
+}
+"""Fewest and most tokens of an image by type of projector: the arguments of `set_limit_image_tokens` in clip.cpp.
+
+Types that take limits from other keys, or none, are left out: the engine refuses a limit itself when it loads them.
+"""
+OWN_PIXELS = ("hunyuanvl", "kimik25")
+"""Types that take limits in pixels from the file, if it has them, in place of those of the settings."""

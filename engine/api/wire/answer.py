@@ -9,8 +9,8 @@ from typing import Protocol
 
 from engine.api.wire.errors import ApiError
 from engine.api.wire.question import Profile, Question, call_reader
-from engine.api.wire.tool_calls import CallDelta
 from engine.chat.thinking import Delta, Splitter
+from engine.chat.tool_calls import CallDelta
 from engine.runtime.protocol.messages import TokenChoice
 from engine.runtime.session.events import Done, Reading, Token
 

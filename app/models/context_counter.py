@@ -27,7 +27,8 @@ MOST_CONVERSATIONS = 32
 class CountedChat:
     """The prompt of a conversation and the parts that the meter shows.
 
-    `tools`: definitions of its tools, for the template. `files`: texts of its attachments. `media`: images and sounds, without their bytes.
+    `files`: texts of its attachments. `media`: images and sounds, without their bytes. `tools`: definitions of its
+    tools for the template, as JSON.
     """
 
     messages: tuple[ChatMessage, ...]

@@ -21,16 +21,16 @@ from engine.chat.context import cut_of_path, left_out_of, shown_path
 from engine.chat.conversation import Conversation as Chat
 from engine.chat.conversation import result_key, title_of_message
 from engine.chat.message import Attachment, Message, new_id, now_ms
-from engine.chat.presets import Preset, chat_sampling, system_prompt
-from engine.chat.thinking import TEMPLATE_KEY, Marks, begun_answer, marks_of
+from engine.chat.presets import Preset, chat_sampling, chat_template, system_prompt
+from engine.chat.thinking import Marks, begun_answer, marks_of
 from engine.chat.tools import (
-    NO_RESULT,
     DefinitionError,
     ToolUse,
     calls_of_path,
     missing_results,
     read_tools,
     result_message,
+    with_results,
 )
 from engine.chat.tree import (
     MessageTree,
@@ -278,8 +278,9 @@ class Conversation(QObject):
             if data is not None:
                 self._storage.keep_file(data)
         attachments = tuple(attachment for attachment, _data in files)
-        tree = self._with_results()
+        tree, typed = self._with_results(), self._typed_results()
         self._ask(add(tree, new_question(text, tree.leaf, attachments)))
+        self._forget_results(typed)
 
     def regenerate(self, message: str) -> None:
         """Write another version of an answer. One that failed without any text is replaced."""
@@ -314,18 +315,20 @@ class Conversation(QObject):
         wanted = next((each for each in missing if each.id == call), None)
         if wanted is None or (len(missing) == 1 and not self.can_ask):
             return False
-        tree = add(self.tree, result_message(wanted, text, self.tree.leaf))
-        self._forget_results(call)
+        tree, typed = add(self.tree, result_message(wanted, text, self.tree.leaf)), self._typed_results(call)
         if len(missing) == 1:
             self._ask(tree)
         else:
             self._apply(tree)
+        self._forget_results(typed)
         return True
 
     def answer_results(self) -> None:
         """Ask the model with the results so far; calls without one get what was typed for them, or none."""
         if self.can_ask and self.tree.path:
+            typed = self._typed_results()
             self._ask(self._with_results())
+            self._forget_results(typed)
 
     def edit_result(self, message: str, text: str) -> None:
         """Change the result of a call, as another version of it, and ask the model if all calls have theirs."""
@@ -337,19 +340,23 @@ class Conversation(QObject):
                 self._ask(tree)
 
     def _with_results(self) -> MessageTree:
-        """Return the messages with a result for each call at their end: templates expect one."""
-        tree = self.tree
-        missing, answer = self.missing_results, calls_of_path(tree.path)
-        for call in missing:
-            assert answer is not None
-            text = self.chat.results.get(result_key(answer.id, call.id), "")
-            tree = add(tree, result_message(call, text or NO_RESULT, tree.leaf))
-        self._forget_results(*(call.id for call in missing))
-        return tree
-
-    def _forget_results(self, *calls: str) -> None:
+        """Return the messages with a result for each call at their end: the typed one, if any."""
         answer = calls_of_path(self.tree.path)
-        keys = set() if answer is None else {result_key(answer.id, call) for call in calls}
+        if answer is None or self.open_message is not None:
+            return self.tree
+        typed = self.chat.results
+        return with_results(
+            self.tree, {call.id: typed.get(result_key(answer.id, call.id), "") for call in answer.calls}
+        )
+
+    def _typed_results(self, *calls: str) -> set[str]:
+        """Return the keys of typed results of these calls at the end of the conversation; without calls, of all."""
+        answer = calls_of_path(self.tree.path)
+        found = () if answer is None else calls or tuple(call.id for call in answer.calls)
+        return set() if answer is None else {result_key(answer.id, call) for call in found}
+
+    def _forget_results(self, keys: set[str]) -> None:
+        """Forget typed results, once they are stored as messages: a crash between the two must lose nothing."""
         if keys & self.chat.results.keys():
             results = {name: text for name, text in self.chat.results.items() if name not in keys}
             self.change_chat(msgspec.structs.replace(self.chat, results=results))
@@ -368,10 +375,7 @@ class Conversation(QObject):
 
     @property
     def _template(self) -> str:
-        """The chat template in use: the conversation's own, else the model's; empty if it has none."""
-        model = self._loading.model
-        found = self.chat.template or ("" if model is None else model.metadata.get(TEMPLATE_KEY))
-        return found if isinstance(found, str) else ""
+        return chat_template(self._loading.model, self.chat.template)
 
     def toggle_pin(self, message: str) -> None:
         """Pin a message, so that its turn stays in the prompt when the context is full, or unpin it."""

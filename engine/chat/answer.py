@@ -212,7 +212,6 @@ class AnswerRun:
         self._content, self._reasoning = [message.content], [message.reasoning]
         self._choices = list(message.choices)
         self._reader = options.tools.reader() if options.tools.tools else None
-        self._calls_before = message.calls
         self._calls: list[CallDelta] = []
         self._waiting: list[Delta] = []
         self._waiting_calls: list[CallDelta] = []
@@ -428,7 +427,7 @@ class AnswerRun:
             return ()
         # Text that might have begun a tag was held back; it is part of the answer after all.
         self._take_rest()
-        if not (any(self._content) or any(self._reasoning) or self._calls or self._calls_before):
+        if not (any(self._content) or any(self._reasoning) or self._calls):
             rest = self._end("failed", sentence, self.message.timings)
         else:
             timings = self._timings(
@@ -440,7 +439,7 @@ class AnswerRun:
 
     def _end(self, state: MessageState, note: str, timings: Timings | None, stop_reason: str = "") -> Effects:
         self._take_rest()
-        calls = calls_with(self._calls_before, self._calls)
+        calls = calls_with((), self._calls)
         rest: Effects = self.flush()
         # A banner that still asks about the full context has to go.
         if self._step is _Step.ASKING_PERSON:
@@ -525,7 +524,8 @@ def new_answer(chat: str, tree: MessageTree, options: AnswerOptions) -> AnswerRu
 
 def continued_answer(chat: str, tree: MessageTree, message: Message, options: AnswerOptions, begun: str) -> AnswerRun:
     """Return an existing answer of `tree`, to be continued from `begun`."""
-    writing = msgspec.structs.replace(message, state="writing", note="", stop_reason="")
+    # The model goes on after the text, and writes the calls anew.
+    writing = msgspec.structs.replace(message, state="writing", note="", stop_reason="", calls=())
     return AnswerRun(chat, changed(tree, writing), writing, options, begun=begun)
 
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from engine.base.language import tr
 from engine.base.texts import show
 from engine.chat.message import Message, new_id, now_ms
 from engine.chat.tool_calls import HERMES, MISTRAL, CallReader, is_harmony, is_llama, types_of
+from engine.chat.tree import MessageTree, add
 from engine.runtime.protocol.messages import ChatMessage, ToolCall
 
 MAX_TOOLS = 256
@@ -31,6 +33,7 @@ NO_RESULT = "(no result)"
 """Stored as the result of a call that a person answered without one; the model reads it."""
 
 Document = dict[str, Any]
+NO_TEXTS: Mapping[str, str] = MappingProxyType({})
 
 
 class DefinitionError(ValueError):
@@ -172,6 +175,16 @@ def missing_results(path: Sequence[Message]) -> tuple[ToolCall, ...]:
         return ()
     given = {message.call_id for message in path[path.index(answer) + 1 :]}
     return tuple(call for call in answer.calls if call.id not in given and is_whole(call))
+
+
+def with_results(tree: MessageTree, texts: Mapping[str, str] = NO_TEXTS) -> MessageTree:
+    """Return messages with a result for each call at their end: templates expect one.
+
+    `texts`: results by the ids of calls; `NO_RESULT` for others.
+    """
+    for call in missing_results(tree.path):
+        tree = add(tree, result_message(call, texts.get(call.id) or NO_RESULT, tree.leaf))
+    return tree
 
 
 def result_message(call: ToolCall, text: str, parent: str | None) -> Message:

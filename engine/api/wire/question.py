@@ -13,8 +13,8 @@ import msgspec
 
 from engine.api.wire.errors import invalid
 from engine.chat.asking import MAX_SENT_BYTES, answer_request
-from engine.chat.presets import chat_sampling
-from engine.chat.thinking import TEMPLATE_KEY, marks_of
+from engine.chat.presets import chat_sampling, chat_template
+from engine.chat.thinking import marks_of
 from engine.chat.tool_calls import HERMES, CallReader
 from engine.chat.tools import (
     MAX_TOOLS,
@@ -82,13 +82,7 @@ class Profile:
     @property
     def template(self) -> str:
         """Its chat template; empty for none."""
-        text = self.file.metadata.get(TEMPLATE_KEY)
-        return text if isinstance(text, str) else ""
-
-    @property
-    def knows_tools(self) -> bool:
-        """Whether the chat template writes definitions of tools."""
-        return "tools" in self.template
+        return chat_template(self.file)
 
 
 def generate_request(question: Question, profile: Profile, choice: int = 0) -> Generate:

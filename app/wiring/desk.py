@@ -156,7 +156,19 @@ def make_desk(
         from app.serving.served_models import ServedModels
 
         offers = Offers(library.catalogue)
-        return offers, ServedModels(models, opener, loader, document, live, offers, background, notices, parent)
+        return offers, ServedModels(
+            models,
+            opener,
+            loader,
+            document,
+            auto_layouts,
+            settings,
+            live,
+            offers,
+            background,
+            notices,
+            parent,
+        )
 
     desk = Desk(
         settings=settings,

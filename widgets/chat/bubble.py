@@ -267,9 +267,8 @@ class Bubble(QWidget):
         if self.message.role != "tool":
             return
         arrow = "▾" if self.result_button.isChecked() else "▸"
-        lines = self._source.count("\n") + 1
-        first = self._source.strip().split("\n", 1)[0][:RESULT_CHARACTERS]
-        words = first if lines == 1 and len(self._source) <= RESULT_CHARACTERS else f"{first}…"
+        words = " ".join(self._source[: 4 * RESULT_CHARACTERS].split())
+        words = words if len(words) <= RESULT_CHARACTERS else f"{words[:RESULT_CHARACTERS]}…"
         self.result_button.setText(f"{arrow} {words.replace('&', '&&') or tr('empty')}")
         self.result_button.setAccessibleName(self.message.speaker)
 

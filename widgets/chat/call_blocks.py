@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from PySide6.QtCore import QTimer, Signal
-from PySide6.QtWidgets import QHBoxLayout, QPushButton, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QPushButton, QToolButton, QWidget
 
 from engine.base.language import tr
 from engine.base.texts import fenced
@@ -36,29 +36,33 @@ class ResultEdit(QWidget):
 
     def __init__(self, name: str, draft: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.edit = PromptEdit()
-        self.edit.setPlaceholderText(tr("Result of {name}: run it yourself, and type or paste what it gave", name=name))
+        self.edit = PromptEdit(self)
+        self.edit.setPlaceholderText(tr("Type or paste the result…"))
         self.edit.setAccessibleName(tr("Result of {name}", name=name))
         self.edit.setPlainText(draft)
-        self.send_button = QPushButton(tr("Send result"))
+        self.send_button = QPushButton(tr("Send result"), self)
         self.send_button.setProperty("role", "primary")
-        self.skip_button = QPushButton(tr("Answer without result"))
+        self.skip_button = QPushButton(tr("Answer without result"), self)
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
         self._timer.setInterval(DRAFT_INTERVAL_MS)
         self._timer.timeout.connect(self._report)
-        buttons = QHBoxLayout()
-        buttons.addStretch(1)
-        buttons.addWidget(self.skip_button)
-        buttons.addWidget(self.send_button)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.addWidget(self.edit)
-        column.addLayout(buttons)
         self.edit.submitted.connect(self._on_send)
         self.send_button.clicked.connect(self._on_send)
         self.skip_button.clicked.connect(self.skipped.emit)
         self.edit.textChanged.connect(self._on_typed)
+
+    def fit(self, width: int) -> int:
+        """Lay out the parts for this width, and return the height. Buttons without room side by side are stacked."""
+        self.edit.setGeometry(0, 0, width, self.edit.height())
+        top, right = self.edit.height() + GAP_PX, width
+        for button in (self.send_button, self.skip_button):
+            size = button.sizeHint()
+            if right < width and right < size.width():
+                top, right = top + size.height() + GAP_PX, width
+            button.setGeometry(right - min(size.width(), width), top, min(size.width(), width), size.height())
+            right -= size.width() + GAP_PX
+        return top + self.send_button.sizeHint().height()
 
     def flush(self) -> None:
         """Report typed text at once, instead of after a pause."""
@@ -145,7 +149,7 @@ class CallBlock(QWidget):
             self._id.setGeometry(INSET_PX, top, width - INSET_PX, height)
             top += height + GAP_PX
         if self.result is not None:
-            height = self.result.sizeHint().height()
+            height = self.result.fit(width)
             self.result.setGeometry(0, top, width, height)
             top += height + GAP_PX
         self.resize(width, top)

@@ -141,3 +141,15 @@ def test_copy_takes_the_calls_along(pane: ChatPane) -> None:
     pane.show_messages([QUESTION, CALLED])
     bubble_of(pane, "a").head.choose("copy")
     assert QGuiApplication.clipboard().text() == "Call of look"
+
+
+@pytest.mark.parametrize(("width", "is_beside"), [(600, True), (200, False)])
+def test_buttons_are_stacked_where_both_have_no_room(pane: ChatPane, width: int, is_beside: bool) -> None:
+    pane.show_messages([QUESTION, CALLED])
+    shown = result(pane, 0)
+    height = shown.fit(width)
+    assert (shown.send_button.y() == shown.skip_button.y()) == is_beside
+    for part in (shown.edit, shown.send_button, shown.skip_button):
+        assert part.x() >= 0
+        assert part.geometry().right() < width
+        assert part.geometry().bottom() < height

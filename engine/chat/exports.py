@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from engine.base.texts import fenced, one_line
+from engine.chat.asking import message_text
 from engine.chat.conversation import Conversation
 from engine.chat.message import Attachment, Message
 from engine.chat.tools import pretty_arguments, read_tools
@@ -99,8 +100,7 @@ def as_openai(conversation: Conversation, messages: Sequence[Message]) -> bytes:
 
 def openai_message(message: Message) -> dict[str, object]:
     """Return a message in OpenAI's form."""
-    texts = [each.text for each in message.attachments if each.text]
-    document: dict[str, object] = {"role": message.role, "content": "\n\n".join([*texts, message.content])}
+    document: dict[str, object] = {"role": message.role, "content": message_text(message)}
     if message.calls:
         document["tool_calls"] = openai_calls(message.calls)
     if message.role == "tool":

@@ -230,7 +230,7 @@ def read_tools(text: str) -> tuple[Document, ...]:
     for tool, name in zip(tools, names, strict=True):
         if names.count(name) > 1:
             raise DefinitionError(tr("Two tools have the name {name}; rename one of them.", name=show(name)))
-        check_finite(tool["function"].get("parameters") or {}, f"The schema of the tool {show(name)}")
+        check_finite(tool["function"].get("parameters") or {}, tr("The schema of the tool {name}", name=show(name)))
     return tools
 
 

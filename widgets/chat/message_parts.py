@@ -32,7 +32,7 @@ TOLD_MS = 1500
 COPIED = tr("Copied")
 _WORDS: dict[str, tuple[str, str]] = {
     "copy": (tr("Copy"), tr("Copy this message as Markdown")),
-    "answer": (tr("Answer"), tr("Let the model answer with this result")),
+    "answer": (tr("Answer now"), tr("Let the model answer with this result")),
     "edit": (tr("Edit"), tr("Change this question and send it as another version")),
     "regenerate": (tr("Regenerate"), tr("Generate another version of this answer")),
     "continue": (tr("Continue"), tr("Continue this answer where it ended")),

@@ -95,9 +95,14 @@ def _speaker(tree: MessageTree, message: Message) -> str:
         case "user":
             return tr("You")
         case "tool":
-            calls = (call for each in tree.path_to(message.parent) for call in each.calls)
-            names = [call.name for call in calls if call.id == message.call_id]
-            return tr("Result of {name}", name=show(names[-1])) if names else tr("Result of a tool")
+            answer = calls_of_path(tree.path_to(message.parent))
+            calls = () if answer is None else answer.calls
+            name = next((call.name for call in calls if call.id == message.call_id), "")
+            same = [call.id for call in calls if call.name == name]
+            if len(same) > 1:
+                # Parallel calls of one tool are told apart by their order.
+                return tr("Result {number} of {name}", number=same.index(message.call_id) + 1, name=show(name))
+            return tr("Result of {name}", name=show(name)) if name else tr("Result of a tool")
     return message.model or tr("Model")
 
 

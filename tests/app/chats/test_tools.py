@@ -8,9 +8,13 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
+from app.chats.shown_messages import shown_messages
 from engine.chat.message import Message
 from engine.chat.tools import NO_RESULT
+from engine.chat.tree import tree_of
+from engine.runtime.protocol.messages import ToolCall
 from tests.app.chats.bench import SHORT, Bench
+from widgets.chat.shown import ShownMessage
 
 TOOLS = json.dumps(
     [{"type": "function", "function": {"name": "look", "parameters": {"properties": {"town": {"type": "string"}}}}}]
@@ -133,3 +137,36 @@ def test_faulty_tools_are_kept_and_not_used(bench: Bench) -> None:
     assert bench.conversation.tools_fault.startswith("The tools are not JSON: ")
     assert bench.conversation.tools.tools == ()
     assert bench.conversation.counted_chat().tools == ""
+
+
+def test_calls_and_results_are_shown(called: Bench) -> None:
+    conversation = called.conversation
+    first, second = conversation.missing_results
+    conversation.type_result(called.path[-1].id, second.id, "8 deg")
+    conversation.give_result(first.id, "12 **degrees**")
+
+    def shown() -> tuple[ShownMessage, ...]:
+        return shown_messages(conversation.tree, conversation.open_message, (), conversation.chat.results)
+
+    _, answer, result = shown()
+    assert [(each.name, each.wants_result, each.draft) for each in answer.calls] == [
+        ("look", False, ""),
+        ("look", True, "8 deg"),
+    ]
+    assert answer.source.startswith("Call of look\n```json\n")
+    assert not answer.can_continue
+    assert (result.role, result.speaker, result.text) == ("tool", "Result 1 of look", "```\n12 **degrees**\n```")
+    assert (result.source, result.can_answer) == ("12 **degrees**", False)
+
+
+def test_a_conversation_that_ends_with_results_can_be_answered() -> None:
+    talk = tree_of(
+        (
+            Message(id="q", role="user", content="Where?"),
+            Message(id="a", role="assistant", content="", parent="q", calls=(ToolCall("c1", "look", "{}"),)),
+            Message(id="r", role="tool", content="", parent="a", call_id="c1"),
+        ),
+        "r",
+    )
+    *_, result = shown_messages(talk, None)
+    assert (result.speaker, result.can_answer) == ("Result of look", True)

@@ -180,6 +180,7 @@ class TemplateField(QWidget):
             self._timer.start()
 
 
+TOOLS_EXAMPLE = '[{"type": "function", "function": {"name": "...", "parameters": {}}}]'
 TOOLS_HINT = tr(
     "A JSON list of functions, as OpenAI's API takes them. The model may call them; you run them, and give the results."
 )
@@ -194,7 +195,7 @@ class ToolsField(QWidget):
         super().__init__(parent)
         self.text_edit = QPlainTextEdit()
         self.text_edit.setAccessibleName(tr("Tools (JSON)"))
-        self.text_edit.setPlaceholderText('[{"type": "function", "function": {"name": "...", "parameters": {}}}]')
+        self.text_edit.setPlaceholderText(TOOLS_EXAMPLE)
         self.text_edit.setTabChangesFocus(True)
         self.text_edit.setFixedHeight(lines_height(self, EDIT_LINES))
         self.fault_label = plain_label("", "error", wrap=True)

@@ -24,7 +24,7 @@ from PySide6.QtCore import QObject, Qt, QTimer, Signal
 
 from app.background import Background
 from app.load.loader import Loader
-from app.models.auto_layouts import AutoLayouts
+from app.models.auto_layouts import AutoLayouts, Find
 from app.models.document import LayoutDocument
 from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
@@ -33,7 +33,7 @@ from app.models.side_files import open_file
 from app.notices import Notices
 from app.rig.live_rig import LiveRig
 from app.serving.offers import Offers
-from app.settings import Settings
+from app.settings import KeptSideFiles, Settings
 from engine.api.server.offers import entry_of_model
 from engine.api.server.pool import no_room
 from engine.api.server.server import ApiServer
@@ -42,7 +42,9 @@ from engine.api.wire.names import ModelEntry
 from engine.base.errors import CancelledError, EngineError
 from engine.base.language import tr
 from engine.devices.device import Rig
+from engine.model.gguf.model_file import ModelFile
 from engine.planning.memory.model_memory import ModelMemory
+from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 from engine.runtime.session.events import Crashed, Failed, LoadEnding, OutOfMemory
 from engine.runtime.session.load_order import LoadOrder
@@ -72,6 +74,16 @@ class _Reading:
 
     read: Callable[[], Any]
     found: Future[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Basis:
+    """What a load on demand begins with: side files and strategy; or file and edit of a model that is open."""
+
+    kept: KeptSideFiles
+    find: Find
+    file: ModelFile | None
+    edit: Edit | None
 
 
 class ServedModels(QObject):
@@ -173,9 +185,18 @@ class ServedModels(QObject):
         Raises:
             EngineError: it cannot be loaded, or the server or the window is ending.
         """
-        kept, find = self._read(lambda: (self._settings.side_files(entry.path), self._auto_layouts.finder()))
-        opened = open_file(entry.path, kept)
-        return LoadOrder(Plan(ModelMemory(opened.model), rig, aside_edit(opened, rig, entry.layout, find)))
+        basis = self._read(partial(self._basis, entry))
+        file, edit = basis.file, basis.edit
+        if file is None or edit is None:
+            opened = open_file(entry.path, basis.kept)
+            file, edit = opened.model, aside_edit(opened, rig, entry.layout, basis.find)
+        return LoadOrder(Plan(ModelMemory(file), rig, edit))
+
+    def _basis(self, entry: ModelEntry) -> _Basis:
+        """Return what a load of a model would begin with, in the GUI thread."""
+        model = self._find(entry)
+        file, edit = (None, None) if model is None else (model.file, self._edit_of(model))
+        return _Basis(self._settings.side_files(entry.path), self._auto_layouts.finder(), file, edit)
 
     def _read(self, read: Callable[[], _T]) -> _T:
         """Return what `read` returns in the GUI thread, which owns the objects that it reads."""
@@ -340,8 +361,7 @@ class ServedModels(QObject):
         )
 
     def _plan(self, wanted: _Wanted, model: OpenModel) -> None:
-        state, file = model.edit_state, model.file
-        edit = self._document.edit if model is self._models.current else None if state is None else state.edit
+        file, edit = model.file, self._edit_of(model)
         if file is None or edit is None:
             return  # Another file takes its place just now.
         rig = self._live.rig_without(())
@@ -361,6 +381,12 @@ class ServedModels(QObject):
         self._background.run(
             tr("Planning {name}", name=file.name), plan, planned, partial(self._refuse, wanted), quiet=True
         )
+
+    def _edit_of(self, model: OpenModel) -> Edit | None:
+        """Return the edit of an open model, on which a request loads it; None if it has none yet."""
+        if model is self._models.current:
+            return self._document.edit
+        return None if model.edit_state is None else model.edit_state.edit
 
     def _end_preparing(self, wanted: _Wanted) -> None:
         if wanted is self._preparing:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.chat.answer import AnswerOptions, Append, Ask, Finish, new_answer
 from engine.chat.asking import SYSTEM, chat_messages, messages_by_id
@@ -71,6 +73,26 @@ def test_definitions_that_cannot_be_used_are_refused_in_one_sentence(text: str, 
     with pytest.raises(DefinitionError, match=sentence) as refused:
         read_tools(text)
     assert len(str(refused.value)) < 300
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=4) | st.just("#") | st.just("#/$defs/a"),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(
+        st.sampled_from(["$ref", "$defs", "a", "properties", "required", "items", "minItems", "anyOf", "allOf"]), inner
+    ),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.sampled_from(["name", "parameters", "description"]), VALUES), st.booleans())
+def test_any_definition_is_taken_or_refused(function: dict[str, object], is_named: bool) -> None:
+    named = {**function, "name": "f"} if is_named else function
+    try:
+        (found,) = read_tools(json.dumps([{"type": "function", "function": named}]))
+    except DefinitionError:
+        return
+    assert found["function"]["name"] == named["name"]
 
 
 def test_a_whole_request_is_taken_for_its_tools() -> None:

@@ -77,9 +77,12 @@ def test_definitions_that_cannot_be_used_are_refused_in_one_sentence(text: str, 
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=4) | st.just("#") | st.just("#/$defs/a"),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(
-        st.sampled_from(["$ref", "$defs", "a", "properties", "required", "items", "minItems", "anyOf", "allOf"]), inner
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["$ref", "$defs", "a", "properties", "required", "items", "minItems", "anyOf", "allOf"]),
+            inner,
+        )
     ),
     max_leaves=12,
 )

@@ -9,13 +9,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+from engine.base.language import tr
 from engine.planning.layout.layout import Layout
+from engine.planning.layout.parts import MovablePart, place_embedding, place_part
 from engine.planning.layout.split_modes import with_shares
 
 
 @dataclass(frozen=True, slots=True)
 class Move(ABC):
     """A change of one layout into another one."""
+
+    @property
+    def text(self) -> str:
+        """Name of the step of undo."""
+        return tr("move layers")
 
     @abstractmethod
     def apply(self, layout: Layout) -> Layout:
@@ -60,6 +67,41 @@ class OutputMove(Move):
     def apply(self, layout: Layout) -> Layout:
         """Return the layout with the output layer on the device."""
         return layout.move_output(self.device)
+
+
+@dataclass(frozen=True, slots=True)
+class PartMove(Move):
+    """Put a part of layers `first` to `last`, both included, on `device`; the layers and their KV cache stay."""
+
+    part: MovablePart
+    first: int
+    last: int
+    device: str
+
+    @property
+    def text(self) -> str:
+        """Name of the step of undo."""
+        return tr("move experts") if self.part == "experts" else tr("move dense parts")
+
+    def apply(self, layout: Layout) -> Layout:
+        """Return the layout with an override for the part, or without one on the device of its layer."""
+        return place_part(layout, self.part, self.first, self.last, self.device)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingMove(Move):
+    """Put the token embedding on `device`."""
+
+    device: str
+
+    @property
+    def text(self) -> str:
+        """Name of the step of undo."""
+        return tr("move the embedding")
+
+    def apply(self, layout: Layout) -> Layout:
+        """Return the layout with the token embedding on the device."""
+        return place_embedding(layout, self.device)
 
 
 @dataclass(frozen=True, slots=True)

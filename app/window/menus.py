@@ -80,6 +80,7 @@ def layout_menu(
     show_auto_layout: _Do,
     toggle_pin: _Do,
     *,
+    show_numbers: _Do,
     show_export: _Do,
     show_import: _Do,
 ) -> Menu:
@@ -101,6 +102,13 @@ def layout_menu(
         Command("auto_layout", tr("Automatic Layo&ut…"), show_auto_layout, "Ctrl+Shift+A"),
         Command("cancel_auto_layout", tr("Cancel Layout Searc&h"), auto_layouts.cancel),
         SEPARATOR,
+        Command(
+            "numbers",
+            tr("Place by Num&bers"),
+            show_numbers,
+            "Ctrl+L",
+            tip=tr("Show fields for the layers and experts of each device, and a line for shares or llama.cpp options"),
+        ),
         Command("pin", tr("P&in or Unpin Selected Layers"), toggle_pin),
         Command("release_pins", tr("Unpin All La&yers"), auto_layouts.release_pins),
         SEPARATOR,

@@ -10,21 +10,33 @@ from PySide6.QtWidgets import QGraphicsItem, QStyleOptionGraphicsItem, QWidget
 
 from engine.base.language import tr
 from engine.planning.layout.layout import Layout
+from engine.planning.layout.parts import part_words
 from widgets.common.memory_bar import bar_tooltip, holdings_text
 from widgets.common.painting import colour
 from widgets.common.palette import DARK, Palette
 from widgets.common.text import Fonts, text_width
 from widgets.layout_editor.drag import BoundaryDrag, Drag, LaneDrag
 from widgets.layout_editor.geometry import HandlePlace, Lanes, Track
-from widgets.layout_editor.keyboard import Focus, LayerFocus, OutputFocus
+from widgets.layout_editor.keyboard import EmbeddingFocus, Focus, LayerFocus, OutputFocus
 from widgets.layout_editor.placement import NO_PINS, Pins
-from widgets.layout_editor.shown import BarTarget, EmptyTarget, HandleTarget, LayerTarget, OutputTarget, Shown, Target
+from widgets.layout_editor.shown import (
+    BarTarget,
+    EmbeddingTarget,
+    EmptyTarget,
+    HandleTarget,
+    LayerTarget,
+    OutputTarget,
+    PartTarget,
+    Shown,
+    Target,
+)
 from widgets.layout_editor.texts import (
     boundary_text,
     embedding_tooltip,
     layer_tooltip,
     layers_text,
     output_tooltip,
+    part_tooltip,
     range_text,
 )
 
@@ -231,6 +243,8 @@ def marks_of(
     if has_keyboard and drag is None:
         if isinstance(focus, OutputFocus):
             ring = shown.output_rect()
+        elif isinstance(focus, EmbeddingFocus):
+            ring = shown.embedding_rect()
         elif isinstance(focus, LayerFocus):
             ring = shown.block_rect(shown.lane_of_layer(focus.layer), focus.layer, focus.layer)
     return Marks(
@@ -245,6 +259,10 @@ def marks_of(
 def _hovered_rect(shown: Shown, hover: Target | None) -> QRectF | None:
     if isinstance(hover, LayerTarget):
         return shown.block_rect(hover.lane, hover.layer, hover.layer)
+    if isinstance(hover, PartTarget):
+        return shown.part_rect(hover.lane, hover.part, hover.layer)
+    if isinstance(hover, EmbeddingTarget):
+        return shown.embedding_rect()
     return shown.output_rect() if isinstance(hover, OutputTarget) else None
 
 
@@ -263,7 +281,12 @@ def pill_text(drag: Drag | None) -> str:
         ]
         return "  |  ".join(texts)
     if isinstance(drag, LaneDrag) and drag.begun:
-        what = tr("output") if drag.span is None else layers_text(*drag.span)
+        if drag.span is None:
+            what = tr("embedding") if drag.part == "embedding" else tr("output")
+        elif drag.part is None:
+            what = layers_text(*drag.span)
+        else:
+            what = tr("{part} of {layers}", part=part_words(drag.part), layers=layers_text(*drag.span))
         return f"{what} → {drag.devices[drag.lane]}"
     return ""
 
@@ -274,7 +297,7 @@ def cursor_of(drag: Drag | None, hover: Target | None) -> Qt.CursorShape:
         return Qt.CursorShape.SplitHCursor
     if isinstance(drag, LaneDrag):
         return Qt.CursorShape.ClosedHandCursor
-    if drag is None and isinstance(hover, LayerTarget | OutputTarget):
+    if drag is None and isinstance(hover, LayerTarget | PartTarget | OutputTarget | EmbeddingTarget):
         return Qt.CursorShape.OpenHandCursor
     return Qt.CursorShape.ArrowCursor
 
@@ -293,7 +316,9 @@ def _numbers_of(shown: Shown, target: Target | None) -> str:
             return output_tooltip(preview)
         case LayerTarget(layer, _) | EmptyTarget(_, int(layer), _):
             return layer_tooltip(preview.layers[layer], preview.layout)
-        case EmptyTarget(_, _, True):
+        case PartTarget(layer, _, part):
+            return part_tooltip(preview, layer, part)
+        case EmbeddingTarget() | EmptyTarget(_, _, True):
             return embedding_tooltip(preview)
         case BarTarget(lane):
             values = shown.values[lane]
@@ -312,6 +337,11 @@ def pin_rects(shown: Shown, pins: Pins) -> tuple[QRectF, ...]:
         for pin in pins.layers
         if pin.device in lane_of and pin.first <= last
     ]
+    for pin in pins.parts:
+        if pin.device in lane_of and pin.first <= last:
+            lane = lane_of[pin.device]
+            ends = (shown.part_rect(lane, pin.part, layer) for layer in (pin.first, min(pin.last, last)))
+            rects.append(next(ends).united(next(ends)))
     if pins.output in lane_of:
         left, right = shown.track.output
         top = shown.lanes.track_top(lane_of[pins.output])
@@ -331,6 +361,8 @@ def pin_text(pins: Pins, target: Target | None) -> str:
     match target:
         case LayerTarget(layer, _):
             device = pins.device_of(layer)
+        case PartTarget(layer, _, part):
+            device = pins.part_device_of(part, layer)
         case OutputTarget():
             device = pins.output
         case _:

@@ -10,6 +10,7 @@ from typing import Literal
 from engine.base.language import tr
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.planning.layout.layout import Layout, Override
+from engine.planning.layout.parts import EMBEDDING_PATTERN, MovablePart, embedding_device
 from engine.planning.plan.preview import LayerBytes, Preview
 from engine.planning.plan.report import DeviceRow
 from widgets.common.memory_bar import PlacedWeights
@@ -123,6 +124,7 @@ def lane_contents(preview: Preview) -> tuple[LaneContent, ...]:
     solid: _Found = defaultdict(lambda: defaultdict(list))
     ghosts: _Found = defaultdict(lambda: defaultdict(list))
     ranges: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+    embedding = embedding_device(layout)
     for run in layout.runs:
         ranges[run.device].append((run.first, run.last))
         for layer in preview.layers[run.first : run.last + 1]:
@@ -137,8 +139,8 @@ def lane_contents(preview: Preview) -> tuple[LaneContent, ...]:
             ranges=tuple(ranges[device.id]),
             blocks=_freeze(solid[device.id]),
             ghosts=_freeze(ghosts[device.id]),
-            # llama.cpp always keeps the input layer on the CPU (`dev_input` in llama-model.cpp).
-            has_embedding=device.id == CPU_ID,
+            # llama.cpp keeps the input layer on the CPU (`dev_input` in llama-model.cpp), unless an override moves it.
+            has_embedding=device.id == embedding,
             has_output=device.id == layout.output_device,
         )
         for device in lane_devices(preview.rig, layout)
@@ -162,7 +164,7 @@ def placed_weights(preview: Preview, content: LaneContent, row: DeviceRow | None
     expert_bytes = sum(
         layers[index].expert_bytes for key, indices in content.blocks if key == "experts" for index in indices
     )
-    if is_split or any(item.part is None for item in preview.layout.overrides):
+    if is_split or unknown_patterns(preview.layout):
         # Which tensors a pattern matches is not known here. A device has the forecast's weights, and the host the rest.
         if content.device.id != CPU_ID:
             return PlacedWeights(expert_bytes=expert_bytes)
@@ -184,6 +186,11 @@ def placed_weights(preview: Preview, content: LaneContent, row: DeviceRow | None
     return PlacedWeights(total_bytes, expert_bytes)
 
 
+def unknown_patterns(layout: Layout) -> int:
+    """Return the number of overrides by a pattern that may match any tensor, so that the lanes do not show them."""
+    return sum(1 for item in layout.overrides if item.part is None and item.pattern != EMBEDDING_PATTERN)
+
+
 @dataclass(frozen=True, slots=True)
 class PinnedLayers:
     """Layers `first` to `last`, both included, that stay on `device`."""
@@ -194,15 +201,30 @@ class PinnedLayers:
 
 
 @dataclass(frozen=True, slots=True)
+class PinnedPart:
+    """A part of layers `first` to `last`, both included, that stays on `device`."""
+
+    device: str
+    part: MovablePart
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
 class Pins:
-    """Pinned layers, and the device of the output layer if that is pinned."""
+    """Pinned layers, the device of the output layer if that is pinned, and pinned parts of layers."""
 
     layers: tuple[PinnedLayers, ...] = ()
     output: str | None = None
+    parts: tuple[PinnedPart, ...] = ()
 
     def device_of(self, layer: int) -> str | None:
         """Return the device that a layer is pinned to, None if it is not pinned."""
         return next((pin.device for pin in self.layers if pin.first <= layer <= pin.last), None)
+
+    def part_device_of(self, part: MovablePart, layer: int) -> str | None:
+        """Return the device that a part of a layer is pinned to, None if it is not pinned."""
+        return next((pin.device for pin in self.parts if pin.part == part and pin.first <= layer <= pin.last), None)
 
 
 NO_PINS = Pins()
@@ -210,6 +232,7 @@ NO_PINS = Pins()
 
 @dataclass(frozen=True, slots=True)
 class PinToggle:
-    """Pin or unpin layers `(first, last)`, both included; None: the output layer."""
+    """Pin or unpin layers `(first, last)`, both included, or a part of them; None: the output layer."""
 
     layers: tuple[int, int] | None
+    part: MovablePart | None = None

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from engine.base.language import tr
+from engine.planning.layout.counts import with_layer_count
 from engine.planning.layout.layout import Layout
 from engine.planning.layout.parts import MovablePart, place_embedding, place_part
 from engine.planning.layout.split_modes import with_shares
@@ -113,3 +114,15 @@ class SharesMove(Move):
     def apply(self, layout: Layout) -> Layout:
         """Return the layout with these shares; its runs follow them."""
         return with_shares(layout, self.shares)
+
+
+@dataclass(frozen=True, slots=True)
+class CountMove(Move):
+    """Put `count` layers on `device`; see `with_layer_count`."""
+
+    device: str
+    count: int
+
+    def apply(self, layout: Layout) -> Layout:
+        """Return the layout with so many layers on the device."""
+        return with_layer_count(layout, self.device, self.count)

@@ -48,7 +48,9 @@ def part_device(layout: Layout, part: OverridePart, layer: int) -> str:
 
 
 def place_part(layout: Layout, part: MovablePart, first: int, last: int, device: str) -> Layout:
-    """Return the layout with a part of layers `first` to `last` on `device`. On its layer's device it needs no override.
+    """Return the layout with a part of layers `first` to `last` on `device`.
+
+    On the device of its layer a part needs no override.
 
     Raises:
         LayoutError: there are no such layers.
@@ -70,7 +72,7 @@ def place_part(layout: Layout, part: MovablePart, first: int, last: int, device:
 
 def place_parts(layout: Layout, part: MovablePart, places: Mapping[int, str]) -> Layout:
     """Return the layout with a part of each layer of `places` on the device given for it; raises as `place_part`."""
-    if places and not (0 <= min(places) and max(places) < layout.n_layers):
+    if places and not (min(places) >= 0 and max(places) < layout.n_layers):
         return place_part(layout, part, min(places), max(places), CPU_ID)
     for name in MOVABLE_PARTS[part]:
         layout = _placed(layout, name, places)
@@ -97,9 +99,7 @@ def _placed(layout: Layout, part: OverridePart, places: Mapping[int, str]) -> La
 
 def _split(layout: Layout) -> tuple[tuple[Override, ...], tuple[Override, ...]]:
     """Return the first overrides, which have no tensor in common, and the others."""
-    front = tuple(
-        takewhile(lambda each: each.part in _SEPARATE or each.pattern == EMBEDDING_PATTERN, layout.overrides)
-    )
+    front = tuple(takewhile(lambda each: each.part in _SEPARATE or each.pattern == EMBEDDING_PATTERN, layout.overrides))
     return front, layout.overrides[len(front) :]
 
 

@@ -12,6 +12,7 @@ from functools import cached_property
 from engine.devices.device import Rig
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.layout.layout import Layout
+from engine.planning.layout.parts import EMBEDDING, ties_embedding
 from engine.planning.memory.backends import HOST_RULE
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.memory.side_files import NO_SIDE_FILES, SideFiles
@@ -47,6 +48,7 @@ class Preview:
     `speed`: None if the edit does not fit, or if its speed cannot be predicted.
     `answered_per_second`: tokens per second of the last answer by this edit; None before the first one.
     `sendings`: the weights that a load sends to each worker; only for workers whose link was measured.
+    `embedding_moves`: the token embedding can be placed; not if it is the output layer too.
     """
 
     model_name: str
@@ -59,6 +61,7 @@ class Preview:
     speed: SpeedForecast | None = None
     answered_per_second: float | None = None
     sendings: tuple[Sending, ...] = ()
+    embedding_moves: bool = False
 
     @property
     def layout(self) -> Layout:
@@ -100,6 +103,12 @@ class PreviewTables:
     def work(self) -> Work:
         """Bytes and operations of a token, layer by layer."""
         return Work(self.memory.model)
+
+    @cached_property
+    def embedding_moves(self) -> bool:
+        """Whether the token embedding can be placed apart from the output layer."""
+        model = self.memory.model
+        return any(each.name == EMBEDDING for each in model.global_tensors) and not ties_embedding(model)
 
     def layers(self, context: ContextSettings) -> tuple[LayerBytes, ...]:
         """Return the bytes of each layer. The last result is cached: a drag does not change the settings."""
@@ -163,6 +172,7 @@ def make_preview(
         speed=plan_speed(tables.work, plan, speeds) if plan.report.fits else None,
         answered_per_second=answered_per_second,
         sendings=plan_sendings(plan, speeds),
+        embedding_moves=tables.embedding_moves,
     )
 
 

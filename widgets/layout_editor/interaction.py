@@ -70,7 +70,8 @@ class Interaction(QObject):
             self.hover = None
             self.set_focus(None)
         else:
-            self.set_focus(kept_focus(shown.preview.layout, self.focus))
+            focus = kept_focus(shown.preview.layout, self.focus)
+            self.set_focus(None if _has_no_handle(shown, focus) else focus)
 
     def set_focus(self, focus: Focus | None) -> None:
         """Set the focus; a focus on layers is the selection."""
@@ -273,6 +274,9 @@ class Interaction(QObject):
             return False
         preview = self._shown.preview
         stop = next_stop(preview.layout, self.focus, step, embedding=preview.embedding_moves)
+        # In modes tensor and row the runs have no boundaries that could be moved.
+        while _has_no_handle(self._shown, stop):
+            stop = next_stop(preview.layout, stop, step, embedding=preview.embedding_moves)
         if stop is not None:
             self.set_focus(stop)
         return stop is not None
@@ -350,6 +354,10 @@ class Interaction(QObject):
         device = _next_device(shown, lane, step)
         if device is not None:
             self.move_to(device)
+
+
+def _has_no_handle(shown: Shown, focus: Focus | None) -> bool:
+    return isinstance(focus, BoundaryFocus) and focus.index >= len(shown.handles)
 
 
 def _next_device(shown: Shown, lane: int, step: int) -> str | None:

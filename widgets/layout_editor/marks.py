@@ -9,6 +9,7 @@ from PySide6.QtGui import QPainter, QPen
 from PySide6.QtWidgets import QGraphicsItem, QStyleOptionGraphicsItem, QWidget
 
 from engine.base.language import tr
+from engine.devices.device import CPU_ID
 from engine.planning.layout.layout import Layout
 from engine.planning.layout.parts import part_words
 from widgets.common.memory_bar import bar_tooltip, holdings_text
@@ -31,6 +32,7 @@ from widgets.layout_editor.shown import (
     Target,
 )
 from widgets.layout_editor.texts import (
+    boundary_cost,
     boundary_text,
     embedding_tooltip,
     layer_tooltip,
@@ -156,9 +158,15 @@ _HANDLE_OVERHANG = 5.0
 
 
 def handle_places(layout: Layout, lane_of: dict[str, int], track: Track, lanes: Lanes) -> tuple[HandlePlace, ...]:
-    """Return the handle of every boundary: its line spans the lanes of both runs, its dot is in the left run's lane."""
+    """Return the handle of every boundary: its line spans the lanes of both runs, its dot is in the left run's lane.
+
+    In modes tensor and row every member has a slice of each layer, so only CPU layers at the front have a boundary.
+    """
     places = []
+    inside = layout.split_mode in ("tensor", "row")
     for index, (left, right) in enumerate(zip(layout.runs, layout.runs[1:], strict=False)):
+        if inside and left.device != CPU_ID:
+            break
         upper, lower = sorted((lane_of[left.device], lane_of[right.device]))
         places.append(
             HandlePlace(
@@ -311,7 +319,8 @@ def _numbers_of(shown: Shown, target: Target | None) -> str:
     preview = shown.preview
     match target:
         case HandleTarget(index):
-            return tr("{boundary}\nDrag to move the boundary.", boundary=boundary_text(preview.layout, index))
+            lines = tr("{boundary}\nDrag to move the boundary.", boundary=boundary_text(preview.layout, index))
+            return "\n".join(filter(None, (lines, boundary_cost(preview, index))))
         case OutputTarget():
             return output_tooltip(preview)
         case LayerTarget(layer, _) | EmptyTarget(_, int(layer), _):

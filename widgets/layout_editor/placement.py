@@ -22,6 +22,10 @@ Blocks = tuple[tuple[StripKey, tuple[int, ...]], ...]
 """Layers by strip."""
 
 
+SliceBlocks = tuple[tuple[StripKey, tuple[tuple[int, float, float], ...]], ...]
+"""Slices by strip: layer, and where its slice begins and ends, from 0 to 1 of the layer."""
+
+
 @dataclass(frozen=True, slots=True)
 class LaneDevice:
     """The device of a lane.
@@ -43,6 +47,8 @@ class LaneContent:
     ranges: layers `(first, last)` of the device, both included.
     blocks: layers by strip whose parts are on the device.
     ghosts: layers of the device by strip whose parts an override puts on another one.
+    slices: in modes tensor and row, the slices of layers that are drawn in place of `blocks`.
+    share: the device's mean share of a split layer, None if it is no member.
     """
 
     device: LaneDevice
@@ -51,6 +57,8 @@ class LaneContent:
     ghosts: Blocks
     has_embedding: bool
     has_output: bool
+    slices: SliceBlocks = ()
+    share: float | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -133,9 +141,12 @@ def lane_contents(preview: Preview) -> tuple[LaneContent, ...]:
                 solid[device][key].append(layer.index)
                 if device != run.device:
                     ghosts[run.device][key].append(layer.index)
+    slices, share = _sliced(preview, overrides)
     return tuple(
         LaneContent(
             device=device,
+            slices=slices.get(device.id, ()),
+            share=share.get(device.id),
             ranges=tuple(ranges[device.id]),
             blocks=_freeze(solid[device.id]),
             ghosts=_freeze(ghosts[device.id]),
@@ -145,6 +156,30 @@ def lane_contents(preview: Preview) -> tuple[LaneContent, ...]:
         )
         for device in lane_devices(preview.rig, layout)
     )
+
+
+def _sliced(preview: Preview, overrides: Sequence[Override]) -> tuple[dict[str, SliceBlocks], dict[str, float]]:
+    """Return the slices and the mean share of each member of modes tensor and row."""
+    if preview.slices is None:
+        return {}, {}
+    members = preview.slices.members
+    found: defaultdict[str, defaultdict[StripKey, list[tuple[int, float, float]]]]
+    found = defaultdict(lambda: defaultdict(list))
+    widths: defaultdict[str, float] = defaultdict(float)
+    for sliced in preview.slices.layers:
+        layer = preview.layers[sliced.index]
+        bounds = {"experts": sliced.experts, "ffn": sliced.ffn}
+        main = sliced.experts if layer.expert_bytes else sliced.ffn if layer.ffn_bytes else sliced.attention
+        for key, device in layer_parts(layer, members[0], overrides, kv_on_device=preview.context.offload_kqv):
+            # A part that an override moves is not split.
+            ends = bounds.get(key, sliced.attention) if device == members[0] else None
+            for place, member in enumerate(members if ends else ()):
+                assert ends is not None
+                found[member][key].append((layer.index, ends[place], ends[place + 1]))
+        for place, member in enumerate(members):
+            widths[member] += (main[place + 1] - main[place]) / len(preview.slices.layers)
+    blocks = {member: tuple((key, tuple(each)) for key, each in by_key.items()) for member, by_key in found.items()}
+    return blocks, dict(widths)
 
 
 def placed_weights(preview: Preview, content: LaneContent, row: DeviceRow | None) -> PlacedWeights:

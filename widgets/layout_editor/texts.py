@@ -72,6 +72,9 @@ def ranges_text(ranges: Iterable[tuple[int, int]]) -> str:
 
 def lane_texts(content: LaneContent) -> tuple[str, ...]:
     """Return the content of a lane in words, longest form first."""
+    if content.share is not None:
+        percent = f"{100 * content.share:.1f}"
+        return tr("{percent} % of each layer", percent=percent), tr("{percent} %", percent=percent)
     if content.ranges:
         layers = ranges_text(content.ranges)
         count = sum(last - first + 1 for first, last in content.ranges)
@@ -127,8 +130,47 @@ def part_tooltip(preview: Preview, layer: int, part: MovablePart) -> str:
     home = layout.device_of(layer)
     if device != home:
         lines.append(tr("The layer and its KV cache are on {device}.", device=home))
+        if preview.hops is not None:
+            lines.append(
+                tr(
+                    "Each token goes there and back: {size}, about {time}.",
+                    size=format_bytes(2 * preview.hops.size_bytes),
+                    time=milliseconds_text(2 * preview.hops.between(home, device)),
+                )
+            )
+        lines += filter(None, [pipeline_cost(preview)])
     lines.append(tr("Drag to another lane to move it; a selection moves as one."))
     return "\n".join(lines)
+
+
+def boundary_cost(preview: Preview, index: int) -> str:
+    """Return what a boundary costs each token; "" if it is unknown."""
+    if preview.hops is None:
+        return ""
+    left, right = preview.layout.runs[index : index + 2]
+    return tr(
+        "Each token sends {size} from {left} to {right}: about {time}.",
+        size=format_bytes(preview.hops.size_bytes),
+        left=left.device,
+        right=right.device,
+        time=milliseconds_text(preview.hops.between(left.device, right.device)),
+    )
+
+
+def pipeline_cost(preview: Preview) -> str:
+    """Return how much of the prompt speed overrides cost because they end the pipeline; "" if they cost nothing."""
+    prompt = None if preview.speed is None else preview.speed.prompt
+    if prompt is None or all(each.rule != "override_stops_pipeline" for each in preview.report.advice):
+        return ""
+    # Devices of a pipeline work at the same time on different micro batches, so the slowest one would decide.
+    seconds = [each.seconds for each in prompt.devices]
+    factor = sum(seconds) / max(seconds, default=1.0) if any(seconds) else 1.0
+    if factor < 1.05:
+        return ""
+    return tr(
+        "Overrides end the pipeline: without them a long prompt could be read up to {factor} times as fast.",
+        factor=f"{factor:.1f}",
+    )
 
 
 def parts_elsewhere(layout: Layout, layer: LayerBytes) -> tuple[tuple[MovablePart, str], ...]:

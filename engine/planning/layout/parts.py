@@ -81,36 +81,37 @@ def place_parts(layout: Layout, part: MovablePart, places: Mapping[int, str]) ->
 
 def _placed(layout: Layout, part: OverridePart, places: Mapping[int, str]) -> Layout:
     front, rest = _split(layout)
-    # The first match decides, so an earlier override is not replaced by a later one.
-    devices: dict[int, str] = {}
-    for override in front:
-        if override.part == part:
-            for layer in override.layers or range(layout.n_layers):
-                devices.setdefault(layer, override.device)
-    devices |= places
+    devices = _devices(front, part, layout.n_layers) | places
     # What is on the device of its layer needs no override, unless a later override would move it.
     caught = any(each.part in (None, "all") for each in rest)
     devices = {layer: device for layer, device in devices.items() if device != layout.device_of(layer) or caught}
-    others = tuple(each for each in front if each.part != part)
+    made = [
+        override
+        for name in _SEPARATE
+        for override in _ranges(
+            name, devices if name == part else _devices(front, name, layout.n_layers), layout.n_layers
+        )
+    ]
+    made += [each for each in front if each.part is None]
     kept = [piece for each in rest for piece in (_without(each, places) if each.part == part else (each,))]
-    made = _ranges(part, devices, layout.n_layers)
-    return replace(layout, overrides=(*_in_order(others, made), *kept))
+    return replace(layout, overrides=(*made, *kept))
+
+
+def _devices(overrides: Iterable[Override], part: OverridePart, n_layers: int) -> dict[int, str]:
+    """Return the device of a part in each layer that these overrides place it for."""
+    devices: dict[int, str] = {}
+    for override in overrides:
+        if override.part == part:
+            for layer in override.layers or range(n_layers):
+                # The first match decides, so an earlier override is not replaced by a later one.
+                devices.setdefault(layer, override.device)
+    return devices
 
 
 def _split(layout: Layout) -> tuple[tuple[Override, ...], tuple[Override, ...]]:
     """Return the first overrides, which have no tensor in common, and the others."""
     front = tuple(takewhile(lambda each: each.part in _SEPARATE or each.pattern == EMBEDDING_PATTERN, layout.overrides))
     return front, layout.overrides[len(front) :]
-
-
-def _in_order(others: tuple[Override, ...], made: list[Override]) -> list[Override]:
-    """Return overrides of separate parts by part, then by layer, so that equal layouts are equal values."""
-
-    def place(override: Override) -> tuple[int, int]:
-        part = override.part
-        return (len(_SEPARATE) if part is None else _SEPARATE.index(part), override.first or 0)
-
-    return sorted((*others, *made), key=place)
 
 
 def _ranges(part: OverridePart, devices: Mapping[int, str], n_layers: int) -> list[Override]:
@@ -156,5 +157,4 @@ def place_embedding(layout: Layout, device: str) -> Layout:
     if embedding_device(bare) == device:
         return bare
     front, rest = _split(bare)
-    placed = Override(device, pattern=EMBEDDING_PATTERN)
-    return replace(bare, overrides=(*_in_order(front, [placed]), *rest))
+    return replace(bare, overrides=(*front, Override(device, pattern=EMBEDDING_PATTERN), *rest))

@@ -11,6 +11,7 @@ from functools import cached_property
 
 from engine.devices.device import Rig
 from engine.model.gguf.model_file import ModelFile
+from engine.planning.layout.engine_parameters import leading_cpu_layers
 from engine.planning.layout.layout import Layout
 from engine.planning.layout.parts import EMBEDDING, ties_embedding
 from engine.planning.memory.backends import HOST_RULE
@@ -19,7 +20,9 @@ from engine.planning.memory.side_files import NO_SIDE_FILES, SideFiles
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow, FitReport
+from engine.planning.plan.slices import Slices, layer_slices
 from engine.planning.settings.context_settings import ContextSettings
+from engine.planning.speed.hop_costs import HopCosts, hop_costs
 from engine.planning.speed.prediction import CostModel, SpeedForecast
 from engine.planning.speed.speeds import NO_MEASUREMENTS, Sending, Speeds, sendings
 from engine.planning.speed.work import Work
@@ -48,6 +51,8 @@ class Preview:
     `speed`: None if the edit does not fit, or if its speed cannot be predicted.
     `answered_per_second`: tokens per second of the last answer by this edit; None before the first one.
     `sendings`: the weights that a load sends to each worker; only for workers whose link was measured.
+    `slices`: parts of layers on the members of modes tensor and row; None in other modes.
+    `hops`: what a token's way between devices costs; None if it is unknown.
     `embedding_moves`: the token embedding can be placed; not if it is the output layer too.
     """
 
@@ -62,6 +67,8 @@ class Preview:
     answered_per_second: float | None = None
     sendings: tuple[Sending, ...] = ()
     embedding_moves: bool = False
+    slices: Slices | None = None
+    hops: HopCosts | None = None
 
     @property
     def layout(self) -> Layout:
@@ -98,6 +105,7 @@ class PreviewTables:
     def __init__(self, model: ModelFile | ModelMemory) -> None:
         self.memory = model if isinstance(model, ModelMemory) else ModelMemory(model)
         self._last: tuple[ContextSettings, tuple[LayerBytes, ...]] | None = None
+        self._last_slices: tuple[tuple[object, ...], Slices | None] | None = None
 
     @cached_property
     def work(self) -> Work:
@@ -109,6 +117,18 @@ class PreviewTables:
         """Whether the token embedding can be placed apart from the output layer."""
         model = self.memory.model
         return any(each.name == EMBEDDING for each in model.global_tensors) and not ties_embedding(model)
+
+    def slices(self, plan: Plan) -> Slices | None:
+        """Return the slices of a layout of mode tensor or row. The last result is cached for its shares."""
+        layout = plan.edit.layout
+        if layout.split_mode not in ("tensor", "row"):
+            return None
+        key = (layout.split_mode, layout.tensor_split, leading_cpu_layers(layout))
+        if self._last_slices is None or self._last_slices[0] != key:
+            tables = self.memory.for_context(plan.settings)
+            found = layer_slices(layout, self.memory.model, None if tables is None else tables.hyper)
+            self._last_slices = (key, found)
+        return self._last_slices[1]
 
     def layers(self, context: ContextSettings) -> tuple[LayerBytes, ...]:
         """Return the bytes of each layer. The last result is cached: a drag does not change the settings."""
@@ -173,6 +193,8 @@ def make_preview(
         answered_per_second=answered_per_second,
         sendings=plan_sendings(plan, speeds),
         embedding_moves=tables.embedding_moves,
+        slices=tables.slices(plan),
+        hops=hop_costs(tables.work, plan.rig, speeds),
     )
 
 

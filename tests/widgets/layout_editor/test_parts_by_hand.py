@@ -15,7 +15,10 @@ from pytestqt.qtbot import QtBot
 from engine.devices.device import CPU_ID
 from engine.planning.layout.moves import EmbeddingMove, Move, PartMove, RangeMove
 from engine.planning.layout.parts import place_embedding, place_part
+from engine.planning.plan.advice import Advice
 from engine.planning.plan.preview import Preview
+from engine.planning.speed.hop_costs import HopCosts
+from engine.planning.speed.prediction import DeviceTime, SpeedForecast
 from tests.support.accessibility import interface_of, name_of, walk
 from tests.support.previews import dense_preview, moe_preview, with_layout
 from tests.widgets.layout_editor.test_editor_mouse import Hand
@@ -23,7 +26,7 @@ from widgets.layout_editor.editor import LayoutEditor
 from widgets.layout_editor.keyboard import EmbeddingFocus, OutputFocus, Selection
 from widgets.layout_editor.marks import tooltip_of
 from widgets.layout_editor.placement import PinnedPart, Pins, PinToggle
-from widgets.layout_editor.shown import EmbeddingTarget, PartTarget
+from widgets.layout_editor.shown import EmbeddingTarget, HandleTarget, PartTarget
 from widgets.layout_editor.texts import note_lines
 
 MakeHand = Callable[[Preview], Hand]
@@ -230,3 +233,21 @@ def test_screen_readers_hear_where_the_parts_of_a_layer_are(make_hand: MakeHand)
     assert any(name.startswith("layer 40 on CUDA1, ") and name.endswith(", experts on CPU") for name in names)
     assert any("experts on CPU, attention and dense parts on RPC0" in name for name in names if "layer 41" in name)
     assert "embedding on CPU, 280.0 MiB" in names
+
+
+def test_boundaries_and_parts_say_what_they_cost_a_token(make_hand: MakeHand) -> None:
+    hops = HopCosts(8192, (("CUDA0", 0.00002), ("CUDA1", 0.00003), ("RPC0", 0.001)))
+    prompt = SpeedForecast(
+        0.003, 2048, (DeviceTime("CUDA0", 0.002, 0, "measured"), DeviceTime("CUDA1", 0.001, 0, "measured")), "measured"
+    )
+    speed = replace(prompt, token_s=0.05, prompt=prompt)
+    preview = moe_preview()
+    report = replace(preview.report, advice=(Advice("override_stops_pipeline", "m", "r"),))
+    hand = make_hand(replace(preview, hops=hops, speed=speed, report=report))
+    boundary = tooltip_of(hand.shown, HandleTarget(0))
+    assert "Each token sends 8.0 KiB from CUDA0 to CUDA1: about 0.05 ms." in boundary
+    part = tooltip_of(hand.shown, PartTarget(42, LANES[CPU_ID], "experts"))
+    assert "Each token goes there and back: 16.0 KiB, about 0.06 ms." in part
+    assert "without them a long prompt could be read up to 1.5 times as fast." in part
+    no_pipeline = make_hand(replace(preview, hops=hops, speed=speed))
+    assert "pipeline" not in tooltip_of(no_pipeline.shown, PartTarget(42, LANES[CPU_ID], "experts"))

@@ -17,6 +17,7 @@ from PySide6.QtGui import QAccessible, QAccessibleEvent, QAccessibleInterface, Q
 from engine.base.language import tr
 from engine.base.units import format_bytes
 from engine.planning.layout.parts import embedding_device, part_words
+from engine.planning.plan.placement_check import difference_words
 from widgets.layout_editor.keyboard import BoundaryFocus, EmbeddingFocus, Focus, LayerFocus, OutputFocus
 from widgets.layout_editor.shown import Shown
 from widgets.layout_editor.texts import boundary_text, lane_sentence, parts_elsewhere
@@ -149,7 +150,8 @@ def name_of(shown: Shown, place: Place) -> str:
                 tr("{part} on {device}", part=part_words(part), device=device)
                 for part, device in parts_elsewhere(preview.layout, layer)
             )
-            return ", ".join((words, *elsewhere))
+            found = difference_words(tuple(each for each in shown.elsewhere if each.layer == index))
+            return ". ".join(filter(None, (", ".join((words, *elsewhere)), found)))
         case Kind.EMBEDDING, _:
             return tr(
                 "embedding on {device}, {size}",

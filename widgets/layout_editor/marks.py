@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from PySide6.QtCore import QPointF, QRectF, Qt
-from PySide6.QtGui import QPainter, QPen
+from PySide6.QtGui import QBrush, QPainter, QPen
 from PySide6.QtWidgets import QGraphicsItem, QStyleOptionGraphicsItem, QWidget
 
 from engine.base.language import tr
 from engine.devices.device import CPU_ID
 from engine.planning.layout.layout import Layout
 from engine.planning.layout.parts import part_words
+from engine.planning.plan.placement_check import PlaceDifference, difference_words
 from widgets.common.memory_bar import bar_tooltip, holdings_text
 from widgets.common.painting import colour
 from widgets.common.palette import DARK, Palette
@@ -56,6 +57,7 @@ class Marks:
     focused: QRectF | None = None
     target: QRectF | None = None
     pinned: tuple[QRectF, ...] = ()
+    elsewhere: tuple[QRectF, ...] = ()
 
 
 class OverlayItem(QGraphicsItem):
@@ -99,6 +101,10 @@ class OverlayItem(QGraphicsItem):
         for rect in marks.pinned:
             painter.drawRect(QRectF(rect.left(), rect.top(), rect.width(), _PIN_BAR))
             painter.drawEllipse(QPointF(rect.left() + _PIN_HEAD, rect.top() + _PIN_BAR), _PIN_HEAD, _PIN_HEAD)
+        painter.setBrush(QBrush(colour(palette.bad), Qt.BrushStyle.BDiagPattern))
+        painter.setPen(QPen(colour(palette.bad), 1.5))
+        for rect in marks.elsewhere:
+            painter.drawRect(rect)
         painter.setPen(QPen(colour(palette.text), 1.5))
         painter.setBrush(colour(palette.text, 0.14))
         for rect in marks.selected:
@@ -261,7 +267,20 @@ def marks_of(
         focused=ring,
         target=shown.track_rect(drag.lane) if isinstance(drag, LaneDrag) and drag.begun else None,
         pinned=pin_rects(shown, pins),
+        elsewhere=tuple(elsewhere_rect(shown, each) for each in shown.elsewhere),
     )
+
+
+def elsewhere_rect(shown: Shown, difference: PlaceDifference) -> QRectF:
+    """Return the rectangle of what is on another device than it was asked for, in the lane that was asked for."""
+    if difference.part == "output":
+        return shown.output_rect()
+    lane, layer = shown.lane_of_layer(difference.layer), difference.layer
+    rect = shown.block_rect(lane, layer, layer)
+    if difference.part == "layer":
+        return rect
+    strip = shown.lanes.kv
+    return QRectF(rect.left(), shown.lanes.track_top(lane) + strip.top, rect.width(), strip.height)
 
 
 def _hovered_rect(shown: Shown, hover: Target | None) -> QRectF | None:
@@ -312,7 +331,25 @@ def cursor_of(drag: Drag | None, hover: Target | None) -> Qt.CursorShape:
 
 def tooltip_of(shown: Shown, target: Target | None, pins: Pins = NO_PINS) -> str:
     """Return the tooltip of the target under the pointer: its numbers and whether it is pinned, in plain lines."""
-    return "\n".join(filter(None, (_numbers_of(shown, target), pin_text(pins, target))))
+    return "\n".join(
+        filter(
+            None, (_numbers_of(shown, target), difference_words(_elsewhere_at(shown, target)), pin_text(pins, target))
+        )
+    )
+
+
+def _elsewhere_at(shown: Shown, target: Target | None) -> tuple[PlaceDifference, ...]:
+    match target:
+        case LayerTarget(layer, _) | PartTarget(layer, _, _):
+            return elsewhere_of(shown, layer)
+        case OutputTarget():
+            return elsewhere_of(shown, shown.preview.layout.n_layers)
+    return ()
+
+
+def elsewhere_of(shown: Shown, layer: int) -> tuple[PlaceDifference, ...]:
+    """Return what of a layer is on another device; `n_layers` is the output layer."""
+    return tuple(each for each in shown.elsewhere if each.layer == layer)
 
 
 def _numbers_of(shown: Shown, target: Target | None) -> str:

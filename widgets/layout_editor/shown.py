@@ -8,6 +8,7 @@ from PySide6.QtCore import QRectF
 
 from engine.planning.layout.layout import Run
 from engine.planning.layout.parts import MovablePart
+from engine.planning.plan.placement_check import PlaceDifference
 from engine.planning.plan.preview import Preview
 from widgets.layout_editor.geometry import Columns, HandlePlace, Lanes, Track, handle_at
 from widgets.layout_editor.lane import LaneValues, strip_of
@@ -74,7 +75,10 @@ Target = HandleTarget | LayerTarget | PartTarget | OutputTarget | EmbeddingTarge
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A preview with the places of its lanes, layers and handles, in scene coordinates."""
+    """A preview with the places of its lanes, layers and handles, in scene coordinates.
+
+    `elsewhere`: if the preview is loaded, what is on another device than it asks for.
+    """
 
     preview: Preview
     state: LoadedWords
@@ -84,6 +88,7 @@ class Shown:
     track: Track
     handles: tuple[HandlePlace, ...]
     values: tuple[LaneValues, ...]
+    elsewhere: tuple[PlaceDifference, ...] = ()
 
     @property
     def lane_of(self) -> dict[str, int]:

@@ -81,7 +81,7 @@ def place_parts(layout: Layout, part: MovablePart, places: Mapping[int, str]) ->
 
 def _placed(layout: Layout, part: OverridePart, places: Mapping[int, str]) -> Layout:
     front, rest = _split(layout)
-    devices = _devices(front, part, layout.n_layers) | places
+    devices = _devices(front, part, layout.n_layers) | dict(places)
     # What is on the device of its layer needs no override, unless a later override would move it.
     caught = any(each.part in (None, "all") for each in rest)
     devices = {layer: device for layer, device in devices.items() if device != layout.device_of(layer) or caught}

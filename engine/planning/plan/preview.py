@@ -18,6 +18,7 @@ from engine.planning.memory.backends import HOST_RULE
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.memory.side_files import NO_SIDE_FILES, SideFiles
 from engine.planning.plan.edit import Edit
+from engine.planning.plan.placement_check import PlaceDifference
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow, FitReport
 from engine.planning.plan.slices import Slices, layer_slices
@@ -86,6 +87,7 @@ class LoadedLayout:
     `edit`: the edit it was loaded with; `used`: the settings that were decided.
     `measured`: rows after the load; `forecast`: rows before it.
     `flash_attention`: whether the engine uses it; None if it did not report that.
+    `elsewhere`: layers and caches that are on another device than the layout asks for.
     """
 
     edit: Edit
@@ -93,6 +95,7 @@ class LoadedLayout:
     forecast: tuple[DeviceRow, ...]
     used: ContextSettings | None = None
     flash_attention: bool | None = None
+    elsewhere: tuple[PlaceDifference, ...] = ()
 
     def differs_from(self, edit: Edit) -> bool:
         """Return whether `edit` has another layout, other settings or other side files than the loaded one."""

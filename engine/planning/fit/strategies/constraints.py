@@ -161,7 +161,8 @@ Strategy = Callable[[ModelMemory, Rig, ContextSettings, Constraints], AutoLayout
 
 def pinned_backends(constraints: Constraints, rig: Rig) -> tuple[str, ...]:
     """Return the backends of devices with pinned layers, each once; without the CPU."""
-    pinned_to = {*(pin.device for pin in (*constraints.pins, *constraints.parts)), constraints.output}
+    pins: tuple[Pin | PartPin, ...] = (*constraints.pins, *constraints.parts)
+    pinned_to = {*(pin.device for pin in pins), constraints.output}
     return tuple(dict.fromkeys(device.backend for device in rig.devices if device.id in pinned_to))
 
 
@@ -176,7 +177,7 @@ def check_constraints(constraints: Constraints, rig: Rig, n_layers: int) -> None
 
 
 def _faults(constraints: Constraints, rig: Rig, n_layers: int) -> Iterator[str]:
-    pins = (*constraints.pins, *constraints.parts)
+    pins: tuple[Pin | PartPin, ...] = (*constraints.pins, *constraints.parts)
     pinned_to = [*(pin.device for pin in pins), *filter(None, [constraints.output])]
     for device_id in (*constraints.order, *sorted(constraints.off), *pinned_to):
         if rig.device(device_id) is None:

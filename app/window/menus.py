@@ -104,7 +104,7 @@ def layout_menu(
         SEPARATOR,
         Command(
             "numbers",
-            tr("Place by Num&bers"),
+            tr("Place by &Numbers"),
             show_numbers,
             "Ctrl+L",
             tip=tr("Show fields for the layers and experts of each device, and a line for shares or llama.cpp options"),

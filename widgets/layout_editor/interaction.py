@@ -289,8 +289,9 @@ class Interaction(QObject):
             return self.drag is None and isinstance(self.focus, LayerFocus | OutputFocus)
         if command in (Command.PIN_EXPERTS, Command.EXPERTS_UP, Command.EXPERTS_DOWN):
             shown, focus = self._shown, self.focus
-            is_free = shown is not None and self.drag is None and isinstance(focus, LayerFocus)
-            return is_free and shown.has_part("experts", *focus.span)
+            if shown is None or self.drag is not None or not isinstance(focus, LayerFocus):
+                return False
+            return shown.has_part("experts", *focus.span)
         return self._shown is not None and self.drag is None
 
     def perform(self, command: Command) -> None:

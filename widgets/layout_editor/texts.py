@@ -74,7 +74,7 @@ def lane_texts(content: LaneContent) -> tuple[str, ...]:
     """Return the content of a lane in words, longest form first."""
     if content.share is not None:
         percent = f"{100 * content.share:.1f}"
-        return tr("{percent} % of each layer", percent=percent), tr("{percent} %", percent=percent)
+        return tr("{percent} % of the layers", percent=percent), tr("{percent} %", percent=percent)
     if content.ranges:
         layers = ranges_text(content.ranges)
         count = sum(last - first + 1 for first, last in content.ranges)

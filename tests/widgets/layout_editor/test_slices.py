@@ -40,7 +40,7 @@ def test_every_member_has_its_slice_of_each_layer() -> None:
     assert dict(second.slices)["kv"][-1] == (47, 0.5, 1.0), "the cache is cut by heads"
     assert len(dict(first.slices)["dense"]) == 44, "not those on the CPU"
     assert contents[CPU_ID].share is None
-    assert lane_texts(first)[0] == "62.5 % of each layer"
+    assert lane_texts(first)[0] == "62.5 % of the layers"
 
 
 def test_what_an_override_takes_to_the_cpu_is_not_sliced() -> None:

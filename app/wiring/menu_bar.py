@@ -105,6 +105,7 @@ def make_actions(
                 desk.auto_layouts,
                 show_auto_layout,
                 main.editor.toggle_pin,
+                show_numbers=main.editor.toggle_numbers,
                 use_last=desk.last_layouts.use,
                 show_export=ExportPresenter(desk.document, desk.background, notices, main).show,
                 show_import=ImportPresenter(desk.document, desk.background, notices, main).show,

@@ -22,7 +22,7 @@ from engine.devices.device import (
     find_id_fault,
     make_host,
 )
-from engine.devices.endpoint import MAX_ALIGNMENT_BYTES, parse_endpoint
+from engine.devices.endpoint import MAX_ALIGNMENT_BYTES, parse_lent_endpoint
 from engine.model.gguf.quoting import clean
 
 VERSION = 1
@@ -83,6 +83,7 @@ def _parse_device(item: JsonObject) -> Device:
         "id", "name", "backend", "total_bytes", "free_bytes", "kind", "pci_bus_id", "endpoint", "endpoint_device",
         "cap_bytes", "margin_bytes", "alignment_bytes", "host_alignment_bytes",
         "largest_tensor_bytes", "largest_buffer_bytes", "mixes_streams", "capabilities", "faults", "fingerprint",
+        "remote_backend",
     )  # fmt: skip
     device_id = _parse_id(item)
     backend = item.text("backend")
@@ -115,6 +116,7 @@ def _parse_device(item: JsonObject) -> Device:
         else Capabilities(),
         findings=Findings(_parse_faults(item)),
         fingerprint=_parse_fingerprint(item, backend),
+        remote_backend=_parse_remote_backend(item, backend),
     )
 
 
@@ -169,10 +171,12 @@ def _parse_endpoint(item: JsonObject, backend: str) -> str | None:
     if endpoint is None:
         item.refuse(tr('an RPC device needs its endpoint, such as "192.0.2.7:50052"'), "endpoint")
     try:
-        host, port = parse_endpoint(endpoint)
+        place, name = parse_lent_endpoint(endpoint)
     except ValueError as error:
         item.refuse(str(error), "endpoint")
-    return f"{host}:{port}"
+    if name and item.nullable("fingerprint", item.text, None) is None:
+        item.refuse(tr("only a paired machine lends devices by name; add its fingerprint"), "endpoint")
+    return f"{place}/{name}" if name else place
 
 
 def _parse_fingerprint(item: JsonObject, backend: str) -> str | None:
@@ -186,6 +190,15 @@ def _parse_fingerprint(item: JsonObject, backend: str) -> str | None:
             tr("a fingerprint has 64 digits from 0-9 and a-f; `layerdeck-cli rig peers` shows it"), "fingerprint"
         )
     return fingerprint
+
+
+def _parse_remote_backend(item: JsonObject, backend: str) -> str:
+    found = item.maybe("remote_backend", item.text, "")
+    if found and backend != "RPC":
+        item.refuse(tr("a remote backend belongs to backend RPC, not to {backend}", backend=backend[:40]), "remote_backend")
+    if not found.isprintable() or len(found) > MAX_BACKEND_LENGTH:
+        item.refuse(tr("a device needs the name of its backend, such as CUDA or RPC"), "remote_backend")
+    return found
 
 
 def _parse_capabilities(item: JsonObject) -> Capabilities:
@@ -254,6 +267,8 @@ def _device_document(device: Device) -> dict[str, object]:
         document["endpoint_device"] = device.endpoint_device
     if device.fingerprint is not None:
         document["fingerprint"] = device.fingerprint
+    if device.remote_backend:
+        document["remote_backend"] = device.remote_backend
     return {
         **document,
         "cap_bytes": device.cap_bytes,

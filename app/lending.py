@@ -12,8 +12,6 @@ from engine.machines.tunnel.offers import OfferedSpeed
 from engine.planning.fit.calibration import read_calibration
 from engine.planning.fit.speed_book import read_speed_book, speed_key
 
-DEFAULT_PORT = 50052
-"""As of llama.cpp's `rpc-server`."""
 
 
 def find_lendings(

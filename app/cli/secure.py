@@ -13,12 +13,12 @@ from contextlib import ExitStack
 from app.cli import exit_codes
 from app.cli.output import print_document, print_line
 from app.cli.serving import kept_weights, tell, tell_serving
-from app.lending import DEFAULT_PORT, find_lendings
+from app.lending import find_lendings
 from app.paths import identity_path, pairings_path
 from engine.base.errors import ArgumentError
 from engine.base.units import format_bytes
 from engine.devices.addresses import own_addresses
-from engine.machines.rigs.secure_serving import NOT_GUARDED, Lending, Lent, SecureAddress, serve_secure
+from engine.machines.rigs.secure_serving import DEFAULT_PORT, NOT_GUARDED, Lending, Lent, SecureAddress, serve_secure
 from engine.machines.tunnel.calling import pair_with
 from engine.machines.tunnel.identity import read_identity, shown_fingerprint
 from engine.machines.tunnel.listener import Use

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from app.rig.limit_store import LimitStore
@@ -77,6 +77,10 @@ class DeviceList:
     def without(self, device_id: str) -> DeviceList:
         """Return the list without a device."""
         return self._with(device for device in self.rig.devices if device.id != device_id)
+
+    def with_changed(self, change: Callable[[Device], Device]) -> DeviceList:
+        """Return the list with each device but the host changed by `change`, which keeps its id."""
+        return self._with(map(change, self.rig.devices))
 
     def without_endpoints(self, endpoints: Collection[str]) -> DeviceList:
         """Return the list without the workers at these endpoints."""

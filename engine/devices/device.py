@@ -82,6 +82,24 @@ class BufferFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class RemoteFacts:
+    """What a paired machine tells of a device that it lends; within bounds, but not verified.
+
+    `backend`: backend that computes behind the RPC server; empty if unknown.
+    `overhead_bytes`: what loads of that machine took beyond the engine's buffers; None if never measured.
+    `read_bytes_per_second`, `by_type`, `op_s`, `products`: speeds that it measured, as of `KeptDevice`; None or empty
+    if it did not. The mappings are pairs of type and speed.
+    """
+
+    backend: str = ""
+    overhead_bytes: int | None = None
+    read_bytes_per_second: float | None = None
+    by_type: tuple[tuple[str, float], ...] = ()
+    op_s: float | None = None
+    products: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Holding:
     """Memory that a loaded model of ours holds on a device. `model`: its display name, which need not be unique."""
 
@@ -141,7 +159,7 @@ class Device:
     `computing`: what models were found to need here beyond their forecast, while they computed.
     `is_stopped`: the process of a lab worker ended by itself; nothing can be placed there until it runs again.
     `away`: why a device of a paired machine cannot be used now, in a few words; empty if it can.
-    `remote_backend`: backend that computes behind an RPC worker, as a paired machine told it; empty if unknown.
+    `remote`: what a paired machine told of its device behind the RPC worker; None if it told nothing.
     """
 
     id: str
@@ -164,7 +182,7 @@ class Device:
     via: str | None = None
     is_stopped: bool = False
     away: str = ""
-    remote_backend: str = ""
+    remote: RemoteFacts | None = None
     computing: tuple[ComputingNeed, ...] = ()
 
     def fault(self, feature: Feature, of: str = "") -> Fault | None:
@@ -265,9 +283,11 @@ def with_free_ids(devices: Iterable[Device], taken: Iterable[str]) -> tuple[Devi
 def _free_id(device: Device, taken: set[str]) -> str:
     if device.id not in taken:
         return device.id
-    # Devices of paired machines keep the machine's name: two machines may have the same one.
-    is_numbered = device.is_rpc and device.fingerprint is None
-    names = (f"RPC{number}" if is_numbered else f"{device.id[:58]}-{number}" for number in itertools.count(2 * (not is_numbered)))
+    if device.fingerprint is not None:
+        # Two machines may have one name, and a device keeps that of its machine.
+        names = (f"{device.id[:60]}-{number}" for number in itertools.count(2))
+    else:
+        names = (f"RPC{number}" if device.is_rpc else f"{device.id}-{number}" for number in itertools.count())
     return next(name for name in names if name not in taken)
 
 

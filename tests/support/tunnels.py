@@ -6,7 +6,7 @@ import asyncio
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -48,6 +48,8 @@ class Home:
 
 
 _Result = TypeVar("_Result")
+Worker = Callable[[], socket.socket]
+"""Connects to a worker."""
 
 
 class Session:
@@ -119,18 +121,22 @@ def described(name: str) -> OfferedDevice:
 
 @contextmanager
 def attic(
-    folder: Path, reach_worker: Callable[[], socket.socket], names: Sequence[str] = ("CPU",)
+    folder: Path, workers: Worker | Mapping[str, Worker], names: Sequence[str] = ("CPU",), port: int = 0
 ) -> Iterator[Attic]:
-    """Serve on this machine until the end of the context: devices with these names, all with the same worker."""
+    """Serve on this machine until the end of the context.
+
+    `workers`: what connects to the worker of each device by name, or one for all devices of `names`.
+    """
+    by_name = workers if isinstance(workers, Mapping) else dict.fromkeys(names, workers)
     home, code, paired = Home(folder), OpenCode(), list[Pairing]()
     with Listener(
         "127.0.0.1",
-        0,
+        port,
         identity=home.identity,
         book=home.book,
         code=code,
         name="attic",
-        devices=[LentDevice(each, reach_worker, partial(described, each)) for each in names],
+        devices=[LentDevice(name, worker, partial(described, name)) for name, worker in by_name.items()],
         on_paired=paired.append,
     ) as listener:
         yield Attic(home, code, listener, paired)

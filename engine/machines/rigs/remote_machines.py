@@ -10,7 +10,7 @@ from pathlib import Path
 from engine.base.errors import EngineError
 from engine.base.language import tr
 from engine.base.units import MIB
-from engine.devices.device import BufferFacts, Device, Rig, remote_margin_bytes, routes_of
+from engine.devices.device import BufferFacts, Device, RemoteFacts, Rig, remote_margin_bytes, routes_of
 from engine.devices.endpoint import GreetingStatus, parse_lent_endpoint
 from engine.machines.rigs.check_results import read_check_results
 from engine.machines.rigs.discovery import Peer, discover, find_peer
@@ -122,8 +122,7 @@ def device_of(offered: OfferedDevice, machine: Machine) -> Device:
         free_bytes=offered.free_bytes,
         endpoint=f"{machine.endpoint}/{offered.name}",
         fingerprint=machine.fingerprint,
-        overhead_bytes=offered.overhead_bytes,
-        remote_backend=offered.backend,
+        remote=_facts(offered),
         buffers=BufferFacts(
             alignment_bytes=offered.alignment_bytes,
             largest_tensor_bytes=offered.largest_tensor_bytes,
@@ -149,7 +148,23 @@ def with_offer(device: Device, offered: OfferedDevice | None) -> Device:
         # What is free now is free beside a loaded model; readings of the load tell more, or it cannot be used anyway.
         return replace(device, away=away)
     free_bytes = None if offered.free_bytes is None else min(offered.free_bytes, offered.total_bytes)
-    return replace(device, away="", total_bytes=offered.total_bytes, free_bytes=free_bytes)
+    return replace(
+        device, away="", total_bytes=offered.total_bytes, free_bytes=free_bytes, remote=_facts(offered)
+    )
+
+
+def _facts(offered: OfferedDevice) -> RemoteFacts:
+    facts = RemoteFacts(offered.backend, offered.overhead_bytes)
+    speed = offered.speed
+    if speed is None:
+        return facts
+    return replace(
+        facts,
+        read_bytes_per_second=speed.read_bytes_per_second,
+        by_type=tuple(speed.by_type.items()),
+        op_s=speed.op_s,
+        products=tuple(speed.products.items()),
+    )
 
 
 def _seen(device: Device, found: Device | None) -> Device:

@@ -26,6 +26,8 @@ from engine.machines.tunnel.pairings import Pairing, PairingStore
 from engine.runtime.protocol.messages import Serve, Serving
 
 NOT_GUARDED = "This system cannot keep other users of this computer from the worker; they can use it without pairing."
+DEFAULT_PORT = 50052
+"""As of llama.cpp's `rpc-server`."""
 HOST_MARGIN_BYTES = 256 * MIB
 """Default margin of a lent CPU, for the lender's own programs."""
 _HOST_MARGIN_SHARE = 20

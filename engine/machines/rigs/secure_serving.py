@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from engine.base.errors import ArgumentError, EngineError
+from engine.base.processor import default_threads
 from engine.base.units import MIB, format_bytes
 from engine.devices.device import CPU_ID, Device
 from engine.devices.host_memory import read_host_memory
@@ -147,6 +148,7 @@ class _Worker:
             device=device.id,
             # RLIMIT_DATA limits memory of the process, not of a card; a card's cap counts in the client's plans.
             cap_bytes=lending.cap_bytes if device.is_host else None,
+            n_threads=default_threads() if device.is_host else 1,
             client_port=key.port,
         )
         if kept is not None:

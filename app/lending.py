@@ -13,7 +13,6 @@ from engine.planning.fit.calibration import read_calibration
 from engine.planning.fit.speed_book import read_speed_book, speed_key
 
 
-
 def find_lendings(
     *,
     only: Sequence[str] = (),

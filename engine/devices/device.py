@@ -198,7 +198,10 @@ class Device:
 
     @property
     def available_bytes(self) -> int:
-        """Memory for planning: free memory, or the total if that is unknown, at most the cap; 0 if it has stopped or is away."""
+        """Memory for planning: free memory, or the total if that is unknown, at most the cap.
+
+        0 if it has stopped or is away.
+        """
         if self.is_stopped or self.away:
             return 0
         free_bytes = self.total_bytes if self.free_bytes is None else self.free_bytes

@@ -198,7 +198,9 @@ def _parse_remote(item: JsonObject, backend: str) -> RemoteFacts | None:
     if "remote" not in item.keys:
         return None
     if backend != "RPC":
-        item.refuse(tr("only devices of backend RPC are remote, not those of {backend}", backend=backend[:40]), "remote")
+        item.refuse(
+            tr("only devices of backend RPC are remote, not those of {backend}", backend=backend[:40]), "remote"
+        )
     told = item.nested("remote")
     told.allow("backend", "overhead_bytes", "read_bytes_per_second", "by_type", "op_s", "products")
     name = told.maybe("backend", told.text, "")

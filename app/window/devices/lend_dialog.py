@@ -9,12 +9,11 @@ from PySide6.QtWidgets import (
     QGridLayout,
     QLabel,
     QLineEdit,
-    QPushButton,
     QSpinBox,
     QWidget,
 )
 
-from app.rig.lender import MAX_NAME, Lender, LendChoice, LendState, lending_addresses
+from app.rig.lender import MAX_NAME, LendChoice, Lender, LendState, lending_addresses
 from app.rig.live_rig import LiveRig
 from app.window.dialogs import OneDialog
 from engine.base.language import tr
@@ -28,7 +27,7 @@ INTRODUCTION = tr(
     "connection, and each device serves one of them at a time. It ends when this window closes; `layerdeck-cli rig "
     "serve --install` lends without a window."
 )
-_ALL = "0.0.0.0"  # noqa: S104
+_ALL = "0.0.0.0"
 
 
 class _DeviceRow:

@@ -66,9 +66,7 @@ class RemoteMachines:
             found = find_peer(Peer(machine.endpoint, machine.fingerprint, machine.name, via), self._checks)
             return LentDevices(found)
         if not offer.devices:
-            raise EngineError(
-                tr("{name} lends no device now; start `rig serve` there again.", name=machine.name)
-            )
+            raise EngineError(tr("{name} lends no device now; start `rig serve` there again.", name=machine.name))
         devices = [device_of(each, machine) for each in offer.devices]
         reached = self._tunnels.reach(Rig(tuple(devices), devices[0]))
         free = [device for device in reached.devices if not device.away]
@@ -84,9 +82,7 @@ class RemoteMachines:
         """Return the offer of `machine`, and the seconds of the round trip. Raises `TunnelError`."""
         pairing = self._book.find("server", machine.fingerprint)
         if pairing is None:
-            raise PairingError(
-                tr("{name} is not paired with this computer; pair with it again.", name=machine.name)
-            )
+            raise PairingError(tr("{name} is not paired with this computer; pair with it again.", name=machine.name))
         return ask_offer(machine.endpoint, pairing.der, read_identity(self._identity), timeout_s)
 
     def _see(self, devices: Sequence[Device]) -> dict[str, Device]:
@@ -95,7 +91,9 @@ class RemoteMachines:
             return {}
         endpoints = [device.endpoint for device in devices if device.endpoint is not None]
         found = {each.endpoint: each for each in discover(endpoints, routes=routes_of(devices)).devices if each.is_rpc}
-        return {endpoint: _seen(device, found.get(endpoint)) for endpoint, device in zip(endpoints, devices, strict=True)}
+        return {
+            endpoint: _seen(device, found.get(endpoint)) for endpoint, device in zip(endpoints, devices, strict=True)
+        }
 
 
 def machine_of(device: Device) -> Machine | None:
@@ -148,9 +146,7 @@ def with_offer(device: Device, offered: OfferedDevice | None) -> Device:
         # What is free now is free beside a loaded model; readings of the load tell more, or it cannot be used anyway.
         return replace(device, away=away)
     free_bytes = None if offered.free_bytes is None else min(offered.free_bytes, offered.total_bytes)
-    return replace(
-        device, away="", total_bytes=offered.total_bytes, free_bytes=free_bytes, remote=_facts(offered)
-    )
+    return replace(device, away="", total_bytes=offered.total_bytes, free_bytes=free_bytes, remote=_facts(offered))
 
 
 def _facts(offered: OfferedDevice) -> RemoteFacts:

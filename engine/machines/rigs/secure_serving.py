@@ -118,12 +118,12 @@ def _sizes(sizes: Sequence[tuple[str, int]], chosen: Sequence[Device], option: s
                 f"{option} without a device is for one device, and {len(names)} are lent; write {option} ID=SIZE "
                 f"({', '.join(sorted(names))})."
             )
-        name = name or next(iter(names))
-        if name not in names:
-            raise ArgumentError(f'{option}: "{name[:60]}" is not lent; there are {", ".join(sorted(names))}.')
-        if name in found:
-            raise ArgumentError(f"{option} gives {name} two sizes; give one.")
-        found[name] = size_bytes
+        device = name or next(iter(names))
+        if device not in names:
+            raise ArgumentError(f'{option}: "{device[:60]}" is not lent; there are {", ".join(sorted(names))}.')
+        if device in found:
+            raise ArgumentError(f"{option} gives {device} two sizes; give one.")
+        found[device] = size_bytes
     return found
 
 

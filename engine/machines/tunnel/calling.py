@@ -260,9 +260,7 @@ class Forwarder:
     It listens from its start. `run` forwards connections until it is cancelled.
     """
 
-    def __init__(
-        self, endpoint: str, certificate: bytes, identity: Identity, port: int = 0, device: str = ""
-    ) -> None:
+    def __init__(self, endpoint: str, certificate: bytes, identity: Identity, port: int = 0, device: str = "") -> None:
         self._endpoint, self._certificate, self._identity = endpoint, certificate, identity
         self._device = device
         # Listens before the event loop runs: the parent is told the port at once, and early callers wait in the
@@ -315,9 +313,7 @@ class Forwarder:
 
     async def _forward(self, caller: Stream) -> None:
         try:
-            session = await open_session(
-                self._endpoint, self._certificate, self._identity, device=self._device
-            )
+            session = await open_session(self._endpoint, self._certificate, self._identity, device=self._device)
         except TunnelError as error:
             await _refuse(caller, make_notice(error.status, error.words))
             return

@@ -35,7 +35,7 @@ class Admission(StrEnum):
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """The caller's first message after the preface `LDTP3`. `device`: opens a session there; None asks for the offer."""
+    """The caller's first message after the preface. `device`: opens a session with it; None asks for the offer."""
 
     device: str | None = None
 
@@ -114,7 +114,9 @@ def bounded(device: OfferedDevice) -> OfferedDevice | None:
         alignment_bytes=_alignment(device.alignment_bytes),
         largest_tensor_bytes=_size(device.largest_tensor_bytes),
         largest_buffer_bytes=_size(device.largest_buffer_bytes),
-        overhead_bytes=None if device.overhead_bytes is None else min(max(0, device.overhead_bytes), device.total_bytes),
+        overhead_bytes=None
+        if device.overhead_bytes is None
+        else min(max(0, device.overhead_bytes), device.total_bytes),
         speed=None if device.speed is None else _believable(device.speed),
         user=show(" ".join(device.user.split()), MAX_NAME),
     )

@@ -202,8 +202,8 @@ CUDA_FLASH_HEAD_SIZES = frozenset({40, 64, 72, 80, 96, 112, 128, 256, 512})
 HOST_RULE = SizeRule(alignment_bytes=32)
 CPU_TRAITS = BackendTraits(HOST_RULE)
 
-# A worker's buffers follow the rules of its device: alignment and largest buffer are reported by the worker, row padding
-# only by a paired machine (`_remote_traits`).
+# A worker's buffers follow the rules of its device. It reports alignment and largest buffer. A paired machine tells its
+# backend too, and so the row padding (`_remote_traits`).
 RPC_TRAITS = BackendTraits(HOST_RULE)
 
 _CUDA_LIKE = BackendTraits(

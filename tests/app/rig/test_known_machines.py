@@ -22,9 +22,9 @@ from engine.devices.device import Device
 from engine.devices.endpoint import parse_endpoint
 from engine.devices.rig_file import read_rig
 from engine.machines.rigs.lab import LabRig
+from engine.planning.layout.layout import Layout, Run
 from tests.support.tunnels import Attic, Home, attic, echoing
 from widgets.layout_editor.placement import lane_devices
-from engine.planning.layout.layout import Layout, Run
 
 NEVER_MS = 1 << 30
 """The test asks by itself."""

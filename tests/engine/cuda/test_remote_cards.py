@@ -25,7 +25,14 @@ N_LAYERS = 8
 def test_a_remote_card_takes_what_was_forecast(cards: Cards, tmp_path: Path, cache: str) -> None:
     # Rows of 576 are no multiple of 512, so CUDA pads them if they are quantised.
     model = write_tiny_llama(
-        tmp_path / "m.gguf", n_layers=N_LAYERS, n_embd=576, n_head=9, n_ff=1024, n_vocab=8192, n_head_kv=9, file_type="Q8_0"
+        tmp_path / "m.gguf",
+        n_layers=N_LAYERS,
+        n_embd=576,
+        n_head=9,
+        n_ff=1024,
+        n_vocab=8192,
+        n_head_kv=9,
+        file_type="Q8_0",
     )
     pairings_path().unlink(missing_ok=True)
     with socket.create_server(("127.0.0.1", 0)) as listener:

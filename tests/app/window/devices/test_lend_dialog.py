@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QWidget
 from pytestqt.qtbot import QtBot
 
 from app.paths import pairings_path
-from app.rig.lender import Lender, LendChoice
+from app.rig.lender import LendChoice, Lender
 from app.rig.live_rig import LiveRig
 from app.settings import Settings
 from app.window.devices.lend_dialog import LendDialog, LendPresenter

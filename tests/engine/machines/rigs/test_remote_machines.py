@@ -111,9 +111,7 @@ def found(served: Attic, home: Home, tunnels: Tunnels) -> tuple[Device, ...]:
     return machines_of(home, tunnels).find(Machine(served.endpoint, fingerprint, "attic")).devices
 
 
-def test_a_machine_of_an_older_release_still_lends_its_device(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_of_an_older_release_still_lends_its_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It closes a connection whose preface it does not know."""
 
     async def old_preface(connection: socket.socket) -> Purpose | None:
@@ -154,6 +152,8 @@ def test_a_device_in_use_is_away_and_the_others_are_found(tmp_path: Path) -> Non
 
 def test_a_machine_that_is_not_paired_is_named(tmp_path: Path) -> None:
     home = Home(tmp_path / "laptop")
-    with Tunnels(home.folder / "identity.pem", home.book) as tunnels:
-        with pytest.raises(EngineError, match="attic is not paired with this computer"):
-            machines_of(home, tunnels).ask(MACHINE)
+    with (
+        Tunnels(home.folder / "identity.pem", home.book) as tunnels,
+        pytest.raises(EngineError, match="attic is not paired with this computer"),
+    ):
+        machines_of(home, tunnels).ask(MACHINE)

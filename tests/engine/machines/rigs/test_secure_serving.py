@@ -16,7 +16,7 @@ import pytest
 from engine.base.units import MIB
 from engine.devices.device import Rig, routes_of
 from engine.devices.endpoint import GreetingStatus, greet, greet_all
-from engine.machines.rigs.discovery import Peer, find_peer, host_device
+from engine.machines.rigs.discovery import host_device
 from engine.machines.rigs.lab import LabRig
 from engine.machines.rigs.remote_machines import Machine, RemoteMachines
 from engine.machines.rigs.secure_serving import Lending, Lent, SecureAddress, serve_secure

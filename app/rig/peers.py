@@ -215,7 +215,8 @@ def list_machines(machines: Sequence[NearbyMachine], pairings: Sequence[Pairing]
     """
     by_fingerprint = {each.fingerprint: each for each in pairings}
     of_endpoint = {each.endpoint: each.fingerprint for each in pairings if each.endpoint}
-    announced, strangers = [], []
+    announced: list[Found] = []
+    strangers: list[Found] = []
     for each in machines:
         known = by_fingerprint.get(each.fingerprint)
         row = Found(

@@ -202,4 +202,4 @@ class Announcement:
 
 def _own_addresses() -> list[str]:
     found = own_addresses()
-    return [each for each in found if not each.startswith("127.")] or found
+    return [each for each in found if not each.startswith("127.")] or list(found)

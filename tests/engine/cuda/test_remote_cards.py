@@ -39,8 +39,11 @@ def test_a_remote_card_takes_what_was_forecast(cards: Cards, tmp_path: Path, cac
         port = str(listener.getsockname()[1])
     words = ("--device", "CUDA0", "--device", "CUDA2", "--device", "CPU", "--cap", "CUDA2=8GiB", "--keep", "0")
     with start_cli("rig", "serve", "--secure", "--port", port, "--name", "attic", *words) as server:
-        while not (code := re.search(r"Pairing code: (\S+)", line := server.error_line())):
+        code = None
+        while code is None:
+            line = server.error_line()
             assert line, server.err
+            code = re.search(r"Pairing code: (\S+)", line)
         assert run_cli("rig", "pair", f"127.0.0.1:{port}", code.group(1)).code == 0
         found = run_cli("devices", "--peer", "attic")
         devices = {each["id"]: each for each in found.document["devices"]}

@@ -80,6 +80,7 @@ def layout_menu(
     show_auto_layout: _Do,
     toggle_pin: _Do,
     *,
+    use_last: _Do,
     show_export: _Do,
     show_import: _Do,
 ) -> Menu:
@@ -95,6 +96,12 @@ def layout_menu(
     )
     return "Layout", (
         Command("propose", tr("&Propose a Layout"), layouts.propose, "Ctrl+I"),
+        Command(
+            "use_last_layout",
+            tr("Use &Last Layout"),
+            use_last,
+            tip=tr("Bring back the layout that this model was left with"),
+        ),
         Command("split_evenly", tr("Split &Evenly over Devices"), layouts.split_evenly, "Ctrl+E"),
         SEPARATOR,
         *strategies,
@@ -132,6 +139,7 @@ def devices_menu(
     show_packs: Callable[[], None],
     show_nearby: Callable[[], None],
     show_lending: Callable[[], None],
+    show_other_cards: Callable[[], None],
 ) -> Menu:
     """Return the Devices menu: devices, measurements and engine packs."""
     return "Devices", (
@@ -145,6 +153,12 @@ def devices_menu(
         Command("lend", tr("Len&d This Computer…"), show_lending),
         Command("add_remote", tr("Add Re&mote Worker…"), questions.add_remote),
         SEPARATOR,
+        Command(
+            "other_cards",
+            tr("Plan with &Other Cards…"),
+            show_other_cards,
+            tip=tr("See what the model would gain from cards that this computer does not have"),
+        ),
         Command("test_repeats", tr("&Test Devices Used Twice in a Layout"), repeats.run),
         Command("measure_speeds", tr("Measure S&peeds"), speeds.measure),
         Command("reset_calibration", tr("Reset &Calibration"), calibrator.reset),

@@ -166,6 +166,9 @@ class Listener:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            # A task that is cancelled before its first step runs no `finally` of its own.
+            for each in self._callers:
+                each.connection.close()
 
     async def _accept(self) -> None:
         assert self._listening is not None

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from engine.base.errors import EngineError
-from engine.machines.tunnel import door
 from engine.machines.tunnel.door import TRUST_VARIABLE, require_guard
 from engine.machines.tunnel.tunnels import Tunnels
 from tests.support.tunnels import Home, attic, echoing
@@ -25,7 +24,7 @@ def test_no_tunnel_begins_where_others_could_enter_it(
     monkeypatch.delenv(TRUST_VARIABLE, raising=False)
     with echoing() as reach, attic(tmp_path / "attic", reach) as served:
         pairing = served.pair(home)
-        monkeypatch.setattr(door.sys, "platform", "darwin")
+        monkeypatch.setattr(sys, "platform", "darwin")
         with (
             Tunnels(home.folder / "identity.pem", home.book) as tunnels,
             pytest.raises(EngineError, match="any user of this computer could use the tunnel"),

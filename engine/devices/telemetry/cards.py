@@ -209,6 +209,7 @@ class NvidiaCard:
     """A card as the NVIDIA driver lists it.
 
     The driver of a card that shares the memory of the host tells no memory: `total_bytes` is then 0, `free_bytes` None.
+    `is_sliced`: CUDA sees slices of the card (MIG) and not the card.
     """
 
     slot: PciId
@@ -216,6 +217,7 @@ class NvidiaCard:
     name: str
     total_bytes: int
     free_bytes: int | None
+    is_sliced: bool = False
 
 
 def list_nvidia_cards() -> tuple[NvidiaCard, ...]:
@@ -237,7 +239,9 @@ def _nvidia_card(nvml: Nvml, slot: PciId) -> NvidiaCard | None:
     name = ask(library, library.nvmlDeviceGetName, handle)
     memory = ask(library, library.nvmlDeviceGetMemoryInfo, handle)
     total_bytes, free_bytes = (0, None) if memory is None else (int(memory.total), int(memory.free))
-    return NvidiaCard(slot, str(uuid), str(name or "NVIDIA"), total_bytes, free_bytes)
+    slices = ask(library, library.nvmlDeviceGetMigMode, handle)
+    is_sliced = slices is not None and slices[0] == library.NVML_DEVICE_MIG_ENABLE
+    return NvidiaCard(slot, str(uuid), str(name or "NVIDIA"), total_bytes, free_bytes, is_sliced)
 
 
 DISPLAY_MARGIN_BYTES = GIB

@@ -158,7 +158,7 @@ class ModelChild:
         # Modules of rare requests are imported here: most of the time of a probe is imports.
         match request:
             case ListDevices():
-                return list_devices(self._engine, request.endpoints, request.routes, self._packs or ())
+                return list_devices(self._engine, request, self._packs or ())
             case Probe():
                 return probe(self._engine, self._log, request, self._pipe.send)
             case Load():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,36 +13,13 @@ import pytest
 
 from tests.engine.cuda.cards import BLOCK_BYTES, Account
 from tests.engine.cuda.conftest import CONTEXT_MIB, Cards
+from tests.engine.cuda.layouts import layout_file
 from tests.support.command_line import run_cli
-from tests.support.models import write_tiny_llama
 from tests.support.patience import DEADLINE_S
 
 pytestmark = pytest.mark.engine("cuda")
 
-N_LAYERS = 8
 PARTS = ("weights_bytes", "kv_cache_bytes", "compute_bytes", "output_bytes")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """About 60 MB."""
-    folder = tmp_path_factory.mktemp("models")
-    return write_tiny_llama(
-        folder / "tiny.gguf", n_layers=N_LAYERS, n_embd=512, n_head=8, n_ff=1024, n_vocab=8192, n_ctx_train=8192
-    )
-
-
-def layout_file(folder: Path, *runs: tuple[str, str], **context: object) -> Path:
-    document = {
-        "version": 1,
-        "model": {"name": "tiny", "layers": N_LAYERS},
-        "split_mode": "layer",
-        "runs": [{"device": device, "layers": layers} for device, layers in runs],
-        "context": {"n_ctx": 4096, "n_ubatch": 512, **context},
-    }
-    path = folder / "layout.json"
-    path.write_text(json.dumps(document), encoding="utf-8")
-    return path
 
 
 def events_of(model: Path, layout: Path, *words: str) -> list[dict[str, Any]]:
@@ -50,18 +28,6 @@ def events_of(model: Path, layout: Path, *words: str) -> list[dict[str, Any]]:
 
 def loader(cards: Cards) -> dict[int, Account]:
     return cards.ledger().of_loader()
-
-
-def test_cards_are_listed_and_a_full_one_costs_its_own_lane_only(cards: Cards) -> None:
-    devices = run_cli("devices").document["devices"]
-    assert [(device["id"], device["total_bytes"] >> 20) for device in devices] == [
-        ("CUDA0", 24576),
-        ("CUDA1", 24576),
-        ("CUDA2", 12288),
-        ("CUDA3", 64),
-    ]
-    assert devices[3]["free_bytes"] == devices[3]["total_bytes"]
-    assert cards.ledger().used_cards() == {0, 1, 2}
 
 
 def test_a_load_takes_what_was_forecast_on_the_cards_of_its_layout_only(
@@ -191,7 +157,10 @@ print(json.dumps({"before": before, "used": [each.used_bytes for each in samples
 
 
 def test_telemetry_reads_the_same_ledger_and_makes_no_context(cards: Cards) -> None:
-    done = subprocess.run([sys.executable, "-c", READ], capture_output=True, text=True, timeout=DEADLINE_S, check=True)
+    environ = os.environ | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    done = subprocess.run(
+        [sys.executable, "-c", READ], capture_output=True, text=True, timeout=DEADLINE_S, check=True, env=environ
+    )
     read = json.loads(done.stdout)
     sizes = [24576 << 20, 24576 << 20, 12288 << 20, 64 << 20]
     assert (read["before"], read["total"]) == (sizes, sizes)

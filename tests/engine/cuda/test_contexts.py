@@ -74,9 +74,9 @@ def test_a_broken_card_costs_its_own_lane_only(
     layout = layout_file(tmp_path, ("CUDA0", "0-3"), ("CUDA2", "4-7"))
     assert run_cli("load", str(model), "--layout", str(layout), "--json").events[-1]["event"] == "loaded"
     layout = layout_file(tmp_path, ("CUDA0", "0-3"), ("CUDA1", "4-7"))
-    ended = run_cli("load", str(model), "--layout", str(layout), "--json")
-    print(ended.events[-1])
-    assert 0
+    ending = run_cli("load", str(model), "--layout", str(layout), "--json").events[-1]
+    assert ending["event"] == "crashed"
+    assert "on CUDA1: CUDA-capable device(s) is/are busy or unavailable" in ending["message"]
 
 
 def test_a_slice_of_a_card_is_asked_itself_and_gets_its_own_context_back(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
+import signal
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ import pytest
 from tests.engine.cuda.cards import BLOCK_BYTES, Account
 from tests.engine.cuda.conftest import CONTEXT_MIB, Cards
 from tests.engine.cuda.layouts import layout_file
-from tests.support.command_line import run_cli
+from tests.support.command_line import run_cli, start_cli
 from tests.support.patience import DEADLINE_S
 
 pytestmark = pytest.mark.engine("cuda")
@@ -138,6 +141,26 @@ def test_a_chat_goes_on_in_another_layout_after_memory_ran_out(cards: Cards, mod
     events = run_cli(*words, "--retry", "--rig", str(generous_rig(tmp_path))).events
     kinds = [event["event"] for event in events if event["event"] not in ("token", "attempt", "progress", "thinking")]
     assert kinds == ["loaded", "conversation", "loaded", "done"]
+
+
+def test_a_server_learns_what_an_answer_needed(cards: Cards, model: Path, tmp_path: Path) -> None:
+    layout = layout_file(tmp_path, ("CUDA1", "0-7"), flash_attn="off", n_ubatch=2048)
+    text = "a b c d e f " * 250
+    cards.insert("RTX 5070=12.0=12288, RTX 3090=8.6=24576")
+    assert events_of(model, layout, "--prompt", text, "-n", "2")[-1]["event"] == "done"
+    size_bytes = loader(cards)[1].peak_bytes - BLOCK_BYTES
+    cards.insert(f"RTX 5070=12.0=12288, RTX 3090=8.6={size_bytes >> 20}")
+    before_bytes = overhead_of(model, layout)
+    with start_cli("serve", model, "--layout", layout, "--port", "0", "--json") as server:
+        port = server.wait_for_event("serving")["port"]
+        server.wait_for_event("loaded")
+        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_S)) as client:
+            client.request("POST", "/v1/completions", json.dumps({"prompt": text, "max_tokens": 2}))
+            reply = client.getresponse()
+            assert (reply.status, json.loads(reply.read())["error"]["code"]) == (503, "does_not_fit")
+        server.process.send_signal(signal.SIGINT)
+        assert server.finish() == 0
+    assert overhead_of(model, layout) > before_bytes
 
 
 READ = """

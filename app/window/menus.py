@@ -283,6 +283,7 @@ def view_menu(
     arrange: Callable[[Arrangement], None],
     reset_docks: _Do,
     show_library: _Do,
+    show_palette: _Do,
 ) -> Menu:
     """Return the View menu: arrangements, zoom, theme and language."""
 
@@ -296,6 +297,14 @@ def view_menu(
         notices.say(tr("Zoom: {percent} %", percent=percent))
 
     return "View", (
+        Command(
+            "command_palette",
+            tr("Comm&and Palette…"),
+            show_palette,
+            "Ctrl+K",
+            tip=tr("Search all commands, models and saved layouts"),
+        ),
+        SEPARATOR,
         Command("arrange_place", tr("La&yers Only"), partial(arrange, Arrangement.PLACE), "Ctrl+1"),
         Command("arrange_both", tr("Layers and C&hat"), partial(arrange, Arrangement.BOTH), "Ctrl+2"),
         Command("arrange_chat", tr("&Chat Only"), partial(arrange, Arrangement.CHAT), "Ctrl+3"),

@@ -32,6 +32,7 @@ from app.window.menus import (
     view_menu,
 )
 from app.window.model_views import ModelViews
+from app.window.palette_presenter import PalettePresenter
 from app.window.preferences import PreferencesPresenter
 from app.window.questions import Questions
 from app.window.serve_presenter import ServePresenter
@@ -80,6 +81,14 @@ def make_actions(
     def delete_chat() -> None:
         desk.chat_controller.delete(models.current.conversation.chat.id)
 
+    palette = PalettePresenter(
+        main,
+        models=models,
+        opener=desk.opener,
+        library=desk.library,
+        layouts=desk.layouts,
+        settings=desk.settings,
+    )
     transfer = TransferPresenter(
         ChatTransfer(desk.archive, notices, main), desk.archive, lambda: models.current.conversation.chat.id, main
     )
@@ -123,7 +132,14 @@ def make_actions(
                 show_saved_states=SavedKvStatesPresenter(desk.states, main).show,
             ),
             view_menu(
-                theme, desk.settings, notices, desk.auto_layouts, arranger.arrange, main.reset_docks, library.toggle
+                theme,
+                desk.settings,
+                notices,
+                desk.auto_layouts,
+                arranger.arrange,
+                main.reset_docks,
+                show_library=library.toggle,
+                show_palette=palette.show,
             ),
             help_menu(
                 show_handbook=partial(show_handbook, main),

@@ -146,8 +146,11 @@ def _visible_cards(rig: Rig, used_ids: Collection[str]) -> tuple[str, ...] | Non
     in no plan.
     """
     local = {device.id: parse_pci_id(device.pci_bus_id or "") for device in rig.devices if _is_cuda(device)}
+    # None is listed before the search for devices has ended, or if a rig file describes another machine.
+    if not local:
+        return () if list_nvidia_cards() else None
     # Slices of one card (MIG) have its slot, and the UUID of the card would choose another slice.
-    if not local or None in local.values() or len(set(local.values())) < len(local):
+    if None in local.values() or len(set(local.values())) < len(local):
         return None
     if "MIG-" in os.environ.get(CUDA_VARIABLE, ""):
         return None

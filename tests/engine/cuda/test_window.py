@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -18,13 +19,10 @@ FIRST_BUTTON = "load_report.proposal_list.buttons.0"
 
 
 def used_mib(window: Window) -> list[int]:
-    """Return what the devices of the window have in use, which its samples tell."""
-    path = "desk.rig.live.rig.devices"
-    return [
-        (int(window.ask("text", f"{path}.{at}.total_bytes")) - int(window.ask("text", f"{path}.{at}.free_bytes")))
-        // MIB
-        for at in range(4)
-    ]
+    """Return what the last samples of the window say of each card."""
+    free = ast.literal_eval(window.ask("text", "desk.rig.live.memory.free_bytes"))
+    totals = [window.ask("text", f"desk.rig.live.rig.devices.{at}.total_bytes") for at in range(4)]
+    return [(int(total) - free[f"CUDA{at}"]) // MIB for at, total in enumerate(totals)]
 
 
 def test_place_load_run_out_of_memory_and_take_a_proposal(cards: Cards, model: Path, tmp_path: Path) -> None:

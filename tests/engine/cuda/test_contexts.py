@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from tests.engine.cuda.cards import BLOCK_BYTES
 from tests.engine.cuda.conftest import CONTEXT_MIB, Cards
 from tests.engine.cuda.layouts import layout_file
 from tests.support.command_line import run_cli
+from tests.support.patience import DEADLINE_S
 
 pytestmark = pytest.mark.engine("cuda")
 
@@ -88,6 +91,23 @@ def test_a_slice_of_a_card_is_asked_itself_and_gets_its_own_context_back(
     guess_mib = TRAITS["CUDA"].overhead_bytes // MIB
     assert found.pop("CUDA1") == (24576, min(24576, 24576 - CONTEXT_MIB + guess_mib))
     assert found == {name: (size, size) for name, size in SIZES_MIB.items() if name != "CUDA1"}
+
+
+READ = """
+from engine.devices.telemetry.cards import Nvml, NvmlReader, list_nvidia_cards
+nvml = Nvml()
+for card in list_nvidia_cards():
+    sample = NvmlReader("CUDA", card.slot, nvml).read(0.0)
+    print(sample.used_bytes, sample.note)
+"""
+
+
+def test_telemetry_tells_nothing_of_a_slice(cards: Cards, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVML has the memory of the whole card."""
+    monkeypatch.setenv("STAND_IN_SLICED", "1")
+    told = subprocess.run([sys.executable, "-c", READ], capture_output=True, text=True, check=True, timeout=DEADLINE_S)
+    assert told.stdout.splitlines() == ["0 ", "None no reading: a slice of a card (MIG)", "0 ", "0 "]
+    assert cards.ledger().used_cards() == set()
 
 
 @pytest.mark.parametrize("without_nvml", [False, True])

@@ -122,10 +122,42 @@ def test_a_context_is_counted_once(
     words = (str(model), "--layout", str(layout), "--margin", "CUDA0=0", "--json")
     (row,) = [row for row in run_cli("plan", *words).document["devices"] if row["id"] == "CUDA0"]
     need_mib = -(-row["need_bytes"] // BLOCK_BYTES) * 2
-    # Whether it fits is told to the block, and it is the same with and without NVML.
+    # To the block, and the same with and without NVML.
     cards.insert(f"RTX 3090=8.6={need_mib - 2}", context_mib)
     assert run_cli("plan", *words).document["fits"] is False
     cards.insert(f"RTX 3090=8.6={need_mib}", context_mib)
     assert run_cli("plan", *words).document["fits"] is True
     ended = run_cli("load", *words, "--prompt", "a b c d e f " * 330, "-n", "2").events[-1]
     assert ended["event"] == "done"
+
+
+LOAD = """
+import json, sys
+from pathlib import Path
+from app.cli.devices import find_machine
+from engine.base.cancellation import CancelToken
+from engine.machines.doctor.loads import LoadCheck
+from engine.planning.fit.calibration import NO_CALIBRATION
+rig = find_machine()
+check = LoadCheck(rig, Path(sys.argv[1]), NO_CALIBRATION, CancelToken())
+list(check.on(rig.device("CUDA2")))
+print(check.calibration.overhead_bytes(rig.device("CUDA2")))
+"""
+
+
+@pytest.mark.parametrize("without_nvml", [False, True])
+def test_the_overhead_that_an_examination_learns_has_one_context(
+    cards: Cards, monkeypatch: pytest.MonkeyPatch, model: Path, without_nvml: bool
+) -> None:
+    cards.insert("RTX 3090=8.6=24576, RTX 3090=8.6=24576, RTX 5070=12.0=12288")
+    if without_nvml:
+        monkeypatch.setenv("STAND_IN_NO_NVML", "1")
+    run = [sys.executable, "-c", LOAD, str(model)]
+    done = subprocess.run(run, capture_output=True, text=True, check=True, timeout=DEADLINE_S)
+    learned_mib = int(done.stdout.splitlines()[-1]) / MIB
+    # Without NVML the list of devices gives its own context back by a guess, of which the load has the error.
+    guess_mib = TRAITS["CUDA"].overhead_bytes / MIB
+    expected_mib = guess_mib if without_nvml else CONTEXT_MIB
+    # What comes while it answers is in the forecast already, as an upper bound.
+    assert abs(learned_mib - expected_mib) < 64
+    assert without_nvml or cards.ledger().used_cards() == {2}

@@ -80,6 +80,7 @@ def layout_menu(
     show_auto_layout: _Do,
     toggle_pin: _Do,
     *,
+    use_last: _Do,
     show_export: _Do,
     show_import: _Do,
 ) -> Menu:
@@ -95,6 +96,12 @@ def layout_menu(
     )
     return "Layout", (
         Command("propose", tr("&Propose a Layout"), layouts.propose, "Ctrl+I"),
+        Command(
+            "use_last_layout",
+            tr("Use &Last Layout"),
+            use_last,
+            tip=tr("Bring back the layout that this model was left with"),
+        ),
         Command("split_evenly", tr("Split &Evenly over Devices"), layouts.split_evenly, "Ctrl+E"),
         SEPARATOR,
         *strategies,

@@ -103,6 +103,7 @@ def make_actions(
                 desk.auto_layouts,
                 show_auto_layout,
                 main.editor.toggle_pin,
+                use_last=desk.last_layouts.use,
                 show_export=ExportPresenter(desk.document, desk.background, notices, main).show,
                 show_import=ImportPresenter(desk.document, desk.background, notices, main).show,
             ),
@@ -155,6 +156,9 @@ def make_actions(
     # After all entries are in their menus: docks and recent models are inserted before some of them.
     main.complete_menus(before_demo=actions["open_demo"])
     TextActions(actions, main)
+    actions.enable(use_last_layout=False)
+    desk.last_layouts.offered_changed.connect(lambda offered: actions.enable(use_last_layout=offered))
+    main.about_to_close.connect(desk.last_layouts.flush)
     check_theme(actions, theme, main)
     check_language(actions, desk.settings, main)
     return actions

@@ -204,3 +204,23 @@ def test_an_answer_takes_no_more_than_the_forecast(cards: Cards, model: Path, tm
     assert taken_bytes <= row["need_bytes"] - row["overhead_bytes"]
     assert row["answering_bytes"] > row["late_bytes"]
     assert (row["late_bytes"] > 0) == (flash == "off")
+
+
+@pytest.mark.parametrize("flash", ["on", "off"])
+def test_cards_without_virtual_memory_answer_with_a_tenth_more(
+    cards: Cards, monkeypatch: pytest.MonkeyPatch, model: Path, tmp_path: Path, flash: str
+) -> None:
+    """ggml's other pool keeps buffers of 5 % more than was asked for, and frees unused ones when memory runs out."""
+    monkeypatch.setenv("STAND_IN_LEGACY", "1")
+    layout = layout_file(tmp_path, ("CUDA1", "0-7"), flash_attn=flash, n_ubatch=2048)
+    rows = run_cli("plan", str(model), "--layout", str(layout), "--json").document["devices"]
+    (row,) = [row for row in rows if row["id"] == "CUDA1"]
+    size_bytes = row["need_bytes"] + row["answering_bytes"] // 10 + (16 << 20)
+    context_mib = row["overhead_bytes"] >> 20
+    prompt = ("--prompt", "a b c d e f " * 330, "-n", "2", "--rig", str(generous_rig(tmp_path)))
+    cards.insert(f"RTX 5070=12.0=12288, RTX 3090=8.6={size_bytes >> 20}", context_mib)
+    assert events_of(model, layout, *prompt)[-1]["event"] == "done"
+    assert loader(cards)[1].pool_peak_bytes == 0
+    # Memory that runs out in this pool is told as such too.
+    cards.insert(f"RTX 5070=12.0=12288, RTX 3090=8.6={(row['need_bytes'] - row['answering_bytes']) >> 20}", context_mib)
+    assert events_of(model, layout, *prompt)[-1]["event"] == "out_of_memory"

@@ -161,3 +161,16 @@ def test_the_overhead_that_an_examination_learns_has_one_context(
     # What comes while it answers is in the forecast already, as an upper bound.
     assert abs(learned_mib - expected_mib) < 64
     assert without_nvml or cards.ledger().used_cards() == {2}
+
+
+LAB = """
+from engine.machines.rigs.lab import LabRig
+with LabRig([64 << 20]) as lab:
+    print([device.id for device in lab.rig.devices])
+"""
+
+
+def test_a_lab_worker_uses_no_card(cards: Cards) -> None:
+    run = subprocess.run([sys.executable, "-c", LAB], capture_output=True, text=True, check=True, timeout=DEADLINE_S)
+    assert run.stdout == "['RPC0']\n"
+    assert cards.ledger().used_cards() == set()

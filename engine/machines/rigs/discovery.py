@@ -26,8 +26,8 @@ from engine.devices.endpoint import Greeting, GreetingStatus, greet_all, parse_e
 from engine.devices.hiding_variables import find_hiding
 from engine.devices.host_memory import read_host_memory
 from engine.devices.telemetry.cards import read_card_facts, read_drivers, with_display_margins
-from engine.machines.rigs.bad_cards import list_around_bad_cards
 from engine.machines.rigs.check_results import read_check_results
+from engine.machines.rigs.cuda_cards import list_all_devices
 from engine.machines.rigs.self_test import read_verdicts, with_verdicts
 from engine.model.gguf.quoting import clean
 from engine.runtime.process.questions import DEFAULT_TIMEOUT_S, ask_child, error_with_endpoints, raise_if_cancelled
@@ -120,7 +120,7 @@ def _secured(device: Device, peer: Peer) -> Device:
 
 
 DEFAULT_GPU_MARGIN_BYTES = 512 * MIB
-"""Default margin of a GPU: its context, scratch pools and the desktop are outside every estimate."""
+"""Default margin of a GPU: what other programs and the desktop take is outside every estimate."""
 
 LESSER_BACKENDS = frozenset({"Vulkan", "OpenCL"})
 """General backends. The vendor's own backend computes faster on the same card."""
@@ -164,10 +164,18 @@ def discover(
         timeout_s = min(timeout_s, ENDPOINTS_TIMEOUT_S)
     ask = partial(_ask_devices, timeout_s=timeout_s, argv=argv, cancel=cancel)
     try:
-        found = list_around_bad_cards(ask, request)
+        found = list_all_devices(ask, request)
     except EngineError as error:
         raise error_with_endpoints(error, endpoints, routes) from None
     return Rig(devices_of(found), host_device())
+
+
+def list_local_devices(
+    *, argv: Sequence[str] | None = None, cancel: CancelToken | None = None
+) -> tuple[GgmlDevice, ...]:
+    """Return this machine's devices as ggml lists them, with their free memory now. Raises as `ask_child` does."""
+    ask = partial(_ask_devices, timeout_s=DEFAULT_TIMEOUT_S, argv=argv, cancel=cancel)
+    return list_all_devices(ask, ListDevices())
 
 
 def _ask_devices(

@@ -9,8 +9,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.base.confinement import NETWORK_SINCE, SCOPES_SINCE, landlock_version, limits_memory
+from engine.base.confinement import limits_memory
 from engine.base.engine_build import engine_build
+from engine.base.landlock import NETWORK_SINCE, SCOPES_SINCE, landlock_version
 from engine.base.pci import PciId, parse_pci_id
 from engine.devices.hiding_variables import find_hiding
 from engine.devices.packs.store import ListedPack

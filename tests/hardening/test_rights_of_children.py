@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import os
+import platform
 import select
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -16,12 +18,12 @@ from typing import Any
 
 import pytest
 
-from engine.base import confinement
-from engine.base.confinement import TABLE, Rights
+from engine.base import confinement, seccomp
+from engine.base.confinement import TABLE, Rights, cells, missing_protections
 from engine.base.errors import EngineError
 from engine.base.landlock import SCOPES_SINCE, landlock_version
 from engine.base.programs import child_argv
-from engine.base.seccomp import can_refuse_calls
+from engine.base.seccomp import Calls, can_refuse_calls, seccomp_filter
 from engine.chat.importer import FileImported, ImportFile
 from engine.chat.pdf_reader import PdfText, ReadPdf
 from engine.devices.device import CPU_ID, Rig
@@ -243,3 +245,47 @@ def test_no_thread_of_a_child_can_do_more_than_the_table_says(rights: Rights, at
     assert {each["thread"]: {name for name, can in each["able"].items() if can} for each in threads} == {
         each["thread"]: able for each in threads
     }
+
+
+def test_the_numbers_of_calls_are_those_of_this_kernel() -> None:
+    known = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
+    if platform.machine() != "x86_64" or not known.exists():
+        pytest.skip("this machine has no header to compare with")
+    words = [line.split() for line in known.read_text(encoding="ascii").splitlines() if "__NR_" in line]
+    numbers = {word[1].removeprefix("__NR_"): int(word[2]) for word in words if len(word) == 3 and word[2].isdecimal()}
+    ours = {**seccomp._MACHINES["x86_64"].numbers, **seccomp._COMMON}
+    assert {name: numbers[name] for name in ours if name in numbers} == {
+        name: number for name, number in ours.items() if name in numbers
+    }
+
+
+def test_each_known_machine_has_a_program_of_its_own_and_others_none() -> None:
+    calls = Calls(pid=10, parent=9)
+    programs = {name: seccomp_filter(calls, name) for name in ("x86_64", "aarch64")}
+    assert len(set(programs.values())) == 2
+    assert len({len(program) for program in programs.values()}) == 1
+    assert seccomp_filter(calls, "riscv64") == b""
+
+
+def test_what_a_system_does_not_enforce_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(confinement, "can_refuse_calls", lambda: True)
+    monkeypatch.setattr(confinement, "landlock_version", lambda: 8)
+    assert missing_protections() == ()
+    monkeypatch.setattr(confinement, "landlock_version", lambda: 3)
+    assert ["version 4" in each or "version 6" in each or "version 8" in each for each in missing_protections()] == [
+        True, True, True,
+    ]  # fmt: skip
+    monkeypatch.setattr(confinement, "landlock_version", lambda: 0)
+    monkeypatch.setattr(confinement, "can_refuse_calls", lambda: False)
+    assert ["no Landlock" in missing_protections()[0], "seccomp" in missing_protections()[1]] == [True, True]
+    monkeypatch.setattr(sys, "platform", "darwin")
+    (sentence,) = missing_protections()
+    assert "not confined on macOS" in sentence
+
+
+def test_the_words_of_a_row_follow_its_rights() -> None:
+    words = {each.name: cells(each) for each in TABLE}
+    assert (words["download"]["TCP"], words["download"]["UDP"]) == ("to any", "yes")
+    assert (words["pdf"]["reads"], words["pdf"]["TCP"], words["pdf"]["memory"]) == ("no", "no", "1 GiB")
+    assert words["load"]["programs"] == "renderer"

@@ -216,13 +216,10 @@ def _endpoint_devices(engine: Bindings, endpoint: str) -> list[int]:
         f"the RPC server {endpoint}",
         "It reports an impossible number of devices; check what runs there.",
     )
-    try:
-        with limit:
-            registry = engine.rpc_add_server(endpoint.encode())
-            count = engine.registry_device_count(registry) if registry else 0
-            return [engine.registry_device_get(registry, index) for index in range(count)]
-    finally:
-        limit.close()
+    with limit:
+        registry = engine.rpc_add_server(endpoint.encode())
+        count = engine.registry_device_count(registry) if registry else 0
+        return [engine.registry_device_get(registry, index) for index in range(count)]
 
 
 def _describe(engine: Bindings, device: int, *, endpoint: str | None = None, endpoint_device: int = 0) -> GgmlDevice:

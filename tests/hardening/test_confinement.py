@@ -109,7 +109,10 @@ from engine.base.confinement import IMAGE, LOAD, confine
 
 allowed, other, parent = map(int, sys.argv[1:4])
 mode = sys.argv[4]
-assert confine(LOAD if mode == "engine" else IMAGE, ports=(allowed,) if mode == "engine" else ())
+if mode == "decoder":
+    assert confine(IMAGE)
+else:
+    assert confine(LOAD, ports=(allowed,), resolves_names=mode == "named")
 
 
 def can(act):
@@ -134,6 +137,7 @@ print(json.dumps({
     "allowed port": can(lambda: connect(("127.0.0.1", allowed))),
     "other port": can(lambda: connect(("127.0.0.1", other))),
     "listen": can(listen),
+    "look up a name": can(lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).close()),
     "abstract socket": can(lambda: connect(chr(0) + f"layerdeck-test-{parent}", socket.AF_UNIX)),
     "signal the parent": can(lambda: os.kill(parent, 0)),
     "signal itself": can(lambda: os.kill(os.getpid(), 0)),
@@ -145,7 +149,7 @@ print(json.dumps({
 
 @needs_landlock
 @pytest.mark.skipif(landlock_version() < 6, reason="this kernel's Landlock restricts files only")
-@pytest.mark.parametrize("mode", ["engine", "decoder"])
+@pytest.mark.parametrize("mode", ["engine", "named", "decoder"])
 def test_a_child_connects_signals_and_starts_what_it_needs(mode: str) -> None:
     root = Path(__file__).parents[2]
     with (
@@ -164,7 +168,8 @@ def test_a_child_connects_signals_and_starts_what_it_needs(mode: str) -> None:
             check=False,
         )
     assert done.returncode == 0, done.stderr
-    needs = {"allowed port", "start a program"} if mode == "engine" else set()
+    needs = set() if mode == "decoder" else {"allowed port", "start a program"}
+    needs |= {"look up a name"} if mode == "named" else set()
     assert {name for name, can in json.loads(done.stdout).items() if can} == {"signal itself", *needs}
 
 

@@ -61,6 +61,7 @@ from engine.runtime.protocol.messages import (
     Request,
     Serve,
     Serving,
+    Tokenise,
 )
 from engine.runtime.protocol.network import Browse, NearbyMachines, OpenTunnel, TunnelOpened
 from engine.runtime.requests import load_request, probe_request
@@ -245,6 +246,17 @@ def test_no_thread_of_a_child_can_do_more_than_the_table_says(rights: Rights, at
     assert {each["thread"]: {name for name, can in each["able"].items() if can} for each in threads} == {
         each["thread"]: able for each in threads
     }
+
+
+def test_a_request_without_a_row_fails_and_leaves_no_thread_with_more_rights(attempts: Attempts) -> None:
+    with Questions(timeout_s=DEADLINE_S) as child:
+        with pytest.raises(EngineError, match="No model is loaded"):
+            child.ask(Tokenise(text="a"), DeviceList)
+        child.ask(ListDevices(), DeviceList)
+        assert child.pid is not None
+        threads = attempts.of(child.pid)
+    able = {name for each in threads for name, can in each["able"].items() if can}
+    assert able == ({"unix"} if confinement._has_nvidia() else set())
 
 
 def test_the_numbers_of_calls_are_those_of_this_kernel() -> None:

@@ -293,8 +293,9 @@ def system_folders() -> tuple[Path, ...]:
 def device_folders() -> tuple[Path, ...]:
     """Return the paths to which drivers write: devices, the pipes of a shared CUDA context, and shader caches."""
     pipes = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or _MPS)
-    # Processes that share a context share memory too.
-    shared = (pipes, Path("/dev/shm")) if pipes.exists() else (pipes,)
+    # Processes that share a CUDA context share memory too, and AMD's driver names some [unverified on a card].
+    shares = pipes.exists() or Path("/dev/kfd").exists()
+    shared = (pipes, Path("/dev/shm")) if shares else (pipes,)
     devices = (path for pattern in _DEVICES for path in Path("/dev").glob(pattern))
     kept = (folder for folders in _driver_caches().values() for folder in folders)
     return (*devices, *shared, *kept)

@@ -7,6 +7,7 @@ was opened before the confinement; an empty object is the last.
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import json
 import os
@@ -104,12 +105,16 @@ def _install(told: dict[str, Any]) -> None:
     def begin(*_: object) -> None:
         attempt()
         found = os.listdir(tasks)  # noqa: PTH208 - of a descriptor
-        for task in {*map(int, found)} - {threading.get_native_id()}:
+        # A thread that is busy in Python must not run Python in a handler of a signal.
+        others = set() if "ATTEMPTS_BUSY" in os.environ else {*map(int, found)} - {threading.get_native_id()}
+        for task in others:
             if libc.tgkill(os.getpid(), task, signal.SIGUSR2) == 0:
                 done.acquire(timeout=30)
-        later = threading.Thread(target=attempt)
-        later.start()
-        later.join()
+        # Not a `Thread`: the handler may interrupt `Thread.start`, which holds a lock then.
+        tried = _thread.allocate_lock()
+        tried.acquire()
+        _thread.start_new_thread(lambda: (attempt(), tried.release()), ())
+        tried.acquire(timeout=30)
         os.write(out, b"{}\n")
 
     handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda _number: attempt())

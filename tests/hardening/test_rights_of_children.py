@@ -10,6 +10,7 @@ import select
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -87,11 +88,13 @@ class Attempts:
 
     def of(self, pid: int) -> list[Mapping[str, Any]]:
         """Let each thread of a child try, and return their lines."""
-        os.kill(pid, signal.SIGUSR1)
-        text = b""
+        text, deadline_s = b"", time.monotonic() + DEADLINE_S
         while not text.endswith(b"{}\n"):
-            assert select.select([self.pipe], [], [], DEADLINE_S)[0], text
-            text += os.read(self.pipe, 1 << 16)
+            # Again each second: a signal that comes just before the main thread begins to wait does not wake it.
+            os.kill(pid, signal.SIGUSR1)
+            if select.select([self.pipe], [], [], 1.0)[0]:
+                text += os.read(self.pipe, 1 << 16)
+            assert time.monotonic() < deadline_s, text
         return [json.loads(line) for line in text.splitlines()[:-1]]
 
 

@@ -90,6 +90,7 @@ def _install(told: dict[str, Any]) -> None:
     tasks = os.open("/proc/self/task", os.O_RDONLY)
     libc = ctypes.CDLL(None)
     done = threading.Semaphore(0)
+    begun: list[bool] = []
 
     def attempt() -> None:
         try:
@@ -103,6 +104,10 @@ def _install(told: dict[str, Any]) -> None:
         done.release()
 
     def begin(*_: object) -> None:
+        # The signal may come again, see `Attempts.of`.
+        if begun:
+            return
+        begun.append(True)
         attempt()
         found = os.listdir(tasks)  # noqa: PTH208 - of a descriptor
         # A thread that is busy in Python must not run Python in a handler of a signal.

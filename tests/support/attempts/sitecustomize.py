@@ -118,7 +118,12 @@ def _install(told: dict[str, Any]) -> None:
         # Not a `Thread`: the handler may interrupt `Thread.start`, which holds a lock then.
         tried = _thread.allocate_lock()
         tried.acquire()
-        _thread.start_new_thread(lambda: (attempt(), tried.release()), ())
+
+        def last() -> None:
+            attempt()
+            tried.release()
+
+        _thread.start_new_thread(last, ())
         tried.acquire(timeout=30)
         os.write(out, b"{}\n")
 

@@ -78,7 +78,33 @@ def probe_request(plan: Plan) -> Probe:
         context=plan.settings,
         projector=None if projector is None else _projector_file(plan, projector),
         access=FileAccess(readable=tuple(map(path_text, (*plan.model.paths, *beside)))),
+        memory_bytes=probe_memory_bytes(plan),
     )
+
+
+_PROBE_BASE_BYTES = 1 << 30
+"""For graphs of 65,536 nodes, and code that is loaded late."""
+_DRIVER_BYTES = 4 << 30
+"""For contexts of drivers on many cards; the same as for device discovery."""
+_TOKEN_BYTES = 1 << 10
+"""A token's text, its entries in the maps of a vocabulary, and its merges. Measured: 380 bytes (BPE, 49,152 tokens)."""
+_IMAGE_BYTES = 8 << 30
+"""For the compute buffers of a projector, which are asked for the largest image and may be refused."""
+
+
+def probe_memory_bytes(plan: Plan) -> int:
+    """Return how much private memory a probe may take, by the numbers of the header; in whole GiB.
+
+    A dry run allocates the vocabulary, recurrent state, the output buffer and a projector, but neither weights nor KV
+    cache. A header that makes it take more is damaged.
+    """
+    projector = plan.edit.side_files.projector
+    needed = _PROBE_BASE_BYTES + plan.model.n_vocab * _TOKEN_BYTES
+    needed += sum(row.recurrent_bytes + row.output_bytes for row in plan.forecast)
+    needed += 0 if not plan.rig.devices else _DRIVER_BYTES
+    # Its weights are allocated to try whether there is room, and freed before they are loaded.
+    needed += 0 if projector is None else 2 * _projector_file(plan, projector).weights_bytes + _IMAGE_BYTES
+    return -(-needed >> 30) << 30
 
 
 def environment(plan: Plan) -> dict[str, str]:

@@ -97,7 +97,6 @@ def test_a_step_without_end_ends_the_process_with_a_sentence(monkeypatch: pytest
     limit = StepLimit(said.append, "the grammar")
     with limit:
         assert ended.wait(DEADLINE_S)
-    limit.close()
     assert set(codes) == {GAVE_UP_EXIT_CODE}
     outcome = ProcessOutcome(EndReason.ITSELF, exit_code=GAVE_UP_EXIT_CODE, abort_text=said[0])
     assert outcome.sentence == said[0]

@@ -13,6 +13,7 @@ import threading
 import traceback
 from pathlib import Path
 
+from engine.base.confinement import TUNNEL, confine
 from engine.base.errors import EngineError
 from engine.runtime.protocol.messages import Failure, Quit
 from engine.runtime.protocol.network import Browse, OpenTunnel, TunnelOpened, TunnelRequest
@@ -60,6 +61,8 @@ def _begin(request: TunnelRequest, pipe: Pipe) -> None:
                 forwarder = Forwarder(request.endpoint, certificate, identity, request.port, request.device)
             except OSError as error:
                 raise EngineError(f"No tunnel can begin on this computer ({error.strerror or error}).") from None
+            # The forwarder reads its key again for each connection.
+            confine(TUNNEL, (Path(request.identity),))
             threading.Thread(target=lambda: asyncio.run(forwarder.run()), name="forwarder", daemon=True).start()
             pipe.send(TunnelOpened(port=forwarder.port, device=request.device))
         case Browse():

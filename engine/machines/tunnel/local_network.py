@@ -16,7 +16,7 @@ from types import TracebackType
 from zeroconf import Error, InterfaceChoice, ServiceBrowser, ServiceInfo, ServiceListener, Zeroconf
 from zeroconf import IPVersion as Version
 
-from engine.base.confinement import code_folders, confine, system_folders
+from engine.base.confinement import NEARBY, confine
 from engine.base.errors import EngineError
 from engine.base.texts import one_line, shorten
 from engine.devices.addresses import own_addresses
@@ -31,8 +31,6 @@ MAX_ASKED = 8
 """Most names that are queried at once because their announcement was incomplete."""
 MAX_DEVICE = 40
 RESOLVE_MS = 3000
-MEMORY_BYTES = 256 << 20
-"""Memory limit of this process: endless announcements fill its tables, and then end it."""
 
 
 def browse(interfaces: Sequence[str], tell: Callable[[Message], None]) -> None:
@@ -128,12 +126,12 @@ def read_machine(
 
 
 def _give_up_rights() -> None:
-    confine(readable=(*code_folders(), *system_folders()), writable=())
+    confine(NEARBY)
     if sys.platform.startswith("linux"):
         # RLIMIT_DATA counts private writable memory, and not the files and libraries that are mapped.
         import resource
 
-        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
+        resource.setrlimit(resource.RLIMIT_DATA, (NEARBY.memory_bytes, NEARBY.memory_bytes))
 
 
 SERVICE = "_layerdeck-rpc._tcp.local."

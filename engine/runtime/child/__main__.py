@@ -23,7 +23,7 @@ from engine.runtime.child.native.bindings import Bindings, prepare_environment
 from engine.runtime.child.native.devices import list_devices
 from engine.runtime.child.native.failures import RequestError, failure
 from engine.runtime.child.native.log import EngineLog
-from engine.runtime.child.native.rights import give_up_rights
+from engine.runtime.child.native.rights import give_up_rights, has_rights
 from engine.runtime.child.native.stop import StopFlag
 from engine.runtime.protocol.heartbeat import WorkHeartbeat
 from engine.runtime.protocol.media import MediaCache
@@ -77,8 +77,12 @@ class ModelChild:
     def run(self) -> None:
         """Carry out requests until `Quit`. The first one must have been read."""
         request = self._requests.next()
-        if not isinstance(request, Quit | Stop):
-            self._prepare(request)
+        # A request that only a loaded model can answer fails. It does not tell what rights the child needs.
+        while not has_rights(request):
+            if not self._take(request) or not self._requests.read_first():
+                return
+            request = self._requests.next()
+        self._prepare(request)
         # After giving up rights: Landlock does not bind threads that exist already.
         self._requests.start_reading()
         while self._take(request):

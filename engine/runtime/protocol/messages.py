@@ -125,7 +125,7 @@ class ProjectorFile(msgspec.Struct, frozen=True):
 class Probe(Request, frozen=True, tag="probe", kw_only=True):
     """A load without memory (`no_alloc`), for llama.cpp's own numbers; answered by `Probed` or `Failure`.
 
-    `access`: as of `Load`.
+    `access`: as of `Load`. `memory_bytes`: private memory that the child may add to what it uses now; 0 for no limit.
     """
 
     path: str
@@ -134,6 +134,7 @@ class Probe(Request, frozen=True, tag="probe", kw_only=True):
     context: ContextSettings
     projector: ProjectorFile | None = None
     access: FileAccess | None = None
+    memory_bytes: int = 0
 
 
 class Load(Request, frozen=True, tag="load", kw_only=True):

@@ -228,13 +228,10 @@ def _endpoint_devices(engine: Bindings, endpoint: str) -> list[int]:
         f"the RPC server {endpoint}",
         "It reports an impossible number of devices; check what runs there.",
     )
-    try:
-        with limit:
-            registry = engine.rpc_add_server(endpoint.encode())
-            count = engine.registry_device_count(registry) if registry else 0
-            return [engine.registry_device_get(registry, index) for index in range(count)]
-    finally:
-        limit.close()
+    with limit:
+        registry = engine.rpc_add_server(endpoint.encode())
+        count = engine.registry_device_count(registry) if registry else 0
+        return [engine.registry_device_get(registry, index) for index in range(count)]
 
 
 def _known_cards(engine: Bindings, devices: Iterable[int], uuids: Collection[str]) -> dict[int, DriverCard]:

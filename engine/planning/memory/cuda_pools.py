@@ -40,6 +40,7 @@ _FLASH_COLUMNS, _FLASH_BLOCKS, _LARGE_HEAD = 64, 4, 256
 (`launch_fattn`)."""
 _ROW_PADDING = 512
 _FLOATS = {"F32": 4, "F16": 2, "BF16": 2}
+_FLOAT_CACHES = ("f32", "f16", "bf16")
 _WITHOUT_MMQ = frozenset({"IQ1_M", "Q8_K"})
 """Quantised types that CUDA multiplies as F16 (`ggml_cuda_should_use_mmq`)."""
 _MOST_TOKENS_OF_MMF = 16
@@ -213,8 +214,12 @@ class CudaPools:
         """Return the temporary bytes of KQ and KQV without flash attention (`ggml_cuda_mul_mat_cublas_impl`)."""
         hyper, n_tokens, n_streams = self._hyper, self._shape.n_ubatch, self._shape.n_streams
         n_head, head_k, head_v = hyper.n_head[index], hyper.head_k[index], hyper.head_v[index]
-        # KQ is computed in F32, for which K is converted. KQ is converted to the type of V, and the result back.
-        k_bytes = 0 if self._context.type_k == "f32" else 4 * n_cells * n_streams * head_k * hyper.n_head_kv[index]
+        # KQ is computed in F32, for which K is converted; for a quantised K, Q is. KQ is converted to the type of V,
+        # and the result back.
+        if self._context.type_k in _FLOAT_CACHES:
+            k_bytes = 0 if self._context.type_k == "f32" else 4 * n_cells * n_streams * head_k * hyper.n_head_kv[index]
+        else:
+            k_bytes = _mmq_bytes(head_k, n_tokens * n_head)
         if self._context.type_v == "f32":
             return k_bytes
         out_bytes = 2 * (head_k if hyper.latent else head_v) * n_tokens * n_head

@@ -13,7 +13,7 @@ from typing import TypeVar
 from engine.devices.device import CPU_ID
 from engine.model.architectures.record import Architecture
 from engine.model.gguf.tensor_table import TYPES_BY_NAME
-from engine.planning.memory.backends import CUDA_FLASH_HEAD_SIZES
+from engine.planning.layout.cache_rules import CUDA_FLASH_HEAD_SIZES
 from engine.planning.memory.compute_graph.building.context import Batch
 from engine.planning.memory.compute_graph.building.graph_tables import GraphTables, SectionMaker
 from engine.planning.memory.compute_graph.building.layer import weight_bufts

@@ -80,6 +80,11 @@ class CudaPools:
         names = {tensor.name: tensor for tensor in model.global_tensors}
         self._output = names.get("output.weight") or names.get("token_embd.weight")
         self._state_bytes = self._scan_bytes(model)
+        # Elements of a row that an indexer sorts: cells, or blocks of them for each of its heads.
+        self._sorted = shape.n_cells
+        block, heads = (model.hyper_parameter(f"attention.indexer.{key}") for key in ("block_size", "head_count"))
+        if isinstance(block, int) and isinstance(heads, int) and block > 0:
+            self._sorted = -(-shape.n_cells // block) * heads
         self._attention: dict[bool, list[tuple[int, int]]] = {}
         self._sliced: tuple[MemberTables, list[list[int]]] | None = None
 
@@ -230,7 +235,7 @@ class CudaPools:
         """Return the temporary bytes by which a layer's indexer chooses cells (`ggml_cuda_op_top_k`)."""
         if not self._hyper.indexer_widths[index]:
             return 0
-        return _SORT_BUFFERS * min(_SORTED_BYTES, 4 * self._shape.n_cells * self._shape.n_ubatch)
+        return _SORT_BUFFERS * min(_SORTED_BYTES, 4 * self._sorted * self._shape.n_ubatch)
 
     def _scan_bytes(self, model: ModelFile) -> int:
         """Return the temporary bytes of Mamba 2's scan in chunks (`ssm_scan_ssd_f32_cuda`)."""

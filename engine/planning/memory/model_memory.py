@@ -218,10 +218,17 @@ class ModelMemory:
         if flash and with_compute and tables.compute is not None:
             flash = self._forecast(lambda forecast: forecast.uses_flash_attention(placement), tables.compute)
         try:
-            return tables.pools(self.model).of(placement, members, flash=flash is not False)
+            found = tables.pools(self.model).of(placement, members, flash=flash is not False)
         except UNFORESEEN:
             _log.info("the arithmetic cannot tell the pools of %s", quote(self.model.name), exc_info=True)
             return {}
+        grown: dict[str, int] = {}
+        if with_compute and tables.compute is not None:
+            grown = self._forecast(lambda forecast: forecast.grown_bytes(placement), tables.compute) or {}
+        for device, size_bytes in grown.items():
+            before = found.get(device, Answering())
+            found[device] = Answering(before.total_bytes + size_bytes, before.late_bytes + size_bytes)
+        return found
 
     def uses_flash_attention(self, layout: Layout, context: ContextSettings, rig: Rig) -> bool | None:
         """Return whether llama.cpp ends up with flash attention, None if only a probe can tell."""

@@ -310,6 +310,17 @@ def summary(records: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def kept(records: Sequence[Mapping[str, Any]]) -> str:
+    """Return each tenth case with a full context as lines of JSON, with what its cards held at most."""
+    full = [record for record in records if record["outcome"] == "answered" and record["prompt"] == "full"]
+    lines = [
+        {key: record[key] for key in ("model", "types", "layout")}
+        | {"peak_bytes": {name: card["peak_bytes"] for name, card in record["cards"].items()}}
+        for record in full[::10]
+    ]
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
 def _is_near(card: Mapping[str, Any]) -> bool:
     return bool(card["peak_bytes"] <= card["forecast_bytes"] <= 1.05 * card["peak_bytes"])
 
@@ -322,8 +333,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=1, help="the first seed")
     parser.add_argument("--only", default="", help="part of the names of models")
     parser.add_argument("--again", action="store_true", help="load nothing, but forecast all records again")
+    parser.add_argument("--keep", type=Path, help="write what cards held of each tenth case, for the tests")
     parser.add_argument("--summary", action="store_true", help="load nothing")
     options = parser.parse_args(arguments)
+    if options.keep is not None:
+        options.keep.write_text(kept(read_records(options.out)), encoding="utf-8")
+        return 0
     if options.summary:
         print(summary(read_records(options.out)))
         return 0

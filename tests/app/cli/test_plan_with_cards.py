@@ -16,7 +16,7 @@ from tests.support.models import write_header_only
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("files")
-    write_header_only(folder / "m.gguf", n_layers=64, n_embd=5120, n_head=40, n_ff=13824, n_vocab=4096)
+    write_header_only(folder / "m.gguf", n_layers=80, n_embd=8192, n_head=64, n_ff=28672, n_vocab=4096)
     card = {"id": "CUDA0", "name": "RTX 3090", "backend": "CUDA", "total_bytes": "24GiB"}
     rig = {"version": 1, "devices": [card], "host": {"total_bytes": "64GiB"}}
     (folder / "rig.json").write_text(json.dumps(rig), encoding="utf-8")
@@ -33,15 +33,15 @@ def on_cpu(document: dict[str, Any]) -> int:
     return sum(int(span[-1]) - int(span[0]) + 1 for span in spans)
 
 
-def test_a_second_card_takes_layers_from_the_cpu_and_is_faster(
-    capsys: pytest.CaptureFixture[str], folder: Path
-) -> None:
+def test_a_second_card_takes_the_layers_from_the_cpu(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     answer = run(capsys, folder, "--json", "--with", "rtx 3090")
     assert answer.code == 0, answer
     document, here = answer.document, answer.document["here"]
     assert document["added"] == [{"id": "CUDA1", "name": "RTX 3090 (not present)", "total_bytes": 24 * GIB}]
     assert on_cpu(document) < on_cpu(here)
-    assert document["speed"]["tokens_per_second"] > 1.5 * here["speed"]["tokens_per_second"]
+    # The speed of the CPU in the rig file is a guess, so nothing is said for the layout that needs it.
+    assert (document["speed"]["source"], here["speed"]["source"]) == ("card", "guess")
+    assert document["speed"]["tokens_per_second"] > 1
     assert here == run(capsys, folder, "--json").document
 
 
@@ -52,7 +52,7 @@ def test_people_get_both_in_a_table(capsys: pytest.CaptureFixture[str], folder: 
     assert [line.split("  ")[0] for line in lines[begin + 1 :]] == [
         "fits", "layers on the CPU", "context", "answers", "prompts"
     ]  # fmt: skip
-    assert "0 of 64" in lines[begin + 2]
+    assert "0 of 80" in lines[begin + 2]
 
 
 @pytest.mark.parametrize(

@@ -167,6 +167,7 @@ RECORDS: Records = {
             Style(normalises=None),
             attention="block_sparse.msa_attention",
             one_token=True,
+            grows=True,
             scaled=ATTENTION_SCALED,
         ),
     ),

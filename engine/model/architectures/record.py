@@ -190,6 +190,9 @@ class GraphRecord(msgspec.Struct, frozen=True):
     one_token: bool = False
     """A batch of one token for each sequence has another graph, which may need more memory."""
 
+    grows: bool = False
+    """The graph grows with the positions in the cache. The engine plans for an empty one, and allocates more later."""
+
     reads_cache: bool = True
     """The graph uses the caches, if there are any."""
 

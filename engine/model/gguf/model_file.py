@@ -72,6 +72,11 @@ class Block:
         return self.attention_bytes + self.ffn_bytes + self.expert_bytes + self.other_bytes
 
 
+TOKENIZER = "tokenizer.ggml.model"
+NO_TOKENIZERS = ("none", "no_vocab")
+"""Tokenizers with which llama.cpp reads no list of tokens (`llama_vocab::impl::load`)."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelFile:
     """A readable model.
@@ -96,6 +101,11 @@ class ModelFile:
     @property
     def n_layers(self) -> int:
         return len(self.blocks)
+
+    @property
+    def has_vocabulary(self) -> bool:
+        """Whether the model can read text. A file without a name of a tokenizer is taken to have one."""
+        return self.metadata.get(TOKENIZER) not in NO_TOKENIZERS
 
     @property
     def n_ctx_train(self) -> int | None:

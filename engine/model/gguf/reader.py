@@ -10,7 +10,15 @@ from engine.base.language import tr
 from engine.model.gguf.byte_source import open_source
 from engine.model.gguf.file_names import display_name
 from engine.model.gguf.header import FileHeader, read_header
-from engine.model.gguf.model_file import MetadataValue, ModelFile, TensorInfo, block_index, group_blocks
+from engine.model.gguf.model_file import (
+    NO_TOKENIZERS,
+    TOKENIZER,
+    MetadataValue,
+    ModelFile,
+    TensorInfo,
+    block_index,
+    group_blocks,
+)
 from engine.model.gguf.parts import part_paths, split_position
 from engine.model.gguf.quoting import clean, quote
 
@@ -167,7 +175,7 @@ def _block_count(
 
 
 def _n_vocab(header: FileHeader, architecture: str, outside: tuple[TensorInfo, ...]) -> int:
-    if _TOKENS in header.arrays:
+    if _TOKENS in header.arrays and header.metadata.get(TOKENIZER) not in NO_TOKENIZERS:
         return header.arrays[_TOKENS].count
     size = header.metadata.get(f"{architecture}.vocab_size")
     if isinstance(size, int) and not isinstance(size, bool) and size >= 0:

@@ -16,6 +16,12 @@ KV_BLOCK_ELEMENTS: Mapping[KvType, int] = {kind: TYPES_BY_NAME[kind].block_eleme
 """Elements in one block of each cache type (`ggml_blck_size`). A row of the cache must be a whole number of blocks."""
 
 
+CUDA_FLASH_HEAD_SIZES = frozenset({40, 64, 72, 80, 96, 112, 128, 256, 512})
+"""Head sizes of CUDA's flash attention, equal for K and V (`ggml_cuda_get_best_fattn_kernel`)."""
+_CUDA_LACKS_FLASH = ("iq4_nl",)
+"""Types of a KV cache that CUDA's flash attention does not take (`ggml_cuda_fattn_kv_type_supported`)."""
+
+
 def without_flash_attention(model: ModelFile, context: ContextSettings) -> bool:
     """Return whether this model is computed without flash attention, because it is off or not supported."""
     return context.flash_attn == "off" or not architecture_rules(model.architecture).flash_attention
@@ -42,6 +48,31 @@ def _value_cache(model: ModelFile, context: ContextSettings) -> Iterator[Violati
         tr("A V cache of type {type_v} needs flash attention, {reason}.", type_v=context.type_v, reason=reason),
         remedy,
     )
+
+
+def member_attention_violations(model: ModelFile, context: ContextSettings) -> Iterator[Violation]:
+    """Yield why members of a tensor split on CUDA cannot compute the attention.
+
+    The CPU would compute it, and the engine then aborts at `attn_output`, of which each member has a slice
+    (ggml-backend-meta.cpp: "unsupported mul_mat split states").
+    """
+    if not architecture_rules(model.architecture).has_cache or _has_latent_attention(model):
+        return
+    lacking = next((kind for kind in (context.type_k, context.type_v) if kind in _CUDA_LACKS_FLASH), None)
+    widths = _head_widths(model, "key")
+    odd = next((width for width in widths if width not in CUDA_FLASH_HEAD_SIZES), None)
+    if widths and lacking is not None:
+        yield Violation(
+            "split_attention",
+            tr("CUDA cannot compute attention over a KV cache of type {type} in split mode tensor.", type=lacking),
+            tr("Choose another type for the KV cache, or split mode layer."),
+        )
+    elif odd is not None and widths == _head_widths(model, "value"):
+        yield Violation(
+            "split_attention",
+            tr("CUDA cannot compute attention with heads of {width} in split mode tensor.", width=odd),
+            tr("Choose split mode layer, which divides the model between layers."),
+        )
 
 
 def _type_pair(model: ModelFile, context: ContextSettings) -> Iterator[Violation]:

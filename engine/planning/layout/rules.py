@@ -12,7 +12,12 @@ from engine.base.language import tr
 from engine.devices.device import CPU_ID, Device, Fault, Rig
 from engine.model.architectures.registry import architecture_rules
 from engine.model.gguf.model_file import ModelFile
-from engine.planning.layout.cache_rules import KV_BLOCK_ELEMENTS, cache_violations, without_flash_attention
+from engine.planning.layout.cache_rules import (
+    KV_BLOCK_ELEMENTS,
+    cache_violations,
+    member_attention_violations,
+    without_flash_attention,
+)
 from engine.planning.layout.engine_parameters import (
     MAX_DEVICES,
     MAX_ENTRIES,
@@ -29,6 +34,7 @@ from engine.planning.layout.split_modes import (
     tensor_context_violations,
     tensor_model_violations,
     tensor_override_violations,
+    uneven_head_violations,
 )
 from engine.planning.settings.context_settings import ContextSettings
 
@@ -112,8 +118,8 @@ def violations(layout: Layout, model: ModelFile, rig: Rig, context: ContextSetti
 
     Rules: `layer_count`, `draft_model`, `unknown_device`, `too_many_entries`, `repeated_device`, `flash_attention`,
     `cache_block_size`, `cache_types_differ`, `too_many_sequences`, `sequences_over_batch`, `separate_sequences`,
-    `split_member`, `split_architecture`, `split_override`, `split_cache_on_host`, `single_head`, `leading_cpu_only`,
-    `engine_fault`, `row_weights`.
+    `split_member`, `split_architecture`, `split_attention`, `split_override`, `split_cache_on_host`, `single_head`,
+    `leading_cpu_only`, `engine_fault`, `row_weights`.
     """
     inside_layers = layout.split_mode in ("tensor", "row")
     return (
@@ -121,7 +127,7 @@ def violations(layout: Layout, model: ModelFile, rig: Rig, context: ContextSetti
         *_draft_model(model),
         *_unknown_devices(layout, rig),
         *(_split_mode(layout, rig) if inside_layers else _entries(layout, rig)),
-        *(_tensor_mode(layout, model, context) if layout.split_mode == "tensor" else ()),
+        *(_tensor_mode(layout, model, rig, context) if layout.split_mode == "tensor" else ()),
         *(row_violations(layout, model, rig) if layout.split_mode == "row" else ()),
         *cache_violations(model, context),
         *_quantised_streams(layout, model, rig, context),
@@ -305,10 +311,15 @@ def _row_order(members: tuple[str, ...], rig: Rig) -> Iterator[Violation]:
         )
 
 
-def _tensor_mode(layout: Layout, model: ModelFile, context: ContextSettings) -> Iterator[Violation]:
+def _tensor_mode(layout: Layout, model: ModelFile, rig: Rig, context: ContextSettings) -> Iterator[Violation]:
     yield from tensor_model_violations(model, leading_cpu_layers(layout))
-    if len(split_members(layout)) > 1:
+    members = split_members(layout)
+    if len(members) > 1:
         yield from single_head_violations(model, context)
+        yield from uneven_head_violations(model, [share for _, share in layout.tensor_split if share > 0])
+        # Other kernels of HIP and Vulkan are not known to lack these, and a worker does not tell what it has.
+        if any(device.backend == "CUDA" and device.id in members for device in rig.devices):
+            yield from member_attention_violations(model, context)
     yield from tensor_context_violations(context)
     if layout.overrides and layout.n_layers == model.n_layers:
         yield from tensor_override_violations(layout, model)

@@ -7,7 +7,7 @@ aborts or computes wrong results instead, they were found by loading on RPC work
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from engine.base.language import tr, tr_count
@@ -68,6 +68,16 @@ def tensor_model_violations(model: ModelFile, leading: int = 0) -> Iterator[Viol
             ),
             tr("Choose split mode layer, which divides the model between layers."),
         )
+    elif any(_joins_delta_net(block) for block in model.blocks):
+        yield Violation(
+            "split_attention",
+            tr(
+                "The engine cannot split this {architecture} model inside its layers: the file keeps queries, keys, "
+                "values and gate in one weight.",
+                architecture=model.architecture,
+            ),
+            tr("Convert the model with a current llama.cpp, or choose split mode layer."),
+        )
     elif leading and split.whole_model:
         yield Violation(
             "leading_cpu_only",
@@ -99,6 +109,39 @@ def single_head_violations(model: ModelFile, context: ContextSettings) -> Iterat
             tr("The engine cannot split this model with a quantised KV cache: it has a single K head."),
             tr("Set the KV cache types to f16, or choose split mode layer."),
         )
+
+
+def uneven_head_violations(model: ModelFile, shares: Sequence[float]) -> Iterator[Violation]:
+    """Yield why a model whose heads have norms of their own cannot be split by these shares.
+
+    llama.cpp cuts Q between the groups of K heads, but the norms between any heads, and then aborts
+    (ggml-backend-meta.cpp: GGML_ASSERT(ret.axis != GGML_BACKEND_SPLIT_AXIS_UNKNOWN)).
+    """
+    n_heads = model.hyper_parameter("attention.head_count_kv") or model.hyper_parameter("attention.head_count")
+    if not isinstance(n_heads, int) or n_heads < 2 or not any(_has_head_norms(block) for block in model.blocks):
+        return
+    if any((share * n_heads / sum(shares)) % 1 for share in shares):
+        yield Violation(
+            "split_attention",
+            tr(
+                "The engine cannot split this model by these shares: each of its heads has a norm of its own, and "
+                "its {count} K heads must be divided without a remainder.",
+                count=n_heads,
+            ),
+            tr("Choose shares that divide {count} heads, or split mode layer.", count=n_heads),
+        )
+
+
+def _has_head_norms(block: Block) -> bool:
+    names = ("attn_q_norm.weight", "attn_k_norm.weight")
+    return any(
+        tensor.name.endswith(names) and len(tensor.shape) > 1 and tensor.shape[1] > 1 for tensor in block.tensors
+    )
+
+
+def _joins_delta_net(block: Block) -> bool:
+    names = {tensor.name.split(".", 2)[-1] for tensor in block.tensors}
+    return {"ssm_in.weight", "ssm_ba.weight"} <= names and "attn_qkv.weight" not in names
 
 
 def _has_latent_cache(model: ModelFile) -> bool:

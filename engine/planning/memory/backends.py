@@ -196,9 +196,6 @@ class BackendTraits:
     overhead_bytes: int = 0
 
 
-CUDA_FLASH_HEAD_SIZES = frozenset({40, 64, 72, 80, 96, 112, 128, 256, 512})
-"""Head sizes of CUDA's flash attention, equal for K and V (`ggml_cuda_get_best_fattn_kernel`)."""
-
 HOST_RULE = SizeRule(alignment_bytes=32)
 CPU_TRAITS = BackendTraits(HOST_RULE)
 

@@ -12,6 +12,7 @@ multiprocessors and cuBLAS's workspace. So the result is an upper bound.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.base.units import MIB
@@ -20,6 +21,7 @@ from engine.model.gguf.model_file import ModelFile, TensorInfo
 from engine.planning.memory.hyper_parameters import HyperParameters
 from engine.planning.memory.kv_cache import ContextShape, pad, window_cells
 from engine.planning.memory.placement import Placement
+from engine.planning.memory.tensor_split import MemberTables
 from engine.planning.settings.context_settings import ContextSettings
 
 _POOL_STEP = 2 * MIB
@@ -38,6 +40,7 @@ _FLASH_COLUMNS, _FLASH_BLOCKS, _LARGE_HEAD = 64, 4, 256
 (`launch_fattn`)."""
 _ROW_PADDING = 512
 _FLOATS = {"F32": 4, "F16": 2, "BF16": 2}
+_FLOAT_CACHES = ("f32", "f16", "bf16")
 _WITHOUT_MMQ = frozenset({"IQ1_M", "Q8_K"})
 """Quantised types that CUDA multiplies as F16 (`ggml_cuda_should_use_mmq`)."""
 _MOST_TOKENS_OF_MMF = 16
@@ -68,55 +71,103 @@ class CudaPools:
         n_used = model.hyper_parameter("expert_used_count")
         counts = n_used if isinstance(n_used, tuple) else (n_used,)
         self._n_used = max((count for count in counts if isinstance(count, int)), default=0)
-        matrices = [tensor for block in model.blocks for tensor in block.tensors if _is_matrix(tensor)]
-        self._uses_cublas = any(not _has_mmq(tensor) for tensor in matrices)
-        self._matrix_bytes = max((self._product_bytes(tensor, shape.n_ubatch) for tensor in matrices), default=0)
+        self._matrices = [[tensor for tensor in block.tensors if _is_matrix(tensor)] for block in model.blocks]
+        self._uses_cublas = [any(not _has_mmq(tensor) for tensor in block) for block in self._matrices]
+        self._matrix_bytes = [
+            max((self._product_bytes(tensor, shape.n_ubatch) for tensor in block), default=0)
+            for block in self._matrices
+        ]
         names = {tensor.name: tensor for tensor in model.global_tensors}
-        output = names.get("output.weight") or names.get("token_embd.weight")
-        self._output_uses_cublas = output is not None and not _has_mmq(output)
-        # Only the last token of each sequence has an output.
-        self._output_bytes = 0 if output is None else self._product_bytes(output, shape.n_sequences)
+        self._output = names.get("output.weight") or names.get("token_embd.weight")
         self._state_bytes = self._scan_bytes(model)
-        self._attention: dict[bool, tuple[int, int]] = {}
+        # Elements of a row that an indexer sorts: cells, or blocks of them for each of its heads.
+        self._sorted = shape.n_cells
+        block, heads = (model.hyper_parameter(f"attention.indexer.{key}") for key in ("block_size", "head_count"))
+        if isinstance(block, int) and isinstance(heads, int) and block > 0:
+            self._sorted = -(-shape.n_cells // block) * heads
+        self._attention: dict[bool, list[tuple[int, int]]] = {}
+        self._sliced: tuple[MemberTables, list[list[int]]] | None = None
 
-    def of(self, placement: Placement, *, flash: bool) -> dict[str, Answering]:
-        """Return what each device takes of which this is known. `flash`: whether flash attention is used."""
+    def of(self, placement: Placement, members: MemberTables | None = None, *, flash: bool) -> dict[str, Answering]:
+        """Return what each device takes of which this is known.
+
+        `members`: slices of a tensor split. `flash`: whether flash attention is used.
+        """
         found: dict[str, Answering] = {}
         for device in dict.fromkeys(placement.entries):
             traits = placement.traits.get(device)
             if device == CPU_ID or traits is None or not traits.has_pools:
                 continue
-            fixed_bytes = max(self._matrix_bytes, self._state_bytes)
-            if device == placement.output_device:
-                fixed_bytes = max(fixed_bytes, self._output_bytes)
-            soon_bytes, full_bytes = self._soon_and_full(flash=flash)
+            layers = self._layers_of(device, placement)
+            is_last = bool(placement.shares) or device == placement.output_device
+            matrix_bytes = (
+                self._matrix_bytes if members is None else self._slices(members)[placement.entries.index(device)]
+            )
+            fixed_bytes = max((matrix_bytes[layer] for layer in layers), default=0)
+            if any(self._hyper.recurrent[layer] for layer in layers):
+                fixed_bytes = max(fixed_bytes, self._state_bytes)
+            if is_last and self._output is not None:
+                # Only the last token of each sequence has an output.
+                fixed_bytes = max(fixed_bytes, self._product_bytes(self._output, self._shape.n_sequences))
+            soon_bytes, full_bytes = self._soon_and_full(layers, flash=flash)
             n_pools = placement.entries.count(device)
             pool_bytes = n_pools * pad(max(fixed_bytes, full_bytes), _POOL_STEP)
             late_bytes = pool_bytes - n_pools * pad(max(fixed_bytes, soon_bytes), _POOL_STEP)
             besides_bytes = _BLOCKS_BYTES + self._reduction_bytes(len(placement.shares))
-            is_last = device == placement.output_device
-            if self._uses_cublas or not flash or (is_last and self._output_uses_cublas):
+            multiplies = any(self._uses_cublas[layer] for layer in layers) or (full_bytes > 0 and not flash)
+            if multiplies or (is_last and self._output is not None and not _has_mmq(self._output)):
                 besides_bytes += n_pools * _CUBLAS_BYTES
             found[device] = Answering(pool_bytes + besides_bytes, late_bytes)
         return found
 
+    def _layers_of(self, device: str, placement: Placement) -> list[int]:
+        """Return the layers that a device may compute, or parts of them."""
+        n_layers = min(len(self._matrices), self._hyper.n_layers)
+        # Moved weights are computed where they are, and those in host memory on a device if batches are large.
+        if placement.shares or placement.row_shares or placement.overrides:
+            return list(range(n_layers))
+        found = [each for run in placement.runs if run.device == device for each in range(run.first, run.last + 1)]
+        if placement.op_offload:
+            found += range(placement.leading)
+            found += [each for run in placement.runs if run.device == CPU_ID for each in range(run.first, run.last + 1)]
+        return [layer for layer in found if layer < n_layers]
+
+    def _slices(self, members: MemberTables) -> list[list[int]]:
+        """Return the temporary bytes of products on each member of a tensor split, by layer."""
+        if self._sliced is None or self._sliced[0] is not members:
+            n_tokens = self._shape.n_ubatch
+            found: list[list[int]] = []
+            for block in self._matrices:
+                most: list[int] = []
+                for tensor in block:
+                    slices = members.slices(tensor)
+                    most = most or [0] * len(slices)
+                    for at, size_bytes in enumerate(slices):
+                        part = min(1.0, size_bytes / max(1, tensor.size_bytes))
+                        most[at] = max(most[at], self._product_bytes(tensor, n_tokens, part))
+                found.append(most)
+            n_members = max(map(len, found), default=0)
+            by_member = [[most[at] if most else 0 for most in found] for at in range(n_members)]
+            self._sliced = (members, by_member)
+        return self._sliced[1]
+
     # ------------------------------------------------------------------ products with weights
 
-    def _product_bytes(self, tensor: TensorInfo, n_tokens: int) -> int:
-        """Return the temporary bytes of a product of a weight with so many tokens."""
+    def _product_bytes(self, tensor: TensorInfo, n_tokens: int, part: float = 1.0) -> int:
+        """Return the temporary bytes of a product of a weight with so many tokens. `part`: share of the weight."""
         n_in, n_out = tensor.shape[0], tensor.shape[1]
         if len(tensor.shape) > 2 and tensor.shape[2] > 1:
             if "_exps." in tensor.name and self._n_used:
-                return self._experts_bytes(tensor, n_tokens)
+                return self._experts_bytes(tensor, n_tokens, part)
             # Matrices of the heads of compressed attention: a product for each.
             n_tokens *= tensor.shape[2]
         if _has_mmq(tensor):
             return _mmq_bytes(n_in, n_tokens)
         if n_tokens <= _MOST_TOKENS_OF_MMF and tensor.type_name in _FLOATS:
             return 0
-        return _cublas_bytes(tensor.type_name, tensor.n_elements, n_in, n_out, n_tokens)
+        return _cublas_bytes(tensor.type_name, math.ceil(tensor.n_elements * part), n_in, n_out, n_tokens)
 
-    def _experts_bytes(self, tensor: TensorInfo, n_tokens: int) -> int:
+    def _experts_bytes(self, tensor: TensorInfo, n_tokens: int, part: float) -> int:
         """Return the temporary bytes of `ggml_cuda_mul_mat_id`."""
         n_in, n_out = tensor.shape[0], tensor.shape[1]
         n_rows = n_tokens * self._n_used
@@ -128,55 +179,63 @@ class CudaPools:
         of_value = _FLOATS.get(tensor.type_name, 4)
         sorted_bytes = 8 * n_rows + n_rows * n_in * of_value + 4 * n_rows * n_out
         # Rows are sorted by expert, then each expert's are multiplied: all tokens at most.
-        each_bytes = _cublas_bytes(tensor.type_name, n_in * n_out, n_in, n_out, n_tokens)
+        each_bytes = _cublas_bytes(tensor.type_name, math.ceil(n_in * n_out * part), n_in, n_out, n_tokens)
         return sorted_bytes + each_bytes + 4 * _ALIGNMENT
 
     # ------------------------------------------------------------------ attention and states
 
-    def _soon_and_full(self, *, flash: bool) -> tuple[int, int]:
+    def _soon_and_full(self, layers: Sequence[int], *, flash: bool) -> tuple[int, int]:
         """Return the temporary bytes of attention in the warm-up, and with a full context."""
         if not self._context.offload_kqv:
             return 0, 0
         found = self._attention.get(flash)
         if found is None:
-            cells = self._shape.n_cells
-            soon, full = (
-                self._attention_bytes(n, flash=flash) for n in (min(cells, pad(self._shape.n_ubatch, 256)), cells)
-            )
-            found = self._attention[flash] = (soon, max(full, self._indexer_bytes()))
-        return found
+            cells, hyper = self._shape.n_cells, self._hyper
+            few = min(cells, pad(self._shape.n_ubatch, 256))
+            found = self._attention[flash] = [
+                (
+                    self._attention_bytes(index, few, flash=flash),
+                    max(self._attention_bytes(index, cells, flash=flash), self._indexer_bytes(index)),
+                )
+                for index in range(hyper.n_layers)
+            ]
+        soon_bytes, full_bytes = (max((found[layer][at] for layer in layers), default=0) for at in (0, 1))
+        return soon_bytes, full_bytes
 
-    def _attention_bytes(self, n_cells: int, *, flash: bool) -> int:
-        """Return the temporary bytes of attention over so many cells."""
+    def _attention_bytes(self, index: int, n_cells: int, *, flash: bool) -> int:
+        """Return the temporary bytes of a layer's attention over so many cells."""
         hyper = self._hyper
-        layers = [index for index in range(hyper.n_layers) if hyper.n_head[index] and hyper.n_head_kv[index]]
+        if not hyper.n_head[index] or not hyper.n_head_kv[index]:
+            return 0
         if flash:
-            widest = max((hyper.head_v[index] for index in layers), default=0)
-            widest = max(widest, max((hyper.head_k[index] for index in layers), default=0))
+            widest = max(hyper.head_v[index], hyper.head_k[index])
             n_blocks = _MULTIPROCESSORS * (_FLASH_BLOCKS if widest <= _LARGE_HEAD else _FLASH_BLOCKS // 2)
             return n_blocks * _FLASH_COLUMNS * 8 * (2 + widest // 2) if widest else 0
-        in_window = min(n_cells, window_cells(hyper, self._context)) if any(hyper.sliding) else n_cells
-        return max(
-            (self._kqv_bytes(index, in_window if hyper.sliding[index] else n_cells) for index in layers), default=0
-        )
+        if hyper.sliding[index]:
+            n_cells = min(n_cells, window_cells(hyper, self._context))
+        return self._kqv_bytes(index, n_cells)
 
     def _kqv_bytes(self, index: int, n_cells: int) -> int:
         """Return the temporary bytes of KQ and KQV without flash attention (`ggml_cuda_mul_mat_cublas_impl`)."""
         hyper, n_tokens, n_streams = self._hyper, self._shape.n_ubatch, self._shape.n_streams
         n_head, head_k, head_v = hyper.n_head[index], hyper.head_k[index], hyper.head_v[index]
-        # KQ is computed in F32, for which K is converted. KQ is converted to the type of V, and the result back.
-        k_bytes = 0 if self._context.type_k == "f32" else 4 * n_cells * n_streams * head_k * hyper.n_head_kv[index]
+        # KQ is computed in F32, for which K is converted; for a quantised K, Q is. KQ is converted to the type of V,
+        # and the result back.
+        if self._context.type_k in _FLOAT_CACHES:
+            k_bytes = 0 if self._context.type_k == "f32" else 4 * n_cells * n_streams * head_k * hyper.n_head_kv[index]
+        else:
+            k_bytes = _mmq_bytes(head_k, n_tokens * n_head)
         if self._context.type_v == "f32":
             return k_bytes
         out_bytes = 2 * (head_k if hyper.latent else head_v) * n_tokens * n_head
         v_bytes = 2 * n_cells * n_tokens * n_head + out_bytes + 24 * n_head * n_streams
         return max(k_bytes, v_bytes) + 4 * _ALIGNMENT
 
-    def _indexer_bytes(self) -> int:
-        """Return the temporary bytes by which an indexer chooses cells (`ggml_cuda_op_top_k`)."""
-        if not any(self._hyper.indexer_widths):
+    def _indexer_bytes(self, index: int) -> int:
+        """Return the temporary bytes by which a layer's indexer chooses cells (`ggml_cuda_op_top_k`)."""
+        if not self._hyper.indexer_widths[index]:
             return 0
-        return _SORT_BUFFERS * min(_SORTED_BYTES, 4 * self._shape.n_cells * self._shape.n_ubatch)
+        return _SORT_BUFFERS * min(_SORTED_BYTES, 4 * self._sorted * self._shape.n_ubatch)
 
     def _scan_bytes(self, model: ModelFile) -> int:
         """Return the temporary bytes of Mamba 2's scan in chunks (`ssm_scan_ssd_f32_cuda`)."""
@@ -194,7 +253,9 @@ class CudaPools:
         if n_members < 2:
             return 0
         partial_bytes = 4 * self._hyper.n_embd * self._shape.n_ubatch * max(1, self._n_used)
-        return (_REDUCED_BYTES if n_members == 2 else 0) + math.ceil(math.log2(n_members)) * partial_bytes
+        # They grow with the batches, and a larger one is there before the smaller one is freed.
+        n_buffers = math.ceil(math.log2(n_members)) + 1
+        return (_REDUCED_BYTES if n_members == 2 else 0) + n_buffers * partial_bytes
 
 
 def _is_matrix(tensor: TensorInfo) -> bool:

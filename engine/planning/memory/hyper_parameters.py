@@ -36,7 +36,7 @@ class HyperParameters:
     `cache_of`: the layer whose KV cache a layer reads.
     `causal`: tokens attend to earlier tokens only. Then the context limits the batch.
     `n_loops`: how often all layers run.
-    `pooled_width`: width of the vector that a text is pooled to; 0 if the file names no pooling.
+    `pooled_width`: width of the vector that a text is pooled to; 0 if the file names no pooling, or no vocabulary.
     """
 
     n_embd: int
@@ -209,7 +209,10 @@ def _vocabulary(model: ModelFile, architecture: Architecture) -> int:
 
 def _pooled_width(model: ModelFile, n_embd: int) -> int:
     pooling = model.hyper_parameter("pooling_type")
-    return number(model, "embedding_length_out", n_embd) if pooling in _POOLINGS else 0
+    # Without a vocabulary there are no texts to pool.
+    if pooling not in _POOLINGS or not model.has_vocabulary:
+        return 0
+    return number(model, "embedding_length_out", n_embd)
 
 
 # ---------------------------------------------------------------------- attention

@@ -186,7 +186,7 @@ class ModelMemory:
         compute: Mapping[str, Size] = {}
         if tables is not None and tables.compute is not None and with_compute:
             compute = self._forecast(lambda forecast: forecast.device_sizes(placement), tables.compute) or {}
-        answering = {} if tables is None else self._answering(tables, placement, with_compute=bool(compute))
+        answering = {} if tables is None else self._answering(tables, placement, members, with_compute=bool(compute))
         return MemoryEstimate(
             devices={
                 device_id: DeviceMemory(
@@ -209,17 +209,26 @@ class ModelMemory:
             unknown=self.unknown,
         )
 
-    def _answering(self, tables: ContextMemory, placement: Placement, *, with_compute: bool) -> dict[str, Answering]:
+    def _answering(
+        self, tables: ContextMemory, placement: Placement, members: MemberTables | None, *, with_compute: bool
+    ) -> dict[str, Answering]:
         """Return what devices take while they answer; nothing for a header that is not supported."""
         # The graph has just been computed, so whether flash attention suits is known.
         flash: bool | None = tables.flash_attention != "off"
         if flash and with_compute and tables.compute is not None:
             flash = self._forecast(lambda forecast: forecast.uses_flash_attention(placement), tables.compute)
         try:
-            return tables.pools(self.model).of(placement, flash=flash is not False)
+            found = tables.pools(self.model).of(placement, members, flash=flash is not False)
         except UNFORESEEN:
             _log.info("the arithmetic cannot tell the pools of %s", quote(self.model.name), exc_info=True)
             return {}
+        grown: dict[str, int] = {}
+        if with_compute and tables.compute is not None:
+            grown = self._forecast(lambda forecast: forecast.grown_bytes(placement), tables.compute) or {}
+        for device, size_bytes in grown.items():
+            before = found.get(device, Answering())
+            found[device] = Answering(before.total_bytes + size_bytes, before.late_bytes + size_bytes)
+        return found
 
     def uses_flash_attention(self, layout: Layout, context: ContextSettings, rig: Rig) -> bool | None:
         """Return whether llama.cpp ends up with flash attention, None if only a probe can tell."""

@@ -161,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     counts: Counter[str] = Counter()
     with TemporaryDirectory() as name, options.out.open("a", encoding="utf-8") as out:
         folder = Path(name)
-        rig = parse_rig(_cli("devices"))
+        rig = parse_rig(command_line("devices"))
         models = {path.stem: read_model(path) for path in small_models(folder) if options.only in path.stem}
         for seed in range(options.first, options.first + options.number):
             record = one_load(seed, models, rig)
@@ -184,7 +184,8 @@ def with_cards(folder: Path) -> dict[str, str]:
     }
 
 
-def _cli(*words: str) -> str:
+def command_line(*words: str) -> str:
+    """Return what the command line prints as JSON."""
     command = [sys.executable, "-c", "import sys; from app.cli import main; sys.exit(main())", *words, "--json"]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
 

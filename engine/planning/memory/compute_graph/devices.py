@@ -12,8 +12,9 @@ from functools import lru_cache
 
 from engine.devices.device import CPU_ID
 from engine.model.gguf.tensor_table import TYPES_BY_NAME
+from engine.planning.layout.cache_rules import CUDA_FLASH_HEAD_SIZES
 from engine.planning.layout.layout import Run
-from engine.planning.memory.backends import CUDA_FLASH_HEAD_SIZES, ROW_PADDING, BackendTraits, Kernels, SizeRule
+from engine.planning.memory.backends import ROW_PADDING, BackendTraits, Kernels, SizeRule
 from engine.planning.memory.compute_graph.ggml.graph import Tensor, is_contiguous, row_size
 from engine.planning.memory.compute_graph.ggml.scheduler import HOST, Backend
 from engine.planning.memory.kv_cache import pad

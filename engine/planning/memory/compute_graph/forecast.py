@@ -13,7 +13,7 @@ from typing import TypeVar
 from engine.devices.device import CPU_ID
 from engine.model.architectures.record import Architecture
 from engine.model.gguf.tensor_table import TYPES_BY_NAME
-from engine.planning.memory.backends import CUDA_FLASH_HEAD_SIZES
+from engine.planning.layout.cache_rules import CUDA_FLASH_HEAD_SIZES
 from engine.planning.memory.compute_graph.building.context import Batch
 from engine.planning.memory.compute_graph.building.graph_tables import GraphTables, SectionMaker
 from engine.planning.memory.compute_graph.building.layer import weight_bufts
@@ -88,6 +88,24 @@ class ComputeForecast:
         if placement.shares or self._flash_mode != "auto":
             return self._flash_mode != "off"
         return self._known(placement, asks_flash=True).flash
+
+    def grown_bytes(self, placement: Placement) -> dict[str, int]:
+        """Return by how much the compute buffer of each device grows as the context fills; empty for most models."""
+        if not self._tables.family.record.grows or placement.shares:
+            return {}
+        found = self._known(placement, asks_flash=self._flash_mode == "auto")
+        if not found.flash:
+            return {}
+        full = replace(self._batch, n_positions=pad(self._batch.n_cells, self._batch.n_positions))
+        sizes = [self._ask(placement, batch, LayoutGraph.sizes) for batch in (full, _smallest(full))]
+        grown: dict[str, int] = {}
+        for buft in sizes[0]:
+            size = max(each[buft] for each in sizes)
+            is_host = buft == HOST
+            size_bytes = placement.host.compute.of(size.size_bytes, size.n_chunks) if is_host else size.size_bytes
+            device = CPU_ID if is_host else buft
+            grown[device] = max(0, size_bytes - found.sizes[device].size_bytes)
+        return grown
 
     def _known(self, placement: Placement, *, asks_flash: bool) -> Found:
         """Return the buffers, cached if possible. `asks_flash`: turn flash attention off if a device lacks it."""

@@ -164,7 +164,7 @@ class LoadedContext:
     def parts(self, sizes: dict[int, BufferBytes] | None = None) -> tuple[Part, ...]:
         """Return the bytes of model and context in each buffer type. `sizes`: used instead of llama.cpp's breakdown."""
         facts = self.log.facts
-        output_bytes = output_buffer_bytes(self.vocabulary_size, self.settings)
+        output_bytes = output_buffer_bytes(self.vocabulary_size + self._encoded_width, self.settings)
         if self.embedded_tokens:
             output_bytes = max(output_bytes, self.embeddings_bytes(self.embedded_tokens))
             facts.grow_output(output_bytes)
@@ -173,6 +173,13 @@ class LoadedContext:
         if sizes is None:
             return (*logged_parts(self.devices, facts, None, output_bytes), *side_files)
         return (*measured_parts(self.devices, sizes, facts, output_bytes), *side_files)
+
+    @property
+    def _encoded_width(self) -> int:
+        """Width of the vector that T5 keeps beside the logits of a sequence (`llama_context::output_reserve`)."""
+        low = self.engine.low
+        decodes = low.llama_model_has_encoder(self.model) and low.llama_model_has_decoder(self.model)
+        return int(low.llama_model_n_embd_out(self.model)) if decodes else 0
 
     def embeddings_bytes(self, tokens: int) -> int:
         """Return the output buffer's size while `tokens` tokens are embedded: logits and an embedding of each."""

@@ -27,7 +27,7 @@ SOUND = Device("CUDA1", "card", "CUDA", "gpu", GIB, GIB)
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> ModelFile:
     path = tmp_path_factory.mktemp("model") / "m.gguf"
-    return read_model(write_tiny_llama(path, n_layers=4, n_embd=128, file_type="Q4_0"))
+    return read_model(write_tiny_llama(path, n_layers=4, n_embd=256, file_type="Q4_0"))
 
 
 def rig_with(*faults: Fault, host: tuple[Fault, ...] = ()) -> Rig:

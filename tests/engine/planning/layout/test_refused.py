@@ -7,7 +7,7 @@ import pytest
 from engine.planning.layout.rules import violations
 from tests.support.truth import MODEL_NAMES, truth_cases
 
-ONLY_COMPUTED = ("repeated_device", "single_head")
+ONLY_COMPUTED = ("repeated_device", "single_head", "split_attention")
 """Rules on layouts that load, and go wrong when they compute."""
 
 

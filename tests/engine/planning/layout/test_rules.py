@@ -307,3 +307,38 @@ def test_a_single_head_is_not_split_where_whole_heads_are_computed(
     assert rules(list(violations(layout, found, RIG, context))) == expected
     alone = replace(layout, tensor_split=(("CUDA0", 1.0),))
     assert rules(list(violations(alone, found, RIG, context))) == []
+
+
+@pytest.mark.parametrize(
+    ("backend", "width", "type_v", "expected"),
+    [
+        ("CUDA", 128, "f16", []),
+        ("CUDA", 128, "iq4_nl", ["split_attention"]),
+        ("CUDA", 160, "f16", ["split_attention"]),
+        ("Vulkan", 160, "iq4_nl", []),
+    ],
+)
+def test_members_need_a_kernel_for_the_attention(backend: str, width: int, type_v: KvType, expected: list[str]) -> None:
+    rig = Rig(tuple(replace(device, backend=backend) for device in (GPU, SECOND)), RIG.host)
+    found = model(4, {"attention.key_length": width, "attention.value_length": width})
+    layout = replace(make_layout(4, ["CUDA0"] * 4), split_mode="tensor", tensor_split=(("CUDA0", 1.0), ("CUDA1", 1.0)))
+    assert rules(broken(layout, found, rig, ContextSettings(type_v=type_v))) == expected
+    assert rules(broken(make_layout(4, ["CUDA0"] * 4), found, rig, ContextSettings(type_v=type_v))) == []
+
+
+@pytest.mark.parametrize(("share", "expected"), [(1.0, []), (3.0, []), (2.0, ["split_attention"])])
+def test_heads_with_norms_of_their_own_are_divided_without_a_remainder(share: float, expected: list[str]) -> None:
+    metadata: dict[str, MetadataValue] = {"attention.head_count_kv": 8}
+    found = replace(model(4, metadata), blocks=tuple(block(at, "attn_q_norm.weight") for at in range(4)))
+    layout = replace(
+        make_layout(4, ["CUDA0"] * 4), split_mode="tensor", tensor_split=(("CUDA0", 1.0), ("CUDA1", share))
+    )
+    assert rules(broken(layout, found)) == expected
+
+
+def test_a_delta_net_in_one_weight_is_not_split() -> None:
+    found = replace(model(4), blocks=tuple(block(at, "ssm_in.weight", "ssm_ba.weight") for at in range(4)))
+    layout = replace(make_layout(4, ["CUDA0"] * 4), split_mode="tensor", tensor_split=(("CUDA0", 1.0), ("CUDA1", 1.0)))
+    assert rules(broken(layout, found)) == ["split_attention"]
+    apart = replace(found, blocks=tuple(block(at, "attn_qkv.weight", "ssm_ba.weight") for at in range(4)))
+    assert rules(broken(layout, apart)) == []

@@ -12,6 +12,7 @@ from engine.devices.device import Device, Rig, make_host
 from engine.planning.layout.layout import Layout, Run
 from engine.planning.memory.estimate import DeviceMemory, Grade
 from engine.planning.memory.model_memory import ModelMemory
+from engine.planning.memory.placement import place
 from engine.planning.plan.report import make_row
 from engine.planning.settings.context_settings import ContextSettings
 from tests.support.truth import truth_model
@@ -80,3 +81,35 @@ def test_a_row_counts_it_and_tells_the_buffers_alone() -> None:
     row = make_row(replace(CARD, free_bytes=13 * MIB, margin_bytes=0), memory, Grade.ESTIMATED)
     assert (row.need_bytes, row.is_short, row.buffer_bytes) == (14 * MIB, True, 8 * MIB)
     assert row.without_overhead().need_bytes == 8 * MIB
+
+
+@pytest.mark.parametrize(
+    ("changes", "card_bytes", "host_bytes"),
+    [
+        ({"n_ctx": 4096, "n_ubatch": 4096, "type_k": "q5_0", "type_v": "q5_0"}, 797_835_776, 491_716_736),
+        ({"n_ctx": 4096, "n_ubatch": 4096}, 801_702_400, 491_389_056),
+        (
+            {"n_ctx": 4096, "n_ubatch": 4096, "type_k": "q5_0", "type_v": "q5_0", "pipeline": "off"},
+            398_688_384,
+            126_074_912,
+        ),
+        ({"n_ctx": 512, "n_ubatch": 512, "pipeline": "off"}, 8_145_024, 2_904_096),
+    ],
+)
+def test_a_graph_that_grows_with_the_context_is_counted(
+    changes: dict[str, Any], card_bytes: int, host_bytes: int
+) -> None:
+    """The compute buffers are those of a card that counts after batches that filled the context."""
+    model = truth_model("minimax-m3-moe")
+    rig = Rig((CARD, replace(CARD, id="CUDA1")), make_host("host", 1 << 40))
+    layout = Layout(2, (Run("CUDA1", 0, 0), Run("CUDA0", 1, 1)), "CUDA0")
+    context = ContextSettings(**{"flash_attn": "on", "pipeline": "on", "n_batch": 4096, **changes})
+    memory = ModelMemory(model)
+    devices = memory.estimate(layout, context, rig).devices
+    tables = memory.for_context(context)
+    assert tables is not None
+    assert tables.compute is not None
+    grown = tables.compute.grown_bytes(place(layout, rig, context))
+    for name, held_bytes in (("CUDA0", card_bytes), ("CPU", host_bytes)):
+        assert held_bytes <= devices[name].compute_bytes + grown[name] <= held_bytes * 1.001
+        assert devices[name].answering_bytes >= devices[name].late_bytes >= grown[name]

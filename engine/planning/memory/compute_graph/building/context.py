@@ -134,6 +134,7 @@ class Batch:
     `n_streams`: sequences with cells of their own. `n_states`: sequences with a recurrent state.
     `flash`: attention is one operation. `v_trans`: the V cache is transposed, as without flash attention.
     `unfused`: other operations that are not computed as one.
+    `n_positions`: positions in the cache, rounded up to 256. It is empty when graphs are reserved.
     """
 
     n_tokens: int
@@ -149,6 +150,7 @@ class Batch:
     v_trans: bool
     offload_kqv: bool
     unfused: frozenset[str] = frozenset()
+    n_positions: int = 256
 
     def without(self, op: str) -> Batch:
         """Return the same batch with `op` computed as several operations."""

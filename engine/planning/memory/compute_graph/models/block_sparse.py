@@ -16,10 +16,6 @@ from engine.planning.memory.compute_graph.models.delta_net import build_layer_at
 from engine.planning.memory.compute_graph.models.mla import build_top_k_mask
 from engine.planning.memory.compute_graph.models.transformer import attention, roped_qkv
 
-_LEAST_POSITIONS = 256
-"""Positions that the graph has room for, rounded up to this number. At the load the cache is empty, so it is one step.
-"""
-
 
 @dataclass(frozen=True, slots=True)
 class MsaInput:
@@ -70,7 +66,7 @@ def msa_attention(ctx: GraphContext, current: Tensor) -> Tensor:
 def _blocks(ctx: GraphContext, inp_attn: AttnInput) -> MsaInput:
     """Return the inputs; the first layer makes them."""
     graph, batch, size = ctx.graph, ctx.batch, ctx.hparams.indexer.block_size
-    n_blocks = -(-_LEAST_POSITIONS // size)
+    n_blocks = -(-batch.n_positions // size)
     return ctx.shared.once(
         MsaInput,
         lambda: MsaInput(

@@ -126,7 +126,7 @@ def test_what_the_engine_cannot_do_with_them_is_a_broken_rule(
     folder: Path, model: ModelFile, projector: Projector
 ) -> None:
     adapter = read_adapter(write_tiny_lora(folder / "lora.gguf", model), model)
-    rig = rig_of(("CUDA", "gpu", GIB), ("CUDA", "gpu", GIB))
+    rig = rig_of(("Vulkan", "gpu", GIB), ("Vulkan", "gpu", GIB))
     whole = make_layout(N_LAYERS, [("D0", N_LAYERS)])
     cut = replace(whole, split_mode="tensor", tensor_split=(("D0", 1.0), ("D1", 1.0)))
     gone = Projector(projector.path, projector.tensors, "D9")

@@ -1,0 +1,232 @@
+"""Forecast against the engine's rows in random loads on cards that only count, to the byte.
+
+    python -m tests.engine.cuda.random_rows OUT.jsonl [--number 2000] [--known] [--summary]
+
+Models are the zoo's: headers with a hole in place of weights. `--known` takes the well-known ones of any size, without
+CPU layers (with `LD_PRELOAD` of `tests/zoo/nopopulate.c`; see `random_answers.py`). Each load is made from its seed
+alone, and seeds that are in OUT.jsonl are not loaded again. The engine with CUDA must be importable (`PYTHONPATH`), as
+for the tests here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from engine.base.errors import EngineError
+from engine.devices.device import CPU_ID, Rig
+from engine.devices.rig_file import parse_rig
+from engine.model.gguf.model_file import ModelFile
+from engine.model.gguf.reader import read_model
+from engine.planning.layout.layout_file import parse_layout
+from engine.planning.memory.model_memory import ModelMemory
+from engine.planning.plan.edit import Edit
+from engine.planning.plan.plan import Plan
+from engine.planning.plan.report import DeviceRow
+from engine.runtime.session.events import Loaded
+from engine.runtime.session.load_order import LoadOrder
+from tests.engine.cuda.random_loads import HEADERS, command_line, random_layout, small_models, with_cards
+from tests.support.headers import write_with_hole
+from tests.support.session_log import SessionLog
+from tests.zoo.pack import read_document
+
+LARGE_CARDS = ", ".join(["H200=9.0=1048576"] * 4)
+SMALL_BYTES = 256 << 20
+WITHOUT_WARM_UP = [
+    sys.executable,
+    "-c",
+    "from engine.runtime.child.load.warm_up import WarmUp; WarmUp._compute = lambda *_: None; "
+    "from engine.runtime.child.__main__ import main; main()",
+]
+"""Command of a child that computes nothing after a load. Its rows are those that the engine planned. Batches of a
+warm-up may need a little more than the engine planned for, and how many there are depends on the time they take."""
+PARTS = ("weights", "mapped", "state", "compute", "output")
+
+
+def known_models(folder: Path) -> list[Path]:
+    """Write the well-known models of the zoo into `folder`, as files of full length without weights."""
+    found = []
+    for head in sorted(HEADERS.glob("*.gguf.head.gz")):
+        name = head.name.removesuffix(".gguf.head.gz")
+        size_bytes = read_document(name)["size_bytes"]
+        if size_bytes > SMALL_BYTES:
+            found.append(write_with_hole(folder / f"{name}.gguf", gzip.decompress(head.read_bytes()), size_bytes))
+    return found
+
+
+def random_case(rng: random.Random, model: ModelFile, cards: Sequence[str], *, known: bool) -> dict[str, Any]:
+    """Return a random layout file, with larger batches and contexts and more overrides than loads with answers have."""
+    document = random_layout(rng, model.n_layers, cards)
+    context = document["context"]
+    if rng.random() < 0.4:
+        context["n_ctx"] = rng.choice([700, 3000, 5000, 16384, 32768])
+        context["n_seq_max"] = rng.choice([1, 1, 2, 3, 4])
+    if rng.random() < 0.2:
+        context["n_ubatch"] = rng.choice([1, 17, 96, 2048, 4096])
+        context["n_batch"] = max(context["n_ubatch"], context["n_batch"])
+    if rng.random() < 0.1:
+        context["type_k"] = context["type_v"] = rng.choice(["q4_1", "q5_0", "iq4_nl"])
+    if document.get("overrides") and rng.random() < 0.4:
+        first = rng.randrange(model.n_layers)
+        layers = f"{first}-{rng.randint(first, model.n_layers - 1)}"
+        part = rng.choice(["experts", "ffn", "attention"])
+        document["overrides"].append({"part": part, "layers": layers, "device": rng.choice([*cards, "CPU"])})
+    return without_cpu(document, cards[0]) if known else document
+
+
+def without_cpu(document: dict[str, Any], card: str) -> dict[str, Any]:
+    """Return the layout with a card in place of the CPU, which would compute with weights of any size."""
+    context = {**document["context"], "offload_kqv": True, "load_mode": "mmap"}
+    rows = [{**row, "device": card if row["device"] == CPU_ID else row["device"]} for row in document["runs"]]
+    runs: list[dict[str, Any]] = []
+    for row in rows:
+        if runs and runs[-1]["device"] == row["device"]:
+            first, last = runs[-1]["layers"].split("-")[0], row["layers"].split("-")[1]
+            runs[-1] = {**row, "layers": f"{first}-{last}"}
+        else:
+            runs.append(row)
+    found = {**document, "context": context, "runs": runs}
+    found.pop("output", None)
+    if "overrides" in found:
+        found["overrides"] = [row for row in found["overrides"] if row["device"] != CPU_ID]
+    return found
+
+
+def parts_of(row: DeviceRow) -> dict[str, int]:
+    """Return what is compared of a row, in bytes."""
+    state_bytes = row.kv_cache_bytes + row.recurrent_bytes
+    sizes = (row.weights_bytes, row.mapped_bytes, state_bytes, row.compute_bytes, row.output_bytes)
+    return dict(zip(PARTS, sizes, strict=True))
+
+
+def differences(forecast: Iterable[DeviceRow], measured: Iterable[DeviceRow]) -> list[list[Any]]:
+    """Return device, part, forecast bytes and the engine's bytes of what differs."""
+    found: list[list[Any]] = []
+    engine = {row.id: parts_of(row) for row in measured}
+    for row in forecast:
+        ours = parts_of(row)
+        found += [
+            [row.id, part, ours[part], engine[row.id][part]] for part in PARTS if ours[part] != engine[row.id][part]
+        ]
+    return found
+
+
+def one_load(seed: int, models: Mapping[str, ModelFile], rig: Rig, *, known: bool, warm_up: bool) -> dict[str, Any]:
+    """Make and load a random plan, and return what differs."""
+    rng = random.Random(f"rows {seed}")
+    name = rng.choice(sorted(models))
+    model = models[name]
+    document = random_case(rng, model, [device.id for device in rig.devices], known=known)
+    record: dict[str, Any] = {"seed": seed, "model": name, "architecture": model.architecture, "layout": document}
+    try:
+        file = parse_layout(json.dumps(document), n_layers=model.n_layers)
+        plan = Plan(ModelMemory(model), rig, Edit(file.layout, file.context))
+        if plan.violations:
+            return {**record, "outcome": "rule", "what": [each.rule for each in plan.violations]}
+        if plan.report.probe_only:
+            return {**record, "outcome": "unknown", "what": plan.report.probe_only}
+    except EngineError as error:
+        return {**record, "outcome": "refused", "what": error.summary()}
+    # The cards make up ids of experts, which the engine reads back and checks.
+    experts = model.hyper_parameter("expert_count")
+    os.environ["STAND_IN_EXPERTS"] = str(experts if isinstance(experts, int) and experts else 1)
+    with SessionLog(None if warm_up else WITHOUT_WARM_UP) as log:
+        log.session.load(LoadOrder(plan))
+        (loaded,) = log.wait_for_endings(1)
+    if not isinstance(loaded, Loaded):
+        return {**record, "outcome": type(loaded).__name__, "what": getattr(loaded, "message", "")}
+    off = differences(loaded.forecast, loaded.devices)
+    rows = sum(any(parts_of(row).values()) for row in loaded.devices)
+    return {**record, "outcome": "off" if off else "exact", "rows": rows, "off": off}
+
+
+def summary(records: Sequence[Mapping[str, Any]]) -> str:
+    """Return how many loads and rows agree, and what differs by architecture, device and part."""
+    loaded = [record for record in records if record["outcome"] in ("exact", "off")]
+    exact = [record for record in loaded if not record["off"]]
+    off_rows = sum(len({row[0] for row in record["off"]}) for record in loaded)
+    lines = [
+        f"{len(records)} seeds, {len(loaded)} loads, {len(exact)} exact; {sum(r['rows'] for r in loaded)} rows, "
+        f"{off_rows} off; {len({r['architecture'] for r in loaded})} architectures, "
+        f"{len({r['model'] for r in loaded})} models",
+        str(dict(Counter(record["outcome"] for record in records))),
+        "by kind: " + str(dict(Counter(kind for record in loaded for kind in kinds(record["layout"])))),
+    ]
+    causes: dict[tuple[str, str, str], list[Any]] = defaultdict(list)
+    for record in loaded:
+        for device, part, ours, engine in record["off"]:
+            where = "CPU" if device == CPU_ID else "card"
+            causes[record["model"], where, part].append((ours - engine, record["seed"]))
+    for (model, where, part), found in sorted(causes.items(), key=lambda each: -len(each[1])):
+        sizes = [difference for difference, _seed in found]
+        seeds = sorted({seed for _difference, seed in found})[:6]
+        lines.append(f"{model:24} {where:4} {part:8} {len(found):4} rows {min(sizes):+,} to {max(sizes):+,}; {seeds}")
+    return "\n".join(lines)
+
+
+def kinds(document: Mapping[str, Any]) -> list[str]:
+    """Return what a layout is a case of."""
+    context = document["context"]
+    found = [f"split {document['split_mode']}", f"K {context['type_k']}", f"flash {context['flash_attn']}"]
+    found += ["overrides"] if document.get("overrides") else []
+    found += ["pipeline"] if context["pipeline"] == "on" else []
+    found += ["CPU layers"] if any(row["device"] == CPU_ID for row in document["runs"]) else []
+    return found
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """Return the records of earlier runs."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Make the loads, write a record of each, and print a summary; 1 if anything differs."""
+    parser = argparse.ArgumentParser(prog="python -m tests.engine.cuda.random_rows")
+    parser.add_argument("out", type=Path, help="records are appended as lines of JSON")
+    parser.add_argument("--number", type=int, default=2000, help="seeds; rules refuse some of their layouts")
+    parser.add_argument("--first", type=int, default=1, help="the first seed")
+    parser.add_argument("--only", default="", help="part of the names of models")
+    parser.add_argument("--known", action="store_true", help="the well-known models, of any size")
+    parser.add_argument("--warm-up", action="store_true", help="compare what is held after the first batches")
+    parser.add_argument("--summary", action="store_true", help="load nothing")
+    options = parser.parse_args(arguments)
+    if options.summary:
+        print(summary(read_records(options.out)))
+        return 0
+    # The loader reads its path at the start of a process only, and NVML is asked in this one.
+    if "STAND_IN_CARDS" not in os.environ:
+        with TemporaryDirectory() as name:
+            again = [sys.executable, "-m", "tests.engine.cuda.random_rows", *(arguments or sys.argv[1:])]
+            environ = with_cards(Path(name))
+            environ |= {"STAND_IN_CARDS": LARGE_CARDS} if options.known else {}
+            return subprocess.run(again, env=environ, check=False).returncode
+    done = {record["seed"] for record in read_records(options.out)}
+    with TemporaryDirectory() as name, options.out.open("a", encoding="utf-8") as out:
+        folder = Path(name)
+        rig = parse_rig(command_line("devices"))
+        paths = known_models(folder) if options.known else small_models(folder)
+        models = {path.stem: read_model(path) for path in paths if options.only in path.stem}
+        for seed in range(options.first, options.first + options.number):
+            if seed not in done:
+                record = one_load(seed, models, rig, known=options.known, warm_up=options.warm_up)
+                out.write(json.dumps(record) + "\n")
+                out.flush()
+    records = read_records(options.out)
+    print(summary(records))
+    return 1 if any(record["outcome"] == "off" for record in records) else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

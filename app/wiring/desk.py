@@ -21,6 +21,7 @@ from app.library.finder import HubFinder
 from app.library.hub_access import HubAccess
 from app.library.library import Library
 from app.library.planner import ForecastPlanner
+from app.load.comparer import LayoutComparer
 from app.load.loader import Loader
 from app.load.prober import Prober
 from app.models.auto_layouts import AutoLayouts
@@ -78,6 +79,7 @@ class Desk:
     other_layouts: OtherLayouts
     library: Library
     examiner: Examiner
+    comparer: LayoutComparer
     finder: HubFinder
     archive: ChatArchive
     chat_controller: ChatController
@@ -108,6 +110,7 @@ class Desk:
         self.vocabulary.close()
         self.library.close()
         self.examiner.close()
+        self.comparer.close()
         self.finder.close()
         # Before the models: memory that they give back would start a probe.
         self.prober.close()
@@ -179,6 +182,7 @@ def make_desk(
         other_layouts=OtherLayouts(document, models, unloader, live, notices, parent),
         library=library,
         examiner=examiner,
+        comparer=LayoutComparer(models, speeds, background, notices, parent),
         finder=HubFinder(
             live=live,
             models=models,

@@ -44,9 +44,10 @@ class AmdReader:
         if used_bytes is None or total_bytes is None:
             return gap(self._device, time_s, tr("no reading: the card was removed or has failed"))
         busy_percent = _number(self._folder / "gpu_busy_percent")
-        # Units of hwmon: millidegrees Celsius and microwatts.
+        # Units of hwmon: millidegrees Celsius, microwatts and hertz.
         millidegrees = self._sensor("temp1_input")
         microwatts = self._sensor("power1_average")
+        hertz = self._sensor("freq1_input")
         return Sample(
             self._device,
             time_s,
@@ -57,6 +58,7 @@ class AmdReader:
             utilization_percent=None if busy_percent is None else float(busy_percent),
             temperature_c=None if millidegrees is None else millidegrees / 1000,
             power_w=None if microwatts is None else microwatts / 1_000_000,
+            clock_mhz=None if hertz is None else hertz / 1_000_000,
         )
 
     def _sensor(self, name: str) -> int | None:
@@ -157,6 +159,8 @@ class NvmlReader:
         rates = ask(library, library.nvmlDeviceGetUtilizationRates, handle)
         temperature = ask(library, library.nvmlDeviceGetTemperature, handle, library.NVML_TEMPERATURE_GPU)
         milliwatts = ask(library, library.nvmlDeviceGetPowerUsage, handle)
+        clock_mhz = ask(library, library.nvmlDeviceGetClockInfo, handle, library.NVML_CLOCK_SM)
+        reasons = ask(library, library.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
         return Sample(
             self._device,
             time_s,
@@ -166,7 +170,24 @@ class NvmlReader:
             utilization_percent=None if rates is None else float(rates.gpu),
             temperature_c=None if temperature is None else float(temperature),
             power_w=None if milliwatts is None else milliwatts / 1000,
+            clock_mhz=None if clock_mhz is None else float(clock_mhz),
+            throttled=throttle_words(reasons or 0),
         )
+
+
+# Reasons of `nvmlClocksThrottleReason*` (nvml.h). Idle and clocks set by the user are no throttling.
+_THROTTLED = {
+    0x04: tr("power limit"),
+    0x08: tr("hardware slowdown"),
+    0x20: tr("temperature"),
+    0x40: tr("temperature"),
+    0x80: tr("power supply"),
+}
+
+
+def throttle_words(reasons: int) -> str:
+    """Return why a card's clocks are lowered, by NVML's bit mask; empty if they are not."""
+    return ", ".join(dict.fromkeys(words for bit, words in _THROTTLED.items() if reasons & bit))
 
 
 def _own_bytes(library: ModuleType, handle: Any) -> int | None:

@@ -14,6 +14,7 @@ class Sample:
     `spilled_bytes`: memory moved to slower memory: of a card to host memory (all programs), of the host to swap (our
     children).
     `major_faults`: pages that our children had to read from disk, since their start.
+    `clock_mhz`: clock of the card's processors. `throttled`: why it is lowered, empty if it is not or that is unknown.
     """
 
     device: str
@@ -27,6 +28,8 @@ class Sample:
     note: str = ""
     spilled_bytes: int | None = None
     major_faults: int | None = None
+    clock_mhz: float | None = None
+    throttled: str = ""
 
 
 class Reader(Protocol):

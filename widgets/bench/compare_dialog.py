@@ -196,13 +196,8 @@ class CompareDialog(Dialog):
         self.start_button.setEnabled(not self._running and bool(self.chosen))
         self.cancel_button.setEnabled(self._running)
         self.progress_bar.setVisible(self._running)
-        for part in (
-            self.layout_list,
-            self.add_layout_button,
-            self.automatic_box,
-            self.preset_combo,
-            self.import_button,
-        ):
+        choice = (self.layout_list, self.add_layout_button, self.automatic_box, self.preset_combo)
+        for part in (*choice, self.import_button):
             part.setEnabled(not self._running)
         self.export_button.setEnabled(not self._running and results is not None)
         self.keep_button.setEnabled(not self._running and results is not None and bool(results.winner))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -23,6 +24,8 @@ from engine.planning.plan.preview import plan_prompt, plan_speed
 from engine.planning.speed.work import Work
 
 MICRO_BATCHES = (128, 256, 1024, 2048)
+BUSY_LOAD = 0.25
+"""Share of the processors that other programs may take for a measurement that is learnt from."""
 OFFLOAD_BATCHES = (8, 128, 1024)
 """Thresholds of op offload that are tried, in tokens of a micro batch."""
 
@@ -62,10 +65,14 @@ class Predictor:
         return None if found is None else found.tokens_per_second
 
     def learn(self, plan: Plan, measured: Measured) -> None:
-        """Correct the book by the medians of a layout; nothing is learnt from one without samples."""
+        """Correct the book by the medians of a layout.
+
+        Nothing is learnt from a layout without samples, or while other programs took much of the processors: later
+        predictions are for a machine that is idle otherwise.
+        """
         samples = [each for each in measured.samples if each.depth == 0]
         prompt, generation = measured.middle("prompt"), measured.middle("generation")
-        if not samples or generation is None:
+        if not samples or generation is None or (measured.other_load or 0.0) > BUSY_LOAD:
             return
         last = samples[-1]
         answer = TimedAnswer(last.prompt_tokens, last.answer_tokens, generation, last.prompt_tokens, prompt or 0.0)
@@ -98,9 +105,9 @@ def strategy_candidates(base: Plan, book: SpeedBook, cancel: CancelToken) -> tup
     return tuple(_loadable(found))
 
 
-def settings_candidates() -> tuple[Callable[[str, Plan], tuple[Candidate, ...]], ...]:
+def settings_candidates(preset: Preset) -> tuple[Callable[[str, Plan], tuple[Candidate, ...]], ...]:
     """Return functions from the best layout and its name to candidates with another setting, one for each setting."""
-    return (_pipelines, _op_offloads, _flash_attentions, _micro_batches)
+    return (_pipelines, _op_offloads, _flash_attentions, partial(_micro_batches, preset.prompt_tokens))
 
 
 def _pipelines(name: str, plan: Plan) -> tuple[Candidate, ...]:
@@ -133,15 +140,18 @@ def _flash_attentions(name: str, plan: Plan) -> tuple[Candidate, ...]:
     return _with(name, plan, [(tr("flash attention {mode}", mode=other), {"flash_attn": other})])
 
 
-def _micro_batches(name: str, plan: Plan) -> tuple[Candidate, ...]:
+def _micro_batches(prompt_tokens: int, name: str, plan: Plan) -> tuple[Candidate, ...]:
     context = plan.settings
-    sizes = [size for size in MICRO_BATCHES if size != context.n_ubatch and size <= context.n_ctx_each]
+    # A micro batch that is longer than the prompt changes nothing.
+    sizes = {min(size, prompt_tokens): size for size in reversed(MICRO_BATCHES)}
+    sizes.pop(min(context.n_ubatch, prompt_tokens), None)
     return _with(
         name,
         plan,
         [
             (tr("micro batch {count}", count=size), {"n_ubatch": size, "n_batch": max(size, context.n_batch)})
-            for size in sizes
+            for size in sorted(sizes.values())
+            if size <= context.n_ctx_each
         ],
     )
 

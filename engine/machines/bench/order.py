@@ -53,7 +53,5 @@ def run_order(
     with SessionSubject(cancel, argv) as subject, DeviceWatch(first.plan.rig, workers) as watch:
         bench = Bench(subject, watch, order.preset, predictor, tell)
         if order.automatic:
-            results = bench.search(first, others, settings_candidates())
-        else:
-            results = bench.run(order.candidates)
-    return results, predictor.book
+            return bench.search(first, others, settings_candidates(order.preset)), predictor.book
+        return bench.run(order.candidates), predictor.book

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 
 import numpy as np
 
@@ -20,8 +19,10 @@ WARM_GAIN = 1.05
 """Warm-up ends if a block is not faster than the one before by more than this factor."""
 MAX_WARM_UP = 6
 """Most blocks of a warm-up, for a machine whose speed never settles."""
-_CONFIDENCE = 0.95
-_RESAMPLES = 4000
+_TAIL = 0.01
+"""Quantile of the bootstrap at both ends. With 0.025 intervals of few rounds are too narrow: of 7 they contain the true
+median with 87 % only, with 0.01 of any number with 93 % or more (simulated in the tests)."""
+_RESAMPLES = 2000
 _SEED = 20240229
 """Fixed, so that the same samples always have the same interval."""
 
@@ -59,8 +60,7 @@ def ratio_of(rates: Sequence[tuple[float, float]]) -> Ratio | None:
         return Ratio(value, None, None, len(rates))
     generator = np.random.default_rng(_SEED)
     drawn = logs[generator.integers(0, len(logs), (_RESAMPLES, len(logs)))]
-    tail = (1 - _CONFIDENCE) / 2
-    low, high = np.exp(np.quantile(np.median(drawn, axis=1), [tail, 1 - tail]))
+    low, high = np.exp(np.quantile(np.median(drawn, axis=1), [_TAIL, 1 - _TAIL]))
     return Ratio(value, float(low), float(high), len(rates))
 
 
@@ -70,11 +70,6 @@ def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
     if found is None or found.low is None or found.high is None:
         return None
     return found.low, found.high
-
-
-def middle(values: Sequence[float]) -> float | None:
-    """Return the median; None without values."""
-    return median(values) if values else None
 
 
 def turn_order(names: Sequence[str], round_number: int) -> tuple[str, ...]:

@@ -34,6 +34,7 @@ from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 from engine.planning.speed.answers import KEPT_ANSWERS, MIN_TOKENS
+from engine.planning.speed.prediction import LastAnswer
 from engine.planning.speed.speeds import NO_MEASUREMENTS, Speeds
 from engine.runtime.session.events import Done
 
@@ -69,7 +70,7 @@ class SpeedRepository(QObject):
         self._writer = Worker("speeds")
         self._path = path or speeds_path()
         self.book = read_speed_book(self._path)
-        self._answered: dict[tuple[Path, Edit], float] = {}
+        self._answered: dict[tuple[Path, Edit], LastAnswer] = {}
         self._devices: tuple[tuple[str, str], ...] = ()
         self._card_links: Mapping[str, float] = {}
         self._speeds = NO_MEASUREMENTS
@@ -147,7 +148,8 @@ class SpeedRepository(QObject):
         if event.generated_tokens >= MIN_TOKENS:
             # Inserted again at the end: the oldest entries are dropped.
             self._answered.pop(what, None)
-            self._answered[what] = event.generation_tokens_per_second
+            fill_tokens = event.prompt_tokens + event.generated_tokens // 2
+            self._answered[what] = LastAnswer(event.generation_tokens_per_second, fill_tokens)
             self._answered = dict(list(self._answered.items())[-_KEPT_ANSWERS:])
             self._show()
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import (
     QCheckBox,
-    QComboBox,
     QHBoxLayout,
     QLabel,
     QListWidget,
@@ -32,6 +31,7 @@ from engine.machines.bench.tables import (
 )
 from widgets.bench.bench_chart import BenchChart
 from widgets.common.dialog import Dialog
+from widgets.common.inputs import ComboBox
 from widgets.common.palette import Palette
 from widgets.common.roles import plain_label, set_role
 from widgets.common.row_table import RowTable
@@ -63,8 +63,8 @@ class CompareDialog(Dialog):
         self.layout_list.setMaximumHeight(110)
         self.add_layout_button = QPushButton(tr("Add Layout File…"))
         self.automatic_box = QCheckBox(tr("Also try automatic layouts and settings"))
-        self.preset_combo = QComboBox()
-        self.preset_combo.setAccessibleName(tr("Length of the comparison"))
+        self.preset_combo = ComboBox()
+        self.preset_combo.setAccessibleDescription(tr("Length of the comparison"))
         for key, words in PRESET_WORDS:
             self.preset_combo.addItem(words, key)
         self.start_button = QPushButton(tr("Compare"))
@@ -73,8 +73,8 @@ class CompareDialog(Dialog):
         self.progress_bar.setTextVisible(False)
         self.progress_bar.setAccessibleName(tr("Progress of the comparison"))
         self.status_label = plain_label("", wrap=True)
-        self.measure_combo = QComboBox()
-        self.measure_combo.setAccessibleName(tr("What the chart shows"))
+        self.measure_combo = ComboBox()
+        self.measure_combo.setAccessibleDescription(tr("What the chart shows"))
         for measure, words in MEASURE_WORDS.items():
             self.measure_combo.addItem(words[:1].upper() + words[1:], measure)
         self.measure_combo.setCurrentIndex(self.measure_combo.findData("generation"))
@@ -218,6 +218,7 @@ class CompareDialog(Dialog):
         starting.addWidget(QLabel(tr("Chart:")))
         starting.addWidget(self.measure_combo)
         shown = QSplitter(Qt.Orientation.Vertical)
+        shown.setAccessibleName(tr("Chart and table"))
         shown.setChildrenCollapsible(False)
         shown.addWidget(self.chart)
         shown.addWidget(self.table)

@@ -90,7 +90,8 @@ def measure_ours(plan: Plan, preset: Preset) -> dict[str, float]:
         results = Bench(subject, watch, preset, Predictor(EMPTY_BOOK, preset)).run([Candidate("ours", plan)])
     (layout,) = results.layouts
     prompt, generation = layout.middle("prompt"), layout.middle("generation")
-    assert prompt is not None and generation is not None, layout.problem
+    assert prompt is not None, layout.problem
+    assert generation is not None, layout.problem
     return {"prompt": prompt, "generation": generation}
 
 
@@ -98,8 +99,8 @@ def measure_theirs(program: Path, model: Path, plan: Plan, preset: Preset) -> di
     """Return llama-bench's tokens per second of one run. The answer follows the prompt, as in ours (`-d`)."""
     context = plan.settings
     with tempfile.TemporaryDirectory() as folder:
-        words = ["-m", model, "-t", context.threads, "-ngl", 0, "-fa", 1, "-b", context.n_batch, "-ub", context.n_ubatch,
-                 "-r", 1, "-o", "json"]  # fmt: skip
+        words: list[object] = ["-m", model, "-t", context.threads, "-ngl", 0, "-fa", 1, "-r", 1, "-o", "json"]
+        words += ["-b", context.n_batch, "-ub", context.n_ubatch]
         prompt = _run(program, folder, [*words, "-p", preset.prompt_tokens, "-n", 0])
         answer = _run(program, folder, [*words, "-p", 0, "-n", preset.answer_tokens, "-d", preset.prompt_tokens])
     return {"prompt": prompt, "generation": answer}

@@ -107,7 +107,7 @@ def layout_menu(
         SEPARATOR,
         Command(
             "compare_speed",
-            tr("&Compare Speed…"),
+            tr("Compare Spee&d…"),
             show_comparison,
             tip=tr("Measure this layout and others in turns, and see which one is faster"),
         ),

@@ -63,14 +63,18 @@ class BenchChart(pg.PlotWidget):  # type: ignore[misc]
         self._legend.clear()
         self.bars, self.lines = (), ()
         rows = [row for row in self._rows if row.measure == self._measure]
-        unit = rows[0].unit if rows else ""
-        self.setLabel("left", f"{MEASURE_WORDS[self._measure]} ({unit})" if unit else MEASURE_WORDS[self._measure])
+        for name in ("left", "bottom"):
+            # Axes without anything drawn would show numbers that mean nothing.
+            self.showAxis(name, bool(rows))
+        if not rows:
+            return
+        self.setLabel("left", f"{MEASURE_WORDS[self._measure]} ({rows[0].unit})")
         if len({row.depth for row in rows}) > 1:
             self._draw_lines(rows)
         else:
             self._draw_bars(rows)
         # Bars begin at 0: a cut axis exaggerates differences.
-        top = max((row.high or row.value for row in rows), default=1.0)
+        top = max(row.high or row.value for row in rows)
         self.setYRange(0, top * 1.08, padding=0)
 
     def _colour(self, at: int) -> str:

@@ -11,6 +11,7 @@ from PySide6.QtWidgets import (
     QLabel,
     QListWidget,
     QListWidgetItem,
+    QPlainTextEdit,
     QProgressBar,
     QPushButton,
     QSplitter,
@@ -60,7 +61,7 @@ class CompareDialog(Dialog):
         self._running = False
         self.layout_list = QListWidget()
         self.layout_list.setAccessibleName(tr("Layouts to compare"))
-        self.layout_list.setMaximumHeight(110)
+        self.layout_list.setMaximumHeight(96)
         self.add_layout_button = QPushButton(tr("Add Layout File…"))
         self.automatic_box = QCheckBox(tr("Also try automatic layouts and settings"))
         self.preset_combo = ComboBox()
@@ -80,7 +81,10 @@ class CompareDialog(Dialog):
         self.measure_combo.setCurrentIndex(self.measure_combo.findData("generation"))
         self.chart = BenchChart()
         self.table = RowTable(_COLUMNS, tr("Measured speeds"), wide=4)
-        self.notes_label = plain_label("", wrap=True)
+        self.notes = QPlainTextEdit()
+        self.notes.setReadOnly(True)
+        self.notes.setTabChangesFocus(True)
+        self.notes.setAccessibleName(tr("Details of the comparison"))
         self.machine_label = plain_label("", "dim", wrap=True)
         self._lay_out_parts()
         self.keep_button = self.add_button(tr("Keep the Winner"), self.keep_requested.emit)
@@ -161,7 +165,7 @@ class CompareDialog(Dialog):
         )
         self._draw()
         notes = [] if results is None else [*_beside(results), *closing_lines(results)]
-        self.notes_label.setText("\n".join(notes))
+        self.notes.setPlainText("\n".join(notes))
         self.machine_label.setText("" if results is None else f"{results.model.name} – {machine_words(results)}")
         self._refresh()
 
@@ -218,13 +222,14 @@ class CompareDialog(Dialog):
         starting.addWidget(QLabel(tr("Chart:")))
         starting.addWidget(self.measure_combo)
         shown = QSplitter(Qt.Orientation.Vertical)
-        shown.setAccessibleName(tr("Chart and table"))
+        shown.setAccessibleName(tr("Chart, table and details"))
         shown.setChildrenCollapsible(False)
         shown.addWidget(self.chart)
         shown.addWidget(self.table)
+        shown.addWidget(self.notes)
+        shown.setSizes([220, 140, 90])
         self.lay_out(
-            plain_label(INTRODUCTION, "dim", wrap=True), choice, starting, self.status_label, shown,
-            self.notes_label, self.machine_label,
+            plain_label(INTRODUCTION, "dim", wrap=True), choice, starting, self.status_label, shown, self.machine_label,
         )  # fmt: skip
 
 

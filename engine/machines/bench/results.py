@@ -13,6 +13,7 @@ from engine.base.errors import ArgumentError
 from engine.base.files import read_at_most
 from engine.base.json_file import UNREADABLE, encode_document, write_file
 from engine.base.language import tr
+from engine.base.units import format_bytes
 from engine.machines.bench.statistics import Ratio, median_interval, ratio_of
 from engine.planning.layout.layout_file import LayoutFile, parse_layout
 
@@ -426,8 +427,13 @@ def import_note(ours: BenchModel, theirs: BenchModel) -> str:
     """Return that imported results are of another model, as a sentence; empty if they are of the same."""
     if (ours.name, ours.size_bytes, ours.n_layers) == (theirs.name, theirs.size_bytes, theirs.n_layers):
         return ""
-    return tr("These results are of {theirs}, and {ours} is open: the speeds are not comparable.",
-              theirs=theirs.name, ours=ours.name)  # fmt: skip
+    return tr(
+        "These results are of {theirs} ({their_size}), and {ours} ({our_size}) is open: the speeds are not comparable.",
+        theirs=theirs.name,
+        their_size=format_bytes(theirs.size_bytes),
+        ours=ours.name,
+        our_size=format_bytes(ours.size_bytes),
+    )
 
 
 def _fail(reason: str, *, place: str = "", source: str = "") -> ArgumentError:

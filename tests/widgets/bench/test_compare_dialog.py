@@ -21,7 +21,7 @@ def test_results_are_shown_as_bars_table_and_sentences(qtbot: QtBot) -> None:
     dialog.show_results(RESULTS)
     assert dialog.chart.bars == (("one", 50.0), ("two", 70.0))
     assert dialog.table.rowCount() == 8
-    assert "Fastest: two." in dialog.notes_label.text()
+    assert "Fastest: two." in dialog.notes.toPlainText()
     assert "a processor" in dialog.machine_label.text()
     dialog.measure_combo.setCurrentIndex(dialog.measure_combo.findData("prompt"))
     assert dialog.chart.bars == (("one", 500.0), ("two", 700.0))

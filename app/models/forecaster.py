@@ -19,6 +19,7 @@ from engine.planning.memory.work_limit import limited
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.preview import Preview, PreviewTables, make_preview
+from engine.planning.speed.prediction import LastAnswer
 from engine.planning.speed.speeds import Speeds
 from engine.runtime.probing.probe import ProbeCache
 

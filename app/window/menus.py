@@ -81,6 +81,7 @@ def layout_menu(
     toggle_pin: _Do,
     *,
     show_comparison: _Do,
+    use_last: _Do,
     show_export: _Do,
     show_import: _Do,
 ) -> Menu:
@@ -96,6 +97,12 @@ def layout_menu(
     )
     return "Layout", (
         Command("propose", tr("&Propose a Layout"), layouts.propose, "Ctrl+I"),
+        Command(
+            "use_last_layout",
+            tr("Use &Last Layout"),
+            use_last,
+            tip=tr("Bring back the layout that this model was left with"),
+        ),
         Command("split_evenly", tr("Split &Evenly over Devices"), layouts.split_evenly, "Ctrl+E"),
         SEPARATOR,
         *strategies,
@@ -139,6 +146,7 @@ def devices_menu(
     show_kept_weights: Callable[[], None],
     show_packs: Callable[[], None],
     show_nearby: Callable[[], None],
+    show_other_cards: Callable[[], None],
 ) -> Menu:
     """Return the Devices menu: devices, measurements and engine packs."""
     return "Devices", (
@@ -151,6 +159,12 @@ def devices_menu(
         Command("find_nearby", tr("Find Machines &Nearby…"), show_nearby),
         Command("add_remote", tr("Add Re&mote Worker…"), questions.add_remote),
         SEPARATOR,
+        Command(
+            "other_cards",
+            tr("Plan with &Other Cards…"),
+            show_other_cards,
+            tip=tr("See what the model would gain from cards that this computer does not have"),
+        ),
         Command("test_repeats", tr("&Test Devices Used Twice in a Layout"), repeats.run),
         Command("measure_speeds", tr("Measure S&peeds"), speeds.measure),
         Command("reset_calibration", tr("Reset &Calibration"), calibrator.reset),
@@ -291,6 +305,7 @@ def view_menu(
     arrange: Callable[[Arrangement], None],
     reset_docks: _Do,
     show_library: _Do,
+    show_palette: _Do,
 ) -> Menu:
     """Return the View menu: arrangements, zoom, theme and language."""
 
@@ -304,6 +319,14 @@ def view_menu(
         notices.say(tr("Zoom: {percent} %", percent=percent))
 
     return "View", (
+        Command(
+            "command_palette",
+            tr("Comm&and Palette…"),
+            show_palette,
+            "Ctrl+K",
+            tip=tr("Search all commands, models and saved layouts"),
+        ),
+        SEPARATOR,
         Command("arrange_place", tr("La&yers Only"), partial(arrange, Arrangement.PLACE), "Ctrl+1"),
         Command("arrange_both", tr("Layers and C&hat"), partial(arrange, Arrangement.BOTH), "Ctrl+2"),
         Command("arrange_chat", tr("&Chat Only"), partial(arrange, Arrangement.CHAT), "Ctrl+3"),

@@ -13,6 +13,7 @@ from app.window.chat.conversation_list_presenter import SavedKvStatesPresenter, 
 from app.window.chat.prompt_presenter import PromptPresenter
 from app.window.chat.side_by_side import SideBySide
 from app.window.devices.nearby_dialog import NearbyPresenter
+from app.window.devices.other_cards_presenter import OtherCardsPresenter
 from app.window.devices.packs_dialog import PacksPresenter
 from app.window.devices.rig_presenter import KeptWeightsPresenter
 from app.window.help import open_log, show_about, show_handbook, show_keys
@@ -33,6 +34,7 @@ from app.window.menus import (
     view_menu,
 )
 from app.window.model_views import ModelViews
+from app.window.palette_presenter import PalettePresenter
 from app.window.preferences import PreferencesPresenter
 from app.window.questions import Questions
 from app.window.serve_presenter import ServePresenter
@@ -81,6 +83,15 @@ def make_actions(
     def delete_chat() -> None:
         desk.chat_controller.delete(models.current.conversation.chat.id)
 
+    other_cards = OtherCardsPresenter(desk.document, desk.rig.live, desk.speeds, desk.rig.files, desk.background, main)
+    palette = PalettePresenter(
+        main,
+        models=models,
+        opener=desk.opener,
+        library=desk.library,
+        layouts=desk.layouts,
+        settings=desk.settings,
+    )
     transfer = TransferPresenter(
         ChatTransfer(desk.archive, notices, main), desk.archive, lambda: models.current.conversation.chat.id, main
     )
@@ -96,6 +107,7 @@ def make_actions(
                 show_auto_layout,
                 main.editor.toggle_pin,
                 show_comparison=ComparePresenter(desk.document, desk.comparer, theme, main).show,
+                use_last=desk.last_layouts.use,
                 show_export=ExportPresenter(desk.document, desk.background, notices, main).show,
                 show_import=ImportPresenter(desk.document, desk.background, notices, main).show,
             ),
@@ -110,6 +122,7 @@ def make_actions(
                 show_kept_weights=KeptWeightsPresenter(desk.background, notices, main).show,
                 show_packs=PacksPresenter(desk.rig.packs, main, check_machine).show,
                 show_nearby=NearbyPresenter(desk.rig.peers, main).show,
+                show_other_cards=other_cards.show,
             ),
             model_menu(models, desk.loader, desk.unloader, desk.settings, show_server),
             chat_menu(
@@ -125,7 +138,14 @@ def make_actions(
                 show_saved_states=SavedKvStatesPresenter(desk.states, main).show,
             ),
             view_menu(
-                theme, desk.settings, notices, desk.auto_layouts, arranger.arrange, main.reset_docks, library.toggle
+                theme,
+                desk.settings,
+                notices,
+                desk.auto_layouts,
+                arranger.arrange,
+                main.reset_docks,
+                show_library=library.toggle,
+                show_palette=palette.show,
             ),
             help_menu(
                 show_handbook=partial(show_handbook, main),
@@ -141,6 +161,9 @@ def make_actions(
     # After all entries are in their menus: docks and recent models are inserted before some of them.
     main.complete_menus(before_demo=actions["open_demo"])
     TextActions(actions, main)
+    actions.enable(use_last_layout=False)
+    desk.last_layouts.offered_changed.connect(lambda offered: actions.enable(use_last_layout=offered))
+    main.about_to_close.connect(desk.last_layouts.flush)
     check_theme(actions, theme, main)
     check_language(actions, desk.settings, main)
     return actions

@@ -7,6 +7,24 @@ from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
+class CardState:
+    """Further readings of a card, for its details. None where the driver gives none.
+
+    `power_limit_w`: power at which the driver lowers the clocks.
+    `core_clock_mhz`, `memory_clock_mhz`: clocks of this moment.
+    `pcie_generation`, `pcie_lanes`: link to the host at this moment; an idle card lowers its generation.
+    `throttled_by`: why the clocks are lower than they could be, in words; empty if nothing lowers them.
+    """
+
+    power_limit_w: float | None = None
+    core_clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    pcie_generation: int | None = None
+    pcie_lanes: int | None = None
+    throttled_by: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
     """A reading at `time_s` (monotonic clock). None is a gap, zero a measurement.
 
@@ -14,7 +32,6 @@ class Sample:
     `spilled_bytes`: memory moved to slower memory: of a card to host memory (all programs), of the host to swap (our
     children).
     `major_faults`: pages that our children had to read from disk, since their start.
-    `clock_mhz`: clock of the card's processors. `throttled`: why it is lowered, empty if it is not or that is unknown.
     """
 
     device: str
@@ -28,8 +45,7 @@ class Sample:
     note: str = ""
     spilled_bytes: int | None = None
     major_faults: int | None = None
-    clock_mhz: float | None = None
-    throttled: str = ""
+    card: CardState | None = None
 
 
 class Reader(Protocol):

@@ -163,10 +163,11 @@ def device_state(windows: Sequence[tuple[Window, int]], device: Device) -> Devic
     `windows`: each with the number of its generated tokens.
     """
     samples = [sample for window, _ in windows for sample in window.samples if sample.device == device.id]
-    clocks = _known(samples, lambda each: each.clock_mhz)
+    cards = [each.card for each in samples if each.card is not None]
+    clocks = [each.core_clock_mhz for each in cards if each.core_clock_mhz is not None]
     heat = _known(samples, lambda each: each.temperature_c)
     power = _known(samples, lambda each: each.power_w)
-    reasons = dict.fromkeys(each.throttled for each in samples if each.throttled)
+    reasons = dict.fromkeys(reason for each in cards for reason in each.throttled_by)
     if not (clocks or heat or power or reasons):
         return None
     return DeviceState(

@@ -1,11 +1,10 @@
-"""Readings beside a benchmark: sleep, other load, and what NVIDIA cards say about their clocks."""
+"""Readings beside a benchmark: sleep, other load."""
 
 from __future__ import annotations
 
 import pytest
 
 from engine.devices.device import Rig, make_host
-from engine.devices.telemetry.cards import throttle_words
 from engine.machines.bench.readings import DeviceWatch, load_share
 
 
@@ -41,9 +40,3 @@ def test_the_load_of_others_is_a_share_of_all_processors() -> None:
     assert load_share(99.0, 2.0, 4) == 1.0
     assert load_share(-0.1, 2.0, 4) == 0.0, "a child that ended takes its time with it"
     assert load_share(0.05, 0.01, 4) is None
-
-
-def test_reasons_of_lowered_clocks() -> None:
-    assert throttle_words(0) == ""
-    assert throttle_words(0x01) == "", "an idle card is not throttled"
-    assert throttle_words(0x04 | 0x20 | 0x40) == "power limit, temperature"

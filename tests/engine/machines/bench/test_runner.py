@@ -11,6 +11,7 @@ import pytest
 
 from engine.base.units import MIB
 from engine.devices.device import CPU_ID
+from engine.devices.telemetry.sample import CardState
 from engine.devices.telemetry.sample import Sample as Reading
 from engine.machines.bench.candidates import Candidate, Predictor
 from engine.machines.bench.readings import Window
@@ -112,8 +113,8 @@ def test_a_sleep_leaves_its_sample_out(plans: dict[str, Plan]) -> None:
 
 def test_readings_stand_beside(plans: dict[str, Plan]) -> None:
     def read(power_w: float, heat_c: float, own_bytes: int) -> Reading:
-        return Reading("CUDA0", 0.0, 0, 0, own_bytes, temperature_c=heat_c, power_w=power_w, clock_mhz=1500.0,
-                       throttled="temperature")  # fmt: skip
+        card = CardState(core_clock_mhz=1500.0, throttled_by=("temperature",))
+        return Reading("CUDA0", 0.0, 0, 0, own_bytes, temperature_c=heat_c, power_w=power_w, card=card)
 
     watch = FakeWatch(
         [Window((read(10, 30, MIB),), 1.0), Window((read(320, 70, 3 * MIB), read(320, 80, 2 * MIB)), 2.0)]

@@ -126,8 +126,12 @@ class CompareDialog(Dialog):
 
     def show_running(self, running: bool) -> None:
         """Show whether a comparison runs."""
+        had_focus = self.start_button.hasFocus()
         self._running = running
         self._refresh()
+        if running and had_focus:
+            # A disabled button passes its focus on to any next part.
+            self.cancel_button.setFocus()
 
     def show_progress(self, words: str, done: int, total: int) -> None:
         """Show how far the comparison is."""

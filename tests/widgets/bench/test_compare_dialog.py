@@ -19,16 +19,16 @@ def test_results_are_shown_as_bars_table_and_sentences(qtbot: QtBot) -> None:
     dialog = CompareDialog()
     qtbot.addWidget(dialog)
     dialog.show_results(RESULTS)
-    assert dialog.chart.bars == (("one", 50.0), ("two", 70.0))
+    assert list(dialog.chart.bars) == [("one", 50.0), ("two", 70.0)]
     assert dialog.table.rowCount() == 8
     assert "Fastest: two." in dialog.notes.toPlainText()
     assert "a processor" in dialog.machine_label.text()
     dialog.measure_combo.setCurrentIndex(dialog.measure_combo.findData("prompt"))
-    assert dialog.chart.bars == (("one", 500.0), ("two", 700.0))
+    assert list(dialog.chart.bars) == [("one", 500.0), ("two", 700.0)]
     dialog.apply_palette(LIGHT)
-    assert dialog.chart.bars, "other colours draw the same"
+    assert len(dialog.chart.bars) == 2, "other colours draw the same"
     dialog.show_results(None)
-    assert dialog.chart.bars == ()
+    assert not dialog.chart.bars
 
 
 def test_several_depths_are_lines(qtbot: QtBot) -> None:
@@ -38,7 +38,7 @@ def test_several_depths_are_lines(qtbot: QtBot) -> None:
     deep = measured("one", [30.0] * 5, depth=4096).samples
     dialog.show_results(results_of(msgspec.structs.replace(one, samples=(*one.samples, *deep))))
     assert dialog.chart.lines == ("one",)
-    assert dialog.chart.bars == ()
+    assert not dialog.chart.bars
 
 
 def test_what_can_be_pressed_follows_the_state(qtbot: QtBot) -> None:
@@ -47,11 +47,11 @@ def test_what_can_be_pressed_follows_the_state(qtbot: QtBot) -> None:
     assert not dialog.start_button.isEnabled(), "there is no layout"
     dialog.set_layouts(["current", "other"])
     assert dialog.start_button.isEnabled()
-    assert dialog.chosen == (0, 1)
+    assert list(dialog.chosen) == [0, 1]
     dialog.layout_list.item(0).setCheckState(Qt.CheckState.Unchecked)
-    assert dialog.chosen == (1,)
+    assert list(dialog.chosen) == [1]
     dialog.set_layouts(["current", "other", "third"])
-    assert dialog.chosen == (1, 2), "what was unchecked stays so"
+    assert list(dialog.chosen) == [1, 2], "what was unchecked stays so"
     assert not dialog.keep_button.isEnabled()
     dialog.show_results(RESULTS)
     assert dialog.keep_button.isEnabled()

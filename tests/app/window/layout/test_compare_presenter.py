@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 from pytestqt.qtbot import QtBot
 
+from app.window import dialogs
 from app.window.layout import compare_presenter
 from app.wiring import WindowParts
 from engine.machines.bench import results as bench_results
@@ -81,6 +83,11 @@ def test_a_file_that_is_something_else_is_told(window: WindowParts, qtbot: QtBot
     assert "no results of a speed comparison" in dialog.status_label.text()
 
 
+def is_long(dialog: CompareDialog, count: int) -> bool:
+    """Return whether the list has `count` layouts."""
+    return dialog.layout_list.count() == count
+
+
 def test_layout_files_are_added_with_names_of_their_own(window: WindowParts, qtbot: QtBot, tmp_path: Path) -> None:
     document = window.desk.document
     assert document.edit is not None
@@ -89,10 +96,10 @@ def test_layout_files_are_added_with_names_of_their_own(window: WindowParts, qtb
     dialog = opened_dialog(window)
     monkey = pytest.MonkeyPatch()
     with monkey.context() as patched:
-        patched.setattr(compare_presenter.dialogs, "ask_open", lambda *_: path)
+        patched.setattr(dialogs, "ask_open", lambda *_: path)
         for count in (2, 3):
             dialog.add_layout_button.click()
-            qtbot.waitUntil(lambda wanted=count: dialog.layout_list.count() == wanted, timeout=DEADLINE_MS)
+            qtbot.waitUntil(partial(is_long, dialog, count), timeout=DEADLINE_MS)
     assert [dialog.layout_list.item(row).text() for row in range(3)] == ["current layout", "mine", "mine 2"]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -16,11 +18,13 @@ from app.rig.live_rig import LiveRig
 from app.settings import MAX_RECENT, Settings
 from engine.base.errors import EngineError, LayoutError
 from engine.base.language import tr
+from engine.devices.device import Rig
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.fit.strategies.constraints import AutoLayout, Constraints, Pin, Watch, check_constraints
 from engine.planning.layout.layout import Layout
+from engine.planning.memory.side_files import SideFiles
 from engine.planning.plan.edit import Edit
-from engine.planning.settings.context_settings import KvType
+from engine.planning.settings.context_settings import ContextSettings, KvType
 from widgets.controls.values import AutoWishes, StrategyWords
 from widgets.layout_editor.placement import PinnedLayers, Pins, PinToggle
 
@@ -41,6 +45,8 @@ STRATEGY_WORDS = (
 """Title and purpose of each strategy. Titles have the mnemonics of the menu."""
 
 _Value = TypeVar("_Value")
+Find = Callable[[ModelFile, Rig, ContextSettings, SideFiles], Edit]
+"""Finds the layout of a model on a rig; see `AutoLayouts.finder`."""
 
 
 class KeptWishes(msgspec.Struct, frozen=True):
@@ -99,8 +105,7 @@ class AutoLayouts(QObject):
         return self._pins_of(self._path)
 
     def _pins_of(self, path: str) -> Pins:
-        layers = (PinnedLayers(*pin) for pin in self._pins.layers.get(path, ()))
-        return Pins(tuple(layers), self._pins.outputs.get(path))
+        return _pins(self._pins, path)
 
     @property
     def _path(self) -> str:
@@ -212,6 +217,23 @@ class AutoLayouts(QObject):
         self.searching.emit(tr("Finding a layout"))
         self._finding.run("Finding a layout", find, apply, refuse, show_progress, quiet=True)
 
+    def finder(self) -> Find:
+        """Return how a layout is found by the preferred strategy, with the options and pins as they are now.
+
+        The function blocks, and is for any thread. It raises `EngineError`.
+        """
+        wishes, pins_of, speeds_of = self.wishes, partial(_pins, self._pins), self._speeds.known_speeds
+
+        def find(model: ModelFile, rig: Rig, context: ContextSettings, side_files: SideFiles) -> Edit:
+            from engine.planning.fit.strategies.catalogue import auto_layout
+
+            constraints = _constraints(model, set(rig.ids), wishes, pins_of(str(model.paths[0])))
+            wanted = replace(constraints, side_files=side_files, speeds=speeds_of(rig))
+            found = auto_layout(wishes.strategy, model, rig, context, wanted)
+            return Edit(found.layout, found.context, side_files)
+
+        return find
+
     def cancel(self) -> None:
         """Cancel a running search. The layout stays as it is."""
         if self._finding.is_running:
@@ -232,20 +254,28 @@ class AutoLayouts(QObject):
 
     def constraints(self, model: ModelFile) -> Constraints:
         """Return the options and pins for `model`, without devices and layers that do not exist."""
-        ids, wishes, pins = set(self._live.rig.ids), self.wishes, self._pins_of(str(model.paths[0]))
-        return Constraints(
-            order=tuple(device_id for device_id in wishes.order if device_id in ids),
-            off=wishes.off & ids,
-            pins=tuple(
-                Pin(pin.device, pin.first, pin.last)
-                for pin in pins.layers
-                if pin.device in ids and pin.last < model.n_layers
-            ),
-            output=pins.output if pins.output in ids else None,
-            split=wishes.split,
-            one_backend=wishes.one_backend,
-            kv_types=wishes.kv_types,
-        )
+        return _constraints(model, set(self._live.rig.ids), self.wishes, self._pins_of(str(model.paths[0])))
+
+
+def _constraints(model: ModelFile, ids: set[str], wishes: AutoWishes, pins: Pins) -> Constraints:
+    return Constraints(
+        order=tuple(device_id for device_id in wishes.order if device_id in ids),
+        off=wishes.off & ids,
+        pins=tuple(
+            Pin(pin.device, pin.first, pin.last)
+            for pin in pins.layers
+            if pin.device in ids and pin.last < model.n_layers
+        ),
+        output=pins.output if pins.output in ids else None,
+        split=wishes.split,
+        one_backend=wishes.one_backend,
+        kv_types=wishes.kv_types,
+    )
+
+
+def _pins(kept: KeptPins, path: str) -> Pins:
+    layers = (PinnedLayers(*pin) for pin in kept.layers.get(path, ()))
+    return Pins(tuple(layers), kept.outputs.get(path))
 
 
 def _wishes(kept: KeptWishes) -> AutoWishes:

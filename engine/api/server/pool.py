@@ -70,7 +70,8 @@ class PoolParts:
     `rig`: the devices as they are now.
     `plan`: the load of a model on these devices; raises `EngineError`.
     `holders`: processes that hold memory of a device.
-    `load`: loads a model elsewhere and lends it, in place of `rig` and `plan`; raises `ApiError`. In the loop.
+    `load`: loads a model elsewhere and lends it; `rig` and `plan` are for forecasts then. Raises `ApiError`. In the
+    loop.
     `keep_alive`: sets the idle time in seconds of a model that is lent. In the loop.
     """
 
@@ -512,9 +513,13 @@ class ModelPool:
         return self._loading is not None or any(slot.users for slot in self._slots.values())
 
     def holdings(self, but: _Slot | None = None) -> Holdings:
-        """Return what loaded models hold."""
+        """Return what loaded models hold.
+
+        Whoever lends models and loads others for them (`PoolParts.load`) unloads idle ones, too: they count as own.
+        """
         lent = tuple(each.lent for each in self._slots.values() if each.lent is not None and each is not but)
-        return Holdings(tuple(self._held(but)), lent)
+        own = tuple(self._held(but))
+        return Holdings(own, lent) if self._parts.load is None else Holdings((*own, *lent), ())
 
     def states(self) -> dict[str, dict[str, Any]]:
         """Return the state of each model that is loaded or wanted, by its id."""

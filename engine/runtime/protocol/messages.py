@@ -310,6 +310,7 @@ class RenderTemplate(ModelRequest, frozen=True, tag="render_template", kw_only=T
     """
 
     messages: tuple[ChatMessage, ...]
+    template_input: TemplateInput = NO_INPUT
     template: str = ""
     tokenise: bool = False
 

@@ -168,12 +168,14 @@ def _add_serve_arguments(command: argparse.ArgumentParser) -> None:
 def _add_bench_arguments(command: argparse.ArgumentParser) -> None:
     from app.cli.auto_options import add_auto_arguments
     from app.cli.bench_options import add_bench_arguments
+    from app.cli.hand_options import add_hand_arguments
     from app.cli.placing_options import add_place_argument
     from app.cli.settings_options import add_settings_arguments
 
     add_bench_arguments(command)
     add_auto_arguments(command)
     add_place_argument(command)
+    add_hand_arguments(command)
     add_settings_arguments(command)
 
 
@@ -203,6 +205,7 @@ def _add_layout_arguments(
     command: argparse.ArgumentParser, *, file_needed: bool = True, several_files: bool = False
 ) -> None:
     from app.cli.auto_options import add_auto_arguments
+    from app.cli.hand_options import add_hand_arguments
     from app.cli.placing_options import add_place_argument
     from app.cli.settings_options import add_settings_arguments
 
@@ -216,6 +219,7 @@ def _add_layout_arguments(
     command.add_argument("--layout", type=Path, metavar="L", help="layout file (default: the initial layout)")
     add_auto_arguments(command)
     add_place_argument(command)
+    add_hand_arguments(command)
     add_settings_arguments(command)
 
 

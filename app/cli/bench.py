@@ -56,6 +56,8 @@ def _order(options: Namespace) -> BenchOrder:
     asked = copy.copy(options)
     if automatic:
         asked.auto = None
+    # Those who read `layout` elsewhere expect one file or none.
+    asked.layout = options.layout[0] if options.layout else None
     check_auto_options(asked)
     if asked.auto is not None:
         find_strategy(asked.auto)

@@ -20,13 +20,21 @@ from engine.base.errors import EngineError, LayoutError
 from engine.base.language import tr
 from engine.devices.device import Rig
 from engine.model.gguf.model_file import ModelFile
-from engine.planning.fit.strategies.constraints import AutoLayout, Constraints, Pin, Watch, check_constraints
+from engine.planning.fit.strategies.constraints import (
+    AutoLayout,
+    Constraints,
+    PartPin,
+    Pin,
+    Watch,
+    check_constraints,
+)
 from engine.planning.layout.layout import Layout
+from engine.planning.layout.parts import MOVABLE_PARTS, MovablePart, part_device
 from engine.planning.memory.side_files import SideFiles
 from engine.planning.plan.edit import Edit
 from engine.planning.settings.context_settings import ContextSettings, KvType
 from widgets.controls.values import AutoWishes, StrategyWords
-from widgets.layout_editor.placement import PinnedLayers, Pins, PinToggle
+from widgets.layout_editor.placement import PinnedLayers, PinnedPart, Pins, PinToggle
 
 STRATEGY_WORDS = (
     StrategyWords("fewest", tr("&Fewest Devices"), tr("Use as few devices as hold the model")),
@@ -61,10 +69,14 @@ class KeptWishes(msgspec.Struct, frozen=True):
 
 
 class KeptPins(msgspec.Struct, frozen=True):
-    """Stored pins by path of the model file: device, first and last layer; and the device of the output layer."""
+    """Stored pins by path of the model file: device, first and last layer; and the device of the output layer.
+
+    `parts`: device, part, first and last layer.
+    """
 
     layers: dict[str, tuple[tuple[str, int, int], ...]] = {}
     outputs: dict[str, str] = {}
+    parts: dict[str, tuple[tuple[str, MovablePart, int, int], ...]] = {}
 
 
 class AutoLayouts(QObject):
@@ -144,7 +156,9 @@ class AutoLayouts(QObject):
         if edit is None:
             return
         pins, layout = self.pins, edit.layout
-        if toggle.layers is None:
+        if toggle.layers is not None and toggle.part is not None:
+            self._set_pins(replace(pins, parts=_toggled_parts(pins, layout, toggle.part, *toggle.layers)))
+        elif toggle.layers is None:
             output = None if pins.output == layout.output_device else layout.output_device
             self._set_pins(replace(pins, output=output))
         else:
@@ -167,7 +181,10 @@ class AutoLayouts(QObject):
             layers[path] = tuple((pin.device, pin.first, pin.last) for pin in pins.layers)
         if pins.output is not None:
             outputs[path] = pins.output
-        self._pins = KeptPins(_latest(layers), _latest(outputs))
+        parts = {key: value for key, value in self._pins.parts.items() if key != path}
+        if pins.parts:
+            parts[path] = tuple((pin.device, pin.part, pin.first, pin.last) for pin in pins.parts)
+        self._pins = KeptPins(_latest(layers), _latest(outputs), _latest(parts))
         self._settings.keep("pins", self._pins)
         self.pins_changed.emit(self.pins)
 
@@ -270,12 +287,18 @@ def _constraints(model: ModelFile, ids: set[str], wishes: AutoWishes, pins: Pins
         split=wishes.split,
         one_backend=wishes.one_backend,
         kv_types=wishes.kv_types,
+        parts=tuple(
+            PartPin(pin.device, pin.part, pin.first, pin.last)
+            for pin in pins.parts
+            if pin.device in ids and pin.last < model.n_layers
+        ),
     )
 
 
 def _pins(kept: KeptPins, path: str) -> Pins:
     layers = (PinnedLayers(*pin) for pin in kept.layers.get(path, ()))
-    return Pins(tuple(layers), kept.outputs.get(path))
+    parts = (PinnedPart(*pin) for pin in kept.parts.get(path, ()))
+    return Pins(tuple(layers), kept.outputs.get(path), tuple(parts))
 
 
 def _wishes(kept: KeptWishes) -> AutoWishes:
@@ -303,6 +326,27 @@ def _toggled(pins: Pins, layout: Layout, first: int, last: int) -> tuple[PinnedL
         else:
             ranges.append(PinnedLayers(held[index], index, index))
     return tuple(ranges)
+
+
+def _toggled_parts(pins: Pins, layout: Layout, part: MovablePart, first: int, last: int) -> tuple[PinnedPart, ...]:
+    """Return the pins after a part of layers `first` to `last` was pinned to its devices, or released."""
+    name = MOVABLE_PARTS[part][0]
+    held = {
+        layer: device for layer in range(layout.n_layers) if (device := pins.part_device_of(part, layer)) is not None
+    }
+    places = {layer: part_device(layout, name, layer) for layer in range(first, last + 1)}
+    if all(held.get(layer) == device for layer, device in places.items()):
+        held = {layer: device for layer, device in held.items() if layer not in places}
+    else:
+        held |= places
+    ranges: list[PinnedPart] = []
+    for layer in sorted(held):
+        before = ranges[-1] if ranges else None
+        if before is not None and before.last == layer - 1 and before.device == held[layer]:
+            ranges[-1] = replace(before, last=layer)
+        else:
+            ranges.append(PinnedPart(held[layer], part, layer, layer))
+    return (*(pin for pin in pins.parts if pin.part != part), *ranges)
 
 
 def _latest(kept: dict[str, _Value]) -> dict[str, _Value]:

@@ -107,6 +107,7 @@ def make_actions(
                 show_auto_layout,
                 main.editor.toggle_pin,
                 show_comparison=ComparePresenter(desk.document, desk.comparer, theme, main).show,
+                show_numbers=main.editor.toggle_numbers,
                 use_last=desk.last_layouts.use,
                 show_export=ExportPresenter(desk.document, desk.background, notices, main).show,
                 show_import=ImportPresenter(desk.document, desk.background, notices, main).show,

@@ -34,9 +34,12 @@ from widgets.chat.chat_heading import ContextPart
 from widgets.chat.saved_kv_states_dialog import SavedKvStatesDialog
 from widgets.chat.token_dialogs import ChoicesDialog, PromptDialog
 from widgets.common.elided_label import ElidedLabel
+from widgets.common.palette import DARK
 from widgets.controls.exchange_dialogs import ExportLayoutDialog, ImportLayoutDialog
 from widgets.controls.settings_bar import ModelButton
+from widgets.devices.device_details import DeviceDetails
 from widgets.devices.limits import LimitsDialog
+from widgets.devices.other_cards import OtherCardsDialog
 from widgets.serve.request_table import RequestRow
 from widgets.serve.serve_pane import ServePane
 
@@ -47,12 +50,14 @@ MADE: dict[str, Callable[[WindowParts], QDialog]] = {
     "BugDialog": lambda window: BugDialog("Traceback", window.main),
     "ChoicesDialog": lambda window: ChoicesDialog(window.main),
     "CompareDialog": lambda window: CompareDialog(window.main),
+    "DeviceDetails": lambda window: DeviceDetails(make_gpu("CUDA0", 12), DARK, window.main),
     "DoctorDialog": lambda window: DoctorDialog(window.main, window.desk.examiner),
     "ExportLayoutDialog": lambda window: ExportLayoutDialog([("python", "Python")], window.main),
     "ImportLayoutDialog": lambda window: ImportLayoutDialog(window.main),
     "SavedKvStatesDialog": lambda window: SavedKvStatesDialog(window.main),
     "LimitsDialog": lambda window: LimitsDialog(make_gpu("CUDA0", 12), window.main),
     "NearbyDialog": lambda window: NearbyDialog(window.main, window.desk.rig.peers),
+    "OtherCardsDialog": lambda window: OtherCardsDialog(("RTX 3090",), ("fits",), window.main),
     "PacksDialog": lambda window: PacksDialog(window.main, window.desk.rig.packs),
     "PreferencesDialog": lambda window: PreferencesDialog(
         window.actions, window.theme, window.desk.settings, window.main

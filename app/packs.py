@@ -13,7 +13,6 @@ from engine.devices.packs.store import PACKS_VARIABLE
 if TYPE_CHECKING:
     from engine.base.cancellation import CancelToken
     from engine.devices.device import Rig
-    from engine.machines.rigs.discovery import Peer
     from engine.machines.rigs.pack_installer import PackInstaller
 
 
@@ -30,10 +29,8 @@ def pack_installer(cancel: CancelToken | None = None) -> PackInstaller:
     return PackInstaller(PackStore(packs_path(), packs_beside_program()), pack_book_path(), cancel)
 
 
-def find_all_devices(
-    verdicts: Path, rpc_endpoints: Sequence[str] = (), *, checks: Path | None = None, peers: Sequence[Peer] = ()
-) -> Rig:
-    """Return the devices of this machine (with those of packs), of RPC endpoints, and of paired machines."""
+def find_all_devices(verdicts: Path, rpc_endpoints: Sequence[str] = (), *, checks: Path | None = None) -> Rig:
+    """Return the devices of this machine (with those of packs) and of RPC endpoints."""
     from engine.machines.rigs.packed import find_packed_devices
 
-    return find_packed_devices(pack_installer(), verdicts, rpc_endpoints, checks=checks, peers=peers)
+    return find_packed_devices(pack_installer(), verdicts, rpc_endpoints, checks=checks)

@@ -29,8 +29,7 @@ def run_doctor(options: Namespace) -> int:
     """Examine this computer, and print the results. An interrupt ends it with the results so far."""
 
     def find() -> Rig:
-        peers = options.tunnels.peers(options.peer)
-        return find_machine(options.rpc, peers)
+        return find_machine(options.rpc, options.tunnels.lent_devices(options.peer))
 
     # One machine that does not answer is no reason to leave this one's devices aside.
     rig, problem = find_rig(find, *([find_machine] if options.rpc or options.peer else []))

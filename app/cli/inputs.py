@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
 from argparse import Namespace
 from collections.abc import Callable
@@ -94,13 +95,21 @@ def learn_speed(plan: Plan, done: Done) -> None:
         _log.info("speeds: %s", error.summary())
 
 
+_learning = threading.Lock()
+"""`serve` has a session for each model, and each reports in a thread of its own."""
+
+
 def learn_need(need: ComputingNeed) -> None:
-    """Save what a model needed beyond its forecast while it computed. If that fails, nothing else is lost."""
-    calibration = read_calibration(calibration_path())
-    try:
-        write_calibration(calibration_path(), calibration.with_need(need))
-    except EngineError as error:
-        _log.info("calibration: %s", error.summary())
+    """Save what a model needed beyond its forecast while it computed. If that fails, nothing else is lost.
+
+    For any thread.
+    """
+    with _learning:
+        calibration = read_calibration(calibration_path())
+        try:
+            write_calibration(calibration_path(), calibration.with_need(need))
+        except EngineError as error:
+            _log.info("calibration: %s", error.summary())
 
 
 # Seconds between two lines of progress.

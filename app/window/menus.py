@@ -154,6 +154,7 @@ def devices_menu(
     show_kept_weights: Callable[[], None],
     show_packs: Callable[[], None],
     show_nearby: Callable[[], None],
+    show_lending: Callable[[], None],
     show_other_cards: Callable[[], None],
 ) -> Menu:
     """Return the Devices menu: devices, measurements and engine packs."""
@@ -165,6 +166,7 @@ def devices_menu(
         Command("stop_lab", tr("&Stop Lab Rig"), unloader.stop_lab),
         SEPARATOR,
         Command("find_nearby", tr("Find Machines &Nearby…"), show_nearby),
+        Command("lend", tr("Len&d This Computer…"), show_lending),
         Command("add_remote", tr("Add Re&mote Worker…"), questions.add_remote),
         SEPARATOR,
         Command(

@@ -12,6 +12,7 @@ from app.window.arrangement import Arrangement, Arranger
 from app.window.chat.conversation_list_presenter import SavedKvStatesPresenter, TransferPresenter
 from app.window.chat.prompt_presenter import PromptPresenter
 from app.window.chat.side_by_side import SideBySide
+from app.window.devices.lend_dialog import LendPresenter
 from app.window.devices.nearby_dialog import NearbyPresenter
 from app.window.devices.other_cards_presenter import OtherCardsPresenter
 from app.window.devices.packs_dialog import PacksPresenter
@@ -123,6 +124,7 @@ def make_actions(
                 show_kept_weights=KeptWeightsPresenter(desk.background, notices, main).show,
                 show_packs=PacksPresenter(desk.rig.packs, main, check_machine).show,
                 show_nearby=NearbyPresenter(desk.rig.peers, main).show,
+                show_lending=LendPresenter(desk.rig.lender, desk.rig.live, main).show,
                 show_other_cards=other_cards.show,
             ),
             model_menu(models, desk.loader, desk.unloader, desk.settings, show_server),

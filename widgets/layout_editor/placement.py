@@ -79,6 +79,8 @@ def lane_devices(rig: Rig, layout: Layout) -> tuple[LaneDevice, ...]:
 def _state_words(device: Device) -> str:
     if device.is_stopped:
         return tr("stopped")
+    if device.away:
+        return device.away
     # An RPC server serves one client at a time, so another model's worker has no free memory, however little it holds.
     return tr("in use") if device.is_rpc and device.holdings else ""
 

@@ -15,6 +15,7 @@ from engine.planning.plan.report import DeviceRow
 from engine.planning.speed.prediction import (
     DeviceTime,
     SpeedForecast,
+    link_words,
     prompt_words,
     rate_text,
     source_words,
@@ -388,6 +389,7 @@ def speed_tool_tip(preview: Preview) -> str:
             source=source_words(each.source),
         )
         lines.append(f"{each.id}: {time}")
+    lines.extend(link_words(speed, each) for each in speed.links)
     if any(each.source in ("card", "guess") for each in speed.devices):
         lines.append(REMEDY)
     if preview.answered_per_second is not None:

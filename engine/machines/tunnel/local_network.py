@@ -8,7 +8,6 @@ machines use is listed twice.
 from __future__ import annotations
 
 import ipaddress
-import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from zeroconf import IPVersion as Version
 from engine.base.confinement import code_folders, confine, system_folders
 from engine.base.errors import EngineError
 from engine.base.texts import one_line, shorten
+from engine.devices.addresses import own_addresses
 from engine.devices.endpoint import MAX_DEVICE_BYTES, parse_endpoint
 from engine.machines.tunnel.identity import is_fingerprint
 from engine.machines.tunnel.pairings import MAX_NAME
@@ -201,7 +201,5 @@ class Announcement:
 
 
 def _own_addresses() -> list[str]:
-    import ifaddr
-
-    found = (address.ip for adapter in ifaddr.get_adapters() for address in adapter.ips if address.is_IPv4)
-    return [str(each) for each in found if not str(each).startswith("127.")] or [socket.gethostbyname("localhost")]
+    found = own_addresses()
+    return [each for each in found if not each.startswith("127.")] or list(found)

@@ -92,8 +92,12 @@ class ModelChild:
 
     def _tell_abort(self, text: str) -> None:
         """Say why the process is about to abort. If a device refused memory for computing, say what was free there."""
-        refused, devices, again = self._log.refused, self._log.devices, self._is_aborting
+        refused, failed, devices, again = self._log.refused, self._log.failed, self._log.devices, self._is_aborting
         self._is_aborting = True
+        if failed is not None:
+            # ggml's text names neither: "ggml-cuda.cu:109: CUDA error".
+            name = failed.device if devices is None else devices.id_of_name(failed.device)
+            text = f"{text} on {name}: {failed.text}"
         # The driver is asked once: if that fails, ggml aborts again, in here.
         if refused is None or devices is None or again:
             self._pipe.send_abort_text(text)
@@ -158,7 +162,7 @@ class ModelChild:
         # Modules of rare requests are imported here: most of the time of a probe is imports.
         match request:
             case ListDevices():
-                return list_devices(self._engine, request.endpoints, request.routes, self._packs or ())
+                return list_devices(self._engine, request, self._packs or ())
             case Probe():
                 return probe(self._engine, self._log, request, self._pipe.send)
             case Load():

@@ -82,10 +82,13 @@ class ListDevices(Request, frozen=True, tag="list_devices", kw_only=True):
     The endpoints must have been greeted: ggml aborts the child if it cannot connect to one.
 
     `routes`: local address of the tunnel for each endpoint that is reached through one.
+    `known_cards`: UUIDs of NVIDIA cards whose free memory the asker has from the driver. They are listed without a
+    CUDA context, if the child is sure which devices they are.
     """
 
     endpoints: tuple[str, ...] = ()
     routes: dict[str, str] = {}
+    known_cards: tuple[str, ...] = ()
 
 
 class FileAccess(msgspec.Struct, frozen=True):
@@ -443,6 +446,7 @@ class GgmlDevice(msgspec.Struct, frozen=True, kw_only=True):
     `host_alignment_bytes`: the same for its pinned host buffers; 0 if it has none.
     `largest_tensor_bytes`: largest tensor that it computes with; 0 for no limit.
     `largest_buffer_bytes`: largest buffer that it allocates; 0 for no limit.
+    `uuid`: one of `ListDevices.known_cards`, whose free memory was not asked for; else None.
     """
 
     name: str
@@ -461,6 +465,7 @@ class GgmlDevice(msgspec.Struct, frozen=True, kw_only=True):
     largest_tensor_bytes: int = 0
     largest_buffer_bytes: int = 0
     mixes_streams: bool = True
+    uuid: str | None = None
 
 
 class DeviceSpeed(Message, frozen=True, tag="device_speed", kw_only=True):

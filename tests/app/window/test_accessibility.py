@@ -17,6 +17,7 @@ from pytestqt.qtbot import QtBot
 from app.bug_report import BugDialog
 from app.window.about_dialog import AboutDialog, Facts
 from app.window.devices.doctor_dialog import DoctorDialog
+from app.window.devices.lend_dialog import LendDialog
 from app.window.devices.nearby_dialog import NearbyDialog
 from app.window.devices.packs_dialog import PacksDialog
 from app.window.main_window import SCREEN_ROOM
@@ -55,6 +56,7 @@ MADE: dict[str, Callable[[WindowParts], QDialog]] = {
     "ExportLayoutDialog": lambda window: ExportLayoutDialog([("python", "Python")], window.main),
     "ImportLayoutDialog": lambda window: ImportLayoutDialog(window.main),
     "SavedKvStatesDialog": lambda window: SavedKvStatesDialog(window.main),
+    "LendDialog": lambda window: LendDialog(window.main, window.desk.rig.lender, window.desk.rig.live),
     "LimitsDialog": lambda window: LimitsDialog(make_gpu("CUDA0", 12), window.main),
     "NearbyDialog": lambda window: NearbyDialog(window.main, window.desk.rig.peers),
     "OtherCardsDialog": lambda window: OtherCardsDialog(("RTX 3090",), ("fits",), window.main),

@@ -241,6 +241,9 @@ def test_a_prediction_after_an_answer_is_in_proportion_to_it(memory: ModelMemory
     assert found.tokens_per_second < answer.tokens_per_second
     assert sum(each.seconds for each in found.devices) == pytest.approx(found.token_s)
     assert anchored(there, there, answer).tokens_per_second == pytest.approx(answer.tokens_per_second)
+    far = speed_of(memory, make_layout(32, ["CUDA0"] * 16 + ["RPC0"] * 16))
+    half = anchored(far, far, LastAnswer(far.tokens_per_second / 2, far.n_tokens))
+    assert [each.seconds for each in half.links] == pytest.approx([2 * each.seconds for each in far.links])
 
 
 def test_one_answer_brings_the_prediction_of_its_fill_to_what_was_measured(memory: ModelMemory) -> None:
@@ -253,3 +256,30 @@ def test_one_answer_brings_the_prediction_of_its_fill_to_what_was_measured(memor
             answer = LastAnswer(off * there.tokens_per_second, fill)
             errors.append(abs(anchored(there, there, answer).tokens_per_second / answer.tokens_per_second - 1))
     assert max(errors) < 1e-6
+
+
+def test_a_link_has_a_row_with_what_it_costs(memory: ModelMemory) -> None:
+    layout = make_layout(32, [CPU_ID] * 16 + ["RPC0"] * 8 + [CPU_ID] * 8)
+    found = speed_of(memory, layout)
+    (use,) = found.links
+    assert (use.id, use.latency_s, use.bytes_per_second, use.is_measured) == ("RPC0", 1e-3, 1e8, True)
+    assert use.token_bytes == 2 * 4 * 4096
+    part = found.on("RPC0")
+    assert part is not None
+    assert use.seconds == part.link_s
+    instant = 1 / (found.token_s - use.seconds)
+    assert found.lost_per_second(use) == pytest.approx(instant - found.tokens_per_second)
+    # A slower link costs more.
+    slow = speed_of(memory, layout, replace(MEASURED, links={"RPC0": Link(20e-3, 1e6)}))
+    assert slow.lost_per_second(slow.links[0]) > 2 * found.lost_per_second(use)
+    assert not speed_of(memory, layout, replace(MEASURED, links={})).links[0].is_measured
+    (row,) = plan_document(Plan(memory, RIG, Edit(layout, CONTEXT)), speed=found)["speed"]["links"]  # type: ignore[index]
+    assert row["token_bytes"] == 2 * 4 * 4096
+    assert row["lost_tokens_per_second"] == round(found.lost_per_second(use), 2)
+
+
+def test_workers_of_a_lab_have_no_row_of_a_link(memory: ModelMemory) -> None:
+    lab = make_rig(replace(WORKER, endpoint="127.0.0.1:50052"))
+    assert speed_of(memory, single_device(32, "RPC0"), rig=lab).links == ()
+    behind = make_rig(replace(WORKER, endpoint="127.0.0.1:50052/CPU", fingerprint="ab" * 32))
+    assert len(speed_of(memory, single_device(32, "RPC0"), rig=behind).links) == 1

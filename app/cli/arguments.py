@@ -171,6 +171,20 @@ def _add_serve_arguments(command: argparse.ArgumentParser) -> None:
     add_serve_arguments(command)
 
 
+def _add_bench_arguments(command: argparse.ArgumentParser) -> None:
+    from app.cli.auto_options import add_auto_arguments
+    from app.cli.bench_options import add_bench_arguments
+    from app.cli.hand_options import add_hand_arguments
+    from app.cli.placing_options import add_place_argument
+    from app.cli.settings_options import add_settings_arguments
+
+    add_bench_arguments(command)
+    add_auto_arguments(command)
+    add_place_argument(command)
+    add_hand_arguments(command)
+    add_settings_arguments(command)
+
+
 def _add_retry_argument(command: argparse.ArgumentParser) -> None:
     from app.cli.settings_options import positive
     from engine.runtime.process.child import DEFAULT_STALL_TIMEOUT_S
@@ -415,6 +429,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "plan": ("forecast the memory of each device", _add_plan_arguments),
     "load": ("load a layout and, with --prompt, generate", _add_load_arguments),
     "chat": ("chat with a model; conversations are saved", _add_chat_arguments),
+    "bench": ("compare the speeds of layouts by measuring them in turns", _add_bench_arguments),
     "embed": ("load an embedding model and print a vector for each text", _add_embed_arguments),
     "serve": ("serve models to other programs by the OpenAI and Anthropic APIs", _add_serve_arguments),
     "search": ("search for models on the hub", _add_search_arguments),

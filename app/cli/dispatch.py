@@ -90,7 +90,7 @@ WITHOUT_CHILDREN = frozenset({"inspect"})
 # Modules with more than one command.
 _FAMILY = {"search": "hub", "download": "hub", "packs": "devices", "export": "exchange", "import": "exchange"}
 # Commands whose log states how their child processes ended.
-LOGGED = frozenset({"load", "chat", "embed", "serve"})
+LOGGED = frozenset({"load", "chat", "embed", "serve", "bench"})
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

@@ -56,12 +56,16 @@ def order_of(options: Namespace, explain: Callable[[str], None]) -> LoadOrder:
 
 def load_order(options: Namespace, plan: Plan) -> LoadOrder:
     """Return the load of a plan; raises as `order_of` does."""
-    if plan.violations:
-        raise RuleViolationError(tuple((v.rule, v.message, v.remedy) for v in plan.violations))
-    if plan.report.probe_only is not None:
-        plan = _probed(plan)
+    plan = load_plan(plan)
     retry = RetryPolicy(options.retry, constraints_of(options, plan.rig, plan.model.n_layers))
     return LoadOrder(plan, retry, options.stall_limit)
+
+
+def load_plan(plan: Plan) -> Plan:
+    """Return a plan that may be loaded, probed if only that can forecast it; raises as `order_of` does."""
+    if plan.violations:
+        raise RuleViolationError(tuple((v.rule, v.message, v.remedy) for v in plan.violations))
+    return plan if plan.report.probe_only is None else _probed(plan)
 
 
 def _probed(plan: Plan) -> Plan:

@@ -30,6 +30,7 @@ from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.preview import Preview, PreviewTables
 from engine.planning.settings.context_settings import ContextSettings
+from engine.planning.speed.prediction import LastAnswer
 from engine.planning.speed.speeds import NO_MEASUREMENTS, Speeds
 from engine.runtime.probing.probe import ProbeCache
 
@@ -74,7 +75,7 @@ class LayoutDocument(QObject):
         self._state: EditState | None = None
         self._rig: Rig | None = None
         self._speeds = NO_MEASUREMENTS
-        self._answered: Mapping[tuple[Path, Edit], float] = {}
+        self._answered: Mapping[tuple[Path, Edit], LastAnswer] = {}
         self._drag_start: Edit | None = None
         self._move_text = ""
         self.probes = ProbeCache()
@@ -200,8 +201,8 @@ class LayoutDocument(QObject):
         """The speeds that forecasts use."""
         return self._speeds
 
-    def set_speeds(self, speeds: Speeds, answered: Mapping[tuple[Path, Edit], float]) -> None:
-        """Predict with `speeds` from now on; `answered`: tokens per second of the last answers, by model and edit."""
+    def set_speeds(self, speeds: Speeds, answered: Mapping[tuple[Path, Edit], LastAnswer]) -> None:
+        """Predict with `speeds` from now on; `answered`: the last answers, by model and edit."""
         self._speeds, self._answered = speeds, answered
         if self._state is not None:
             self._recompute()

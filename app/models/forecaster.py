@@ -19,6 +19,7 @@ from engine.planning.memory.work_limit import limited
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.preview import Preview, PreviewTables, make_preview
+from engine.planning.speed.prediction import LastAnswer
 from engine.planning.speed.speeds import Speeds
 from engine.runtime.probing.probe import ProbeCache
 
@@ -79,7 +80,7 @@ class ForecastRequest:
     rig: Rig
     edit: Edit
     speeds: Speeds
-    answered_per_second: float | None
+    answered: LastAnswer | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +161,7 @@ class Forecaster:
         with limited(PREVIEW_SECONDS):
             # Probed numbers replace estimated ones before the preview is made.
             plan = self._probes.over(Plan(request.tables.memory, request.rig, request.edit))
-            preview = make_preview(request.tables, plan, request.speeds, request.answered_per_second)
+            preview = make_preview(request.tables, plan, request.speeds, request.answered)
         return Forecast(request, plan, preview, thread_time() - begun_s)
 
 

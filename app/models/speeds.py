@@ -33,7 +33,8 @@ from engine.planning.fit.speed_book import SpeedBook, read_speed_book, speed_key
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
-from engine.planning.speed.answers import MIN_TOKENS
+from engine.planning.speed.answers import KEPT_ANSWERS, MIN_TOKENS
+from engine.planning.speed.prediction import LastAnswer
 from engine.planning.speed.speeds import NO_MEASUREMENTS, Speeds
 from engine.runtime.session.events import Done
 
@@ -69,7 +70,7 @@ class SpeedRepository(QObject):
         self._writer = Worker("speeds")
         self._path = path or speeds_path()
         self.book = read_speed_book(self._path)
-        self._answered: dict[tuple[Path, Edit], float] = {}
+        self._answered: dict[tuple[Path, Edit], LastAnswer] = {}
         self._devices: tuple[tuple[str, str], ...] = ()
         self._card_links: Mapping[str, float] = {}
         self._speeds = NO_MEASUREMENTS
@@ -101,6 +102,14 @@ class SpeedRepository(QObject):
     def learn(self, book: SpeedBook) -> None:
         """Add speeds that were measured elsewhere. Answers may have changed the book meanwhile."""
         self._keep(self._with_devices_of(book))
+
+    def learn_answers(self, before: SpeedBook, after: SpeedBook) -> None:
+        """Add the answers that `after` has in addition to `before`. Others may have changed the book meanwhile."""
+        book = self.book
+        answers = (*book.answers, *(each for each in after.answers if each not in before.answers))
+        prompts = (*book.prompts, *(each for each in after.prompts if each not in before.prompts))
+        self._keep(replace(book, answers=answers[-KEPT_ANSWERS:], prompts=prompts[-KEPT_ANSWERS:]))
+        self.compared.emit()
 
     def _on_answer(self, model: OpenModel, event: Done) -> None:
         file, loaded, rig = model.file, model.loading.loaded, self._live.rig
@@ -139,7 +148,8 @@ class SpeedRepository(QObject):
         if event.generated_tokens >= MIN_TOKENS:
             # Inserted again at the end: the oldest entries are dropped.
             self._answered.pop(what, None)
-            self._answered[what] = event.generation_tokens_per_second
+            fill_tokens = event.prompt_tokens + event.generated_tokens // 2
+            self._answered[what] = LastAnswer(event.generation_tokens_per_second, fill_tokens)
             self._answered = dict(list(self._answered.items())[-_KEPT_ANSWERS:])
             self._show()
 

@@ -80,6 +80,7 @@ def layout_menu(
     show_auto_layout: _Do,
     toggle_pin: _Do,
     *,
+    show_comparison: _Do,
     show_numbers: _Do,
     use_last: _Do,
     show_export: _Do,
@@ -118,6 +119,13 @@ def layout_menu(
         ),
         Command("pin", tr("P&in or Unpin Selected Layers"), toggle_pin),
         Command("release_pins", tr("Unpin All La&yers"), auto_layouts.release_pins),
+        SEPARATOR,
+        Command(
+            "compare_speed",
+            tr("Compare Spee&d…"),
+            show_comparison,
+            tip=tr("Measure this layout and others in turns, and see which one is faster"),
+        ),
         SEPARATOR,
         Command(
             "export_layout",

@@ -22,6 +22,7 @@ from app.library.hub_access import HubAccess
 from app.library.last_layouts import LastLayouts
 from app.library.library import Library
 from app.library.planner import ForecastPlanner
+from app.load.comparer import LayoutComparer
 from app.load.loader import Loader
 from app.load.prober import Prober
 from app.models.auto_layouts import AutoLayouts
@@ -80,6 +81,7 @@ class Desk:
     other_layouts: OtherLayouts
     library: Library
     examiner: Examiner
+    comparer: LayoutComparer
     finder: HubFinder
     archive: ChatArchive
     chat_controller: ChatController
@@ -110,6 +112,7 @@ class Desk:
         self.vocabulary.close()
         self.library.close()
         self.examiner.close()
+        self.comparer.close()
         self.finder.close()
         # Before the models: memory that they give back would start a probe.
         self.prober.close()
@@ -195,6 +198,7 @@ def make_desk(
         other_layouts=OtherLayouts(document, models, unloader, live, notices, parent),
         library=library,
         examiner=examiner,
+        comparer=LayoutComparer(models, speeds, background, notices, parent),
         finder=HubFinder(
             live=live,
             models=models,

@@ -328,11 +328,15 @@ def is_short(row: DeviceRow, room: DeviceRow | None = None) -> bool:
 
 _TOLD_BESIDE_S, _TOLD_BELOW_S = 1.0, 5.0
 """Least time of sending weights, in seconds, that the tooltip and the notes mention."""
+_ALIKE = 1.1
+"""Largest ratio of two speeds that are told as one."""
 REMEDY = tr("Devices > Measure Speeds makes this exact; each answer improves it too.")
 
 
 def speed_text(preview: Preview) -> str:
-    """Return the speed of the edited layout: of its last answer, if it gave one, and as predicted.
+    """Return the speed of the edited layout: of its last answer, if it gave one, else as predicted.
+
+    If the usual number of tokens in the context makes a difference to the last answer, that speed is added.
 
     A prediction from typical devices of a kind, without a measurement, is marked as rough.
     """
@@ -341,10 +345,16 @@ def speed_text(preview: Preview) -> str:
     if speed is None:
         return tr("{rate} tokens/s measured", rate=measured) if measured else ""
     rate = rate_text(speed.tokens_per_second)
-    if measured and speed.is_known:
-        answers = tr("{rate} tokens/s measured (predicted {predicted})", rate=measured, predicted=rate)
-    elif measured:
-        answers = tr("{rate} tokens/s measured (predicted roughly {predicted})", rate=measured, predicted=rate)
+    if preview.answered_per_second is not None:
+        answers = tr("{rate} tokens/s measured", rate=measured)
+        # A speed at another fill is a different one; without the fill it would contradict what was just measured.
+        if not 1 / _ALIKE <= speed.tokens_per_second / preview.answered_per_second <= _ALIKE:
+            answers = tr(
+                "{rate} tokens/s measured, about {predicted} with {fill_tokens} tokens in the context",
+                rate=measured,
+                predicted=rate,
+                fill_tokens=speed.n_tokens,
+            )
     elif speed.is_known:
         answers = speed.text()
     else:

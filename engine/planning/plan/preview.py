@@ -24,7 +24,7 @@ from engine.planning.plan.report import DeviceRow, FitReport
 from engine.planning.plan.slices import Slices, layer_slices
 from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.speed.hop_costs import HopCosts, hop_costs
-from engine.planning.speed.prediction import CostModel, SpeedForecast
+from engine.planning.speed.prediction import CostModel, LastAnswer, SpeedForecast, anchored
 from engine.planning.speed.speeds import NO_MEASUREMENTS, Sending, Speeds, sendings
 from engine.planning.speed.work import Work
 
@@ -50,7 +50,8 @@ class Preview:
     """An edit as it is drawn, with its forecast on a rig.
 
     `speed`: None if the edit does not fit, or if its speed cannot be predicted.
-    `answered_per_second`: tokens per second of the last answer by this edit; None before the first one.
+    `answered_per_second`: tokens per second of the last answer by this edit; None before the first one. `speed` is then
+    in proportion to it (`anchored`).
     `sendings`: the weights that a load sends to each worker; only for workers whose link was measured.
     `slices`: parts of layers on the members of modes tensor and row; None in other modes.
     `hops`: what a token's way between devices costs; None if it is unknown.
@@ -180,9 +181,9 @@ def plan_sendings(plan: Plan, speeds: Speeds) -> tuple[Sending, ...]:
 
 
 def make_preview(
-    tables: PreviewTables, plan: Plan, speeds: Speeds = NO_MEASUREMENTS, answered_per_second: float | None = None
+    tables: PreviewTables, plan: Plan, speeds: Speeds = NO_MEASUREMENTS, answered: LastAnswer | None = None
 ) -> Preview:
-    """Return the preview of `plan`. `tables` must be those of its model."""
+    """Return the preview of `plan`. `tables` must be those of its model. `answered`: the last answer by its edit."""
     return Preview(
         model_name=plan.model.name,
         rig=plan.rig,
@@ -192,13 +193,19 @@ def make_preview(
         output_weights_bytes=plan.memory.weights.output_bytes(HOST_RULE),
         report=plan.report,
         # A layout that does not fit has no speed: "short 30 GiB" and "49 tokens/s" side by side help nobody.
-        speed=plan_speed(tables.work, plan, speeds) if plan.report.fits else None,
-        answered_per_second=answered_per_second,
+        speed=_anchored_speed(tables.work, plan, speeds, answered) if plan.report.fits else None,
+        answered_per_second=None if answered is None else answered.tokens_per_second,
         sendings=plan_sendings(plan, speeds),
         embedding_moves=tables.embedding_moves,
         slices=tables.slices(plan),
         hops=hop_costs(tables.work, plan.rig, speeds),
     )
+
+
+def _anchored_speed(work: Work, plan: Plan, speeds: Speeds, answered: LastAnswer | None) -> SpeedForecast | None:
+    speed = plan_speed(work, plan, speeds)
+    there = None if answered is None else plan_speed(work, plan, speeds, answered.fill_tokens)
+    return speed if speed is None or there is None or answered is None else anchored(speed, there, answered)
 
 
 def _layers(memory: ModelMemory, context: ContextSettings) -> tuple[LayerBytes, ...]:

@@ -13,7 +13,7 @@ not modelled. Answers teach the ratio (`answers.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from engine.base.language import tr
@@ -117,6 +117,28 @@ class SpeedForecast:
     def on(self, device_id: str) -> DeviceTime | None:
         """Return the part of a device, None if it has none."""
         return next((each for each in self.devices if each.id == device_id), None)
+
+
+@dataclass(frozen=True, slots=True)
+class LastAnswer:
+    """The measured speed of an answer. `fill_tokens`: tokens in the context in the middle of it."""
+
+    tokens_per_second: float
+    fill_tokens: int
+
+
+def anchored(forecast: SpeedForecast, there: SpeedForecast, answer: LastAnswer) -> SpeedForecast:
+    """Return a prediction for a layout that has answered, in proportion to that answer.
+
+    `there`: the prediction for the same layout at the answer's fill. So the prediction at that fill is what was
+    measured, and others differ from it by what the fill costs. The prompt's is not changed.
+    """
+    scale = 1 / (max(answer.tokens_per_second, 1e-9) * there.token_s)
+    devices = tuple(
+        replace(each, seconds=each.seconds * scale, link_s=each.link_s * scale) for each in forecast.devices
+    )
+    links = tuple(replace(each, seconds=each.seconds * scale) for each in forecast.links)
+    return replace(forecast, token_s=forecast.token_s * scale, devices=devices, links=links, is_learnt=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from tests.support.accessibility import interface_of, name_of, nameless, walk
 from tests.support.models import write_tiny_llama
 from tests.support.previews import make_gpu, make_rig
 from tests.support.windows import WindowOpener
+from widgets.bench.compare_dialog import CompareDialog
 from widgets.chat.chat_heading import ContextPart
 from widgets.chat.saved_kv_states_dialog import SavedKvStatesDialog
 from widgets.chat.token_dialogs import ChoicesDialog, PromptDialog
@@ -49,6 +50,7 @@ MADE: dict[str, Callable[[WindowParts], QDialog]] = {
     "AboutDialog": lambda window: AboutDialog(window.main, Facts((("Qt", "6"),), (("Log", "~"),), "MIT", "others")),
     "BugDialog": lambda window: BugDialog("Traceback", window.main),
     "ChoicesDialog": lambda window: ChoicesDialog(window.main),
+    "CompareDialog": lambda window: CompareDialog(window.main),
     "DeviceDetails": lambda window: DeviceDetails(make_gpu("CUDA0", 12), DARK, window.main),
     "DoctorDialog": lambda window: DoctorDialog(window.main, window.desk.examiner),
     "ExportLayoutDialog": lambda window: ExportLayoutDialog([("python", "Python")], window.main),

@@ -19,7 +19,7 @@ from engine.planning.plan.plan import Plan
 from engine.planning.plan.plan_document import plan_document, plan_text
 from engine.planning.plan.preview import PreviewTables, make_preview, plan_speed
 from engine.planning.settings.context_settings import ContextSettings
-from engine.planning.speed.prediction import SpeedForecast, usual_fill
+from engine.planning.speed.prediction import LastAnswer, SpeedForecast, anchored, usual_fill
 from engine.planning.speed.speeds import NO_MEASUREMENTS, Link, Speeds, described_seconds, hop_seconds
 from engine.planning.speed.work import Work
 from tests.support.models import write_header_only, write_tiny_moe
@@ -227,6 +227,35 @@ def test_what_cannot_be_loaded_has_no_speed(memory: ModelMemory) -> None:
     plan = Plan(memory, RIG, Edit(single_device(32, "gone"), CONTEXT))
     assert plan.violations
     assert plan_speed(PreviewTables(memory).work, plan, MEASURED) is None
+
+
+def test_a_prediction_after_an_answer_is_in_proportion_to_it(memory: ModelMemory) -> None:
+    """At the answer's fill it is what was measured; a fuller context is slower, by what the cache costs."""
+    layout = make_layout(32, ["CUDA0"] * 20 + [CPU_ID] * 12)
+    tables, plan = PreviewTables(memory), Plan(memory, RIG, Edit(layout, CONTEXT))
+    there, usual = speed_of(memory, layout, fill=100), speed_of(memory, layout)
+    answer = LastAnswer(there.tokens_per_second / 1.7, 100)
+    found = make_preview(tables, plan, MEASURED, answer).speed
+    assert found is not None
+    assert found.token_s == pytest.approx(1.7 * usual.token_s)
+    assert found.tokens_per_second < answer.tokens_per_second
+    assert sum(each.seconds for each in found.devices) == pytest.approx(found.token_s)
+    assert anchored(there, there, answer).tokens_per_second == pytest.approx(answer.tokens_per_second)
+    far = speed_of(memory, make_layout(32, ["CUDA0"] * 16 + ["RPC0"] * 16))
+    half = anchored(far, far, LastAnswer(far.tokens_per_second / 2, far.n_tokens))
+    assert [each.seconds for each in half.links] == pytest.approx([2 * each.seconds for each in far.links])
+
+
+def test_one_answer_brings_the_prediction_of_its_fill_to_what_was_measured(memory: ModelMemory) -> None:
+    """Whatever the prediction was off by, and at whatever fill the answer was."""
+    layout = make_layout(32, ["CUDA0"] * 32)
+    errors = []
+    for off in (0.3, 0.8, 1.0, 1.6, 4.0):
+        for fill in (20, 500, 3000):
+            there = speed_of(memory, layout, fill=fill)
+            answer = LastAnswer(off * there.tokens_per_second, fill)
+            errors.append(abs(anchored(there, there, answer).tokens_per_second / answer.tokens_per_second - 1))
+    assert max(errors) < 1e-6
 
 
 def test_a_link_has_a_row_with_what_it_costs(memory: ModelMemory) -> None:

@@ -1,0 +1,119 @@
+"""The `bench` command: compares layouts by measuring them in turns."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+from app.cli import exit_codes
+from app.cli.auto_options import check_auto_options, with_margins
+from app.cli.bench_options import ALL, check_bench_options, preset_of
+from app.cli.entry import on_interrupt
+from app.cli.inputs import asked_on, load_plan, this_machine
+from app.cli.output import print_document, print_line, print_text, say
+from app.paths import speeds_path
+from engine.base.cancellation import CancelToken
+from engine.base.errors import EngineError
+from engine.devices.rig_file import read_rig
+from engine.machines.bench.candidates import Candidate
+from engine.machines.bench.order import BenchOrder, run_order
+from engine.machines.bench.results import BenchResults, import_note, read_results, write_results
+from engine.machines.bench.runner import BenchProgress
+from engine.machines.bench.tables import csv_text, markdown_text, text_of
+from engine.model.gguf.reader import read_model
+from engine.planning.fit.speed_book import SpeedBook, read_speed_book, write_speed_book
+from engine.planning.fit.strategies.catalogue import find_strategy
+from engine.planning.layout.layout_file import LayoutFile, read_layout
+
+
+def run_bench(options: Namespace) -> int:
+    """Measure the layouts, print the comparison, and keep what was learnt about speeds."""
+    check_bench_options(options)
+    # Before minutes of measuring: a file that cannot be read is an error of the command line.
+    others = [read_results(path) for path in options.beside]
+    order = _order(options)
+    cancel = CancelToken()
+    book = read_speed_book(speeds_path())
+    with on_interrupt(cancel.cancel):
+        results, learnt = run_order(order, book, cancel, _Told())
+    _keep(learnt, book)
+    if options.out is not None:
+        write_results(options.out, results)
+    _print(options, results, others)
+    if cancel.cancelled:
+        return exit_codes.INTERRUPTED
+    if any(each.samples for each in results.layouts):
+        return exit_codes.OK
+    return exit_codes.exit_code(next((each.problem_kind for each in results.layouts if each.problem), "crashed"))
+
+
+def _order(options: Namespace) -> BenchOrder:
+    automatic = options.auto == ALL
+    model = read_model(options.file)
+    documents = [(path, read_layout(path, n_layers=model.n_layers)) for path in options.layout]
+    asked = copy.copy(options)
+    if automatic:
+        asked.auto = None
+    # Those who read `layout` elsewhere expect one file or none.
+    asked.layout = options.layout[0] if options.layout else None
+    check_auto_options(asked)
+    if asked.auto is not None:
+        find_strategy(asked.auto)
+    rig = read_rig(options.rig) if options.rig is not None else None
+    rig = with_margins(options.tunnels.reach(rig or this_machine()), options.margin)
+    found: list[Candidate] = []
+    # No file is the initial layout, or that of a strategy.
+    named: list[tuple[Path | None, LayoutFile | None]] = [*documents] or [(None, None)]
+    for path, document in named:
+        plan = load_plan(asked_on(asked, model, rig, document).plan)
+        taken = [each.name for each in found]
+        found.append(Candidate(_name(path, options.auto if not automatic else None, taken), plan))
+    return BenchOrder(tuple(found), preset_of(options), automatic)
+
+
+def _name(path: Path | None, strategy: str | None, taken: list[str]) -> str:
+    """Return the name of a layout: that of its file, of the strategy, or "initial"; with a number if it is taken."""
+    name = strategy or "initial" if path is None else path.stem
+    if name not in taken:
+        return name
+    return next(each for number in range(2, len(taken) + 3) if (each := f"{name} {number}") not in taken)
+
+
+class _Told:
+    """Prints progress on a terminal, each step in place of the one before."""
+
+    def __call__(self, progress: BenchProgress) -> None:
+        if sys.stderr.isatty():
+            say(f"{progress.words} ({progress.done} of {progress.total})", end="", over=True)
+
+
+def _keep(learnt: SpeedBook, before: SpeedBook) -> None:
+    """Save what was learnt. If that fails, the results are still of use."""
+    if learnt == before:
+        return
+    try:
+        write_speed_book(speeds_path(), learnt)
+    except EngineError as error:
+        say(f"layerdeck-cli: {error.summary()}")
+
+
+def _print(options: Namespace, results: BenchResults, others: list[BenchResults]) -> None:
+    if sys.stderr.isatty():
+        say("", end="", over=True)
+    if options.json:
+        print_document({"results": results, "beside": others} if others else results)
+        return
+    write = csv_text if options.csv else markdown_text if options.markdown else text_of
+    for each in (results, *others):
+        if note := import_note(results.model, each.model):
+            say(note)
+        if options.csv:
+            print_text(write(each) + "\n")
+        else:
+            print_line(write(each))
+            if each is not (others or [results])[-1]:
+                print_line("")
+    if write is not text_of and results.ended:
+        say(results.ended)

@@ -1,0 +1,94 @@
+"""Options of the `bench` command."""
+
+from __future__ import annotations
+
+import argparse
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from engine.base.errors import ArgumentError
+from engine.base.units import parse_count
+
+if TYPE_CHECKING:
+    from engine.machines.bench.results import Preset
+
+ALL = "all"
+"""Value of --auto that tries every candidate."""
+FULL_DEPTH = "full"
+
+
+def add_bench_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the options except those of settings."""
+    from app.cli.settings_options import positive
+
+    command.add_argument("file", type=Path, metavar="FILE")
+    command.add_argument("--rig", type=Path, metavar="R", help="rig file (default: this computer)")
+    command.add_argument(
+        "--layout", type=Path, action="append", default=[], metavar="L",
+        help="layout file; may repeat: the layouts take turns (default: the initial layout)",
+    )  # fmt: skip
+    lengths = command.add_mutually_exclusive_group()
+    for name, text in (
+        ("quick", "prompts of 256 tokens, answers of 32, 5 rounds (the default)"),
+        ("normal", "prompts of 512 tokens, answers of 128, 7 rounds"),
+        ("long", "the same with 4k, 16k and a full context before them, too"),
+    ):
+        lengths.add_argument(f"--{name}", dest="preset", action="store_const", const=name, default="quick", help=text)
+    command.add_argument(
+        "--depth", type=_depths, metavar="N[,N...]", help="tokens in the context before prompt and answer, or full"
+    )
+    command.add_argument("--rounds", type=positive, metavar="N", help="rounds of each layout; below 5 no verdict")
+    command.add_argument("--prompt-tokens", type=positive, metavar="N", help="length of the prompts")
+    command.add_argument("--answer-tokens", type=positive, metavar="N", help="length of the answers")
+    command.add_argument("--csv", action="store_true", help="print a table as CSV")
+    command.add_argument("--markdown", action="store_true", help="print a table as Markdown")
+    command.add_argument("--out", type=Path, metavar="FILE", help="also write the results here, as JSON")
+    command.add_argument(
+        "--beside", type=Path, action="append", default=[], metavar="FILE",
+        help="also print results that --out or the window wrote, perhaps on another machine; may repeat",
+    )  # fmt: skip
+
+
+def check_bench_options(options: Namespace) -> None:
+    """Refuse options that contradict each other.
+
+    Raises:
+        ArgumentError: naming them.
+    """
+    formats = [name for name in ("json", "csv", "markdown") if getattr(options, name)]
+    if len(formats) > 1:
+        raise ArgumentError(f"--{formats[0]} and --{formats[1]} exclude each other; remove one.")
+    if options.auto not in (None, ALL) and options.layout:
+        raise ArgumentError("--auto STRATEGY and --layout exclude each other; remove one, or use --auto all.")
+
+
+def preset_of(options: Namespace) -> Preset:
+    """Return what is measured."""
+    from engine.machines.bench.results import PRESETS
+
+    preset = PRESETS[options.preset]
+    changes = {
+        "n_rounds": options.rounds,
+        "prompt_tokens": options.prompt_tokens,
+        "answer_tokens": options.answer_tokens,
+        "depths": options.depth,
+    }
+    return msgspec.structs.replace(preset, **{key: value for key, value in changes.items() if value is not None})
+
+
+def _depths(text: str) -> tuple[int, ...]:
+    from engine.machines.bench.results import FULL
+
+    found = []
+    for part in (each.strip().casefold() for each in text.split(",")):
+        if part == FULL_DEPTH:
+            found.append(FULL)
+            continue
+        try:
+            found.append(0 if part == "0" else parse_count(part))
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,154 @@
+"""Runs a comparison of layouts in the background: one at a time, with progress as a signal."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from PySide6.QtCore import QObject, Qt, Signal
+
+from app.background import Background
+from app.models.open_models import OpenModels
+from app.models.speeds import SpeedRepository
+from app.notices import Notices
+from engine.base.cancellation import CancelToken
+from engine.base.errors import ArgumentError, EngineError
+from engine.base.language import tr
+from engine.machines.bench.candidates import Candidate
+from engine.machines.bench.order import BenchOrder, run_order
+from engine.machines.bench.results import PRESETS, BenchResults, read_results, write_results
+from engine.machines.bench.runner import BenchProgress
+from engine.planning.fit.speed_book import SpeedBook
+from engine.planning.layout.layout_file import LayoutFile, read_layout
+from engine.planning.plan.edit import Edit
+from engine.planning.plan.plan import Plan
+
+_END_S = 12.0
+"""Seconds that closing the window waits for the child, which gets 10 to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedEdit:
+    """An edit to compare, and its name."""
+
+    name: str
+    edit: Edit
+
+
+class LayoutComparer(QObject):
+    """Starts, cancels and reports comparisons. What they teach goes to `speeds`."""
+
+    progressed = Signal(BenchProgress)
+    finished = Signal(BenchResults)
+    failed = Signal(str)
+
+    _told = Signal(object)
+
+    def __init__(
+        self,
+        models: OpenModels,
+        speeds: SpeedRepository,
+        background: Background,
+        notices: Notices,
+        parent: QObject | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self._models = models
+        self._speeds = speeds
+        self._background = background
+        self._notices = notices
+        self._cancel: CancelToken | None = None
+        self._ended = threading.Event()
+        # Queued: the comparison runs in a thread of its own.
+        self._told.connect(self.progressed, Qt.ConnectionType.QueuedConnection)
+
+    @property
+    def is_running(self) -> bool:
+        return self._cancel is not None
+
+    @property
+    def obstacle(self) -> str:
+        """Why no comparison can start now, as a sentence; empty if one can."""
+        if self._models.held:
+            return tr("A loaded model takes memory and computing time. Unload it first (Model > Unload), then compare.")
+        return ""
+
+    def start(self, plan: Plan, edits: tuple[NamedEdit, ...], preset: str, *, automatic: bool) -> None:
+        """Compare `edits` of the model of `plan` on its rig, unless a comparison runs.
+
+        `progressed` and then `finished` or `failed` follow.
+        """
+        if self._cancel is not None:
+            return
+        cancel = self._cancel = CancelToken()
+        self._ended.clear()
+        book = self._speeds.book
+        # Tables of its own: those of `plan` belong to the GUI thread.
+        own = plan.with_own_tables()
+
+        def work() -> tuple[BenchResults, SpeedBook]:
+            try:
+                candidates = tuple(Candidate(each.name, own.with_edit(each.edit)) for each in edits)
+                for each in candidates:
+                    _check(each)
+                return run_order(BenchOrder(candidates, PRESETS[preset], automatic), book, cancel, self._told.emit)
+            finally:
+                # The child has ended by now, so `close` can go on.
+                self._ended.set()
+
+        def show(found: tuple[BenchResults, SpeedBook]) -> None:
+            self._cancel = None
+            results, learnt = found
+            self._speeds.learn_answers(book, learnt)
+            self.finished.emit(results)
+
+        def fail(error: EngineError) -> None:
+            self._cancel = None
+            self.failed.emit(error.summary())
+
+        self._background.run(tr("Comparing speeds"), work, show, fail)
+
+    def cancel(self) -> None:
+        """Cancel it; `finished` brings the results until then."""
+        if self._cancel is not None:
+            self._cancel.cancel()
+
+    def read_layout(self, path: Path, n_layers: int, add: Callable[[str, LayoutFile], None]) -> None:
+        """Read a layout file in the background, and pass it to `add`."""
+        self._background.run(
+            tr("Reading {name}", name=path.name),
+            lambda: read_layout(path, n_layers=n_layers),
+            lambda file: add(path.stem, file),
+            self._notices.tell,
+        )
+
+    def save(self, path: Path, results: BenchResults) -> None:
+        """Write results to a file in the background."""
+        self._background.run(
+            tr("Writing {name}", name=path.name),
+            lambda: write_results(path, results),
+            lambda _: self._notices.say(tr("Saved {name}", name=path.name)),
+            self._notices.tell,
+        )
+
+    def open(self, path: Path) -> None:
+        """Read results from a file in the background; `finished` or `failed` follows."""
+        self._background.run(
+            tr("Reading {name}", name=path.name),
+            lambda: read_results(path),
+            self.finished.emit,
+            lambda error: self.failed.emit(error.summary()),
+        )
+
+    def close(self) -> None:
+        """Cancel it and wait a bounded time for its child."""
+        if self._cancel is not None:
+            self._cancel.cancel()
+            self._ended.wait(_END_S)
+
+
+def _check(candidate: Candidate) -> None:
+    for found in candidate.plan.violations:
+        raise ArgumentError(tr("{name} cannot be loaded: {message}", name=candidate.name, message=found.message))

@@ -1,0 +1,169 @@
+"""Presenter of Layout > Compare Speed."""
+
+from __future__ import annotations
+
+from PySide6.QtWidgets import QWidget
+
+from app.load.comparer import LayoutComparer, NamedEdit
+from app.models.document import LayoutDocument
+from app.theme import Theme
+from app.window import dialogs
+from app.window.dialogs import OneDialog
+from engine.base.errors import LayoutError
+from engine.base.language import tr
+from engine.machines.bench.results import BenchModel, BenchResults, import_note, layout_of
+from engine.machines.bench.runner import BenchProgress
+from engine.machines.bench.tables import winner_words
+from engine.model.gguf.model_file import ModelFile
+from engine.planning.layout.layout_file import LayoutFile
+from engine.planning.plan.edit import Edit
+from widgets.bench.compare_dialog import CompareDialog
+
+RESULTS_FILTER = tr("Results (*.json);;All files (*)")
+CURRENT = tr("current layout")
+
+
+class ComparePresenter(OneDialog[CompareDialog]):
+    """Fills the dialog, and carries out what it asks for. The edited layout is the base of the comparison."""
+
+    def __init__(self, document: LayoutDocument, comparer: LayoutComparer, theme: Theme, window: QWidget) -> None:
+        super().__init__(self._make_dialog, lambda _dialog: self._fill(), window)
+        self._document = document
+        self._comparer = comparer
+        self._theme = theme
+        self._window = window
+        self._model: ModelFile | None = None
+        self._files: list[tuple[str, LayoutFile]] = []
+        comparer.progressed.connect(self._on_progressed)
+        comparer.finished.connect(self._on_finished)
+        comparer.failed.connect(self._on_failed)
+
+    def _make_dialog(self) -> CompareDialog:
+        dialog = CompareDialog(self._window)
+        dialog.apply_palette(self._theme.palette)
+        self._theme.palette_changed.connect(dialog.apply_palette)
+        dialog.compare_requested.connect(self._start)
+        dialog.cancel_requested.connect(self._cancel)
+        dialog.add_requested.connect(self._add_file)
+        dialog.keep_requested.connect(self._keep_winner)
+        dialog.export_requested.connect(self._export)
+        dialog.import_requested.connect(self._import)
+        # Closing the dialog ends a comparison, which would go on unseen.
+        dialog.finished.connect(lambda _result: self._comparer.cancel())
+        return dialog
+
+    def _fill(self) -> None:
+        if self._document.model is not self._model:
+            # Layout files are for a number of layers.
+            self._model, self._files = self._document.model, []
+        self._show_layouts()
+        if self.dialog is not None:
+            self.dialog.show_running(self._comparer.is_running)
+            self.dialog.say("" if self._model is not None else tr("No model is open."))
+
+    def _show_layouts(self) -> None:
+        if self.dialog is not None:
+            names = [] if self._model is None else [CURRENT, *(name for name, _ in self._files)]
+            self.dialog.set_layouts(names)
+
+    # ------------------------------------------------------------------ the comparison
+
+    def _start(self) -> None:
+        # The plan of the present edit may still be computed.
+        self._document.when_forecast(self._start_now)
+
+    def _start_now(self) -> None:
+        dialog, plan = self.dialog, self._document.plan
+        if dialog is None or plan is None:
+            return
+        if obstacle := self._comparer.obstacle:
+            dialog.say(obstacle, bad=True)
+            return
+        edit = plan.edit
+        named = [NamedEdit(CURRENT, edit)]
+        named += [NamedEdit(name, Edit(file.layout, file.context, edit.side_files)) for name, file in self._files]
+        chosen = tuple(named[at] for at in dialog.chosen if at < len(named))
+        if not chosen:
+            return
+        dialog.show_results(None)
+        dialog.show_running(True)
+        dialog.show_progress(tr("Looking for layouts"), 0, 0)
+        self._comparer.start(plan, chosen, dialog.preset, automatic=dialog.is_automatic)
+
+    def _cancel(self) -> None:
+        if self.dialog is not None:
+            self.dialog.show_cancelling()
+        self._comparer.cancel()
+
+    def _on_progressed(self, progress: BenchProgress) -> None:
+        if self.dialog is not None and self._comparer.is_running:
+            self.dialog.show_progress(progress.words, progress.done, progress.total)
+            self.dialog.show_results(progress.results)
+
+    def _on_finished(self, results: BenchResults) -> None:
+        dialog = self.dialog
+        if dialog is None:
+            return
+        dialog.show_running(False)
+        dialog.show_results(results)
+        note = "" if self._model is None else import_note(model_facts(self._model), results.model)
+        if note:
+            dialog.say(note, bad=True)
+        elif results.ended:
+            dialog.say(results.ended)
+        else:
+            dialog.say(winner_words(results) if results.winner else tr("Nothing could be measured."))
+
+    def _on_failed(self, sentence: str) -> None:
+        if self.dialog is not None:
+            self.dialog.show_running(False)
+            self.dialog.say(sentence, bad=True)
+
+    # ------------------------------------------------------------------ files and the winner
+
+    def _add_file(self) -> None:
+        model, dialog = self._model, self.dialog
+        if model is None or dialog is None:
+            return
+        path = dialogs.ask_open(dialog, tr("Add a layout"), dialogs.LAYOUT_FILTER)
+        if path is not None:
+            self._comparer.read_layout(path, model.n_layers, self._add)
+
+    def _add(self, name: str, file: LayoutFile) -> None:
+        taken = {CURRENT, *(known for known, _ in self._files)}
+        free = next(each for number in range(1, len(taken) + 2)
+                    if (each := name if number == 1 else f"{name} {number}") not in taken)  # fmt: skip
+        self._files.append((free, file))
+        self._show_layouts()
+
+    def _keep_winner(self) -> None:
+        """Make the winner the edited layout, as one step of undo."""
+        dialog, model = self.dialog, self._document.model
+        results = None if dialog is None else dialog.results
+        winner = None if results is None else results.layout(results.winner)
+        if dialog is None or winner is None or model is None:
+            return
+        try:
+            file = layout_of(winner, model.n_layers)
+        except LayoutError as error:
+            dialog.say(error.summary(), bad=True)
+            return
+        self._document.set_edit(file.layout, file.context, tr("keep {name}", name=winner.name))
+        dialog.say(tr("The edited layout is now: {name}.", name=winner.name))
+
+    def _export(self) -> None:
+        if self.dialog is not None and self.dialog.results is not None:
+            path = dialogs.ask_save(self.dialog, tr("Save the results"), RESULTS_FILTER, "layerdeck-speeds.json")
+            if path is not None:
+                self._comparer.save(path, self.dialog.results)
+
+    def _import(self) -> None:
+        if self.dialog is not None:
+            path = dialogs.ask_open(self.dialog, tr("Open results"), RESULTS_FILTER)
+            if path is not None:
+                self._comparer.open(path)
+
+
+def model_facts(model: ModelFile) -> BenchModel:
+    """Return the model as results describe it."""
+    return BenchModel(model.name, model.architecture, model.size_bytes, model.n_layers)

@@ -1,0 +1,170 @@
+"""Layouts that are worth measuring: what strategies find, and other settings of the best one; with predicted times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from engine.base.cancellation import CancelToken
+from engine.base.language import tr
+from engine.devices.device import CPU_ID
+from engine.machines.bench.results import Measured, Preset
+from engine.machines.rigs.speeds import TimedAnswer, bare_speed, known_speeds, learnt
+from engine.planning.fit.speed_book import SpeedBook
+from engine.planning.fit.strategies.catalogue import STRATEGIES, auto_layout
+from engine.planning.fit.strategies.constraints import Constraints, Watch
+from engine.planning.memory.backends import backend_traits
+from engine.planning.plan.edit import Edit
+from engine.planning.plan.plan import Plan
+from engine.planning.plan.preview import plan_prompt, plan_speed
+from engine.planning.speed.work import Work
+
+MICRO_BATCHES = (128, 256, 1024, 2048)
+BUSY_LOAD = 0.25
+"""Share of the processors that other programs may take for a measurement that is learnt from."""
+OFFLOAD_BATCHES = (8, 128, 1024)
+"""Thresholds of op offload that are tried, in tokens of a micro batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A layout to measure, and why."""
+
+    name: str
+    plan: Plan
+    reason: str = ""
+
+
+class Predictor:
+    """Predicts answers with a speed book, and corrects the book by what is measured. For one thread.
+
+    It asks drivers for links: not for the GUI thread.
+    """
+
+    def __init__(self, book: SpeedBook, preset: Preset) -> None:
+        self.book = book
+        self._preset = preset
+
+    def answer_s(self, plan: Plan) -> float | None:
+        """Return the predicted seconds of the preset's prompt and answer; None if there is no prediction."""
+        preset, speeds, work = self._preset, known_speeds(plan.rig, self.book), Work(plan.model)
+        prompt = plan_prompt(work, plan, speeds, preset.prompt_tokens)
+        answer = plan_speed(work, plan, speeds, preset.prompt_tokens + preset.answer_tokens // 2)
+        if prompt is None or answer is None:
+            return None
+        return preset.prompt_tokens * prompt.token_s + preset.answer_tokens * answer.token_s
+
+    def per_second(self, plan: Plan) -> float | None:
+        """Return the predicted tokens per second of the preset's answer; None if there is no prediction."""
+        fill_tokens = self._preset.prompt_tokens + self._preset.answer_tokens // 2
+        found = plan_speed(Work(plan.model), plan, known_speeds(plan.rig, self.book), fill_tokens)
+        return None if found is None else found.tokens_per_second
+
+    def learn(self, plan: Plan, measured: Measured) -> None:
+        """Correct the book by the medians of a layout.
+
+        Nothing is learnt from a layout without samples, or while other programs took much of the processors: later
+        predictions are for a machine that is idle otherwise.
+        """
+        samples = [each for each in measured.samples if each.depth == 0]
+        prompt, generation = measured.middle("prompt"), measured.middle("generation")
+        if not samples or generation is None or (measured.other_load or 0.0) > BUSY_LOAD:
+            return
+        last = samples[-1]
+        answer = TimedAnswer(last.prompt_tokens, last.answer_tokens, generation, last.prompt_tokens, prompt or 0.0)
+        predicted = bare_speed(plan, self.book, answer)
+        if predicted is not None:
+            self.book = learnt(self.book, plan, predicted, answer)
+
+
+def strategy_candidates(base: Plan, book: SpeedBook, cancel: CancelToken) -> tuple[Candidate, ...]:
+    """Return the layouts that the strategies find for the settings of `base` and that fit, without `base` itself.
+
+    Raises:
+        CancelledError: after the cancel.
+    """
+    rig, edit = base.rig, base.edit
+    watch = Watch(cancel)
+    constraints = Constraints(side_files=edit.side_files, speeds=known_speeds(rig, book), watch=watch)
+    several = len([device for device in rig.devices if device.kind != "accel"]) > 1
+    asked: list[tuple[str, Constraints]] = [(name, constraints) for name in STRATEGIES if name != "context"]
+    if several:
+        asked.append(("proportional", replace(constraints, split=True)))
+    known = {edit.layout}
+    found = []
+    for name, wanted in asked:
+        result = auto_layout(name, base.memory, rig, edit.context, wanted)
+        if result.fits and result.layout not in known:
+            known.add(result.layout)
+            label = tr("{name}, split", name=name) if wanted.split else name
+            found.append(Candidate(label, base.with_layout(result.layout), result.explanation))
+    return tuple(_loadable(found))
+
+
+def settings_candidates(preset: Preset) -> tuple[Callable[[str, Plan], tuple[Candidate, ...]], ...]:
+    """Return functions from the best layout and its name to candidates with another setting, one for each setting."""
+    return (_pipelines, _op_offloads, _flash_attentions, partial(_micro_batches, preset.prompt_tokens))
+
+
+def _pipelines(name: str, plan: Plan) -> tuple[Candidate, ...]:
+    devices = {device for device in plan.edit.layout.devices if device != CPU_ID}
+    if len(devices) < 2 or plan.edit.layout.split_mode != "layer":
+        return ()
+    other = "off" if plan.settings.pipeline == "on" else "on"
+    return _with(name, plan, [(tr("pipeline {mode}", mode=other), {"pipeline": other})])
+
+
+def _op_offloads(name: str, plan: Plan) -> tuple[Candidate, ...]:
+    """Only weights on the CPU can be computed on a card, and only by backends that offer it."""
+    layout, context = plan.edit.layout, plan.settings
+    on_host = CPU_ID in layout.devices or any(each.device == CPU_ID for each in layout.overrides)
+    used = [device for device in plan.rig.devices if device.id in layout.devices]
+    if not on_host or not any(backend_traits(device).op_offload for device in used):
+        return ()
+    changes: list[tuple[str, dict[str, Any]]] = [
+        (tr("op offload from {count} tokens", count=count), {"op_offload": True, "op_offload_min_batch": count})
+        for count in OFFLOAD_BATCHES
+        if not context.op_offload or count != context.offload_batch
+    ]
+    if context.op_offload:
+        changes.append((tr("no op offload"), {"op_offload": False, "op_offload_min_batch": None}))
+    return _with(name, plan, changes)
+
+
+def _flash_attentions(name: str, plan: Plan) -> tuple[Candidate, ...]:
+    other = "on" if plan.settings.flash_attn == "off" else "off"
+    return _with(name, plan, [(tr("flash attention {mode}", mode=other), {"flash_attn": other})])
+
+
+def _micro_batches(prompt_tokens: int, name: str, plan: Plan) -> tuple[Candidate, ...]:
+    context = plan.settings
+    # A micro batch that is longer than the prompt changes nothing.
+    sizes = {min(size, prompt_tokens): size for size in reversed(MICRO_BATCHES)}
+    sizes.pop(min(context.n_ubatch, prompt_tokens), None)
+    return _with(
+        name,
+        plan,
+        [
+            (tr("micro batch {count}", count=size), {"n_ubatch": size, "n_batch": max(size, context.n_batch)})
+            for size in sorted(sizes.values())
+            if size <= context.n_ctx_each
+        ],
+    )
+
+
+def _with(name: str, plan: Plan, changes: Sequence[tuple[str, dict[str, Any]]]) -> tuple[Candidate, ...]:
+    found = []
+    for words, change in changes:
+        context = msgspec.structs.replace(plan.edit.context, **change)
+        edit = Edit(plan.edit.layout, context, plan.edit.side_files)
+        found.append(Candidate(f"{name}, {words}", plan.with_edit(edit)))
+    return tuple(_loadable(found))
+
+
+def _loadable(candidates: Sequence[Candidate]) -> Iterator[Candidate]:
+    """Yield the candidates that break no rule and are forecast to fit."""
+    yield from (each for each in candidates if not each.plan.violations and each.plan.report.fits)

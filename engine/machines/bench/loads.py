@@ -1,0 +1,195 @@
+"""A loaded layout, for a benchmark: loads, tokenises and answers through a `ModelSession`."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.base.cancellation import CancelToken
+from engine.base.errors import ArgumentError, CancelledError, EngineError
+from engine.base.language import tr
+from engine.planning.plan.plan import Plan
+from engine.runtime.protocol.messages import Detokenise, Detokenised, FinalMessage, Generate, Tokenise, Tokenised
+from engine.runtime.session.driver import SessionUpdate
+from engine.runtime.session.events import (
+    Answered,
+    Crashed,
+    Done,
+    Failed,
+    Loaded,
+    LoadEnding,
+    OutOfMemory,
+    RequestEnding,
+    Token,
+)
+from engine.runtime.session.load_order import LoadOrder
+from engine.runtime.session.session import ModelSession, RequestStream
+
+POLL_S = 0.2
+"""Time of one wait; between waits the cancellation is looked at."""
+
+
+class LoadEndedError(EngineError):
+    """A layout could not be loaded, or was lost. `reason`: the contract's word for it, such as `does_not_fit`."""
+
+    def __init__(self, sentence: str, reason: str) -> None:
+        super().__init__(sentence)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A timed answer. `first_token_s`: from the request to the first text; None if there was none."""
+
+    done: Done
+    text: str
+    first_token_s: float | None
+
+
+class Subject(Protocol):
+    """A process that holds one layout at a time. Every method may raise `LoadEndedError` and `CancelledError`."""
+
+    def load(self, plan: Plan) -> tuple[Loaded, float]:
+        """Load a plan in place of the loaded one; return the event and the seconds."""
+
+    def prompt(self, n_tokens: int, seed: int) -> str:
+        """Return a text of about `n_tokens` tokens that begins differently for each `seed`."""
+
+    def answer(self, prompt: str, max_tokens: int) -> Answer:
+        """Return the greedy answer to a raw prompt."""
+
+
+class SessionSubject:
+    """A child process of its own, as a context manager. Cancelling stops what runs."""
+
+    def __init__(self, cancel: CancelToken, argv: Sequence[str] | None = None) -> None:
+        self._cancel = cancel
+        self._news: queue.SimpleQueue[SessionUpdate] = queue.SimpleQueue()
+        self._session = ModelSession(self._news.put, argv=argv)
+        self._tokens: tuple[int, ...] = ()
+
+    def __enter__(self) -> SessionSubject:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._session.close()
+
+    def load(self, plan: Plan) -> tuple[Loaded, float]:
+        """Load a plan in place of the loaded one, with `unload` before, so that each load begins alike."""
+        self._check()
+        self._session.unload()
+        while self._session.snapshot.holds_child:
+            self._wait_for_news()
+        while not self._news.empty():
+            self._news.get()
+        begun_s = time.perf_counter()
+        self._session.load(LoadOrder(plan))
+        while True:
+            news = self._wait_for_news()
+            if isinstance(news, Loaded):
+                return news, time.perf_counter() - begun_s
+            if isinstance(news, LoadEnding):
+                self._check()
+                raise load_ended(news)
+
+    def prompt(self, n_tokens: int, seed: int) -> str:
+        """Return a text of about `n_tokens` tokens that begins differently for each `seed`.
+
+        The beginning differs, since the child does not compute a prefix again that is in its KV cache.
+        """
+        if len(self._tokens) < n_tokens:
+            text = PROSE * (1 + n_tokens // 64)
+            found = self._ask(Tokenise(text=text, add_special=False))
+            assert isinstance(found, Tokenised)
+            self._tokens = found.tokens
+        head = f"{seed + 1}. "
+        found = self._ask(Tokenise(text=head, add_special=False))
+        assert isinstance(found, Tokenised)
+        kept = max(1, n_tokens - len(found.tokens) - 1)
+        rest = self._ask(Detokenise(tokens=self._tokens[:kept]))
+        assert isinstance(rest, Detokenised)
+        return head + rest.text
+
+    def answer(self, prompt: str, max_tokens: int) -> Answer:
+        """Return the greedy answer to a raw prompt."""
+        begun_s = time.perf_counter()
+        stream = self._stream(Generate(prompt=prompt, max_tokens=max_tokens, temperature=0.0))
+        pieces, first_token_s = [], None
+        while True:
+            event = self._next(stream)
+            if isinstance(event, Token):
+                first_token_s = first_token_s or time.perf_counter() - begun_s
+                pieces.append(event.text)
+            elif isinstance(event, Done):
+                self._check()
+                return Answer(event, "".join(pieces), first_token_s)
+            elif isinstance(event, RequestEnding):
+                self._check()
+                raise load_ended(event)
+
+    # ------------------------------------------------------------------ waits
+
+    def _check(self) -> None:
+        if self._cancel.cancelled:
+            self._session.stop()
+            raise CancelledError(tr("The comparison was cancelled."))
+
+    def _wait_for_news(self) -> SessionUpdate | None:
+        self._check()
+        with suppress(queue.Empty):
+            return self._news.get(timeout=POLL_S)
+        return None
+
+    def _stream(self, request: Generate | Tokenise | Detokenise) -> RequestStream:
+        self._check()
+        try:
+            return self._session.stream(request)
+        except ArgumentError as error:
+            raise self._loss() or LoadEndedError(error.summary(), error.kind) from error
+
+    def _loss(self) -> LoadEndedError | None:
+        """Return why the model was lost while nothing ran, if that was told."""
+        found = None
+        while not self._news.empty():
+            news = self._news.get()
+            if isinstance(news, OutOfMemory | Failed | Crashed):
+                found = load_ended(news)
+        return found
+
+    def _next(self, stream: RequestStream) -> object:
+        while True:
+            with suppress(queue.Empty):
+                return stream.next(POLL_S)
+            if self._cancel.cancelled:
+                stream.stop()
+
+    def _ask(self, request: Tokenise | Detokenise) -> FinalMessage:
+        stream = self._stream(request)
+        while True:
+            event = self._next(stream)
+            if isinstance(event, Answered):
+                return event.answer
+            if isinstance(event, RequestEnding):
+                self._check()
+                raise load_ended(event)
+
+
+def load_ended(ending: LoadEnding | RequestEnding) -> LoadEndedError:
+    """Return why a load or an answer ended."""
+    match ending:
+        case OutOfMemory():
+            return LoadEndedError(ending.message, "does_not_fit")
+        case Failed() | Crashed():
+            return LoadEndedError(ending.message, ending.kind)
+    return LoadEndedError(tr("The model did not answer."), "crashed")
+
+
+PROSE = """The keeper of the lighthouse had counted ships for thirty years, and he knew most of them by their lamps \
+alone. In the winter of the great storm he saw a light that he could not name. It moved slowly against the wind, it \
+vanished behind the waves, and each time it came back a little nearer to the rocks. He lit the second lamp, rang the \
+bell, and wrote the hour into his book, as he had been told to do by the keeper before him. """
+"""Text of prompts. Ordinary prose, which a model continues with more of it."""

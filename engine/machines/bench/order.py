@@ -1,0 +1,57 @@
+"""What a benchmark is asked for, and its start with a real child process, for command line and window."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from engine.base.cancellation import CancelToken
+from engine.devices.telemetry.processes import WorkerProcess
+from engine.machines.bench.candidates import Candidate, Predictor, settings_candidates, strategy_candidates
+from engine.machines.bench.loads import SessionSubject
+from engine.machines.bench.readings import DeviceWatch
+from engine.machines.bench.results import BenchResults, Preset
+from engine.machines.bench.runner import Bench, BenchProgress
+from engine.planning.fit.speed_book import SpeedBook
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOrder:
+    """Layouts of one model to compare; the first is the base.
+
+    `automatic`: also try what the strategies find, and other settings of the fastest layout.
+    """
+
+    candidates: tuple[Candidate, ...]
+    preset: Preset
+    automatic: bool = False
+
+
+def run_order(
+    order: BenchOrder,
+    book: SpeedBook,
+    cancel: CancelToken,
+    tell: Callable[[BenchProgress], None],
+    *,
+    workers: Mapping[str, WorkerProcess] | None = None,
+    argv: Sequence[str] | None = None,
+) -> tuple[BenchResults, SpeedBook]:
+    """Carry out an order, and return the results and the book with what was learnt.
+
+    Blocks for minutes; `cancel` ends it within seconds. `workers`, `argv`: as of `DeviceWatch` and `ModelSession`.
+
+    Raises:
+        CancelledError: it was cancelled before the first load.
+        EngineError: no candidates can be found.
+    """
+    first, *others = order.candidates
+    predictor = Predictor(book, order.preset)
+    if order.automatic:
+        known = {each.plan.edit.layout for each in order.candidates}
+        found = strategy_candidates(first.plan, book, cancel)
+        others += [each for each in found if each.plan.edit.layout not in known]
+    with SessionSubject(cancel, argv) as subject, DeviceWatch(first.plan.rig, workers) as watch:
+        bench = Bench(subject, watch, order.preset, predictor, tell)
+        if order.automatic:
+            return bench.search(first, others, settings_candidates(order.preset)), predictor.book
+        return bench.run(order.candidates), predictor.book

@@ -1,0 +1,195 @@
+"""What a benchmark reads of devices while they answer: memory, clocks, temperature, power, and the load of other
+programs."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Protocol
+
+import psutil
+
+from engine.devices.device import Device, Rig
+from engine.devices.telemetry.processes import WorkerProcess, descendants
+from engine.devices.telemetry.sample import Sample
+from engine.devices.telemetry.sampler import DeviceReadings, Sampler
+from engine.machines.bench.results import DeviceState
+
+INTERVAL_S = 0.25
+"""Time between two readings: a short answer has some of them."""
+SLEPT_S = 2.0
+"""Least difference of the clocks that counts as sleep. Time services set the clock by less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What was read during one answer, or another span. `slept_s`: time that the machine slept, 0 if it did not.
+
+    `other_load`: share of the processors that other programs took; None if unknown.
+    """
+
+    samples: tuple[Sample, ...] = ()
+    seconds: float = 0.0
+    slept_s: float = 0.0
+    other_load: float | None = None
+
+
+class Watch(Protocol):
+    """Reads devices between `begin` and `end`. The calls are made in one thread."""
+
+    def begin(self) -> None: ...
+
+    def end(self) -> Window: ...
+
+
+@dataclass(slots=True)
+class _Begun:
+    clock_s: float
+    monotonic_s: float
+    busy_s: float
+    own_s: float
+    samples: list[Sample] = field(default_factory=list)
+
+
+class Clocks(Protocol):
+    """The clocks: `wall` goes on during sleep, `monotonic` stands still (Linux, macOS) or goes on (Windows)."""
+
+    def wall(self) -> float: ...
+
+    def monotonic(self) -> float: ...
+
+
+class SystemClocks:
+    """The clocks of this machine."""
+
+    def wall(self) -> float:
+        return time.time()
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+
+class DeviceWatch:
+    """Reads the devices of a rig in a thread of its own, as a context manager.
+
+    `workers`: processes by endpoint of workers that we started.
+    """
+
+    def __init__(
+        self, rig: Rig, workers: Mapping[str, WorkerProcess] | None = None, clocks: Clocks | None = None
+    ) -> None:
+        self._clocks = clocks or SystemClocks()
+        self._lock = threading.Lock()
+        self._begun: _Begun | None = None
+        self._sampler = Sampler(DeviceReadings(rig.all_devices, workers), self._take, INTERVAL_S)
+
+    def __enter__(self) -> DeviceWatch:
+        self._sampler.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._sampler.stop()
+
+    def begin(self) -> None:
+        """Begin a span; what was read before is dropped."""
+        busy_s, own_s = processor_seconds()
+        with self._lock:
+            self._begun = _Begun(self._clocks.wall(), self._clocks.monotonic(), busy_s, own_s)
+
+    def end(self) -> Window:
+        """End the span, and return what was read in it."""
+        busy_s, own_s = processor_seconds()
+        wall_s, monotonic_s = self._clocks.wall(), self._clocks.monotonic()
+        with self._lock:
+            begun, self._begun = self._begun, None
+        if begun is None:
+            return Window()
+        seconds = monotonic_s - begun.monotonic_s
+        slept_s = (wall_s - begun.clock_s) - seconds
+        others_s = (busy_s - begun.busy_s) - (own_s - begun.own_s)
+        return Window(
+            tuple(begun.samples),
+            seconds,
+            slept_s if slept_s > SLEPT_S else 0.0,
+            load_share(others_s, seconds, os.cpu_count() or 1),
+        )
+
+    def _take(self, samples: tuple[Sample, ...]) -> None:
+        with self._lock:
+            if self._begun is not None:
+                self._begun.samples.extend(samples)
+
+
+def load_share(busy_s: float, seconds: float, n_processors: int) -> float | None:
+    """Return the share of the processors' time, 0 to 1; None for spans that are too short for the system's clock."""
+    # The kernel counts processor time in ticks of 10 ms.
+    if seconds < 0.1:
+        return None
+    return min(1.0, max(0.0, busy_s / (seconds * n_processors)))
+
+
+def processor_seconds() -> tuple[float, float]:
+    """Return the processor time of all programs and of ours since their starts."""
+    times = psutil.cpu_times()
+    busy_s = sum(getattr(times, name, 0.0) for name in ("user", "system", "nice", "irq", "softirq", "steal"))
+    own_s = 0.0
+    for pid in (os.getpid(), *descendants(os.getpid())):
+        # A child may end while it is read.
+        with suppress(psutil.Error):
+            used = psutil.Process(pid).cpu_times()
+            own_s += used.user + used.system
+    return busy_s, own_s
+
+
+def peak_bytes(windows: Iterable[Window], device: str) -> int | None:
+    """Return the highest memory that our processes held on a device; None if it was not read."""
+    sizes = [
+        sample.own_bytes
+        for window in windows
+        for sample in window.samples
+        if sample.device == device and sample.own_bytes is not None
+    ]
+    return max(sizes) if sizes else None
+
+
+def device_state(windows: Sequence[tuple[Window, int]], device: Device) -> DeviceState | None:
+    """Return what a device told during answers; None if it told nothing.
+
+    `windows`: each with the number of its generated tokens.
+    """
+    samples = [sample for window, _ in windows for sample in window.samples if sample.device == device.id]
+    cards = [each.card for each in samples if each.card is not None]
+    clocks = [each.core_clock_mhz for each in cards if each.core_clock_mhz is not None]
+    heat = _known(samples, lambda each: each.temperature_c)
+    power = _known(samples, lambda each: each.power_w)
+    reasons = dict.fromkeys(reason for each in cards for reason in each.throttled_by)
+    if not (clocks or heat or power or reasons):
+        return None
+    return DeviceState(
+        device=device.id,
+        clock_mhz=median(clocks) if clocks else None,
+        temperature_c=max(heat) if heat else None,
+        power_w=median(power) if power else None,
+        joules_per_token=_joules(windows, device.id),
+        throttled=", ".join(reasons),
+    )
+
+
+def _joules(windows: Sequence[tuple[Window, int]], device_id: str) -> float | None:
+    """Return the energy per generated token: mean power of each answer times its length."""
+    joules = tokens = 0.0
+    for window, n_tokens in windows:
+        power = [each.power_w for each in window.samples if each.device == device_id and each.power_w is not None]
+        if power and n_tokens:
+            joules += sum(power) / len(power) * window.seconds
+            tokens += n_tokens
+    return joules / tokens if tokens else None
+
+
+def _known(samples: Iterable[Sample], read: Callable[[Sample], float | None]) -> list[float]:
+    return [value for each in samples if (value := read(each)) is not None]

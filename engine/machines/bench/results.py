@@ -1,0 +1,440 @@
+"""Results of a benchmark, as they are written to a file, and the comparisons that follow from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+import msgspec
+
+from engine.base.errors import ArgumentError
+from engine.base.files import read_at_most
+from engine.base.json_file import UNREADABLE, encode_document, write_file
+from engine.base.language import tr
+from engine.base.units import format_bytes
+from engine.machines.bench.statistics import Ratio, median_interval, ratio_of
+from engine.planning.layout.layout_file import LayoutFile, parse_layout
+
+FORMAT = "layerdeck-bench"
+VERSION = 1
+MAX_FILE_BYTES = 16 << 20
+Measure = Literal["prompt", "generation", "first_token", "load", "answer"]
+"""Speed of the prompt and of the generation, time to the first token, time of the load, and time of a whole answer."""
+RATES: tuple[Measure, ...] = ("prompt", "generation")
+"""Measures in tokens per second. The others are in seconds."""
+
+
+class Preset(msgspec.Struct, frozen=True):
+    """What is measured. Numbers are tokens; `n_rounds`: turns of each layout.
+
+    `depths`: tokens in the context before prompt and answer; -1: as many as the context has room for.
+    """
+
+    name: str
+    n_rounds: int
+    prompt_tokens: int
+    answer_tokens: int
+    depths: tuple[int, ...] = (0,)
+
+
+FULL = -1
+PRESETS = {
+    each.name: each
+    for each in (
+        Preset("quick", 5, 256, 32),
+        # As many tokens as in llama-bench's defaults.
+        Preset("normal", 7, 512, 128),
+        Preset("long", 7, 512, 128, (0, 4096, 16384, FULL)),
+    )
+}
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer. A speed or time is None if it could not be measured.
+
+    `depth`: tokens in the context before it. `prompt_tokens`: computed ones, without the cached ones of the depth.
+    `other_load`: share of the processors, 0 to 1, that other programs took.
+    """
+
+    round: int
+    depth: int
+    prompt_tokens: int
+    answer_tokens: int
+    prompt_per_second: float | None
+    answer_per_second: float | None
+    first_token_s: float | None
+    other_load: float | None = None
+
+
+class TimedLoad(msgspec.Struct, frozen=True):
+    """A load of the layout in a round."""
+
+    round: int
+    seconds: float
+
+
+class DeviceMemory(msgspec.Struct, frozen=True):
+    """Memory of a device: forecast, measured buffers after the load, and the highest reading of our processes."""
+
+    device: str
+    forecast_bytes: int | None
+    measured_bytes: int | None
+    peak_bytes: int | None = None
+
+
+class DeviceState(msgspec.Struct, frozen=True, kw_only=True):
+    """What a device told while it answered; None for what it does not tell.
+
+    `clock_mhz`, `power_w`: medians. `temperature_c`: highest. `joules_per_token`: of generated tokens.
+    `throttled`: why its clocks were lowered, empty if they were not.
+    """
+
+    device: str
+    clock_mhz: float | None = None
+    temperature_c: float | None = None
+    power_w: float | None = None
+    joules_per_token: float | None = None
+    throttled: str = ""
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """A layout and what was measured of it.
+
+    `layout`: a layout file. `reason`: why it was tried.
+    `against`: the layout that it took turns with; empty for the first one.
+    `predicted_per_second`: generation speed as predicted before it was measured.
+    `answers`: greedy answers by round.
+    `problem`: why it has no further samples, as a sentence; empty if nothing happened.
+    `problem_kind`: the contract's word for it, such as `does_not_fit`.
+    """
+
+    name: str
+    layout: dict[str, Any]
+    reason: str = ""
+    against: str = ""
+    predicted_per_second: float | None = None
+    samples: tuple[Sample, ...] = ()
+    loads: tuple[TimedLoad, ...] = ()
+    memory: tuple[DeviceMemory, ...] = ()
+    devices: tuple[DeviceState, ...] = ()
+    answers: dict[str, str] = {}
+    problem: str = ""
+    problem_kind: str = ""
+
+    def values(self, measure: Measure, depth: int = 0) -> dict[int, float]:
+        """Return the measured values by round: tokens per second, or seconds."""
+        if measure == "load":
+            return {each.round: each.seconds for each in self.loads} if depth == 0 else {}
+        found: dict[int, float] = {}
+        for each in self.samples:
+            value = value_of(each, measure)
+            if each.depth == depth and value is not None and value > 0:
+                found[each.round] = value
+        return found
+
+    def middle(self, measure: Measure, depth: int = 0) -> float | None:
+        """Return the median of the rounds; None if nothing was measured."""
+        values = self.values(measure, depth)
+        return median(values.values()) if values else None
+
+    def interval(self, measure: Measure, depth: int = 0) -> tuple[float, float] | None:
+        """Return the interval of the median; None if there are too few rounds."""
+        return median_interval(tuple(self.values(measure, depth).values()))
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """The depths that were measured, in order."""
+        return tuple(sorted({each.depth for each in self.samples}))
+
+    @property
+    def other_load(self) -> float | None:
+        """Median share of the processors that other programs took; None if unknown."""
+        shares = [each.other_load for each in self.samples if each.other_load is not None]
+        return median(shares) if shares else None
+
+
+def value_of(sample: Sample, measure: Measure) -> float | None:
+    """Return one measure of a sample: tokens per second, or seconds; None if it was not measured."""
+    match measure:
+        case "prompt":
+            return sample.prompt_per_second
+        case "generation":
+            return sample.answer_per_second
+        case "first_token":
+            return sample.first_token_s
+        case "answer" if sample.prompt_per_second and sample.answer_per_second:
+            return sample.prompt_tokens / sample.prompt_per_second + sample.answer_tokens / sample.answer_per_second
+    return None
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """One measure of a layout against that of another. `ratio`: how many times as fast as `base`.
+
+    `low`, `high`: interval of 95 %; None with too few rounds. `verdict`: `faster`, `slower`, `same` (no difference
+    seen) or `open` (too few rounds).
+    """
+
+    base: str
+    name: str
+    measure: Measure
+    depth: int
+    ratio: float
+    low: float | None
+    high: float | None
+    n_rounds: int
+    verdict: Literal["faster", "slower", "same", "open"]
+
+
+class AnswerCheck(msgspec.Struct, frozen=True):
+    """Whether two layouts gave the same greedy answers. `sentence`: the first difference; empty if there is none."""
+
+    base: str
+    name: str
+    same: bool
+    sentence: str = ""
+
+
+class MachineDevice(msgspec.Struct, frozen=True):
+    """A device of the machine. `name`: empty for workers, whose names are those of machines."""
+
+    id: str
+    name: str
+    backend: str
+    total_bytes: int
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """The machine, without anything that names its owner. `n_cores`: physical cores that compute."""
+
+    system: str
+    processor: str
+    n_cores: int
+    memory_bytes: int
+    devices: tuple[MachineDevice, ...] = ()
+
+
+class BenchModel(msgspec.Struct, frozen=True):
+    """The model, without its path."""
+
+    name: str
+    architecture: str
+    size_bytes: int
+    n_layers: int
+
+
+class BenchResults(msgspec.Struct, frozen=True, kw_only=True):
+    """All results of a benchmark. The first layout is the base of the comparisons.
+
+    `made_s`: Unix time. `notes`: what happened meanwhile, as sentences. `ended`: why it ended early, as a sentence;
+    empty if it did not. `winner`: the layout with the shortest whole answer.
+    """
+
+    format: str = FORMAT
+    version: int = VERSION
+    layerdeck: str
+    engine: str
+    made_s: int
+    machine: Machine
+    model: BenchModel
+    preset: Preset
+    layouts: tuple[Measured, ...] = ()
+    comparisons: tuple[Comparison, ...] = ()
+    answers: tuple[AnswerCheck, ...] = ()
+    notes: tuple[str, ...] = ()
+    ended: str = ""
+    winner: str = ""
+
+    def layout(self, name: str) -> Measured | None:
+        """Return the layout with this name, None if there is none."""
+        return next((each for each in self.layouts if each.name == name), None)
+
+
+# ------------------------------------------------------------------ comparisons
+
+
+def compare(base: Measured, other: Measured, measure: Measure, depth: int = 0) -> Comparison | None:
+    """Return the comparison of two layouts by the rounds that both have; None if there are none."""
+    ours, theirs = base.values(measure, depth), other.values(measure, depth)
+    rounds = sorted(ours.keys() & theirs.keys())
+    # A load begins a block, so in a round one of two layouts may have none: their medians are compared.
+    pairs = [(ours[each], theirs[each]) for each in rounds]
+    if measure == "load" and ours and theirs:
+        pairs = list(zip(ours.values(), theirs.values(), strict=False))
+    if measure not in RATES:
+        # Of times the shorter one is the faster.
+        pairs = [(1 / mine, 1 / its) for mine, its in pairs]
+    found = ratio_of(pairs)
+    if found is None:
+        return None
+    return Comparison(
+        base=base.name,
+        name=other.name,
+        measure=measure,
+        depth=depth,
+        ratio=found.value,
+        low=found.low,
+        high=found.high,
+        n_rounds=found.n_rounds,
+        verdict=_verdict(found),
+    )
+
+
+def _verdict(ratio: Ratio) -> Literal["faster", "slower", "same", "open"]:
+    if not ratio.is_told:
+        return "open"
+    if not ratio.differs:
+        return "same"
+    return "faster" if ratio.value > 1 else "slower"
+
+
+def compare_all(base: Measured, other: Measured) -> tuple[Comparison, ...]:
+    """Return the comparisons of all measures at all depths that both layouts have."""
+    depths = sorted({*base.depths} & {*other.depths})
+    measures: tuple[Measure, ...] = ("prompt", "generation", "first_token", "answer")
+    asked = [(measure, depth) for depth in depths for measure in measures]
+    found = (compare(base, other, measure, depth) for measure, depth in (*asked, ("load", 0)))
+    return tuple(each for each in found if each is not None)
+
+
+def check_answers(base: Measured, other: Measured) -> AnswerCheck | None:
+    """Return whether the greedy answers to the same prompts are the same; None if there is no common prompt."""
+    common = [key for key in base.answers if key in other.answers]
+    if not common:
+        return None
+    for key in common:
+        mine, its = base.answers[key], other.answers[key]
+        if mine != its:
+            return AnswerCheck(base.name, other.name, False, _difference(base.name, mine, other.name, its))
+    return AnswerCheck(base.name, other.name, True)
+
+
+_SHOWN = 24
+"""Characters of each answer that are quoted at the first difference."""
+
+
+def _difference(base: str, mine: str, name: str, its: str) -> str:
+    at = next(
+        (at for at, pair in enumerate(zip(mine, its, strict=False)) if pair[0] != pair[1]), min(map(len, (mine, its)))
+    )
+    return tr(
+        'The greedy answers differ from character {at} on: "{mine}" of {base}, "{its}" of {name}. Other devices and '
+        "batches round differently, so a difference is not a fault by itself.",
+        at=at + 1,
+        mine=mine[at : at + _SHOWN],
+        base=base,
+        its=its[at : at + _SHOWN],
+        name=name,
+    )
+
+
+def with_comparisons(results: BenchResults) -> BenchResults:
+    """Return the results with the comparison of each layout with the one that it took turns with, and the winner."""
+    pairs = [
+        (base, each) for each in results.layouts if each.against and (base := results.layout(each.against)) is not None
+    ]
+    return msgspec.structs.replace(
+        results,
+        comparisons=tuple(found for base, other in pairs for found in compare_all(base, other)),
+        answers=tuple(found for base, other in pairs if (found := check_answers(base, other)) is not None),
+        winner=winner_of(results.layouts),
+    )
+
+
+def winner_of(layouts: Sequence[Measured]) -> str:
+    """Return the layout with the shortest whole answer. An earlier one is kept unless a later one is seen to be faster.
+
+    If the first one could not be measured, the first that was takes its place. Empty if none was measured.
+    """
+    measured = [each for each in layouts if each.middle("answer") is not None]
+    if not measured:
+        return ""
+    best, *others = measured
+    for each in others:
+        found = compare(best, each, "answer")
+        if found is not None and found.verdict == "faster":
+            best = each
+    return best.name
+
+
+# ------------------------------------------------------------------ files
+
+
+def write_results(path: Path, results: BenchResults) -> None:
+    """Write results to a file, atomically.
+
+    Raises:
+        ArgumentError: the file cannot be written.
+    """
+    write_file(path, encode_document(msgspec.to_builtins(results)), what=tr("results"), fail=_fail)
+
+
+def read_results(path: Path) -> BenchResults:
+    """Return the results in a file.
+
+    Raises:
+        ArgumentError: if it cannot be read, is something else, or of a newer version.
+    """
+    try:
+        data = read_at_most(path, MAX_FILE_BYTES)
+    except (OSError, ValueError) as error:
+        raise ArgumentError(tr("{name} cannot be read: {error}.", name=path.name, error=error)) from None
+    return parse_results(data, path.name)
+
+
+class _Head(msgspec.Struct):
+    format: str = ""
+    version: int = 0
+
+
+def parse_results(data: bytes, name: str) -> BenchResults:
+    """Return the results in the content of a file called `name`; raises as `read_results`."""
+    # The head alone first: another version may have any other keys.
+    try:
+        head = msgspec.json.decode(data, type=_Head)
+    except UNREADABLE:
+        head = _Head()
+    if head.format != FORMAT:
+        raise ArgumentError(
+            tr(
+                "{name} has no results of a speed comparison; choose a file that Export or bench --out wrote.",
+                name=name,
+            )
+        )
+    if head.version != VERSION:
+        raise ArgumentError(
+            tr(
+                "{name} has results of version {version}, and this Layerdeck reads version {ours}. Export them again "
+                "with the same version.",
+                name=name,
+                version=head.version,
+                ours=VERSION,
+            )
+        )
+    try:
+        return with_comparisons(msgspec.json.decode(data, type=BenchResults))
+    except UNREADABLE as error:
+        raise ArgumentError(tr("{name} is damaged: {error}.", name=name, error=error)) from None
+
+
+def layout_of(measured: Measured, n_layers: int | None = None) -> LayoutFile:
+    """Return the layout and settings of a measured layout; raises as `parse_layout`."""
+    return parse_layout(msgspec.json.encode(measured.layout), source=measured.name, n_layers=n_layers)
+
+
+def import_note(ours: BenchModel, theirs: BenchModel) -> str:
+    """Return that imported results are of another model, as a sentence; empty if they are of the same."""
+    if (ours.name, ours.size_bytes, ours.n_layers) == (theirs.name, theirs.size_bytes, theirs.n_layers):
+        return ""
+    return tr(
+        "These results are of {theirs} ({their_size}), and {ours} ({our_size}) is open: the speeds are not comparable.",
+        theirs=theirs.name,
+        their_size=format_bytes(theirs.size_bytes),
+        ours=ours.name,
+        our_size=format_bytes(ours.size_bytes),
+    )
+
+
+def _fail(reason: str, *, place: str = "", source: str = "") -> ArgumentError:
+    return ArgumentError(": ".join(filter(None, (source, place, f"{reason}."))))

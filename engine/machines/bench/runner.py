@@ -1,0 +1,389 @@
+"""The benchmark itself: layouts in turns, warm-up, samples, and the search among candidates.
+
+`Bench.run` measures named layouts in turns. `Bench.search` lets the best layout so far take turns with one candidate
+after another, in the order of their predicted speed, and stops when no further one is predicted to win. Both return
+results, also if they are cancelled or if a layout fails: what was measured until then is kept.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from math import inf
+
+import msgspec
+
+from engine.base.engine_build import engine_version
+from engine.base.errors import CancelledError
+from engine.base.language import tr
+from engine.base.processor import own_processor
+from engine.devices.device import Rig
+from engine.machines.bench.candidates import Candidate, Predictor
+from engine.machines.bench.loads import Answer, LoadEndedError, Subject
+from engine.machines.bench.readings import Watch, Window, device_state, peak_bytes
+from engine.machines.bench.results import (
+    FULL,
+    BenchModel,
+    BenchResults,
+    DeviceMemory,
+    Machine,
+    MachineDevice,
+    Measured,
+    Preset,
+    Sample,
+    TimedLoad,
+    compare,
+    with_comparisons,
+)
+from engine.machines.bench.statistics import is_warm, turn_order
+from engine.planning.layout.layout_file import LayoutFile, layout_document
+from engine.planning.plan.plan import Plan
+from engine.runtime.session.events import Loaded
+
+WORTH = 1.05
+"""A candidate that is predicted to be slower than the best measured layout by more than this factor is not tried."""
+MIN_TOKENS = 8
+"""Fewest generated tokens that tell a speed: the first one comes with the prompt."""
+_WARM_UP_TOKENS = 64
+"""Most tokens of the prompt of a warm-up block."""
+_DEPTH_STEP = 256
+"""Room that is left at full depth besides prompt and answer, since the text of a prompt has about as many tokens as
+asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchProgress:
+    """Progress for people. `done`, `total`: turns; the total of a search may shrink. `results`: those so far."""
+
+    words: str
+    done: int
+    total: int
+    results: BenchResults
+
+
+@dataclass(slots=True)
+class _Trial:
+    """A candidate with what was measured of it."""
+
+    candidate: Candidate
+    measured: Measured
+    loaded: Loaded | None = None
+    windows: list[tuple[Window, int]] = field(default_factory=list)
+    is_over: bool = False
+    is_learnt: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.candidate.name
+
+
+Change = Callable[[str, Plan], Sequence[Candidate]]
+"""Returns candidates that differ from a layout, called by its name, in one setting."""
+
+
+def _nothing(_progress: BenchProgress) -> None:
+    """Nobody watches."""
+
+
+class Bench:
+    """Measures layouts of one model. For one thread.
+
+    `predictor`: predicts candidates, and learns from what is measured.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        watch: Watch,
+        preset: Preset,
+        predictor: Predictor,
+        tell: Callable[[BenchProgress], None] = _nothing,
+    ) -> None:
+        self._subject = subject
+        self._watch = watch
+        self._preset = preset
+        self._predictor = predictor
+        self._tell = tell
+        self._trials: list[_Trial] = []
+        self._held: _Trial | None = None
+        self._rounds = 0
+        self._done, self._total = 0, 0
+        self._prompts: dict[tuple[int, int], str] = {}
+        self._results: BenchResults | None = None
+
+    # ------------------------------------------------------------------ runs
+
+    def run(self, candidates: Sequence[Candidate]) -> BenchResults:
+        """Measure the layouts in turns; the first is the base of the comparisons."""
+        trials = [self._add(each, against=candidates[0].name if at else "") for at, each in enumerate(candidates)]
+        self._total = self._preset.n_rounds * len(trials)
+
+        def measure() -> None:
+            self._take_turns(trials)
+            self._learn(trials)
+
+        return self._to_the_end(measure)
+
+    def search(self, first: Candidate, others: Sequence[Candidate], changes: Sequence[Change] = ()) -> BenchResults:
+        """Let the best layout take turns with `others`, then with itself after each of `changes`."""
+        best = self._add(first, against="")
+
+        def measure() -> None:
+            found = self._best_of(best, others)
+            for change in changes:
+                found = self._best_of(found, change(found.name, found.candidate.plan))
+            if not best.measured.samples and not best.is_over:
+                self._take_turns([best])
+                self._learn([best])
+
+        return self._to_the_end(measure)
+
+    def _best_of(self, best: _Trial, candidates: Sequence[Candidate]) -> _Trial:
+        """Return the best layout after turns with candidates, in the order of their predicted times."""
+        waiting = list(candidates)
+        while waiting:
+            predicted = {each.name: self._predictor.answer_s(each.plan) for each in waiting}
+            waiting.sort(key=lambda each: predicted[each.name] or inf)
+            rival = waiting.pop(0)
+            if not _may_win(best.measured, predicted[rival.name]):
+                # They are sorted, so the rest is predicted to be slower still.
+                self._note(tr("No further layout is predicted to be faster than {name}.", name=best.name))
+                break
+            trial = self._add(rival, against=best.name)
+            self._total = self._done + 2 * self._preset.n_rounds * (1 + len(waiting))
+            self._take_turns([best, trial])
+            self._learn([best, trial])
+            found = compare(best.measured, trial.measured, "answer")
+            if best.is_over or (found is not None and found.verdict == "faster"):
+                best = trial
+        return best
+
+    def _learn(self, trials: Sequence[_Trial]) -> None:
+        for trial in trials:
+            if not trial.is_learnt:
+                trial.is_learnt = True
+                self._predictor.learn(trial.candidate.plan, trial.measured)
+
+    def _take_turns(self, trials: Sequence[_Trial]) -> None:
+        """Measure each of `trials` in as many rounds as the preset has. Layouts that fail drop out."""
+        for _ in range(self._preset.n_rounds):
+            going = {trial.name: trial for trial in trials if not trial.is_over}
+            # Without the layout to compare with, the rounds of a search would tell nothing.
+            if not going:
+                return
+            for name in turn_order(tuple(going), self._rounds):
+                self._take_turn(going[name])
+            self._rounds += 1
+
+    def _take_turn(self, trial: _Trial) -> None:
+        try:
+            if self._held is not trial:
+                self._load(trial)
+            for depth in self._depths(trial):
+                self._measure(trial, depth)
+        except LoadEndedError as error:
+            # What was measured before stays, and the other layouts go on.
+            trial.is_over, self._held = True, None
+            trial.measured = msgspec.structs.replace(trial.measured, problem=error.summary(), problem_kind=error.reason)
+        self._done += 1
+        self._summarise(trial)
+        self._say(tr("Measuring {name}", name=trial.name))
+
+    def _to_the_end(self, work: Callable[[], None]) -> BenchResults:
+        ended = ""
+        try:
+            work()
+        except CancelledError:
+            ended = tr("The comparison was cancelled; what was measured until then is kept.")
+        for trial in self._trials:
+            self._summarise(trial)
+        return with_comparisons(msgspec.structs.replace(self._known(), ended=ended))
+
+    # ------------------------------------------------------------------ one turn
+
+    def _load(self, trial: _Trial) -> None:
+        self._held = None
+        self._say(tr("Loading {name}", name=trial.name))
+        self._watch.begin()
+        loaded, seconds = self._subject.load(trial.candidate.plan)
+        window = self._watch.end()
+        self._held, trial.loaded = trial, loaded
+        trial.windows.append((window, 0))
+        if not self._note_sleep(window):
+            loads = (*trial.measured.loads, TimedLoad(self._rounds, seconds))
+            trial.measured = msgspec.structs.replace(trial.measured, loads=loads)
+        self._warm_up(trial)
+
+    def _warm_up(self, trial: _Trial) -> None:
+        self._say(tr("Warming up {name}", name=trial.name))
+        rates: list[float] = []
+        while not is_warm(rates):
+            # Prompts of warm-ups have numbers of their own, so that no sample finds its prompt in the KV cache.
+            prompt = self._subject.prompt(min(_WARM_UP_TOKENS, self._preset.prompt_tokens), 10_000 + len(rates))
+            answer = self._subject.answer(prompt, max(MIN_TOKENS, self._preset.answer_tokens // 2))
+            rates.append(answer.done.generation_tokens_per_second)
+
+    def _depths(self, trial: _Trial) -> Iterator[int]:
+        """Yield the depths that the context has room for; the full one as its number of tokens."""
+        context = trial.candidate.plan.settings.n_ctx_each
+        room = context - self._preset.prompt_tokens - self._preset.answer_tokens
+        full = max(0, room - _DEPTH_STEP)
+        for depth in self._preset.depths:
+            if depth == FULL:
+                if full > max((each for each in self._preset.depths if each <= full), default=0):
+                    yield full
+            elif depth <= max(0, room) or depth == 0:
+                yield depth
+            else:
+                self._note(
+                    tr(
+                        "{name} was not measured at a depth of {depth} tokens: its context has {context}. "
+                        "Give it a longer one with --ctx.",
+                        name=trial.name,
+                        depth=depth,
+                        context=context,
+                    )
+                )
+
+    def _measure(self, trial: _Trial, depth: int) -> None:
+        number, preset = self._rounds, self._preset
+        head = ""
+        if depth:
+            # The same text for all rounds: it stays in the KV cache as long as the layout is loaded.
+            head = self._prompt(depth, 20_000)
+            self._subject.answer(head, 1)
+        prompt = head + self._prompt(preset.prompt_tokens, number)
+        self._watch.begin()
+        answer = self._subject.answer(prompt, preset.answer_tokens)
+        window = self._watch.end()
+        if self._note_sleep(window):
+            return
+        sample = sample_of(answer, number, depth, window)
+        samples = (*trial.measured.samples, sample)
+        answers = dict(trial.measured.answers)
+        if not depth:
+            answers[str(number)] = answer.text
+        trial.measured = msgspec.structs.replace(trial.measured, samples=samples, answers=answers)
+        trial.windows.append((window, sample.answer_tokens))
+
+    def _prompt(self, n_tokens: int, seed: int) -> str:
+        key = (n_tokens, seed)
+        if key not in self._prompts:
+            self._prompts[key] = self._subject.prompt(n_tokens, seed)
+        return self._prompts[key]
+
+    # ------------------------------------------------------------------ results
+
+    def _add(self, candidate: Candidate, against: str) -> _Trial:
+        plan = candidate.plan
+        document = layout_document(LayoutFile(plan.model.name, plan.edit.layout, plan.edit.context))
+        measured = Measured(
+            name=candidate.name,
+            layout=document,
+            reason=candidate.reason,
+            against=against,
+            predicted_per_second=self._predictor.per_second(plan),
+        )
+        trial = _Trial(candidate, measured)
+        self._trials.append(trial)
+        return trial
+
+    def _known(self) -> BenchResults:
+        if self._results is None:
+            plan = self._trials[0].candidate.plan
+            self._results = BenchResults(
+                layerdeck=own_version(),
+                engine=engine_version(),
+                made_s=int(time.time()),
+                machine=machine_of(plan.rig),
+                model=BenchModel(plan.model.name, plan.model.architecture, plan.model.size_bytes, plan.model.n_layers),
+                preset=self._preset,
+            )
+        return msgspec.structs.replace(self._results, layouts=tuple(each.measured for each in self._trials))
+
+    def _note(self, sentence: str) -> None:
+        known = self._known()
+        if sentence not in known.notes:
+            self._results = msgspec.structs.replace(known, notes=(*known.notes, sentence))
+
+    def _note_sleep(self, window: Window) -> bool:
+        if window.slept_s <= 0:
+            return False
+        self._note(
+            tr(
+                "The machine slept for {seconds:.0f} s; what was measured meanwhile is left out.",
+                seconds=window.slept_s,
+            )
+        )
+        return True
+
+    def _summarise(self, trial: _Trial) -> None:
+        """Enter memory and the state of devices into the measured layout."""
+        plan, loaded = trial.candidate.plan, trial.loaded
+        if loaded is None:
+            return
+        forecast = {row.id: row.need_bytes for row in loaded.forecast}
+        windows = [window for window, _ in trial.windows]
+        memory = tuple(
+            DeviceMemory(row.id, forecast.get(row.id), row.need_bytes, peak_bytes(windows, row.id))
+            for row in loaded.devices
+            if row.need_bytes or row.mapped_bytes
+        )
+        states = (device_state(trial.windows, device) for device in plan.rig.all_devices)
+        trial.measured = msgspec.structs.replace(
+            trial.measured, memory=memory, devices=tuple(each for each in states if each is not None)
+        )
+
+    def _say(self, words: str) -> None:
+        self._tell(BenchProgress(words, self._done, max(self._total, self._done), with_comparisons(self._known())))
+
+
+def sample_of(answer: Answer, number: int, depth: int, window: Window) -> Sample:
+    """Return the sample of an answer in a round. Speeds that it does not tell are None."""
+    done = answer.done
+    computed = done.prompt_tokens - done.cached_tokens
+    # A model whose memory cannot be cut back has read the whole depth again: the speed is not that of the prompt.
+    has_depth = not depth or done.cached_tokens >= depth // 2
+    return Sample(
+        round=number,
+        depth=depth,
+        prompt_tokens=computed,
+        answer_tokens=done.generated_tokens,
+        prompt_per_second=done.prompt_tokens_per_second or None if has_depth else None,
+        answer_per_second=done.generation_tokens_per_second or None if done.generated_tokens >= MIN_TOKENS else None,
+        first_token_s=answer.first_token_s if has_depth else None,
+        other_load=window.other_load,
+    )
+
+
+def _may_win(best: Measured, predicted_s: float | None) -> bool:
+    """Return whether a candidate is predicted to be about as fast as the best layout, or if that is unknown."""
+    best_s = best.middle("answer")
+    return predicted_s is None or best_s is None or predicted_s <= best_s * WORTH
+
+
+def machine_of(rig: Rig) -> Machine:
+    """Return the description of this machine, without addresses and names of machines."""
+    devices = tuple(
+        # A worker's name is that of its machine.
+        MachineDevice(each.id, "" if each.is_rpc else each.name, each.backend, each.total_bytes)
+        for each in rig.devices
+    )
+    return Machine(
+        f"{platform.system()} {platform.machine()}",
+        rig.host.name,
+        own_processor().threads,
+        rig.host.total_bytes,
+        devices,
+    )
+
+
+def own_version() -> str:
+    """Return the version of this program; empty if it is not installed."""
+    try:
+        return version("layerdeck")
+    except PackageNotFoundError:
+        return ""

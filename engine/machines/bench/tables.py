@@ -1,0 +1,231 @@
+"""Results of a benchmark as rows, and as text, CSV and Markdown."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from engine.base.language import tr
+from engine.base.units import format_bytes
+from engine.machines.bench.results import RATES, BenchResults, Comparison, DeviceState, Measure, Measured
+
+MEASURE_WORDS: dict[Measure, str] = {
+    "prompt": tr("prompt"),
+    "generation": tr("generation"),
+    "first_token": tr("time to first token"),
+    "load": tr("load time"),
+    "answer": tr("whole answer"),
+}
+_COLUMNS = ("layout", "test", "unit", "median", "low", "high", "rounds", "against", "ratio", "ratio_low", "ratio_high",
+            "verdict")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measure of one layout. `value`: median in `unit`, with its interval. `comparison`: None for the base."""
+
+    layout: str
+    measure: Measure
+    depth: int
+    value: float
+    low: float | None
+    high: float | None
+    n_rounds: int
+    comparison: Comparison | None
+
+    @property
+    def unit(self) -> str:
+        return "tokens/s" if self.measure in RATES else "s"
+
+
+def rows_of(results: BenchResults) -> tuple[Row, ...]:
+    """Return a row for each layout, depth and measure, in this order."""
+    return tuple(row for each in results.layouts for row in _rows(results, each))
+
+
+def _rows(results: BenchResults, measured: Measured) -> Iterator[Row]:
+    compared = {(each.measure, each.depth): each for each in results.comparisons if each.name == measured.name}
+    measures: tuple[Measure, ...] = ("prompt", "generation", "first_token", "answer")
+    asked = [(measure, depth) for depth in measured.depths for measure in measures]
+    for measure, depth in (*asked, ("load", 0)):
+        value = measured.middle(measure, depth)
+        if value is not None:
+            low, high = measured.interval(measure, depth) or (None, None)
+            n_rounds = len(measured.values(measure, depth))
+            yield Row(measured.name, measure, depth, value, low, high, n_rounds, compared.get((measure, depth)))
+
+
+def name_of_test(results: BenchResults, row: Row) -> str:
+    """Return the name of a test, as llama-bench names it: "pp512", "tg128 @ d4096"."""
+    preset = results.preset
+    names: dict[Measure, str] = {"prompt": f"pp{preset.prompt_tokens}", "generation": f"tg{preset.answer_tokens}",
+                                 "first_token": "ttft", "load": "load",
+                                 "answer": f"pp{preset.prompt_tokens}+tg{preset.answer_tokens}"}  # fmt: skip
+    return names[row.measure] + (f" @ d{row.depth}" if row.depth else "")
+
+
+def verdict_words(found: Comparison) -> str:
+    """Return a comparison in a few words, such as "1.31 times as fast (1.22 to 1.40)"."""
+    if found.verdict == "open":
+        return tr("too few rounds for a verdict")
+    if found.verdict == "same":
+        return tr(
+            "no difference seen ({low:.2f} to {high:.2f})", low=found.low or found.ratio, high=found.high or found.ratio
+        )
+    return tr(
+        "{ratio:.2f} times as fast ({low:.2f} to {high:.2f})",
+        ratio=found.ratio,
+        low=found.low or found.ratio,
+        high=found.high or found.ratio,
+    )
+
+
+def number(value: float) -> str:
+    """Return a number with three or four digits."""
+    return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+# ------------------------------------------------------------------ formats
+
+
+def csv_text(results: BenchResults) -> str:
+    """Return the rows as CSV with a header."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(_COLUMNS)
+    for row in rows_of(results):
+        found = row.comparison
+        told = (
+            ("", "", "", "", "") if found is None else (found.base, found.ratio, found.low, found.high, found.verdict)
+        )
+        writer.writerow(
+            (row.layout, name_of_test(results, row), row.unit, row.value, row.low, row.high, row.n_rounds, *told)
+        )
+    return out.getvalue().rstrip("\n")
+
+
+def markdown_text(results: BenchResults) -> str:
+    """Return the rows as a Markdown table with llama-bench's columns model, size, test and t/s."""
+    model = results.model
+    lines = [
+        "| model | size | layout | test | t/s or s | against | ratio |",
+        "| --- | ---: | --- | ---: | ---: | --- | --- |",
+    ]
+    for row in rows_of(results):
+        spread = "" if row.low is None or row.high is None else f" ({number(row.low)} – {number(row.high)})"
+        found = row.comparison
+        cells = (
+            model.name,
+            format_bytes(model.size_bytes),
+            row.layout,
+            name_of_test(results, row),
+            f"{number(row.value)}{'' if row.measure in RATES else ' s'}{spread}",
+            found.base if found is not None else "",
+            verdict_words(found) if found is not None else "",
+        )
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    lines += ["", f"{machine_words(results)}, {results.engine}"]
+    return "\n".join(lines)
+
+
+def machine_words(results: BenchResults) -> str:
+    """Return the machine on a line."""
+    machine = results.machine
+    devices = ", ".join(f"{each.id} {each.name}".strip() for each in machine.devices)
+    parts = (machine.system, machine.processor, format_bytes(machine.memory_bytes), devices)
+    return ", ".join(part for part in parts if part)
+
+
+def text_of(results: BenchResults) -> str:
+    """Return the results for people."""
+    preset = results.preset
+    lines = [
+        tr(
+            "{name}: prompts of {prompt} tokens, answers of {answer}, {rounds} rounds in turns",
+            name=results.model.name,
+            prompt=preset.prompt_tokens,
+            answer=preset.answer_tokens,
+            rounds=preset.n_rounds,
+        ),
+        machine_words(results),
+    ]
+    for measured in results.layouts:
+        lines += ["", *_layout_lines(results, measured)]
+    lines += ["", *closing_lines(results)]
+    return "\n".join(lines).rstrip()
+
+
+def _layout_lines(results: BenchResults, measured: Measured) -> Iterator[str]:
+    yield measured.name
+    for row in _rows(results, measured):
+        label = MEASURE_WORDS[row.measure] + (tr(" at depth {depth}", depth=row.depth) if row.depth else "")
+        spread = "" if row.low is None or row.high is None else f" ({number(row.low)} – {number(row.high)})"
+        versus = ""
+        if row.comparison is not None:
+            versus = tr("; against {base}: {verdict}", base=row.comparison.base, verdict=verdict_words(row.comparison))
+        yield f"  {label}: {number(row.value)} {row.unit}{spread}{versus}"
+    yield from (f"  {line}" for line in side_lines(measured))
+
+
+def side_lines(measured: Measured) -> Iterator[str]:
+    """Yield what stands beside the speeds of a layout: prediction, memory, devices, other load, and its problem."""
+    generation = measured.middle("generation")
+    if measured.predicted_per_second and generation:
+        yield tr("predicted before: {predicted} tokens/s", predicted=number(measured.predicted_per_second))
+    for memory in measured.memory:
+        parts = (
+            [tr("forecast {size}", size=format_bytes(memory.forecast_bytes))]
+            if memory.forecast_bytes is not None
+            else []
+        )
+        parts += (
+            [tr("buffers {size}", size=format_bytes(memory.measured_bytes))]
+            if memory.measured_bytes is not None
+            else []
+        )
+        parts += [tr("peak {size}", size=format_bytes(memory.peak_bytes))] if memory.peak_bytes is not None else []
+        yield tr("memory of {device}: {parts}", device=memory.device, parts=", ".join(parts))
+    for state in measured.devices:
+        yield f"{state.device}: {', '.join(_state_words(state))}"
+    load = measured.other_load
+    if load is not None:
+        yield tr("other programs took {percent:.0f} % of the processors", percent=100 * load)
+    if measured.problem:
+        yield measured.problem
+
+
+def _state_words(state: DeviceState) -> Iterator[str]:
+    if state.clock_mhz is not None:
+        yield f"{state.clock_mhz:.0f} MHz"
+    if state.temperature_c is not None:
+        yield f"{state.temperature_c:.0f} °C"
+    if state.power_w is not None:
+        yield f"{state.power_w:.0f} W"
+    if state.joules_per_token is not None:
+        yield tr("{joules:.2f} J per token", joules=state.joules_per_token)
+    if state.throttled:
+        yield tr("throttled: {reasons}", reasons=state.throttled)
+
+
+def closing_lines(results: BenchResults) -> Iterator[str]:
+    """Yield sentences on the answers, what happened meanwhile, and the winner."""
+    for check in results.answers:
+        if check.same:
+            yield tr("{name} gave the same greedy answers as {base}.", name=check.name, base=check.base)
+        else:
+            yield check.sentence
+    yield from results.notes
+    if results.ended:
+        yield results.ended
+    if results.winner and len(results.layouts) > 1:
+        yield winner_words(results)
+
+
+def winner_words(results: BenchResults) -> str:
+    """Return which layout to keep, as a sentence."""
+    first = results.layouts[0].name
+    if results.winner == first:
+        return tr("No layout was seen to be faster than {name}.", name=first)
+    return tr("Fastest: {name}.", name=results.winner)

@@ -1,0 +1,78 @@
+"""The `bench` command: its options, formats, files and exit codes."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+from app.cli.arguments import make_parser
+from app.cli.bench_options import check_bench_options, preset_of
+from engine.base.errors import ArgumentError
+from engine.machines.bench.results import FULL, PRESETS, read_results, write_results
+from tests.support.bench import measured, results_of
+from tests.support.command_line import run_here
+from tests.support.models import write_tiny_llama
+
+
+def parsed(*words: str) -> Namespace:
+    line = ["bench", "model.gguf", *words]
+    return make_parser(line).parse_args(line)
+
+
+def test_presets_and_their_numbers() -> None:
+    assert preset_of(parsed()) == PRESETS["quick"]
+    assert preset_of(parsed("--long")).depths == (0, 4096, 16384, FULL)
+    found = preset_of(parsed("--normal", "--rounds", "9", "--depth", "0,1k,full", "--prompt-tokens", "64"))
+    assert (found.n_rounds, found.depths, found.prompt_tokens, found.answer_tokens) == (9, (0, 1024, FULL), 64, 128)
+
+
+@pytest.mark.parametrize("words", [("--json", "--csv"), ("--csv", "--markdown"), ("--auto", "fewest", "--layout", "a")])
+def test_what_contradicts_itself_is_refused(words: tuple[str, ...]) -> None:
+    with pytest.raises(ArgumentError, match="exclude each other"):
+        check_bench_options(parsed(*words))
+
+
+@pytest.mark.parametrize("words", [("--quick", "--long"), ("--depth", "deep"), ("--rounds", "0")])
+def test_options_that_cannot_be_are_refused(words: tuple[str, ...]) -> None:
+    with pytest.raises(ArgumentError):
+        parsed(*words)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_tiny_llama(tmp_path / "m.gguf", n_layers=2)
+
+
+SHORT = ("--device", "CPU", "--ctx", "512", "--threads", "1", "--threads-batch", "1", "--prompt-tokens", "32",
+         "--answer-tokens", "16")  # fmt: skip
+
+
+def test_results_are_printed_written_and_read_again(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    theirs = results_of(measured("theirs", [1.0] * 5), model="another")
+    write_results(tmp_path / "theirs.json", theirs)
+    out = tmp_path / "r.json"
+    answer = run_here(
+        capsys, "bench", str(model), *SHORT, "--rounds", "1", "--json", "--out", str(out), "--beside",
+        str(tmp_path / "theirs.json"),
+    )  # fmt: skip
+    assert answer.code == 0, answer.err
+    document = json.loads(answer.out)
+    assert document["results"]["layouts"][0]["name"] == "initial"
+    assert document["beside"][0]["layouts"][0]["name"] == "theirs"
+    assert len(read_results(out).layouts[0].samples) == 1
+
+
+def test_a_bad_file_of_results_is_told_before_anything_is_loaded(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "r.json").write_text("{}")
+    answer = run_here(capsys, "bench", str(model), "--json", "--beside", str(tmp_path / "r.json"))
+    assert answer.code == 2
+    assert "no results of a speed comparison" in answer.error["message"]

@@ -1,0 +1,113 @@
+"""Layout > Compare Speed in the window: with the engine, and with what can go wrong."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+from pytestqt.qtbot import QtBot
+
+from app.window import dialogs
+from app.window.layout import compare_presenter
+from app.wiring import WindowParts
+from engine.machines.bench import results as bench_results
+from engine.machines.bench.results import Preset, read_results, write_results
+from engine.planning.layout.layout_file import LayoutFile, layout_document, write_layout
+from tests.support.bench import measured, results_of
+from tests.support.models import write_tiny_llama
+from tests.support.patience import DEADLINE_MS
+from tests.support.windows import WindowOpener
+from widgets.bench.compare_dialog import CompareDialog
+
+
+@pytest.fixture
+def window(open_window: WindowOpener, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WindowParts:
+    """A window with a small model."""
+    monkeypatch.setitem(bench_results.PRESETS, "quick", Preset("quick", 1, 32, 16))
+    opened = open_window()
+    with qtbot.waitSignal(opened.desk.opener.model_changed, timeout=DEADLINE_MS):
+        opened.desk.opener.open(write_tiny_llama(tmp_path / "m.gguf", n_layers=2))
+    return opened
+
+
+def opened_dialog(window: WindowParts) -> CompareDialog:
+    window.actions["compare_speed"].trigger()
+    return next(each for each in window.main.findChildren(CompareDialog))
+
+
+def test_a_comparison_runs_and_its_winner_is_kept(window: WindowParts, qtbot: QtBot, tmp_path: Path) -> None:
+    desk = window.desk
+    dialog = opened_dialog(window)
+    qtbot.waitUntil(lambda: desk.document.plan is not None, timeout=DEADLINE_MS)
+    with qtbot.waitSignal(desk.comparer.finished, timeout=DEADLINE_MS):
+        dialog.start_button.click()
+    assert dialog.results is not None
+    assert dialog.results.winner == compare_presenter.CURRENT
+    assert dialog.start_button.isEnabled()
+    edit = desk.document.edit
+    assert edit is not None
+    desk.comparer.save(tmp_path / "r.json", dialog.results)
+    qtbot.waitUntil((tmp_path / "r.json").exists, timeout=DEADLINE_MS)
+    assert len(read_results(tmp_path / "r.json").layouts[0].samples) == 1
+    dialog.keep_button.click()
+    assert desk.document.edit is not None
+    assert desk.document.edit.layout == edit.layout
+    assert "current layout" in dialog.status_label.text()
+
+
+def test_the_winner_of_imported_results_is_one_undo_step(window: WindowParts, qtbot: QtBot, tmp_path: Path) -> None:
+    document = window.desk.document
+    assert document.edit is not None
+    assert document.model is not None
+    context = document.edit.context
+    other = LayoutFile("m", document.edit.layout, type(context)(n_ctx=256))
+    layout = measured("theirs", [5.0] * 5)
+    found = type(layout)(name="theirs", layout=layout_document(other), samples=layout.samples)
+    write_results(tmp_path / "r.json", results_of(found))
+    dialog = opened_dialog(window)
+    with qtbot.waitSignal(window.desk.comparer.finished, timeout=DEADLINE_MS):
+        window.desk.comparer.open(tmp_path / "r.json")
+    assert "not comparable" in dialog.status_label.text(), "they are of a model called m"
+    dialog.keep_button.click()
+    assert document.edit.context.n_ctx == 256
+    document.undo_group.undo()
+    assert document.edit.context == context
+
+
+def test_a_file_that_is_something_else_is_told(window: WindowParts, qtbot: QtBot, tmp_path: Path) -> None:
+    (tmp_path / "r.json").write_text("{}")
+    dialog = opened_dialog(window)
+    with qtbot.waitSignal(window.desk.comparer.failed, timeout=DEADLINE_MS):
+        window.desk.comparer.open(tmp_path / "r.json")
+    assert "no results of a speed comparison" in dialog.status_label.text()
+
+
+def is_long(dialog: CompareDialog, count: int) -> bool:
+    """Return whether the list has `count` layouts."""
+    return dialog.layout_list.count() == count
+
+
+def test_layout_files_are_added_with_names_of_their_own(window: WindowParts, qtbot: QtBot, tmp_path: Path) -> None:
+    document = window.desk.document
+    assert document.edit is not None
+    path = tmp_path / "mine.json"
+    write_layout(path, LayoutFile("m", document.edit.layout, document.edit.context))
+    dialog = opened_dialog(window)
+    monkey = pytest.MonkeyPatch()
+    with monkey.context() as patched:
+        patched.setattr(dialogs, "ask_open", lambda *_: path)
+        for count in (2, 3):
+            dialog.add_layout_button.click()
+            qtbot.waitUntil(partial(is_long, dialog, count), timeout=DEADLINE_MS)
+    assert [dialog.layout_list.item(row).text() for row in range(3)] == ["current layout", "mine", "mine 2"]
+
+
+def test_closing_the_dialog_ends_a_comparison(window: WindowParts, qtbot: QtBot) -> None:
+    dialog = opened_dialog(window)
+    qtbot.waitUntil(lambda: window.desk.document.plan is not None, timeout=DEADLINE_MS)
+    with qtbot.waitSignal(window.desk.comparer.finished, timeout=DEADLINE_MS) as ended:
+        dialog.start_button.click()
+        assert window.desk.comparer.is_running
+        dialog.close()
+    assert "cancelled" in ended.args[0].ended

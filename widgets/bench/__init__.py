@@ -1,0 +1,1 @@
+"""The comparison of layouts by speed: dialog and chart."""

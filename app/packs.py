@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def use_packs() -> None:
-    """Make the children of this process load packs, unless the environment variable is set already."""
+    """Set the environment variable that makes children of this process load engine packs, unless it is set already."""
     os.environ.setdefault(PACKS_VARIABLE, str(pack_book_path()))
 
 
@@ -30,7 +30,10 @@ def pack_installer(cancel: CancelToken | None = None) -> PackInstaller:
 
 
 def find_all_devices(verdicts: Path, rpc_endpoints: Sequence[str] = (), *, checks: Path | None = None) -> Rig:
-    """Return the devices of this machine (with those of packs) and of RPC endpoints."""
+    """Return the devices of this machine, with those of its engine packs, and the devices of RPC servers.
+    `verdicts`: file of the results of the self test. `rpc_endpoints`: addresses `host:port`. `checks`: file of the
+    results of the engine checks, or None.
+    """
     from engine.machines.rigs.packed import find_packed_devices
 
     return find_packed_devices(pack_installer(), verdicts, rpc_endpoints, checks=checks)

@@ -34,6 +34,7 @@ class _Answer:
 @dataclass(frozen=True, slots=True)
 class Task(Generic[_Progress]):
     """Cancellation token and progress callback that background work gets from its request. For any thread.
+
     `token`: token that is cancelled when a newer request replaces this one, or `Latest.cancel` is called.
     `tell`: callback for progress. The value is delivered in the GUI thread, unless the request was cancelled meanwhile.
     """
@@ -44,6 +45,7 @@ class Task(Generic[_Progress]):
 
 class Background(QObject):
     """Runs each function in a daemon thread of its own, and delivers its result in the GUI thread.
+
     The threads are daemons, so that one that hangs on a dead disk does not keep the program from exiting.
     """
 
@@ -68,7 +70,8 @@ class Background(QObject):
         quiet: bool = False,
         worker: Worker | None = None,
     ) -> None:
-        """Run `function` in a new thread, or in that of `worker`; then call `on_result` or `on_error` in the GUI thread.
+        """Run `function` in a new thread, or in that of `worker`; then `on_result` or `on_error` in the GUI thread.
+
         `on_error` gets an `EngineError`; any other exception is a bug and is raised in the GUI thread.
         `what`: description that is shown while the work runs, such as "Reading demo.gguf", unless `quiet`.
         `worker`: thread that runs its work in the order of the calls. Writes of one file need it: with two threads the
@@ -139,6 +142,7 @@ class Background(QObject):
 
 class Latest:
     """Runs requests that replace each other: a new request cancels the previous one and drops its results.
+
     All methods are called in the GUI thread, and all results are delivered there. So no lock is needed.
     """
 
@@ -161,7 +165,8 @@ class Latest:
         *,
         quiet: bool = False,
     ) -> None:
-        """Run `work` in a background thread, then call `on_result` or `on_error` in the GUI thread.
+        """Run `work` in a background thread, then `on_result` or `on_error` in the GUI thread.
+
         If another request starts before that, this one is cancelled and neither is called. `what` and `quiet` are as in
         `Background.run`.
         """

@@ -15,7 +15,7 @@ MADE_UP_CAPS_BYTES = (256 * MIB, 256 * MIB, 512 * MIB)
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """A demo model, and the memory caps in bytes of lab workers (RPC workers on this computer) that share its layers."""
+    """A demo model, and memory caps in bytes of lab workers (RPC workers on this computer) which share its layers."""
 
     path: Path
     caps_bytes: tuple[int, ...]
@@ -23,6 +23,7 @@ class Demo:
 
 def find_demo() -> Demo:
     """Return the real demo model if it is installed, else the generated one, which is written if necessary. Blocks.
+
     Raises:
         EngineError: the generated model cannot be written.
     """
@@ -47,6 +48,7 @@ def _models_beside_program() -> tuple[Path, ...]:
 
 def ensure_demo() -> Path:
     """Return the path of the generated demo model. It is written if it is missing or of an older version. Blocks.
+
     Raises:
         EngineError: the model cannot be written.
     """

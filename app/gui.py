@@ -50,6 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def skip_feature_search() -> None:
     """Prevent PySide from reading the source of each module that is imported after this call.
+
     PySide searches the source for `from __feature__ import`, which nothing here uses. The search took a fifth of the
     processor time of the imports before the first picture, and a tenth of those after it (PySide6 6.11.3). The PySide
     function that is replaced is private: if it is missing, nothing is changed.
@@ -172,6 +173,7 @@ def _keep_mark(application: QApplication, window: WindowParts) -> None:
 
 def _show_icon(application: QApplication, _window: WindowParts) -> None:
     """Set the window icon, for systems without our menu entry.
+
     After the first paint: drawing all its sizes takes time.
     """
     from PySide6.QtGui import QIcon
@@ -183,6 +185,7 @@ def _show_icon(application: QApplication, _window: WindowParts) -> None:
 
 def serve_later_starts(application: QApplication, opening: Opening) -> None:
     """Open the files of later program starts in this window.
+
     Files that arrive before it is complete wait in `early`.
     """
     from app.paths import instance_name

@@ -44,6 +44,7 @@ def language_of_system(names: Sequence[str]) -> str:
 
 def find_language(choice: str) -> Language:
     """Return the texts of the language `choice`: a language code, `system`, or the path of a PO file.
+
     Raises:
         ArgumentError: the PO file cannot be read.
     """

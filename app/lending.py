@@ -21,7 +21,9 @@ def find_lendings(
     margins: Sequence[tuple[str, int]] = (),
 ) -> tuple[Lending, ...]:
     """Return the devices that this computer lends: those that it finds, reduced and limited by the arguments. Blocks.
+
     The arguments and their errors are those of `choose_lendings`.
+
     Raises:
         EngineError: also if the engine cannot list its devices.
     """

@@ -36,6 +36,7 @@ def log_file(path: Path) -> logging.Handler:
 @contextmanager
 def command_log(path: Path) -> Iterator[None]:
     """Write the engine's log to the file `path` and not to the terminal.
+
     If the file cannot be written, entries are dropped.
     """
     log = logging.getLogger("layerdeck")
@@ -59,6 +60,7 @@ def command_log(path: Path) -> Iterator[None]:
 
 class _OneEntryALine(logging.Formatter):
     """A log formatter that escapes control characters and indents further lines.
+
     So no text that is quoted in an entry can look like another entry.
     """
 
@@ -75,6 +77,7 @@ class _LogFile(RotatingFileHandler):
 
     def doRollover(self) -> None:
         """Rename the full log file and start a new one.
+
         If it cannot be renamed, it is emptied, so that its size stays bounded.
         """
         try:

@@ -1,4 +1,5 @@
 """The start of the window: its parts are constructed first, then the window is shown.
+
 So the first picture that people see has its content. A window that is shown earlier stays an empty frame while modules
 are imported: 2 s on an idle computer with 2 cores, 5 s on a busy one. Imports and construction run in the event loop,
 so that a second start can pass its files to this one, and a signal can end the program meanwhile.
@@ -27,6 +28,7 @@ class StartOptions:
 
 class Opening(QObject):
     """Constructs the window and its objects in the event loop, then shows it.
+
     If the window is closed before it is shown, nothing is shown.
     """
 

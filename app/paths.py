@@ -145,6 +145,7 @@ def command_log_path() -> Path:
 
 def instance_name() -> str:
     """Return the name of the local socket on which the first window listens for later starts.
+
     It depends on the user's data folder, so that users get different names.
     """
     home = str(user_data_path(APPLICATION, appauthor=False).absolute())

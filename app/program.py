@@ -1,4 +1,5 @@
 """Entry point of the bundle: window, command line and child processes are one executable.
+
 - `layerdeck [FILE.gguf]`: the window
 - `layerdeck-cli WORDS`: the command line (the same executable under another name), also as `layerdeck --cli WORDS`
 - `layerdeck --worker WORDS`: a child process as `engine.base.programs` starts it; its other children start likewise
@@ -19,6 +20,7 @@ CLI_NAME = "layerdeck-cli"
 
 def give_libraries_back(environ: MutableMapping[str, str]) -> None:
     """Restore LD_LIBRARY_PATH, so that system programs that we start, such as a browser, use the system's libraries.
+
     PyInstaller's loader sets it to the bundle's libraries and stores the old value in LD_LIBRARY_PATH_ORIG. This
     process has already read it. PYINSTALLER_RESET_ENVIRONMENT makes the loader set it again in each of our children.
     """
@@ -32,6 +34,7 @@ def give_libraries_back(environ: MutableMapping[str, str]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the window, the command line or a child process, chosen by the arguments and the program's name.
+
     Returns:
         The exit code.
     """

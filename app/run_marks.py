@@ -1,4 +1,5 @@
 """Run marks: files that say which windows run, one for each, with the models that it has open.
+
 A mark whose process is gone means that the window crashed or was killed; the next window offers to reopen its models.
 Python's faulthandler writes a crash into a second file with the same name. Both are deleted when the window closes.
 They contain no text of conversations.
@@ -29,6 +30,7 @@ _MARK, _FAULTS = ".json", ".faults"
 
 class OpenedModel(msgspec.Struct, frozen=True):
     """An open model of a window.
+
     `path`: path of its first file. `layout`: its layout in the format of layout files; empty if it was not edited.
     """
 
@@ -38,6 +40,7 @@ class OpenedModel(msgspec.Struct, frozen=True):
 
 class RunMark(msgspec.Struct, frozen=True):
     """The content of a run mark: a running window and its open models.
+
     `process`: name of the process, with its start time. `models`: the open models; the visible one is last.
     `restored`: whether this window has itself restored models of a crashed one.
     """
@@ -51,6 +54,7 @@ class RunMark(msgspec.Struct, frozen=True):
 @dataclass(frozen=True, slots=True)
 class EndedRun:
     """A window that crashed or was killed.
+
     `mark`: its run mark. `seen_s`: time of the mark's last modification, in seconds since the epoch. `faults`: output
     of Python's faulthandler, or empty.
     """
@@ -77,6 +81,7 @@ class EndedRun:
 
 class RunMarks:
     """Writes the run mark of this process and reads those of other windows, in `folder`.
+
     Each call accesses the disk.
     """
 
@@ -91,6 +96,7 @@ class RunMarks:
 
     def begin(self) -> None:
         """Write the mark of this process, and set the faulthandler's output to a file next to it.
+
         Raises:
             OSError: the folder cannot be written.
         """

@@ -33,6 +33,7 @@ _Name = TypeVar("_Name", bound=str)
 
 def find_fault(file: Path) -> str:
     """Return the reason why settings cannot be stored in `file`, for people; empty if they can.
+
     A missing folder is made.
     """
     remedy = tr("settings last until the window closes. Give Layerdeck a folder that it can write to.")
@@ -70,6 +71,7 @@ class KeptAdapter(msgspec.Struct, frozen=True):
 
 class KeptSideFiles(msgspec.Struct, frozen=True):
     """The projector and the LoRA adapters of a model, as they are stored in the settings.
+
     `projector`: path of its file, empty if there is none. `device`: device of the projector, None for automatic.
     """
 
@@ -106,6 +108,7 @@ class _MemoryStore:
 
 class Preference(Generic[_Value]):
     """A descriptor that makes one value of the settings an attribute of `Settings`.
+
     `read`: converts the stored value, which is None if nothing is stored. `write`: converts a value to the text to
     store.
     """
@@ -164,6 +167,7 @@ def _port(kept: object) -> int:
 
 class Settings:
     """Typed access to the INI file. A stored value that cannot be read counts as absent.
+
     `fault`: reason, for people, why settings last for this run only; empty if they are stored.
     """
 

@@ -1,4 +1,5 @@
 """Repair of the environment variables that name folders: HOME and the XDG folders.
+
 Libraries react differently to a bad value: one makes a folder named `~` in the current folder, another raises, and
 Python raises at each access to a path that is too long. So bad values are replaced or removed at the program's start.
 """
@@ -23,6 +24,7 @@ _NO_HOME = "/"
 
 def settle_places(environment: MutableMapping[str, str]) -> str:
     """Replace a bad HOME and remove bad XDG folders in `environment`, for this process and its children.
+
     Returns:
         A message for people about the bad values, empty if there were none.
     """

@@ -64,6 +64,7 @@ def qt_palette(palette: Palette) -> QPalette:
 
 class Theme(QObject):
     """The application's colours and the zoom of its interface.
+
     `palette_changed` is emitted after either has changed; widgets with their own painting then update colours and
     fonts.
     """
@@ -107,7 +108,7 @@ class Theme(QObject):
             self._apply()
 
     def next_zoom(self, step: int) -> int:
-        """Return the zoom in per cent that is one step larger (`step` 1) or smaller (-1), at most the last of the list."""
+        """Return the zoom in per cent that is one step larger (`step` 1) or smaller (-1), or the last one."""
         index = ZOOM_STEPS.index(self._zoom_percent) + step
         return ZOOM_STEPS[min(max(index, 0), len(ZOOM_STEPS) - 1)]
 

@@ -1,4 +1,4 @@
-"""Stores the caps and margins that the user sets, by device, for later runs."""
+"""Memory caps and margins of devices that the user has set, stored in the settings for later runs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ MAX_DEVICES = 64
 
 
 class KeptLimits(msgspec.Struct, frozen=True):
-    """Limits by device key: cap (None for none) and margin, in bytes."""
+    """Limits by device key, each a pair of cap (None for no cap) and margin, in bytes."""
 
     devices: dict[str, tuple[int | None, int]] = {}
 
 
 class LimitStore:
-    """The stored limits. Without settings they last for one run."""
+    """The stored caps and margins. `settings`: None if they shall last for one run only."""
 
     def __init__(self, settings: Settings | None = None) -> None:
         self._settings = settings

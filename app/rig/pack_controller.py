@@ -1,4 +1,4 @@
-"""Engine packs in the window: installed, switched, removed and checked in the background, one at a time."""
+"""Engine packs in the window: install, switch, remove and check them in the background, one action at a time."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from engine.machines.rigs.pack_installer import PackInstaller
 
 @dataclass(frozen=True, slots=True)
 class Packs:
-    """The packs, and the action that runs.
+    """The installed engine packs, and the running action.
 
-    `under_way`: words for the action; empty if none runs.
+    `under_way`: description of the action for people; empty if none runs.
     `fresh`: name of a pack that was just installed and has passed its check; empty if there is none.
     """
 
@@ -33,12 +33,15 @@ class Packs:
 
     @property
     def in_use(self) -> frozenset[str]:
-        """Names of the packs that children load."""
+        """Names of the packs that child processes load."""
         return frozenset(pack.name for pack in self.listed if pack.state == "used")
 
 
 class PackController(QObject):
-    """Runs the actions and emits each change. Devices are searched for again if other packs are in use."""
+    """Runs actions on engine packs and emits each change.
+
+    If other packs are in use after one, devices are searched again.
+    """
 
     changed = Signal(Packs)
 
@@ -54,7 +57,7 @@ class PackController(QObject):
         self.packs = Packs()
 
     def check_new(self) -> None:
-        """Check packs that were never checked with this engine."""
+        """Check the packs that were never checked with this version of the engine."""
         self._do(tr("Checking engine packs"), lambda keeper: keeper.check_new(), quiet=True)
 
     def refresh(self) -> None:
@@ -62,7 +65,7 @@ class PackController(QObject):
         self._do(tr("Looking for engine packs"), lambda keeper: keeper.listed(), quiet=True)
 
     def install(self, path: Path) -> None:
-        """Install the pack in a file and check it."""
+        """Install the pack in the file `path`, and check it."""
 
         def work(keeper: PackInstaller) -> str:
             verdict = keeper.install(path)
@@ -71,11 +74,11 @@ class PackController(QObject):
         self._do(tr("Installing {name} and checking it", name=path.name), work)
 
     def remove(self, name: str) -> None:
-        """Remove an installed pack."""
+        """Remove the installed pack `name`."""
         self._do(tr("Removing {name}", name=name), lambda keeper: keeper.remove(name))
 
     def switch(self, name: str, *, on: bool) -> None:
-        """Switch a pack on or off."""
+        """Switch the pack `name` on or off, so that child processes load it or not."""
 
         def work(keeper: PackInstaller) -> None:
             keeper.switch(name, on=on)
@@ -84,15 +87,18 @@ class PackController(QObject):
         self._do(tr("Switching {name} on", name=name) if on else tr("Switching {name} off", name=name), work)
 
     def check(self, name: str) -> None:
-        """Check a pack again."""
+        """Check the pack `name` again."""
         self._do(tr("Checking {name}", name=name), lambda keeper: keeper.check(keeper.store.pack(name)))
 
     def close(self) -> None:
-        """Cancel the running action."""
+        """Cancel the running action on packs."""
         self._cancel.cancel()
 
     def _do(self, what: str, work: Callable[[PackInstaller], object], *, quiet: bool = False) -> None:
-        """Run `work` if nothing else runs, then emit the list. If it returns a name, that pack is `fresh`."""
+        """Run `work` in the background, then emit the packs; show a notice instead if another action runs.
+
+        If `work` returns a name, that pack is `fresh`.
+        """
         if self.packs.under_way:
             self._notices.say(tr("{under_way}: please wait for that first.", under_way=self.packs.under_way))
             return

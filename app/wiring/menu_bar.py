@@ -1,4 +1,4 @@
-"""The menu bar: makes all actions, and the presenters that only a menu command needs."""
+"""The menu bar: makes all actions, and the presenters that only a menu command uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Devices > Engine Packs: the installed packs, whether each is used, the reason if not, and actions on them."""
+"""The dialog of Devices > Engine Packs: installed packs, whether each is used or why not, and actions on them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _COLUMNS = (tr("Pack"), tr("Backend"), tr("Size"), tr("State"))
 
 
 class PacksDialog(QDialog):
-    """Shows the packs of the controller, which installs, checks and removes them."""
+    """Shows the engine packs of the controller, which installs, checks, switches and removes them."""
 
     machine_check_requested = Signal()
 
@@ -69,7 +69,7 @@ class PacksDialog(QDialog):
 
     @property
     def current(self) -> ListedPack | None:
-        """The selected pack; None if there is none."""
+        """The pack that is selected in the table; None if there is none."""
         row = self.table.chosen_row
         return None if row is None else self._packs.listed[row]
 
@@ -142,7 +142,7 @@ class PacksDialog(QDialog):
 
 
 class PacksPresenter(OneDialog[PacksDialog]):
-    """Refreshes the list of packs when its dialog is opened. `check_machine`: opens the check of all devices."""
+    """Opens the dialog of engine packs with an updated list. `check_machine`: opens the examination of this machine."""
 
     def __init__(self, controller: PackController, window: QWidget, check_machine: Callable[[], None]) -> None:
         def make() -> PacksDialog:

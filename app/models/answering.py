@@ -30,8 +30,7 @@ KEEP_INTERVAL_MS = 30
 
 Then = Callable[[], None]
 """Callback in the GUI thread after a change was written to disk, or could not be.
-Text is painted only after that, so that a crash does not lose text that people have seen.
-"""
+Text is painted only after that, so that a crash does not lose text that people have seen."""
 
 
 class ChatStorage:
@@ -99,8 +98,7 @@ class Answering(QObject):
     """Carries a piece of the answer's text that is stored and may be painted."""
     overflow_asked = Signal(str)
     """Emitted with a question if the context is full; the user's choice goes to `answer_overflow`.
-    Emitted with an empty text when the question must be removed.
-    """
+    Emitted with an empty text when the question must be removed."""
     notice_given = Signal(AnswerRun, str)
     """Carries a sentence for people about the answer that is being written."""
     finished = Signal(AnswerRun, Finish)

@@ -92,8 +92,7 @@ class Conversation(QObject):
     context_use_changed = Signal(ContextFill)
     overflow_asked = Signal(str)
     """Emitted with a question if the context is full; the user's choice goes to `Answering.answer_overflow`.
-    Emitted with an empty text when the question must be removed.
-    """
+    Emitted with an empty text when the question must be removed."""
     restored = Signal(Restored)
     """Emitted when the saved KV state of the shown conversation was restored, or could not be used."""
     shown_changed = Signal()

@@ -1,5 +1,6 @@
-"""Opening of model files: they are read in the background, and shown with an initial layout, or with the edit that an
-open model has.
+"""Opening of model files: they are read in the background, and shown with an initial layout.
+
+A file that is open already is shown with the edit that it has.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ class Latest:
 
     @property
     def is_running(self) -> bool:
-        """Whether a request runs."""
+        """Whether the newest request still runs."""
         return self._token is not None
 
     def run(
@@ -219,7 +219,7 @@ class Worker:
         threading.Thread(target=self._run, name=self._name, daemon=True).start()
 
     def close(self) -> None:
-        """Drop the work that has not started."""
+        """Drop the work that has not started; running work is not interrupted."""
         with self._lock:
             self._waiting.clear()
 

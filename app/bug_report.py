@@ -46,7 +46,10 @@ def describe_bug(error: BaseException) -> str:
 
 
 class BugReporter(QObject):
-    """Installs exception hooks for all threads, and shows reports in the GUI thread, one dialog at a time."""
+    """Installs exception hooks for all threads, and shows each unexpected exception in a dialog of the GUI thread.
+
+    Further ones are appended to a dialog that is open.
+    """
 
     _reported = Signal(str)
 

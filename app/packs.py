@@ -1,4 +1,4 @@
-"""Engine packs of this installation: their store, and the environment variable that makes children load them."""
+"""Engine packs (ggml backends as installable files): their store, and the variable that makes children load them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 def use_packs() -> None:
-    """Set the environment variable that makes children of this process load engine packs, unless it is set already."""
+    """Set the environment variable that makes child processes load engine packs, unless it is set already."""
     os.environ.setdefault(PACKS_VARIABLE, str(pack_book_path()))
 
 
 def pack_installer(cancel: CancelToken | None = None) -> PackInstaller:
-    """Return the installer of this user's packs, which also checks them."""
+    """Return the object that installs, checks and removes engine packs of this user."""
     from engine.devices.packs.store import PackStore, packs_beside_program
     from engine.machines.rigs.pack_installer import PackInstaller
 

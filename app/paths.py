@@ -44,7 +44,7 @@ def self_test_path() -> Path:
 
 
 def engine_checks_path() -> Path:
-    """Return the file of results of the engine checks."""
+    """Return the file of results of the engine checks, which find features that do not work on a device."""
     return user_data_path(APPLICATION, appauthor=False) / "engine_checks.json"
 
 

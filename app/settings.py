@@ -274,7 +274,7 @@ class Settings:
             return None
 
     def keep(self, key: str, document: msgspec.Struct) -> None:
-        """Store `document` as JSON under `key`."""
+        """Store `document` as JSON under `key` in the INI file."""
         self._write(key, document)
 
     def _write(self, key: str, document: object) -> None:

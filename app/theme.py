@@ -93,7 +93,7 @@ class Theme(QObject):
         return self._palette
 
     def set_name(self, name: ThemeName) -> None:
-        """Switch the whole application to theme `name`."""
+        """Switch the whole application to the theme `name`."""
         self._name = name
         self._apply()
 

@@ -211,7 +211,7 @@ class ChatArchive(QObject, ChatStorage):
     # ------------------------------------------------------------------ keeping
 
     def save(self, chat: Chat, before: Chat | None) -> None:
-        """Store a new or changed conversation."""
+        """Store a new or changed conversation. `before`: its last stored version; None if it is new."""
         shown = self._chats.get(chat.id)
         self._chats[chat.id] = chat
         self._do(lambda store: store.save(chat, before), _nothing)
@@ -225,7 +225,7 @@ class ChatArchive(QObject, ChatStorage):
         self._do(lambda store: store.apply(chat, before, after), _nothing)
 
     def keep_file(self, data: bytes) -> None:
-        """Store the bytes of an attachment."""
+        """Store the bytes of an attachment. Called before the message that refers to it is stored."""
         self._do(lambda store: store.keep_file(data)[1], _nothing)
 
     def read_files(self, names: Sequence[str], then: Callable[[Mapping[str, bytes]], None]) -> None:
@@ -261,7 +261,7 @@ class ChatArchive(QObject, ChatStorage):
             self.changed.emit()
 
     def restore(self, chat: Chat) -> None:
-        """Undo the deletion of a conversation."""
+        """Undo the deletion of a conversation in the database, and put it into the list again."""
         self._chats[chat.id] = chat
         self._do(lambda store: store.restore(chat.id), _nothing)
         self.brought_back.emit(chat.id)

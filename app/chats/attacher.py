@@ -79,7 +79,7 @@ class Attacher(QObject):
 
     @property
     def files(self) -> tuple[Attached, ...]:
-        """The attachments of the shown conversation."""
+        """The attachments of the conversation that the model's chat shows."""
         return tuple(self._files.get(self._conversation.chat.id, ()))
 
     @property

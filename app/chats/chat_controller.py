@@ -100,7 +100,7 @@ class ChatController(QObject):
         return current.is_loaded and not other.status.is_loaded and not other.conversation.is_answering
 
     def rename(self, chat: str, title: str) -> None:
-        """Set the title of a conversation."""
+        """Set the title of the conversation with the id `chat`."""
         self._change(chat, title=show(title, MAX_LABEL_CHARACTERS))
 
     def move(self, chat: str, folder: str) -> None:
@@ -108,7 +108,7 @@ class ChatController(QObject):
         self._change(chat, folder=show(folder, MAX_LABEL_CHARACTERS))
 
     def toggle_pin(self, chat: str) -> None:
-        """Pin or unpin a conversation."""
+        """Pin a conversation to the top of the list, or unpin it."""
         known = self._archive.chat(chat)
         if known is not None:
             self._change(chat, pinned=not known.pinned)

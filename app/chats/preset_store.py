@@ -18,7 +18,7 @@ from engine.chat.presets import Preset, read_presets, write_presets
 
 
 class PresetStore(QObject):
-    """Stores all presets for the conversations of all models."""
+    """Stores presets (named prompts with sampling settings) for the conversations of all models."""
 
     changed = Signal()
 

@@ -77,7 +77,7 @@ class KvStateRepository(QObject):
         self._has_warned = False
 
     def start(self) -> None:
-        """Create the folder if necessary, and remove unfinished files."""
+        """Create the folder of saved KV states if necessary, and remove unfinished files from it."""
         self._do(tr("Looking for saved KV states"), self._states.make_folder)
 
     def key_of(self, plan: Plan, then: Callable[[KvStateKey | None], None]) -> None:
@@ -156,7 +156,7 @@ class KvStateRepository(QObject):
     # ------------------------------------------------------------------ the dialog
 
     def measure(self, then: Callable[[SavedKvUse], None]) -> None:
-        """Call `then` with the size of all saved states and its limit."""
+        """Call `then` with the disk use of all saved KV states and their limit."""
 
         def work() -> SavedKvUse:
             sizes = self._states.sizes()
@@ -170,7 +170,7 @@ class KvStateRepository(QObject):
         self._do(tr("Removing old KV states"), lambda: self._states.set_quota(quota_bytes), then)
 
     def empty(self, then: Callable[[], None]) -> None:
-        """Remove all saved states, then call `then`."""
+        """Remove all saved KV states in the background, then call `then`."""
         self._do(tr("Removing saved KV states"), self._states.empty, then)
 
     def _do(self, what: str, work: Callable[[], object], then: Callable[[], None] = lambda: None) -> None:
@@ -239,7 +239,7 @@ class ModelKvStates(QObject, StateStorage):
 
     @property
     def is_settled(self) -> bool:
-        """Whether no state has to be written or read."""
+        """Whether no KV state is being written or read, or waits for that."""
         return self._unsaved is None and not self._saving and self._restoring is None
 
     # ------------------------------------------------------------------ calls of the conversation
@@ -264,7 +264,7 @@ class ModelKvStates(QObject, StateStorage):
         self._hold(chat)
 
     def answered(self, chat: str, request: int, tokens: int) -> None:
-        """Save the state of the conversation after a pause."""
+        """Start the pause after which the KV state of the conversation is saved."""
         self._unsaved, self._running = _Unsaved(chat, request, tokens), None
         self._timer.start()
 

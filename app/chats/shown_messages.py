@@ -156,7 +156,7 @@ def answer_details(message: Message) -> str:
 
 
 def speed_words(timings: Timings) -> list[str]:
-    """Return texts for the speed of an answer and the number of its tokens."""
+    """Return the parts of the line below an answer about its speed and the number of its tokens."""
     speed = timings.generation_tokens_per_second
     words = [] if speed is None else [tr("{speed:.1f} tokens/s", speed=speed)]
     number = format_count(timings.generated_tokens)

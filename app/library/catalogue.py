@@ -95,7 +95,7 @@ class LibraryCatalogue:
         self._is_scanned = False
 
     def close(self) -> None:
-        """Close the index. Steps that still run fail."""
+        """Close the index of the library. Steps that still run fail."""
         with self._lock:
             self._closed = True
             if self._index is not None:
@@ -103,7 +103,7 @@ class LibraryCatalogue:
 
     @property
     def index(self) -> LibraryIndex:
-        """The index (an SQLite database), opened at first use."""
+        """The library's index (an SQLite database), opened at first use."""
         with self._lock:
             if self._closed:
                 raise LibraryError(tr("The library is closed."))
@@ -124,7 +124,7 @@ class LibraryCatalogue:
         return self.contents()
 
     def contents(self) -> LibraryContents:
-        """Return the present results of scans, headers and forecasts."""
+        """Return the list of models with what is known now of headers, notes and forecasts."""
         index = self.index
         with self._lock:
             # Copies: another step may change the dictionaries while the list is made.
@@ -264,7 +264,7 @@ class LibraryCatalogue:
             self.note((mark,), change)
 
     def forget_missing(self, paths: Iterable[Path]) -> None:
-        """Remove files that do not exist any more from the list."""
+        """Remove model files that do not exist any more from the library's list."""
         gone = set(paths)
         with self._lock:
             files = tuple(file for file in self._census.files if file.path not in gone)

@@ -87,7 +87,7 @@ class LibraryTask:
         self._latest.cancel()
 
     def _show_step(self, text: str) -> None:
-        """Show the progress text, and the present list of models."""
+        """Show the text of a progress report, and the list of models as it is known now."""
         self._library.progress.emit(text)
 
         def show(contents: LibraryContents) -> None:
@@ -217,7 +217,7 @@ class Library(QObject):
         self.run(tr("Opening the library"), self.catalogue.load, show)
 
     def scan(self) -> None:
-        """Scan all folders, then read new headers."""
+        """Scan all model folders in the background, then read new GGUF headers."""
         self.is_scanning = True
         self.scan_begun.emit()
 
@@ -320,7 +320,7 @@ class Library(QObject):
         self.run(tr("Moving to the trash"), move, done, failed, quiet=False)
 
     def forget(self, paths: Iterable[Path]) -> None:
-        """Remove files that do not exist any more from the list."""
+        """Remove model files that do not exist any more from the library's list, in the background."""
         gone = tuple(paths)
         self.change(tr("Removing a model from the list"), lambda: self.catalogue.forget_missing(gone))
 

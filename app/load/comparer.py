@@ -1,4 +1,4 @@
-"""Runs a comparison of layouts in the background: one at a time, with progress as a signal."""
+"""Comparisons of the speed of layouts, run in the background: one at a time, with progress as a signal."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ class Loader(QObject):
         return self._obstacle(plan)
 
     def room_for(self, model: OpenModel, plan: Plan) -> Room:
-        """Return the models to unload so that `plan` fits, and the memory that is missing even then."""
+        """Return the models to unload so that `plan` of `model` fits, and the memory that is missing even then."""
         return self._wanted(model, plan).room
 
     def load_unasked(self, model: OpenModel, plan: Plan) -> None:

@@ -52,7 +52,7 @@ class Prober(QObject):
 
     @property
     def waits(self) -> bool:
-        """Whether a probe will start after the present pause."""
+        """Whether a probe will start when editing has paused long enough."""
         return self._pause.isActive()
 
     def restart(self) -> None:
@@ -61,7 +61,7 @@ class Prober(QObject):
             self._pause.start()
 
     def cancel(self) -> None:
-        """Cancel the running probe."""
+        """Cancel the running probe; a later edit starts another one."""
         self._probing.cancel()
 
     def close(self) -> None:

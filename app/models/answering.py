@@ -76,7 +76,7 @@ class StateStorage:
         then()
 
     def asked(self, chat: str, request: int) -> None:
-        """Note that an answer has begun."""
+        """Note that the model writes an answer, whose KV cache will replace a state that is not saved yet."""
 
     def answered(self, chat: str, request: int, tokens: int) -> None:
         """Note that an answer has ended.
@@ -115,9 +115,9 @@ class Answering(QObject):
         self.answer: AnswerRun | None = None
         """The answer that is being written; None if there is none."""
         self.request: int | None = None
-        """The number of its request; None before the request is sent to the model."""
+        """The number of the request for the present answer; None before it is sent to the model."""
         self._count: int | None = None
-        """The number of the request that counts the tokens of its prompt; None if none runs."""
+        """The number of the request that counts the tokens of the prompt; None if none runs."""
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
         self._timer.setInterval(KEEP_INTERVAL_MS)
@@ -132,7 +132,7 @@ class Answering(QObject):
     # ------------------------------------------------------------------ what people do
 
     def begin(self, run: AnswerRun) -> None:
-        """Start an answer: carry out its first effects."""
+        """Make `run` the present answer, and carry out its first effects."""
         self.answer, self.request, self._count = run, None, None
         self.begun.emit()
         self._do(run, run.begin())
@@ -158,7 +158,10 @@ class Answering(QObject):
     # ------------------------------------------------------------------ effects
 
     def _do(self, run: AnswerRun, effects: core.Effects) -> None:
-        """Carry out effects. Effects of an answer that is not the present one any more are dropped."""
+        """Carry out effects, which are actions that the state machine of the answer has chosen.
+
+        Effects of an answer that is not the present one any more are dropped.
+        """
         for effect in effects:
             # An effect may end the answer, or a receiver may have begun another one.
             if run is not self.answer:

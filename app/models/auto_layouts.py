@@ -131,7 +131,7 @@ class AutoLayouts(QObject):
         return "" if model is None else str(model.paths[0])
 
     def set_wishes(self, wishes: AutoWishes) -> None:
-        """Set and store the options of automatic layouts."""
+        """Set the options of automatic layouts (strategy, devices, cache types), and store them."""
         self.wishes = wishes
         kept = KeptWishes(
             wishes.strategy,

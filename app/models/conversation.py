@@ -131,14 +131,14 @@ class Conversation(QObject):
         loading.phase_changed.connect(self._on_phase_changed)
 
     def keep_in(self, storage: ChatStorage) -> None:
-        """Store conversations in `storage` from now on."""
+        """Store this model's conversations in `storage` from now on."""
         self._storage = self.answering.storage = storage
 
     # ------------------------------------------------------------------ what is shown
 
     @property
     def is_empty(self) -> bool:
-        """Whether the conversation has no messages."""
+        """Whether the conversation has no messages and no answer is being written in it."""
         return not self.tree.messages and self.answering.answer is None
 
     @property

@@ -105,7 +105,7 @@ class LayoutDocument(QObject):
 
     @property
     def left(self) -> tuple[Layout | None, Layout | None]:
-        """`EditState.left` of the current edit state."""
+        """The last layout in split mode `layer` and its replacement; see `EditState.left`."""
         return (None, None) if self._state is None else self._state.left
 
     @left.setter

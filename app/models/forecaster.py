@@ -110,7 +110,7 @@ class Forecaster:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the newest request has no forecast yet."""
+        """Whether the newest requested forecast has not been computed yet."""
         return self._waiting is not None
 
     def request(self, request: ForecastRequest) -> None:
@@ -119,7 +119,7 @@ class Forecaster:
         self._go_on()
 
     def forget(self) -> None:
-        """Drop the request that waits."""
+        """Drop the request that waits, because no model is open."""
         self._waiting = None
 
     def _go_on(self) -> None:

@@ -1,4 +1,4 @@
-"""Layout files and proposed layouts for the edited model."""
+"""Layout files and proposed layouts for the model that is edited."""
 
 from __future__ import annotations
 

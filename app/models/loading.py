@@ -89,7 +89,7 @@ class Loading(QObject):
         self.snapshot = Snapshot()
         """The newest snapshot (public state) of the session."""
         self.phase = Phase.STOPPED
-        """The phase of the model, as in `ModelStatus.phase`."""
+        """The phase of the model: stopped, loading, cancelling, ready or answering."""
         self.loaded: LoadedLayout | None = None
         self.model: ModelFile | None = None
         """The loaded model; None if none is loaded."""
@@ -136,7 +136,7 @@ class Loading(QObject):
 
     @property
     def is_busy(self) -> bool:
-        """Whether a load runs, waits or is being cancelled."""
+        """Whether a load of this model runs, waits or is being cancelled."""
         return self.phase in (Phase.LOADING, Phase.STOPPING)
 
     @property
@@ -182,7 +182,7 @@ class Loading(QObject):
             self.load(self._lost, forecast_is_whole=False)
 
     def cancel(self) -> None:
-        """Cancel the load that runs or waits."""
+        """Cancel the load of this model that runs or waits."""
         if self.phase is Phase.LOADING:
             self.bridge.session.stop()
             self._show_now()
@@ -335,7 +335,7 @@ class Loading(QObject):
             self._set_lost(self._lost if asked is not None or self._asked is not None else held or self._lost)
 
     def forget_lost(self) -> None:
-        """Forget the model that `reload` would load, because another file replaces it."""
+        """Drop the model that `reload` would load again, because another file replaces it."""
         self._held, self._has_crashed = None, False
         self._set_lost(None)
 

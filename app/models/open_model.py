@@ -1,4 +1,4 @@
-"""An open model: its file, its edit, its session, its conversation and its idle time."""
+"""An open model with all its parts: file, edit (layout and settings), session, conversation and idle time."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class OpenModel(QObject):
         return loading.phase is Phase.STOPPED and nothing_said and not loading.proposals
 
     def begin(self, file: ModelFile, key: FileIdentity) -> None:
-        """Assign `file` to this object. It has no edit yet."""
+        """Make this object the open model of `file`. It has no edit yet."""
         self.file, self.key, self.edit_state, self._edit = file, key, None, None
         if self.is_of_program:
             self.is_of_program = False
@@ -84,7 +84,7 @@ class OpenModel(QObject):
         self._refresh_status()
 
     def show_edit(self, edit: Edit | None) -> None:
-        """Set the edit from which the status is derived."""
+        """Store the present edit, and update the status, which says whether the loaded layout differs from it."""
         before = self.planned_context
         self._edit = edit
         if self.planned_context != before:

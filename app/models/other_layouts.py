@@ -40,7 +40,7 @@ class OtherLayouts(QObject):
         self._notices = notices
 
     def follow(self, model: OpenModel) -> None:
-        """Connect to the loads of `model` that try other layouts."""
+        """Connect to `model`, so that a layout that was loaded instead of the requested one is put into the editor."""
         model.loading.stepped_back.connect(partial(self._on_stepped_back, model))
 
     def apply_proposal(self, index: int) -> None:

@@ -81,7 +81,7 @@ class SpeedRepository(QObject):
         self._on_rig_changed(live.rig)
 
     def follow(self, model: OpenModel) -> None:
-        """Correct the speeds by each answer of `model`."""
+        """Correct the known speeds by the measured speed of each answer of `model`."""
         model.conversation.answer_finished.connect(lambda event: self._on_answer(model, event))
 
     def known_speeds(self, rig: Rig) -> Speeds:
@@ -178,14 +178,14 @@ class SpeedRepository(QObject):
         self._show()
 
     def _show(self) -> None:
-        """Pass the known speeds to the document, and emit them."""
+        """Pass the known speeds to the document, and emit `known_changed`."""
         self._speeds = self.book.speeds(self._live.rig, self._card_links)
         self._document.set_speeds(self._speeds, self._answered)
         self.known_changed.emit(self._speeds)
 
     @property
     def speeds(self) -> Speeds:
-        """The known speeds of the rig's devices."""
+        """The known speeds of the rig's devices and of the links between them."""
         return self._speeds
 
     def _keep(self, book: SpeedBook) -> None:

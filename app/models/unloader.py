@@ -30,11 +30,11 @@ class Unloader(QObject):
         models.expired.connect(self._on_expired)
 
     def unload_current(self) -> None:
-        """Unload the current model."""
+        """Unload the current model, and show a notice."""
         self.unload(self._models.current)
 
     def unload(self, model: OpenModel) -> None:
-        """Unload `model`."""
+        """Unload `model`, and show a notice if it was loaded."""
         if model.loading.unload():
             self._notices.say(tr("Unloaded {name}", name=model.name))
 

@@ -69,7 +69,7 @@ class Calibrator(QObject):
         self._keep(self.calibration.with_need(need))
 
     def reset(self) -> None:
-        """Delete all measured overheads."""
+        """Delete all measured memory overheads of devices."""
         self._keep(NO_CALIBRATION)
 
     def _on_samples(self, samples: tuple[Sample, ...]) -> None:

@@ -53,7 +53,7 @@ class DeviceSearch(QObject):
         self._search(DeviceList.with_search)
 
     def judge_again(self) -> None:
-        """Search again and apply new check results to the devices. The devices of a rig file are kept."""
+        """Search for devices again, and apply new results of the engine checks. The devices of a rig file are kept."""
         self._search(DeviceList.with_findings)
 
     def find(self) -> Rig:

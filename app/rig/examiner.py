@@ -127,7 +127,7 @@ class Examiner(QObject):
             self._cancel.cancel()
 
     def save(self, path: Path, report: Report) -> None:
-        """Write a report to the file `path` in the background."""
+        """Write the report of an examination to the file `path` in the background."""
 
         def write() -> None:
             write_report(path, report)

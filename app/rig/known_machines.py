@@ -113,7 +113,7 @@ class KnownMachines(QObject):
             )
 
     def close(self) -> None:
-        """Stop asking machines."""
+        """Stop the timer that asks machines for their devices."""
         self._timer.stop()
 
     def _devices_of(self, machine: Machine) -> tuple[Device, ...]:

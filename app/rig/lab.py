@@ -56,7 +56,7 @@ class Lab(QObject):
 
     @property
     def processes(self) -> Mapping[str, WorkerProcess]:
-        """Processes of the running workers by endpoint, for reading their memory."""
+        """Process id and idle memory of each running worker, by endpoint, for the reading of its memory."""
         lab = self._workers
         if lab is None:
             return {}

@@ -26,12 +26,12 @@ class LimitStore:
         self._kept = (None if settings is None else settings.kept("device_limits", KeptLimits)) or KeptLimits()
 
     def apply(self, device: Device) -> Device:
-        """Return `device` with its stored limits; unchanged if it has none."""
+        """Return `device` with its stored cap and margin; unchanged if none are stored."""
         limits = self._kept.devices.get(device_key(device))
         return device if limits is None else replace(device, cap_bytes=limits[0], margin_bytes=limits[1])
 
     def keep(self, device: Device) -> None:
-        """Store the limits of `device`."""
+        """Store the cap and margin of `device`; the oldest entries above `MAX_DEVICES` are dropped."""
         kept = {key: limits for key, limits in self._kept.devices.items() if key != device_key(device)}
         kept[device_key(device)] = (device.cap_bytes, device.margin_bytes)
         # The newest is at the end; the oldest are dropped, so that ports of past workers do not pile up.

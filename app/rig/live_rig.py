@@ -80,9 +80,9 @@ class LiveMemory:
         return seen
 
     def _note_begun(self, before: Sequence[HeldModel], grown: Mapping[str, int]) -> None:
-        """Store the free memory at the start of loads, including memory that is being returned.
+        """Store the free memory of devices at the start of each load, by the key of its model.
 
-        `grown`: as from `set_models`.
+        `grown`: change of the bytes that models hold, by device; what unloaded models return counts as free.
         """
         empty_before = {model.key for model in before if not model.held_bytes}
         loading = {model.key for model in self._models if not model.held_bytes}
@@ -275,7 +275,7 @@ class LiveRig(QObject):
             self._show_rig()
 
     def set_calibration(self, calibration: Calibration) -> None:
-        """Use these measured memory overheads of devices in forecasts."""
+        """Use these measured memory overheads of devices in forecasts from now on."""
         self._calibration = calibration
         # It is learnt from every load, and mostly the same as before.
         # Setting the devices emits signals and makes forecasts anew.
@@ -324,7 +324,7 @@ class LiveRig(QObject):
         self.devices = replace(self.devices, rig=rig)
 
     def _show_rig(self) -> None:
-        """Emit the rig for the edited layout if it has changed."""
+        """Emit `rig_changed` if the rig for a load of the edited layout has changed."""
         rig = self.rig_without([self._current] if self._current is not None else [])
         if rig != self._rig:
             self._rig = rig

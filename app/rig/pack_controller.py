@@ -1,4 +1,7 @@
-"""Engine packs in the window: install, switch, remove and check them in the background, one action at a time."""
+"""Engine packs (ggml backends as files that can be installed): install, switch, remove and check them.
+
+The actions run in the background, one at a time.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from engine.machines.rigs.pack_installer import PackInstaller
 
 @dataclass(frozen=True, slots=True)
 class Packs:
-    """The installed engine packs, and the running action.
+    """The installed engine packs (ggml backends as files), and the running action on them.
 
     `under_way`: description of the action for people; empty if none runs.
     `fresh`: name of a pack that was just installed and has passed its check; empty if there is none.
@@ -61,11 +64,11 @@ class PackController(QObject):
         self._do(tr("Checking engine packs"), lambda keeper: keeper.check_new(), quiet=True)
 
     def refresh(self) -> None:
-        """Read the list of packs again."""
+        """Read the list of engine packs again in the background, and emit it."""
         self._do(tr("Looking for engine packs"), lambda keeper: keeper.listed(), quiet=True)
 
     def install(self, path: Path) -> None:
-        """Install the pack in the file `path`, and check it."""
+        """Install the engine pack in the file `path`, and check it, in the background."""
 
         def work(keeper: PackInstaller) -> str:
             verdict = keeper.install(path)
@@ -74,11 +77,11 @@ class PackController(QObject):
         self._do(tr("Installing {name} and checking it", name=path.name), work)
 
     def remove(self, name: str) -> None:
-        """Remove the installed pack `name`."""
+        """Remove the installed engine pack `name` in the background."""
         self._do(tr("Removing {name}", name=name), lambda keeper: keeper.remove(name))
 
     def switch(self, name: str, *, on: bool) -> None:
-        """Switch the pack `name` on or off, so that child processes load it or not."""
+        """Enable or disable the engine pack `name`, so that child processes load it or not."""
 
         def work(keeper: PackInstaller) -> None:
             keeper.switch(name, on=on)
@@ -87,17 +90,17 @@ class PackController(QObject):
         self._do(tr("Switching {name} on", name=name) if on else tr("Switching {name} off", name=name), work)
 
     def check(self, name: str) -> None:
-        """Check the pack `name` again."""
+        """Check the engine pack `name` again in the background."""
         self._do(tr("Checking {name}", name=name), lambda keeper: keeper.check(keeper.store.pack(name)))
 
     def close(self) -> None:
-        """Cancel the running action on packs."""
+        """Cancel the running action on engine packs."""
         self._cancel.cancel()
 
     def _do(self, what: str, work: Callable[[PackInstaller], object], *, quiet: bool = False) -> None:
-        """Run `work` in the background, then emit the packs; show a notice instead if another action runs.
+        """Run `work` in the background, then emit the packs; if another action runs, only show a notice.
 
-        If `work` returns a name, that pack is `fresh`.
+        If `work` returns the name of a pack, that pack is shown as just installed.
         """
         if self.packs.under_way:
             self._notices.say(tr("{under_way}: please wait for that first.", under_way=self.packs.under_way))

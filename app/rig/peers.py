@@ -99,7 +99,7 @@ class Peers(QObject):
     # ------------------------------------------------------------------ looking for machines
 
     def start_looking(self) -> None:
-        """Search the local network until `stop_looking` is called. `found` is emitted with the machines."""
+        """Search the local network for machines until `stop_looking` is called. `found` is emitted with them."""
         if self._search is None:
             interfaces = tuple(filter(None, os.environ.get(INTERFACES_VARIABLE, "").split(",")))
             self._search = NearbySearch(self._announced.emit, self._search_ended.emit, interfaces=interfaces)
@@ -107,7 +107,7 @@ class Peers(QObject):
         self._look_up()
 
     def stop_looking(self) -> None:
-        """Stop the search of the local network."""
+        """Stop the search for machines on the local network."""
         search, self._search, self._machines = self._search, None, ()
         if search is not None:
             self._background.run("Ending the search for machines", search.close, _nothing, self._tell_error, quiet=True)

@@ -138,9 +138,9 @@ class ServedModels(QObject):
         """The request whose file is read or whose load is planned in the background, even if a newer request has
         replaced it."""
         self._begun: OpenModel | None = None
-        """The requested model, from the moment when its load was passed to the loader."""
+        """The requested model after its load was passed to the loader; None before that."""
         self._ending_before: LoadEnding | None = None
-        """The ending of that model's previous load."""
+        """The ending of the requested model's previous load, which must not be taken for that of the new load."""
         self._planned: tuple[OpenModel, Plan] | None = None
         """A planned load that waits for the end of answers, or of another load."""
         # Queued explicitly: the server's thread emits this signal.

@@ -72,7 +72,7 @@ class Actions:
         }
 
     def enable(self, **enabled: bool) -> None:
-        """Enable or disable actions by name."""
+        """Enable or disable actions by their names."""
         for name, value in enabled.items():
             self._by_name[name].setEnabled(value)
 

@@ -69,7 +69,7 @@ class ModelViews(QObject):
         return self._views[self._models.current]
 
     def of(self, model: OpenModel) -> ModelView:
-        """Return the view of `model`."""
+        """Return the view (chat and load report) of `model`."""
         return self._views[model]
 
     def show_beside(self, model: OpenModel | None, stack: QStackedWidget) -> None:

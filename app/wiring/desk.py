@@ -1,4 +1,4 @@
-"""Makes and connects all objects of the window except its widgets."""
+"""Construction of the desk: all objects of the window except its widgets, and the connections between them."""
 
 from __future__ import annotations
 
@@ -94,12 +94,12 @@ class Desk:
 
     @property
     def loading(self) -> Loading:
-        """The load and request state of the current model."""
+        """The session of the current model: its loads, its state and its requests."""
         return self.models.current.loading
 
     @property
     def is_edited(self) -> bool:
-        """Whether the edit of the current model differs from its loaded layout."""
+        """Whether the edited layout or settings of the current model differ from the loaded ones."""
         return self.models.current.status.is_edited
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
-"""Makes the presenters, with a function for each part of the screen.
+"""Construction of the presenters (objects that connect widgets with the rest), a function for each part of the screen.
 
-A presenter whose parent is the window needs no other owner.
+Each presenter is a `QObject` with the window as parent, which keeps it alive.
 """
 
 from __future__ import annotations

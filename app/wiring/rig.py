@@ -1,4 +1,4 @@
-"""Makes and connects the objects for devices."""
+"""Construction and connection of the objects for devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes the window with its presenters, and connects them."""
+"""Construction of the window with its presenters, and their connections."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class DoctorDialog(QDialog):
 
     @property
     def text(self) -> str:
-        """The status sentence above the table."""
+        """The sentence above the table that says how the examination goes."""
         return self._words.text()
 
     def _on_progress(self, progress: Progress) -> None:
@@ -145,7 +145,7 @@ class DoctorDialog(QDialog):
 
 
 class DoctorPresenter(OneDialog[DoctorDialog]):
-    """Opens the dialog that examines this machine."""
+    """Opens the dialog that examines this machine, and starts the examination."""
 
     def __init__(self, examiner: Examiner, window: QWidget) -> None:
         super().__init__(lambda: DoctorDialog(window, examiner), DoctorDialog.begin, window)

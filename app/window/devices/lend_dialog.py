@@ -184,7 +184,7 @@ def _code_words(state: LendState) -> str:
 
 
 class LendPresenter(OneDialog[LendDialog]):
-    """Opens the dialog of lending."""
+    """Opens the dialog for lending devices to other computers."""
 
     def __init__(self, lender: Lender, live: LiveRig, window: QWidget) -> None:
         super().__init__(lambda: LendDialog(window, lender, live), lambda _dialog: None, window)

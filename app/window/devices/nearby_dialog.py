@@ -65,7 +65,7 @@ class NearbyDialog(QDialog):
         self._enable()
 
     def begin(self) -> None:
-        """Start the search of the local network."""
+        """Start the search of the local network for machines."""
         self._peers.start_looking()
 
     def done(self, result: int) -> None:
@@ -191,7 +191,7 @@ def _is_code(text: str) -> bool:
 
 
 class NearbyPresenter(OneDialog[NearbyDialog]):
-    """Opens the dialog for machines nearby."""
+    """Opens the dialog for machines nearby, and starts its search."""
 
     def __init__(self, peers: Peers, window: QWidget) -> None:
         super().__init__(lambda: NearbyDialog(window, peers), NearbyDialog.begin, window)

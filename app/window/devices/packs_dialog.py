@@ -1,4 +1,4 @@
-"""The dialog of Devices > Engine Packs: installed packs, whether each is used or why not, and actions on them."""
+"""The dialog of Devices > Engine Packs: packs of ggml backends, whether each is used or why not, and actions."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class PacksDialog(QDialog):
 
     @property
     def text(self) -> str:
-        """The status sentence above the table."""
+        """The sentence above the table about the state of the packs."""
         return self._words.text()
 
     @property
@@ -74,7 +74,7 @@ class PacksDialog(QDialog):
         return None if row is None else self._packs.listed[row]
 
     def show_packs(self, packs: Packs) -> None:
-        """Show `packs`; the selected pack stays selected."""
+        """Show `packs` in the table. The pack that is selected stays selected."""
         before = self.current
         self._packs = packs
         names = [pack.name for pack in packs.listed]

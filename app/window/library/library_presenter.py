@@ -54,7 +54,7 @@ class LibraryPage(QObject):
         return self._pages.currentWidget() is self.view
 
     def toggle(self) -> None:
-        """Show or hide the library."""
+        """Show the library page, or hide it if it is shown."""
         if self.is_shown:
             self.hide()
         else:

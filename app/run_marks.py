@@ -1,6 +1,6 @@
 """Run marks: files that say which windows run, one for each, with the models that it has open.
 
-A mark whose process is gone means that the window crashed or was killed; the next window offers to reopen its models.
+A mark whose process is gone means that the window crashed or was killed; the next window opens its models again.
 Python's faulthandler writes a crash into a second file with the same name. Both are deleted when the window closes.
 They contain no text of conversations.
 """
@@ -31,7 +31,8 @@ _MARK, _FAULTS = ".json", ".faults"
 class OpenedModel(msgspec.Struct, frozen=True):
     """An open model of a window.
 
-    `path`: path of its first file. `layout`: its layout in the format of layout files; empty if it was not edited.
+    `path`: path of its first file. `layout`: its layout in the format of layout files; empty if that is the proposed
+    one.
     """
 
     path: str

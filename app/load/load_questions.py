@@ -17,7 +17,7 @@ MAX_NAME_LENGTH = 32
 
 
 def load_question(room: Room, name: str, now_s: float) -> LoadQuestion:
-    """Return the question which models to unload before the model `name` is loaded.
+    """Return the question whether to unload other models before the model `name` is loaded.
 
     `room`: the models in the way of the load, and the missing memory. `now_s`: present time of `OpenModels.now_s`.
     """

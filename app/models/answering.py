@@ -146,7 +146,10 @@ class Answering(QObject):
         self._do(run, run.stop())
 
     def answer_overflow(self, leave_out: bool) -> None:
-        """Continue after the question about a full context: drop the oldest turns if `leave_out`, else do not send."""
+        """Continue after the question about a full context.
+
+        `leave_out`: drop the oldest turns and send the user's message; if false, the message is not sent.
+        """
         if self.answer is not None:
             self._do(self.answer, self.answer.answer_overflow(leave_out))
 

@@ -55,10 +55,7 @@ from engine.runtime.session.status import Phase
 
 @dataclass(frozen=True, slots=True)
 class ContextFill:
-    """Use of the loaded context. `used`: tokens, None if unknown.
-
-    `total`: its size in tokens, None if no model is loaded.
-    """
+    """Use of the loaded context in tokens. `used`: None if unknown. `total`: its size, None if no model is loaded."""
 
     used: int | None
     total: int | None

@@ -184,7 +184,7 @@ class ModelOpener(QObject):
         self._open(_Request(path, read, True, opened, then))
 
     def open_again(self) -> None:
-        """Open the file of the current model another time."""
+        """Open the file of the current model another time, so that it can have a second layout."""
         file = self._models.current.file
         if file is not None:
             self.open_copy(file.paths[0])

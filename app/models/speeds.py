@@ -154,6 +154,7 @@ class SpeedRepository(QObject):
         if event.generated_tokens >= MIN_TOKENS:
             # Inserted again at the end: the oldest entries are dropped.
             self._answered.pop(what, None)
+            # The context grows by one token at each step: this is its mean fill while the answer was generated.
             fill_tokens = event.prompt_tokens + event.generated_tokens // 2
             self._answered[what] = LastAnswer(event.generation_tokens_per_second, fill_tokens)
             self._answered = dict(list(self._answered.items())[-_KEPT_ANSWERS:])

@@ -138,7 +138,7 @@ class LiveMemory:
     def reported(self, rig: Rig, *, from_file: bool) -> Rig:
         """Return `rig` with the free memory that devices report while our models are loaded.
 
-        `from_file`: as in `beside`.
+        `from_file`: whether the free memory in `rig` is from a rig file, which does not include our loaded models.
         """
         return with_less_free(rig, _held_bytes(self._models)) if from_file else rig
 

@@ -1,4 +1,4 @@
-"""The presenter of the API server panel (Model > Serve)."""
+"""The presenter of the API server panel: it shows the server's state and requests, and stores changed settings."""
 
 from __future__ import annotations
 

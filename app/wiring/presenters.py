@@ -179,7 +179,7 @@ def load_last_model(desk: Desk) -> None:
 
 
 def follow_run(main: MainWindow, desk: Desk, marks: RunMarks) -> None:
-    """Write the open models into this window's run mark, and offer the models of a window that crashed.
+    """Write the open models into this window's run mark, and open the models of a window that crashed.
 
     If no window crashed, no other window is open and the preference is on, the model that was opened last is loaded. A
     model that may have caused a crash is not loaded automatically, else the program could never be started again.

@@ -76,7 +76,7 @@ class WindowParts:
         self.questions.open_dropped(*files)
 
     def follow_run(self, marks: RunMarks) -> None:
-        """Write the open models into this window's run mark, and offer to reopen the models of a crashed window."""
+        """Write the open models into this window's run mark, and open the models of a crashed window again."""
         follow_run(self.main, self.desk, marks)
 
     def open_files(self, files: Sequence[Path]) -> None:

@@ -1,4 +1,7 @@
-"""The presenter of Devices > Plan with Other Cards: the current model on graphics cards that are not here."""
+"""The presenter of Devices > Plan with Other Cards.
+
+It compares memory and speed of the current model on this computer and on graphics cards that are not here.
+"""
 
 from __future__ import annotations
 

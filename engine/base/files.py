@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
+from engine.base.errors import ArgumentError
 from engine.base.language import tr
 
 READ_TIMEOUT_S = 5.0
@@ -183,4 +184,24 @@ def _named_folder(environment: Mapping[str, str], name: str, home: Path | None) 
     text = environment.get(name, "")
     if not text or "\0" in text:
         return None
-    return home / text[2:] if home and text.startswith("~/") else Path(text).expanduser().absolute()
+    if home and text.startswith("~/"):
+        return home / text[2:]
+    # As huggingface_hub does: a name of an unknown user stays in the path, where `Path.expanduser` would raise.
+    return Path(os.path.expanduser(text)).absolute()  # noqa: PTH111
+
+
+def require_hugging_face_cache(environment: Mapping[str, str]) -> Path:
+    """Return the Hugging Face cache to write to.
+
+    Raises:
+        ArgumentError: if the variable that names it begins with an unknown user.
+    """
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
+        if not (text := environment.get(name, "")):
+            continue
+        if os.path.expanduser(text).startswith("~"):  # noqa: PTH111
+            raise ArgumentError(
+                tr("{name} names a folder of an unknown user: {text}. Correct it, or unset it.", name=name, text=text)
+            )
+        break
+    return hugging_face_cache(environment)

@@ -52,6 +52,10 @@ HELP = "/again: another answer to the last question; /quit: end (as the end of t
 _READ_BYTES = 1 << 16
 
 
+NOT_STORED = "The text from here on is not stored yet: it is lost if the program is killed before there is room."
+STORED_AGAIN = "The conversation is stored again, with the text since the failure."
+
+
 @dataclass(frozen=True, slots=True)
 class TalkOptions:
     """Options of a chat. `settings`: samplers. `attached`: files for the first question.
@@ -128,7 +132,7 @@ class Talk:
         self._attached = options.attached
         self._keeps_states = self._make_folder()
         self._follower = Follower(states.folder if self._keeps_states else None)
-        # Whether the user was told that the current answer is not stored.
+        # Whether the user was told that text is not stored.
         self._has_warned = False
         # Last event of the request for the current answer.
         self._ending: RequestEnding | None = None
@@ -250,7 +254,7 @@ class Talk:
         """Write an answer. If memory runs out and other layouts may be tried, it goes on in one that fits."""
         self._store.apply(self._conversation.id, self._tree, run.tree)
         self._tree = run.tree
-        self._has_warned, self._ending, self._finish = False, None, None
+        self._ending, self._finish = None, None
         self._do(run, run.begin())
         finish = self._finish
         assert finish is not None
@@ -337,13 +341,20 @@ class Talk:
                 self._request = stream.number
 
     def _write(self, written: Future[None]) -> None:
-        """Wait for a write to the database. If it fails, the answer goes on, and the user is told once."""
+        """Wait for a write to the database. If it fails, the answer goes on, and the user is told once.
+
+        The user is also told when the text of the failure is stored.
+        """
         try:
             written.result()
         except EngineError as error:
             if not self._has_warned:
                 self._has_warned = True
-                self._printer.notice(error.summary())
+                self._printer.notice(f"{error.summary()} {NOT_STORED}")
+            return
+        if self._has_warned and not self._store.is_behind:
+            self._has_warned = False
+            self._printer.notice(STORED_AGAIN)
 
 
 def _text(line: bytes) -> str:

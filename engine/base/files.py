@@ -74,6 +74,26 @@ def write_whole(path: Path, data: bytes) -> None:
         unfinished.write_bytes(data)
 
 
+def write_private(path: Path, data: bytes) -> None:
+    """Write a file that only our user can read, unless it is there already. Raises `OSError`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # In the same folder, because a hard link cannot cross file systems.
+    unfinished = path.with_name(f".{secrets.token_hex(8)}.tmp")
+    try:
+        # Not written first and closed to others after: they could have opened it in between.
+        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            # On disk before it gets its name: a power failure must not leave an empty file.
+            file.flush()
+            os.fsync(file.fileno())
+        # Another process may have been quicker: then its file counts.
+        with suppress(FileExistsError):
+            os.link(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
 def read_at_most(path: Path, max_bytes: int, *, timeout_s: float = READ_TIMEOUT_S) -> bytes:
     """Return at most `max_bytes` of a file. A file that is not regular may take `timeout_s`.
 

@@ -39,7 +39,8 @@ class Fault:
     """What happens to a request for bytes, `after_bytes` of it. `target` of a redirect; `wait_s`: Retry-After.
 
     cut: the line ends; stall: nothing more comes; corrupt: a byte is another one; short, long: the length is another
-    one; drip: 200 bytes a second; no_ranges: 200 and everything; range_refused: 416; busy: 429; broken: 503; expired: 403 of a signed link.
+    one; drip: 200 bytes a second; no_ranges: 200 and everything; range_refused: 416; busy: 429; broken: 503;
+    expired: 403 of a signed link.
     """
 
     kind: FaultKind

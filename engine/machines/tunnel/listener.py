@@ -42,7 +42,11 @@ _log = logging.getLogger("layerdeck.engine")
 
 @dataclass(eq=False, slots=True)
 class _Caller:
-    """One connection. `begun_s`: when it was accepted, by the loop's clock. `session`: fingerprint of the client during a session, else empty."""
+    """One connection.
+
+    `begun_s`: when it was accepted, by the loop's clock. `session`: fingerprint of the client during a session, else
+    empty.
+    """
 
     connection: socket.socket
     address: str

@@ -9,12 +9,14 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Literal
 
 import msgspec
 
 from app.cli import exit_codes
 from app.cli.chat_printers import ChatPrinter
-from app.cli.follow import INTERRUPT_POLL_S, BadEnding, Ended, Follower, exit_code_of
+from app.cli.follow import IDLE_POLL_S, BadEnding, Ended, Follower, exit_code_of
 from app.cli.inputs import learn_speed
 from engine.base.errors import EngineError
 from engine.chat import answer as core
@@ -70,22 +72,33 @@ class TalkOptions:
     attached: tuple[ReadFile, ...] = ()
 
 
+class _Wake(Enum):
+    WAKE = "wake"
+
+
 class LineReader:
     """Reads lines of standard input in a daemon thread. A pending read does not delay the end of the program."""
 
     def __init__(self, descriptor: int = 0) -> None:
         self._descriptor = descriptor
-        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._lines: queue.SimpleQueue[str | Literal[_Wake.WAKE] | None] = queue.SimpleQueue()
         # not through sys.stdin: a thread that waits in there holds a lock that Python wants at its end
         threading.Thread(target=self._run, name="lines", daemon=True).start()
 
-    def next(self, timeout_s: float) -> str | None:
-        """Return the next line without its end, None at the end of the input.
+    def next(self, timeout_s: float | None) -> str | None:
+        """Return the next line without its end, None at the end of the input. `timeout_s`: None waits without limit.
 
         Raises:
-            queue.Empty: if there is none yet.
+            queue.Empty: if there is none yet, or `wake` ended the wait.
         """
-        return self._lines.get(timeout=timeout_s)
+        line = self._lines.get(timeout=timeout_s)
+        if line is _Wake.WAKE:
+            raise queue.Empty
+        return line
+
+    def wake(self) -> None:
+        """End a wait for a line. May be called in any thread, and in a signal handler."""
+        self._lines.put(_Wake.WAKE)
 
     def _run(self) -> None:
         held = b""
@@ -205,6 +218,7 @@ class Talk:
             yield self._options.prompt
             return
         reader = LineReader()
+        self._follower.wake = reader.wake
         while True:
             self._printer.prompt()
             line = self._line(reader)
@@ -217,7 +231,7 @@ class Talk:
         """Return the next line. A lost model or an interrupt ends the chat."""
         while True:
             with suppress(queue.Empty):
-                return reader.next(INTERRUPT_POLL_S)
+                return reader.next(IDLE_POLL_S)
             self._follower.check()
 
     def _take(self, line: str) -> None:

@@ -87,9 +87,11 @@ def write_pack(path: Path, name: str, data: bytes = b"library", **changed: objec
     )
 
 
-def write_signed_pack(path: Path, name: str, keys: PackKeys, data: bytes = b"library", **changed: object) -> Path:
+def write_signed_pack(
+    path: Path, name: str, keys: PackKeys, data: bytes = b"library", changed: Mapping[str, object] | None = None
+) -> Path:
     """Write the archive of a pack that `keys` sign; `changed` keys of the manifest are changed after that."""
     files = {f"libggml-{name}.so": data}
     manifest = keys.sign(parse_manifest(json.dumps(manifest_of(name, files)).encode()))
-    written = json.dumps({**msgspec.to_builtins(manifest), **changed}).encode()
+    written = json.dumps({**msgspec.to_builtins(manifest), **(changed or {})}).encode()
     return write_archive(path, [(f"{name}/manifest.json", written), (f"{name}/libggml-{name}.so", data)])

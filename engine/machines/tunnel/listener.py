@@ -83,8 +83,9 @@ class Listener:
         self._reach_worker = reach_worker
         self._on_paired = on_paired
         self._callers: set[_Caller] = set()
-        # Since Python 3.10 a lock binds to the loop that first waits for it, so it may be made in this thread.
+        # Since Python 3.10 these bind to the loop that first waits for them, so they may be made in this thread.
         self._session = asyncio.Lock()
+        self._session_begun = asyncio.Event()
         self._loop = asyncio.new_event_loop()
         self._listening: socket.socket | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -212,6 +213,7 @@ class Listener:
             client = clients.get(fingerprint_of(stream.certificate))
             if client is not None:
                 caller.session = client.fingerprint
+                self._session_begun.set()
                 await self._serve_session(stream)
         finally:
             await stream.close()
@@ -256,10 +258,12 @@ class Listener:
             self._session.release()
 
     async def _end_forgotten(self) -> None:
-        """End the sessions of clients that are no longer paired; polls the file of pairings."""
+        """End the sessions of clients that are no longer paired; reads the file of pairings during sessions only."""
         while True:
+            await self._session_begun.wait()
             await asyncio.sleep(_LOOK_S)
             if not any(each.session for each in self._callers):
+                self._session_begun.clear()
                 continue
             known = {each.fingerprint for each in await asyncio.to_thread(self._book.all, "client")}
             # No await in this loop: tasks that end remove their caller from the set.

@@ -113,7 +113,10 @@ def test_an_index_that_cannot_be_written_is_read(path: Path, monkeypatch: pytest
     connect = sqlite3.connect
 
     def connect_reading(place: str | Path, **options: Any) -> sqlite3.Connection:
-        return connect(f"file:{place}?mode=ro", **options, uri=True) if place == path else connect(place, **options)
+        if place == path:
+            place, options["uri"] = f"file:{place}?mode=ro", True
+        found: sqlite3.Connection = connect(place, **options)
+        return found
 
     monkeypatch.setattr(sqlite3, "connect", connect_reading)
     with closing(LibraryIndex(path)) as index:

@@ -43,6 +43,8 @@ STEP_SECONDS = 10.0
 STEP_BYTES = 1 << 30
 SIMPLER = "Make it simpler or empty it, then load the model again."
 _LOOK_SECONDS = 0.2
+_QUICK_STEPS_SECONDS = 1.0
+"""Pause between looks while each of them sees another step."""
 
 
 class StepLimit:
@@ -56,12 +58,16 @@ class StepLimit:
     def __init__(self, say: Callable[[str], None], what: str, remedy: str = SIMPLER) -> None:
         self._say, self._what, self._remedy = say, what, remedy
         self._begun: tuple[float, int] | None = None
+        self._seen: tuple[float, int] | None = None
+        self._awake = threading.Event()
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="step-limit", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="step-limit", daemon=True)
         self._thread.start()
 
     def __enter__(self) -> None:
         self._begun = (time.process_time(), resident_bytes())
+        if not self._awake.is_set():
+            self._awake.set()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -71,17 +77,32 @@ class StepLimit:
     def close(self) -> None:
         """End the thread, and wait for it."""
         self._ended.set()
+        self._awake.set()
         self._thread.join()
 
-    def _look(self) -> None:
-        while not self._ended.wait(_LOOK_SECONDS):
-            if (begun := self._begun) is None:
-                continue
-            begun_s, begun_bytes = begun
-            if time.process_time() - begun_s > STEP_SECONDS:
-                self._give_up(f"more than {STEP_SECONDS:g} s")
-            elif resident_bytes() - begun_bytes > STEP_BYTES:
-                self._give_up(f"more than {STEP_BYTES >> 30} GiB of memory")
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            pause_s = self._look()
+            if pause_s is None:
+                self._awake.wait()
+            else:
+                self._ended.wait(pause_s)
+
+    def _look(self) -> float | None:
+        """Compare the step that runs with the limits; return the seconds until the next look, None: until a step."""
+        begun, before = self._begun, self._seen
+        self._seen = begun
+        if begun is None:
+            # First forgotten, then asked again: a step that begins in between sets it once more.
+            self._awake.clear()
+            return None if self._begun is None and not self._ended.is_set() else _LOOK_SECONDS
+        begun_s, begun_bytes = begun
+        if time.process_time() - begun_s > STEP_SECONDS:
+            self._give_up(f"more than {STEP_SECONDS:g} s")
+        elif resident_bytes() - begun_bytes > STEP_BYTES:
+            self._give_up(f"more than {STEP_BYTES >> 30} GiB of memory")
+        # While tokens come, each look sees another step: quick ones need no close watch.
+        return _LOOK_SECONDS if begun is before else _QUICK_STEPS_SECONDS
 
     def _give_up(self, how_much: str) -> None:
         # os._exit, because the main thread is in native code and would never see an exception.

@@ -82,7 +82,7 @@ def test_what_is_no_key(keys: PackKeys, text: str) -> None:
 def test_a_pack_that_was_changed_after_it_was_signed_is_refused(
     store: PackStore, publisher: PackKeys, tmp_path: Path, changed: dict[str, object]
 ) -> None:
-    archive = write_signed_pack(tmp_path / "a.tar.gz", "vulkan", publisher, **changed)
+    archive = write_signed_pack(tmp_path / "a.tar.gz", "vulkan", publisher, b"library", changed)
     for refuse in (lambda: store.maker_of(archive), lambda: store.install(archive, engine_version())):
         with pytest.raises(PackError, match="signature is wrong"):
             refuse()

@@ -83,9 +83,7 @@ def test_where_the_cache_is() -> None:
 
 
 @pytest.mark.parametrize("name", ["HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME", "HF_TOKEN_PATH"])
-def test_a_folder_of_an_unknown_user_is_no_bug(
-    server: HubServer, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_folder_of_an_unknown_user_is_no_bug(server: HubServer, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     for other in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(other, raising=False)
     monkeypatch.setenv(name, "~nobody-of-this-name/models")

@@ -118,6 +118,10 @@ def _add_peer_argument(command: argparse.ArgumentParser) -> None:
 def _add_plan_arguments(command: argparse.ArgumentParser) -> None:
     _add_layout_arguments(command)
     command.add_argument("--probe", action="store_true", help="ask the engine with a load that allocates no memory")
+    command.add_argument(
+        "--with", dest="added", action="append", default=[], metavar="CARD",
+        help='compare with a card that is not here, such as "RTX 3090" or "2 x RTX 3090"; may repeat',
+    )  # fmt: skip
 
 
 def _add_load_arguments(command: argparse.ArgumentParser) -> None:

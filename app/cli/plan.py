@@ -5,10 +5,12 @@ from __future__ import annotations
 from argparse import Namespace
 
 from app.cli import exit_codes
-from app.cli.inputs import read_inputs
+from app.cli.inputs import asked_on, read_inputs
 from app.cli.output import print_document, print_line
 from app.paths import speeds_path
-from engine.base.errors import BusyError, UnreachableError
+from engine.base.errors import ArgumentError, BusyError, UnreachableError
+from engine.devices.device import CPU_ID
+from engine.devices.known_cards import with_cards
 from engine.machines.rigs.speeds import known_speeds
 from engine.planning.fit.speed_book import read_speed_book
 from engine.planning.plan.plan import Plan
@@ -19,22 +21,79 @@ from engine.runtime.probing.probe import probe
 
 
 def run_plan(options: Namespace) -> int:
-    """Print the forecast of a layout."""
+    """Print the forecast of a layout; with --with, also that for the devices with the cards that are not here."""
+    if options.added and options.layout is not None:
+        raise ArgumentError("--with and --layout exclude each other: the layout is found for the cards; remove one.")
     asked = read_inputs(options)
     plan = asked.plan
     if not plan.violations and options.probe:
         plan = probe(plan)
     elif not plan.violations and plan.report.probe_only is not None:
         plan = _probed_or_known(plan)
-    speeds = known_speeds(plan.rig, read_speed_book(speeds_path()))
-    speed, sent = plan_speed(Work(plan.model), plan, speeds), plan_sendings(plan, speeds)
+    here = _Forecast(plan, asked.explanation)
+    if not options.added:
+        if options.json:
+            print_document(here.document())
+        else:
+            print_line(here.text())
+        return here.exit_code
+    rig = with_cards(plan.rig, options.added)
+    imagined = asked_on(options, plan.model, rig, None)
+    there = _Forecast(imagined.plan, imagined.explanation)
     if options.json:
-        print_document(plan_document(plan, asked.explanation, speed, sent))
+        added = [device for device in rig.devices if plan.rig.device(device.id) is None]
+        cards = [{"id": each.id, "name": each.name, "total_bytes": each.total_bytes} for each in added]
+        print_document({**there.document(), "added": cards, "here": here.document()})
     else:
-        print_line(plan_text(plan, asked.explanation, speed, sent))
-    if plan.violations:
-        return exit_codes.ARGUMENT
-    return exit_codes.OK if plan.report.fits else exit_codes.DOES_NOT_FIT
+        print_line(f"{there.text()}\n\n{compared(here, there)}")
+    return there.exit_code
+
+
+class _Forecast:
+    """A plan with its predicted speed."""
+
+    def __init__(self, plan: Plan, explanation: str | None) -> None:
+        self.plan, self._explanation = plan, explanation
+        speeds = known_speeds(plan.rig, read_speed_book(speeds_path()))
+        self.speed, self._sent = plan_speed(Work(plan.model), plan, speeds), plan_sendings(plan, speeds)
+
+    @property
+    def exit_code(self) -> int:
+        if self.plan.violations:
+            return exit_codes.ARGUMENT
+        return exit_codes.OK if self.plan.report.fits else exit_codes.DOES_NOT_FIT
+
+    def document(self) -> dict[str, object]:
+        return plan_document(self.plan, self._explanation, self.speed, self._sent)
+
+    def text(self) -> str:
+        return plan_text(self.plan, self._explanation, self.speed, self._sent)
+
+
+def compared(here: _Forecast, there: _Forecast) -> str:
+    """Return a table with a line for each figure: on the devices that are here, and with the added cards."""
+    rows = [("", "here", "with the cards"), *zip(_FIGURES, _figures(here), _figures(there), strict=True)]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+_FIGURES = ("fits", "layers on the CPU", "context", "answers", "prompts")
+
+
+def _figures(forecast: _Forecast) -> tuple[str, ...]:
+    plan, speed = forecast.plan, forecast.speed
+    layout = plan.edit.layout
+    n_host = sum(run.last - run.first + 1 for run in layout.runs if run.device == CPU_ID)
+    prompt = None if speed is None else speed.prompt
+    return (
+        "yes" if plan.report.fits else "no",
+        f"{n_host} of {layout.n_layers}",
+        str(plan.settings.n_ctx),
+        "" if speed is None else speed.text(),
+        "" if prompt is None else prompt.text(),
+    )
 
 
 def _probed_or_known(plan: Plan) -> Plan:

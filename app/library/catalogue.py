@@ -264,6 +264,10 @@ class LibraryCatalogue:
         found = {(each.kind, each.name): each for mark in marks for each in self.index.documents(mark)}
         return tuple(found.values())
 
+    def documents_of(self, path: Path) -> tuple[SavedDocument, ...]:
+        """Return the named layouts and presets of the model at `path`; none if it cannot be read any more."""
+        return self.documents(filter(None, (fingerprint(path),)))
+
     def save_document(self, path: Path, document: SavedDocument) -> None:
         """Save a layout or a preset under the fingerprint of the model at `path`."""
         mark = fingerprint(path)

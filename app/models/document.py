@@ -113,6 +113,11 @@ class LayoutDocument(QObject):
         return self._state is None or self._state.undo_stack.count() == 0
 
     @property
+    def has_first_edit(self) -> bool:
+        """Whether the edit is the one that the model was opened with."""
+        return self._state is None or self._state.edit == self._state.begun
+
+    @property
     def has_first_layout(self) -> bool:
         """Whether the layout is the one that the model was opened with, as after undo, or back from another mode."""
         return self._state is None or self._state.edit.layout == self._state.begun.layout

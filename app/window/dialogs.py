@@ -9,6 +9,8 @@ from typing import Generic, TypeVar
 from PySide6.QtCore import QObject, Qt
 from PySide6.QtWidgets import QDialog, QFileDialog, QWidget
 
+from engine.base.errors import ArgumentError
+from engine.base.files import write_whole
 from engine.base.language import tr
 
 MODEL_FILTER = tr("GGUF models (*.gguf);;All files (*)")
@@ -33,6 +35,21 @@ def ask_save(parent: QWidget, title: str, file_filter: str, proposal: str) -> Pa
         return None
     path = Path(name)
     return path if path.suffix else path.with_name(path.name + Path(proposal).suffix)
+
+
+def write_chosen(path: Path, data: bytes) -> None:
+    """Write a file that the user has named. For background threads.
+
+    Raises:
+        ArgumentError: the file cannot be written.
+    """
+    try:
+        write_whole(path, data)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ArgumentError(
+            tr("{path} cannot be written ({reason}); choose another place.", path=path, reason=reason)
+        ) from None
 
 
 class OneDialog(QObject, Generic[_Dialog]):

@@ -80,6 +80,7 @@ def layout_menu(
     show_auto_layout: _Do,
     toggle_pin: _Do,
     *,
+    use_last: _Do,
     show_export: _Do,
     show_import: _Do,
 ) -> Menu:
@@ -95,6 +96,12 @@ def layout_menu(
     )
     return "Layout", (
         Command("propose", tr("&Propose a Layout"), layouts.propose, "Ctrl+I"),
+        Command(
+            "use_last_layout",
+            tr("Use &Last Layout"),
+            use_last,
+            tip=tr("Bring back the layout that this model was left with"),
+        ),
         Command("split_evenly", tr("Split &Evenly over Devices"), layouts.split_evenly, "Ctrl+E"),
         SEPARATOR,
         *strategies,
@@ -283,6 +290,7 @@ def view_menu(
     arrange: Callable[[Arrangement], None],
     reset_docks: _Do,
     show_library: _Do,
+    show_palette: _Do,
 ) -> Menu:
     """Return the View menu: arrangements, zoom, theme and language."""
 
@@ -296,6 +304,14 @@ def view_menu(
         notices.say(tr("Zoom: {percent} %", percent=percent))
 
     return "View", (
+        Command(
+            "command_palette",
+            tr("Comm&and Palette…"),
+            show_palette,
+            "Ctrl+K",
+            tip=tr("Search all commands, models and saved layouts"),
+        ),
+        SEPARATOR,
         Command("arrange_place", tr("La&yers Only"), partial(arrange, Arrangement.PLACE), "Ctrl+1"),
         Command("arrange_both", tr("Layers and C&hat"), partial(arrange, Arrangement.BOTH), "Ctrl+2"),
         Command("arrange_chat", tr("&Chat Only"), partial(arrange, Arrangement.CHAT), "Ctrl+3"),

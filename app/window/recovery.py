@@ -18,8 +18,6 @@ from app.models.opener import ModelOpener
 from app.notices import Notices
 from app.run_marks import EndedRun, OpenedModel, RunMarks
 from app.window import dialogs
-from engine.base.errors import ArgumentError
-from engine.base.files import write_whole
 from engine.base.language import tr
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.layout.layout_file import LayoutFile, encode_layout
@@ -122,7 +120,7 @@ class Recovery(QObject):
         if path is not None:
             self._background.run(
                 tr("Saving {name}", name=path.name),
-                partial(_write_report, path, report),
+                partial(dialogs.write_chosen, path, report.encode()),
                 lambda _: self._notices.say(tr("Saved {name}", name=path.name)),
                 self._notices.tell,
             )
@@ -178,19 +176,6 @@ def _keep_quietly(marks: RunMarks, opened: Sequence[OpenedModel], restored: bool
         marks.keep(tuple(opened), restored=restored)
     except OSError as error:
         _log.warning("the mark of this window could not be written: %s", error)
-
-
-def _write_report(path: Path, report: str) -> None:
-    try:
-        write_whole(path, report.encode())
-    except OSError as error:
-        raise ArgumentError(
-            tr(
-                "The report cannot be written to {path} ({reason}); choose another place.",
-                path=path,
-                reason=error.strerror,
-            )
-        ) from None
 
 
 def _layout_text(file: ModelFile, edit: Edit) -> str:

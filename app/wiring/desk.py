@@ -19,6 +19,7 @@ from app.library.catalogue import LibraryCatalogue
 from app.library.downloads import DownloadController
 from app.library.finder import HubFinder
 from app.library.hub_access import HubAccess
+from app.library.last_layouts import LastLayouts
 from app.library.library import Library
 from app.library.planner import ForecastPlanner
 from app.load.loader import Loader
@@ -71,6 +72,7 @@ class Desk:
     held_memory: HeldMemory
     opener: ModelOpener
     layouts: Layouts
+    last_layouts: LastLayouts
     auto_layouts: AutoLayouts
     side_files: SideFileController
     speeds: SpeedRepository
@@ -158,6 +160,7 @@ def make_desk(
         offers = Offers(library.catalogue)
         return offers, ServedModels(models, opener, loader, document, live, offers, background, notices, parent)
 
+    layouts = Layouts(document, models, live, background, notices, speeds, parent)
     desk = Desk(
         settings=settings,
         background=background,
@@ -171,7 +174,8 @@ def make_desk(
         headroom_monitor=headroom_monitor,
         held_memory=held_memory,
         opener=opener,
-        layouts=Layouts(document, models, live, background, notices, speeds, parent),
+        layouts=layouts,
+        last_layouts=LastLayouts(document, layouts, opener, library, notices, parent),
         auto_layouts=auto_layouts,
         side_files=SideFileController(document, background, settings, notices, parent),
         speeds=speeds,

@@ -32,6 +32,7 @@ from app.window.menus import (
     view_menu,
 )
 from app.window.model_views import ModelViews
+from app.window.palette_presenter import PalettePresenter
 from app.window.preferences import PreferencesPresenter
 from app.window.questions import Questions
 from app.window.serve_presenter import ServePresenter
@@ -80,6 +81,14 @@ def make_actions(
     def delete_chat() -> None:
         desk.chat_controller.delete(models.current.conversation.chat.id)
 
+    palette = PalettePresenter(
+        main,
+        models=models,
+        opener=desk.opener,
+        library=desk.library,
+        layouts=desk.layouts,
+        settings=desk.settings,
+    )
     transfer = TransferPresenter(
         ChatTransfer(desk.archive, notices, main), desk.archive, lambda: models.current.conversation.chat.id, main
     )
@@ -94,6 +103,7 @@ def make_actions(
                 desk.auto_layouts,
                 show_auto_layout,
                 main.editor.toggle_pin,
+                use_last=desk.last_layouts.use,
                 show_export=ExportPresenter(desk.document, desk.background, notices, main).show,
                 show_import=ImportPresenter(desk.document, desk.background, notices, main).show,
             ),
@@ -123,7 +133,14 @@ def make_actions(
                 show_saved_states=SavedKvStatesPresenter(desk.states, main).show,
             ),
             view_menu(
-                theme, desk.settings, notices, desk.auto_layouts, arranger.arrange, main.reset_docks, library.toggle
+                theme,
+                desk.settings,
+                notices,
+                desk.auto_layouts,
+                arranger.arrange,
+                main.reset_docks,
+                show_library=library.toggle,
+                show_palette=palette.show,
             ),
             help_menu(
                 show_handbook=partial(show_handbook, main),
@@ -139,6 +156,9 @@ def make_actions(
     # After all entries are in their menus: docks and recent models are inserted before some of them.
     main.complete_menus(before_demo=actions["open_demo"])
     TextActions(actions, main)
+    actions.enable(use_last_layout=False)
+    desk.last_layouts.offered_changed.connect(lambda offered: actions.enable(use_last_layout=offered))
+    main.about_to_close.connect(desk.last_layouts.flush)
     check_theme(actions, theme, main)
     check_language(actions, desk.settings, main)
     return actions

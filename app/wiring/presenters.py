@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import QTimer
 
+from app.models.device_history import DeviceHistory
 from app.models.open_model import OpenModel
 from app.run_marks import RunMarks
 from app.theme import Theme
@@ -17,6 +18,7 @@ from app.window.chat.chat_settings_presenter import ChatSettingsPresenter
 from app.window.chat.code_saver import CodeSaver
 from app.window.chat.conversation_list_presenter import ConversationListPresenter
 from app.window.chat.prompt_presenter import ChoicesPresenter
+from app.window.devices.details_presenter import DetailsPresenter
 from app.window.devices.rig_presenter import RigPresenter
 from app.window.layout.auto_layout_presenter import AutoLayoutPresenter
 from app.window.layout.layout_presenter import LayoutPresenter
@@ -222,8 +224,8 @@ def present_searches(main: MainWindow, desk: Desk, actions: Actions) -> None:
     show_search("")
 
 
-def present_rig(main: MainWindow, desk: Desk, actions: Actions) -> None:
-    """Show the devices' cards."""
+def present_rig(main: MainWindow, desk: Desk, actions: Actions, theme: Theme) -> None:
+    """Show the devices' cards, and record the readings for their details."""
     rig = desk.rig
     RigPresenter(
         rig.live,
@@ -235,6 +237,15 @@ def present_rig(main: MainWindow, desk: Desk, actions: Actions) -> None:
         actions=actions,
         notices=desk.notices,
         parent=main,
+    )
+    DetailsPresenter(
+        desk.models,
+        DeviceHistory(rig.live, desk.models, main),
+        strip=main.device_strip,
+        background=desk.background,
+        notices=desk.notices,
+        theme=theme,
+        window=main,
     )
     desk.speeds.known_changed.connect(lambda speeds: main.device_strip.set_links(speeds.links))
     # The links may be known already: the repository looks for them when it is made.

@@ -117,7 +117,7 @@ def make_window(settings: Settings, theme: Theme, picture: FirstPicture | None =
     present_chats(main, desk, views, arranger)
     present_welcome(main, desk, questions, library_presenter)
     present_searches(main, desk, actions)
-    present_rig(main, desk, actions)
+    present_rig(main, desk, actions, theme)
     present_layout(main, desk, actions)
     model_presenter = make_model_presenter(main, desk, actions)
     present_loads(main, desk, actions)

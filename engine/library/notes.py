@@ -41,9 +41,12 @@ NO_NOTES = Notes()
 
 @dataclass(frozen=True, slots=True)
 class SavedDocument:
-    """A named layout (the text of a layout file) or preset (JSON) of one model."""
+    """A layout (the text of a layout file) or a preset (JSON) of one model.
 
-    kind: Literal["layout", "preset"]
+    `kind`: "last" is the layout that the model was left with; it has no name.
+    """
+
+    kind: Literal["layout", "preset", "last"]
     name: str
     text: str
 

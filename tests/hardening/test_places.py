@@ -11,7 +11,8 @@ import pytest
 from app.language import find_language
 from app.logs import start_logging
 from app.settings import KeptSideFiles, Settings
-from app.window.chat.code_saver import write_code
+from app.window.chat.code_saver import code_bytes
+from app.window.dialogs import write_chosen
 from engine.base.errors import ArgumentError, PackError
 from engine.base.files import read_at_most, write_whole
 from engine.devices.packs.manifest import unpack
@@ -95,11 +96,11 @@ def test_reading_a_folder_leaves_nothing_open(tmp_path: Path) -> None:
 def test_code_of_an_answer_replaces_no_pipe_and_no_folder(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
     spoil(tmp_path / "code.py")
     with pytest.raises(ArgumentError, match="choose another place"):
-        write_code(tmp_path / "code.py", "print()")
+        write_chosen(tmp_path / "code.py", b"print()")
 
 
 def test_code_of_an_answer_may_hold_half_a_character(tmp_path: Path) -> None:
-    write_code(tmp_path / "code.py", "\ud800")
+    write_chosen(tmp_path / "code.py", code_bytes("\ud800"))
     assert (tmp_path / "code.py").read_text(encoding="utf-8") == "?\n"
 
 

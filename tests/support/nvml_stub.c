@@ -108,6 +108,27 @@ int nvmlDeviceGetCurrPcieLinkWidth(int *card, unsigned *lanes) {
     return sensor_status(card);
 }
 
+int nvmlDeviceGetEnforcedPowerLimit(int *card, unsigned *milliwatts) {
+    *milliwatts = 350000;
+    return sensor_status(card);
+}
+
+int nvmlDeviceGetClockInfo(int *card, int clock, unsigned *mhz) {
+    *mhz = clock == 1 ? 1695 : 9751;
+    return sensor_status(card);
+}
+
+int nvmlDeviceGetCurrPcieLinkGeneration(int *card, unsigned *generation) {
+    *generation = 1;
+    return sensor_status(card);
+}
+
+/* The first card is at its power limit and too warm; the second one idles, which is the lowest bit. */
+int nvmlDeviceGetCurrentClocksThrottleReasons(int *card, unsigned long long *reasons) {
+    *reasons = *card == 0 ? 0x4 | 0x20 : 0x1;
+    return sensor_status(card);
+}
+
 int nvmlDeviceGetComputeRunningProcesses_v3(int *card, unsigned *count, process_info *processes) {
     const char *pid = getenv("NVML_STUB_PID");
     if (*card != 0 || pid == NULL) {

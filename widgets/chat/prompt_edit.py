@@ -58,7 +58,7 @@ class PromptEdit(QPlainTextEdit):
         self._fit_height()
 
     def canInsertFromMimeData(self, source: QMimeData) -> bool:
-        """Accept text, files and images. A dropped model file is for the window, though Qt counts its address as text."""
+        """Accept text, files and images. A model file is for the window, though Qt counts its address as text."""
         if source.hasUrls() and not files_of(source) and any(url.isLocalFile() for url in source.urls()):
             return False
         return bool(files_of(source)) or source.hasImage() or super().canInsertFromMimeData(source)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QPoint, Qt, Signal
-from PySide6.QtGui import QAction
+from PySide6.QtGui import QAction, QMouseEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QMenu, QVBoxLayout, QWidget
 
 from engine.base.language import tr
@@ -38,8 +38,9 @@ MIN_WIDTH = 160
 
 
 class DeviceCard(QFrame):
-    """Shows samples of one device; the context menu asks for limits and removal."""
+    """Shows samples of one device. A click asks for its details; the context menu also for limits and removal."""
 
+    details_requested = Signal(Device)
     limits_requested = Signal(Device)
     remove_requested = Signal(str)
 
@@ -152,6 +153,9 @@ class DeviceCard(QFrame):
         """Return the menu of this device; the caller shows it."""
         menu = QMenu(self)
         # The menu owns its actions: actions of the card would be left over after each time it is opened.
+        details = QAction(tr("Details…"), menu)
+        details.triggered.connect(self._on_details)
+        menu.addAction(details)
         limits = QAction(tr("Cap and margin…"), menu)
         limits.triggered.connect(self._on_limits)
         menu.addAction(limits)
@@ -217,6 +221,17 @@ class DeviceCard(QFrame):
 
     def _on_menu_button(self) -> None:
         self._on_context_menu(self.menu_button.geometry().bottomLeft())
+
+    def mouseReleaseEvent(self, event: QMouseEvent) -> None:
+        """Ask for the details if the left button was clicked on the card."""
+        if event.button() is Qt.MouseButton.LeftButton and self.rect().contains(event.position().toPoint()):
+            event.accept()
+            self._on_details()
+        else:
+            super().mouseReleaseEvent(event)
+
+    def _on_details(self) -> None:
+        self.details_requested.emit(self._device)
 
     def _on_limits(self) -> None:
         self.limits_requested.emit(self._device)

@@ -44,6 +44,7 @@ class DeviceStrip(QWidget):
     """One card per device, scrolled sideways when there are many. Cards keep their graph while their id stays."""
 
     limits_edited = Signal(DeviceLimits)
+    details_requested = Signal(Device)
     remove_requested = Signal(str)
     add_remote_requested = Signal()
     add_lab_requested = Signal()
@@ -195,6 +196,7 @@ class DeviceStrip(QWidget):
         card.apply_palette(self._palette)
         card.plot.setVisible(not self._is_compact)
         card.set_link(self._links.get(device.id))
+        card.details_requested.connect(self.details_requested)
         card.limits_requested.connect(self._on_limits_requested)
         card.remove_requested.connect(self.remove_requested)
         return card

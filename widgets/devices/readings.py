@@ -27,6 +27,22 @@ class CardAlert:
 NO_ALERT = CardAlert()
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something that happened on a device at `time_s` (monotonic clock), such as "load Qwen3"."""
+
+    time_s: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A line of the table of memory. `held_bytes`: None if unknown."""
+
+    name: str
+    held_bytes: int | None
+
+
 def device_total_bytes(device: Device, sample: Sample | None) -> int:
     """Return the total memory by the last reading, else by the rig."""
     if sample is not None and sample.total_bytes:

@@ -11,8 +11,7 @@ from PySide6.QtWidgets import QFileDialog, QWidget
 
 from app.background import Background
 from app.notices import Notices
-from engine.base.errors import ArgumentError
-from engine.base.files import write_whole
+from app.window.dialogs import write_chosen
 from engine.base.language import tr
 
 
@@ -36,10 +35,15 @@ class CodeSaver(QObject):
     def _write(self, path: Path, code: str) -> None:
         self._background.run(
             tr("Saving {name}", name=path.name),
-            lambda: write_code(path, code),
+            lambda: write_chosen(path, code_bytes(code)),
             lambda _: self._notices.say(tr("Saved {name}", name=path.name)),
             self._notices.tell,
         )
+
+
+def code_bytes(code: str) -> bytes:
+    """Return `code` as the bytes of a file. Models may generate lone surrogates, which UTF-8 cannot encode."""
+    return f"{code}\n".encode("utf-8", "replace")
 
 
 def suggested_name(language: str) -> str:
@@ -51,19 +55,3 @@ def suggested_name(language: str) -> str:
     # Patterns of Pygments may be names such as "Makefile"; only plain endings are used.
     ending = pattern.removeprefix("*")
     return f"code{ending}" if ending.startswith(".") and ending[1:].isalnum() else "code.txt"
-
-
-def write_code(path: Path, code: str) -> None:
-    """Write `code` to a file.
-
-    Raises:
-        ArgumentError: the file cannot be written.
-    """
-    try:
-        # Models may generate lone surrogates, which UTF-8 cannot encode.
-        write_whole(path, f"{code}\n".encode("utf-8", "replace"))
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ArgumentError(
-            tr("{path} cannot be written ({reason}); choose another place.", path=path, reason=reason)
-        ) from None

@@ -157,6 +157,7 @@ class ModelPool:
         self._offered_ids: set[str] | None = None
         """Ids of all models, as of the last look."""
         self._is_closed = False
+        self._closing: set[asyncio.Future[None]] = set()
 
     # ------------------------------------------------------------------ from the beginning to the end
 
@@ -174,7 +175,7 @@ class ModelPool:
         for slot in self._slots.values():
             self._refuse(slot, _ending())
         sessions = [slot.session for slot in self._slots.values() if slot.session is not None and slot.lent is None]
-        await asyncio.gather(*(asyncio.to_thread(session.close) for session in sessions))
+        await asyncio.gather(*self._closing, *(asyncio.to_thread(session.close) for session in sessions))
 
     async def preload(self, entry: ModelEntry) -> None:
         """Load a model before anybody asks for it.
@@ -386,7 +387,11 @@ class ModelPool:
         """End the model's child; returns when its memory is free."""
         session, slot.session, slot.held = slot.session, None, None
         if session is not None:
-            await asyncio.to_thread(session.close)
+            # `close` of the pool may end this task while the child ends; it then waits for the child.
+            closing = asyncio.ensure_future(asyncio.to_thread(session.close))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+            await asyncio.shield(closing)
 
     async def _load(self, slot: _Slot) -> None:
         """Load a model, after what has to go; requests that wait for it are let in.

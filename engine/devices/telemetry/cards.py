@@ -15,7 +15,7 @@ from engine.base.pci import PciId, parse_pci_id
 from engine.base.units import GIB
 from engine.devices.device import Device, Rig
 from engine.devices.telemetry.processes import descendants
-from engine.devices.telemetry.sample import Sample, gap
+from engine.devices.telemetry.sample import CardState, Sample, gap
 
 DRM_ROOT = Path("/sys/class/drm")
 
@@ -57,6 +57,20 @@ class AmdReader:
             utilization_percent=None if busy_percent is None else float(busy_percent),
             temperature_c=None if millidegrees is None else millidegrees / 1000,
             power_w=None if microwatts is None else microwatts / 1_000_000,
+            card=self._state(),
+        )
+
+    def _state(self) -> CardState:
+        limit_microwatts = self._sensor("power1_cap")
+        core, memory = self._sensor("freq1_input"), self._sensor("freq2_input")  # Hz; the second one is the memory's
+        lanes = _text(self._folder / "current_link_width")
+        return CardState(
+            power_limit_w=None if limit_microwatts is None else limit_microwatts / 1_000_000,
+            core_clock_mhz=None if core is None else core / 1_000_000,
+            memory_clock_mhz=None if memory is None else memory / 1_000_000,
+            # The kernel writes "16.0 GT/s PCIe".
+            pcie_generation=_GENERATIONS.get(_text(self._folder / "current_link_speed").split(" ")[0]),
+            pcie_lanes=int(lanes) if lanes.isdecimal() else None,
         )
 
     def _sensor(self, name: str) -> int | None:
@@ -166,7 +180,34 @@ class NvmlReader:
             utilization_percent=None if rates is None else float(rates.gpu),
             temperature_c=None if temperature is None else float(temperature),
             power_w=None if milliwatts is None else milliwatts / 1000,
+            card=_nvidia_state(library, handle),
         )
+
+
+_THROTTLES = {
+    "nvmlClocksThrottleReasonSwPowerCap": tr("power limit"),
+    "nvmlClocksThrottleReasonHwSlowdown": tr("hardware slowdown"),
+    "nvmlClocksThrottleReasonSwThermalSlowdown": tr("temperature"),
+    "nvmlClocksThrottleReasonHwThermalSlowdown": tr("temperature, by the hardware"),
+    "nvmlClocksThrottleReasonHwPowerBrakeSlowdown": tr("power brake"),
+    "nvmlClocksThrottleReasonSyncBoost": tr("clocks in step with other cards"),
+}
+"""Words for NVML's reasons. An idle card and clocks that the user has set are no throttling."""
+
+
+def _nvidia_state(library: ModuleType, handle: Any) -> CardState:
+    limit_milliwatts = ask(library, library.nvmlDeviceGetEnforcedPowerLimit, handle)
+    core = ask(library, library.nvmlDeviceGetClockInfo, handle, library.NVML_CLOCK_SM)
+    memory = ask(library, library.nvmlDeviceGetClockInfo, handle, library.NVML_CLOCK_MEM)
+    reasons = ask(library, library.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
+    return CardState(
+        power_limit_w=None if limit_milliwatts is None else limit_milliwatts / 1000,
+        core_clock_mhz=None if core is None else float(core),
+        memory_clock_mhz=None if memory is None else float(memory),
+        pcie_generation=ask(library, library.nvmlDeviceGetCurrPcieLinkGeneration, handle),
+        pcie_lanes=ask(library, library.nvmlDeviceGetCurrPcieLinkWidth, handle),
+        throttled_by=tuple(words for name, words in _THROTTLES.items() if reasons & getattr(library, name, 0)),
+    )
 
 
 def _own_bytes(library: ModuleType, handle: Any) -> int | None:
@@ -244,6 +285,8 @@ DISPLAY_MARGIN_BYTES = GIB
 """Default margin of a card that draws a desktop, whose windows come and go."""
 # PCIe by generation, per lane and direction, after 8b/10b (1, 2) or 128b/130b encoding (from 3 on).
 _LANE_BYTES_PER_SECOND = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.56e9}
+_GENERATIONS = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
+"""Generation of a PCIe link by its transfers, as the kernel writes them ("16.0 GT/s PCIe")."""
 _REACHED = 0.8
 """Share of a link's raw speed that copies reach."""
 
@@ -312,10 +355,8 @@ def _kernel(pci: PciId, drm_root: Path) -> CardFacts:
 
 
 def _kernel_link(card: Path) -> float | None:
-    # The kernel writes "16.0 GT/s PCIe".
     transfers, lanes = _text(card / "max_link_speed").split(" "), _text(card / "current_link_width")
-    generations = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
-    generation = generations.get(transfers[0])
+    generation = _GENERATIONS.get(transfers[0])
     return None if generation is None or not lanes.isdecimal() else link_speed(generation, int(lanes))
 
 

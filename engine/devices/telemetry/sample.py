@@ -7,6 +7,24 @@ from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
+class CardState:
+    """Further readings of a card, for its details. None where the driver gives none.
+
+    `power_limit_w`: power at which the driver lowers the clocks.
+    `core_clock_mhz`, `memory_clock_mhz`: clocks of this moment.
+    `pcie_generation`, `pcie_lanes`: link to the host at this moment; an idle card lowers its generation.
+    `throttled_by`: why the clocks are lower than they could be, in words; empty if nothing lowers them.
+    """
+
+    power_limit_w: float | None = None
+    core_clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    pcie_generation: int | None = None
+    pcie_lanes: int | None = None
+    throttled_by: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
     """A reading at `time_s` (monotonic clock). None is a gap, zero a measurement.
 
@@ -27,6 +45,7 @@ class Sample:
     note: str = ""
     spilled_bytes: int | None = None
     major_faults: int | None = None
+    card: CardState | None = None
 
 
 class Reader(Protocol):

@@ -1,8 +1,9 @@
-"""The input of the chat: whose Undo it is."""
+"""The input of the chat: whose Undo it is, and which drops it takes."""
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt
+import pytest
+from PySide6.QtCore import QMimeData, Qt, QUrl
 from PySide6.QtGui import QAction, QKeySequence
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QMainWindow
@@ -27,3 +28,14 @@ def test_undo_is_the_windows_where_nothing_was_typed(qtbot: QtBot) -> None:
     assert (prompt.toPlainText(), undone) == ("", [])
     QTest.keyClick(prompt, Qt.Key.Key_Z, Qt.KeyboardModifier.ControlModifier)
     assert undone == [""]
+
+
+@pytest.mark.parametrize(
+    ("address", "is_taken"),
+    [("file:///models/a.gguf", False), ("file:///notes.txt", True), ("https://example.org/a.gguf", True)],
+)
+def test_a_model_file_is_left_to_the_window(qtbot: QtBot, address: str, is_taken: bool) -> None:
+    prompt, dropped = PromptEdit(), QMimeData()
+    qtbot.addWidget(prompt)
+    dropped.setUrls([QUrl(address)])
+    assert prompt.canInsertFromMimeData(dropped) is is_taken

@@ -196,7 +196,19 @@ def test_only_rpc_devices_can_be_removed(qtbot: QtBot) -> None:
         remove.trigger()
 
     assert removed.args == ["RPC0"]
-    assert list(actions_of(card_of(strip, "CUDA0").context_menu())) == ["Cap and margin…"]
+    assert list(actions_of(card_of(strip, "CUDA0").context_menu())) == ["Details…", "Cap and margin…"]
+
+
+def test_details_are_asked_for_by_a_click_and_in_the_menu(qtbot: QtBot) -> None:
+    strip = make_strip(qtbot)
+    card = card_of(strip, "CUDA0")
+    with qtbot.waitSignal(strip.details_requested) as asked:
+        QTest.mouseClick(card, Qt.MouseButton.LeftButton)
+    assert asked.args == [card.device]
+    with qtbot.waitSignal(strip.details_requested):
+        actions_of(card.context_menu())["Details…"].trigger()
+    with qtbot.assertNotEmitted(strip.details_requested):
+        QTest.mouseClick(card, Qt.MouseButton.RightButton)
 
 
 def test_more_devices_are_asked_for_at_the_end(qtbot: QtBot) -> None:

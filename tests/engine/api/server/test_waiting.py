@@ -34,6 +34,7 @@ from engine.devices.device import Rig
 from engine.runtime.protocol.messages import Generate, Tokenise
 from engine.runtime.session.events import Done, Reading, Token
 from engine.runtime.session.load_order import LoadOrder
+from engine.runtime.session.session import ModelSession
 from tests.support.api_server import CONTEXT, Reply, RunningServer, cpu_rig, entry_of, plan_on_cpu, running
 from tests.support.models import write_tiny_llama
 
@@ -344,6 +345,25 @@ def test_a_model_that_is_named_at_the_start_waits_for_its_first_answer(paths: tu
         assert ask(server, "first").status == 200
         while state(server, "first")["state"] != "unloaded":
             pass
+
+
+def test_the_server_ends_after_the_children_that_it_is_unloading(
+    paths: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close, begun, may_end, closed = ModelSession.close, threading.Event(), threading.Event(), list[ModelSession]()
+
+    def close_late(session: ModelSession) -> None:
+        begun.set()
+        may_end.wait()
+        close(session)
+        closed.append(session)
+
+    monkeypatch.setattr(ModelSession, "close", close_late)
+    with serving([entry_of(paths[0])], keep_alive_s=0.0) as server:
+        assert ask(server, "first").status == 200
+        begun.wait()
+        server.server.loop.call_soon_threadsafe(lambda: server.server.loop.call_later(0.2, may_end.set))
+    assert closed
 
 
 def test_a_model_has_an_idle_time_of_its_own(paths: tuple[Path, Path]) -> None:

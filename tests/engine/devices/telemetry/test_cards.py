@@ -13,6 +13,7 @@ import pytest
 from engine.base.units import GIB, MIB
 from engine.devices.device import Device, Rig, make_host
 from engine.devices.telemetry.cards import CardFacts, link_speed, read_card_facts, with_display_margins
+from engine.devices.telemetry.sample import CardState
 from engine.devices.telemetry.sampler import DeviceReadings
 from tests.support.nvml_stub import build_nvml_stub, run_with_nvml
 
@@ -48,6 +49,21 @@ def test_the_card_in_the_slot_is_read(tmp_path: Path) -> None:
     assert (sample.utilization_percent, sample.temperature_c, sample.power_w) == (41.0, 52.0, 96.0)
 
 
+def test_clocks_limit_and_link_of_an_amd_card(tmp_path: Path) -> None:
+    further = {
+        "hwmon/hwmon3/power1_cap": "212000000\n",
+        "hwmon/hwmon3/freq1_input": "2124000000\n",
+        "hwmon/hwmon3/freq2_input": "1218000000\n",
+        "current_link_speed": "16.0 GT/s PCIe\n",
+        "current_link_width": "16\n",
+    }
+    make_card(tmp_path, 1, "0000:03:00.0", MEMORY | SENSORS | further)
+
+    (sample,) = DeviceReadings([DEVICE], drm_root=tmp_path / "drm").read()
+
+    assert sample.card == CardState(212.0, 2124.0, 1218.0, 4, 16)
+
+
 def test_missing_sensors_are_none(tmp_path: Path) -> None:
     make_card(tmp_path, 0, "0000:03:00.0", MEMORY)
 
@@ -55,6 +71,7 @@ def test_missing_sensors_are_none(tmp_path: Path) -> None:
 
     assert sample.used_bytes == 3 * GIB
     assert (sample.utilization_percent, sample.temperature_c, sample.power_w) == (None, None, None)
+    assert sample.card == CardState()
 
 
 def test_a_card_that_goes_away_is_a_gap(tmp_path: Path) -> None:
@@ -112,6 +129,22 @@ def test_cards_are_matched_by_pci_id_and_not_by_position(library: Path) -> None:
     assert (second["used_bytes"], second["total_bytes"], second["utilization_percent"]) == (GIB, 12 * GIB, 0.0)
     assert missing["used_bytes"] is None
     assert "unknown to the NVIDIA driver" in missing["note"]
+
+
+def test_clocks_limit_link_and_throttling_are_read(library: Path) -> None:
+    samples = read_samples(library)
+
+    assert samples["CUDA0"]["card"] == {
+        "power_limit_w": 350.0,
+        "core_clock_mhz": 1695.0,
+        "memory_clock_mhz": 9751.0,
+        "pcie_generation": 1,
+        "pcie_lanes": 16,
+        "throttled_by": ["power limit", "temperature"],
+    }
+    assert samples["CUDA1"]["card"]["throttled_by"] == []
+    bare = dict.fromkeys(samples["CUDA0"]["card"]) | {"throttled_by": []}
+    assert read_samples(library, "bare")["CUDA0"]["card"] == bare
 
 
 def test_own_bytes_are_those_of_our_children(library: Path) -> None:

@@ -1,0 +1,114 @@
+"""Saves the layout that a model was left with, and offers it when the model is opened again."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from PySide6.QtCore import QObject, QTimer, Signal
+
+from app.library.library import Library
+from app.models.document import LayoutDocument
+from app.models.layouts import Layouts
+from app.models.opener import ModelOpener
+from app.notices import Notices
+from engine.base.errors import EngineError
+from engine.base.language import tr
+from engine.library.notes import SavedDocument
+from engine.model.gguf.model_file import ModelFile
+
+SAVE_AFTER_MS = 1000
+"""Changes in quick succession are saved once."""
+
+
+class LastLayouts(QObject):
+    """A layout is saved if the user has changed it. The layout of an opened model is never replaced by itself."""
+
+    offered_changed = Signal(bool)
+    """Whether there is a layout to offer for the current model."""
+
+    def __init__(
+        self,
+        document: LayoutDocument,
+        layouts: Layouts,
+        opener: ModelOpener,
+        library: Library,
+        notices: Notices,
+        parent: QObject | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self._document, self._layouts, self._library, self._notices = document, layouts, library, notices
+        self._offered: SavedDocument | None = None
+        self._timer = QTimer(self)
+        self._timer.setSingleShot(True)
+        self._timer.setInterval(SAVE_AFTER_MS)
+        self._timer.timeout.connect(self._save)
+        self._unsaved: tuple[Path, SavedDocument] | None = None
+        document.edit_settled.connect(self._on_edit_settled)
+        opener.model_changed.connect(self._on_model_changed)
+
+    def use(self) -> None:
+        """Replace the edited layout by the offered one, as one step of undo."""
+        if self._offered is not None:
+            self._layouts.use(tr("last layout"), self._offered.text)
+            self._offer(None)
+
+    def flush(self) -> None:
+        """Save a change that still waits. Called when the window closes; it writes one row of the library's index."""
+        if self._timer.isActive():
+            self._timer.stop()
+            waiting, self._unsaved = self._unsaved, None
+            if waiting is not None:
+                try:
+                    self._library.catalogue.save_document(*waiting)
+                except EngineError as error:
+                    self._notices.tell(error)
+
+    def _on_edit_settled(self) -> None:
+        model, text = self._document.model, self._layouts.text()
+        if model is None or text is None or self._document.has_first_edit:
+            return
+        path = model.paths[0].absolute()
+        if self._unsaved is not None and self._unsaved[0] != path:
+            # Another model is edited already.
+            self._save()
+        self._unsaved = path, SavedDocument("last", "", text)
+        self._timer.start()
+
+    def _save(self) -> None:
+        self._timer.stop()
+        waiting, self._unsaved = self._unsaved, None
+        if waiting is not None:
+            self._library.run(
+                tr("Saving the layout"),
+                partial(self._library.catalogue.save_document, *waiting),
+                lambda _none: None,
+                # The model is gone, or the disk is full: nothing that the user has asked for has failed.
+                lambda _error: None,
+            )
+
+    def _on_model_changed(self, model: ModelFile | None) -> None:
+        self._offer(None)
+        # A model that was edited in this window shows its edit.
+        if model is None or not self._document.is_untouched:
+            return
+        path = model.paths[0].absolute()
+
+        def offer(documents: tuple[SavedDocument, ...]) -> None:
+            last = next((each for each in documents if each.kind == "last"), None)
+            if last is not None and self._document.model is model and last.text != self._layouts.text():
+                self._offer(last)
+                self._notices.say(
+                    tr("Layout > Use Last Layout brings back the layout that {model} had.", model=model.name)
+                )
+
+        self._library.run(
+            tr("Finding layouts"),
+            partial(self._library.catalogue.documents_of, path),
+            offer,
+            lambda _error: None,
+        )
+
+    def _offer(self, document: SavedDocument | None) -> None:
+        self._offered = document
+        self.offered_changed.emit(document is not None)

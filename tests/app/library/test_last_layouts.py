@@ -1,0 +1,113 @@
+"""The layout that a model was left with: saved when the user changes it, offered when the model is opened again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from zlib import crc32
+
+import msgspec
+import pytest
+from pytestqt.qtbot import QtBot
+
+from app.wiring import WindowParts
+from engine.library.notes import SavedDocument
+from tests.support.models import write_tiny_llama
+from tests.support.windows import WindowOpener
+
+Reopened = Callable[[], WindowParts]
+
+
+@pytest.fixture
+def model(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    # Windows of one run share the library's index, in which equal files are one model.
+    return write_tiny_llama(tmp_path / "model.gguf", n_layers=4, seed=crc32(request.node.name.encode()))
+
+
+def opened(window: WindowParts, path: Path, qtbot: QtBot) -> None:
+    with qtbot.waitSignal(window.desk.opener.model_changed):
+        window.desk.opener.open(path)
+
+
+def change_context(window: WindowParts, n_ctx: int) -> None:
+    document = window.desk.document
+    assert document.edit is not None
+    document.set_context(msgspec.structs.replace(document.edit.context, n_ctx=n_ctx))
+
+
+def last_of(window: WindowParts, path: Path) -> list[SavedDocument]:
+    return [each for each in window.desk.library.catalogue.documents_of(path) if each.kind == "last"]
+
+
+def test_a_change_is_saved_and_offered_by_the_next_window(open_window: WindowOpener, model: Path, qtbot: QtBot) -> None:
+    first = open_window()
+    opened(first, model, qtbot)
+    change_context(first, 512)
+    first.main.close()
+    window = open_window()
+    said: list[str] = []
+    window.desk.notices.given.connect(lambda notice: said.append(notice.text))
+    opened(window, model, qtbot)
+    qtbot.waitUntil(window.actions["use_last_layout"].isEnabled)
+    assert said[-1] == "Layout > Use Last Layout brings back the layout that model had."
+    assert window.desk.document.is_untouched
+    window.actions["use_last_layout"].trigger()
+    edit = window.desk.document.edit
+    assert edit is not None
+    assert edit.context.n_ctx == 512
+    assert window.desk.document.undo_group.undoText() == "open last layout"
+    assert not window.actions["use_last_layout"].isEnabled()
+
+
+def test_a_change_is_saved_while_the_window_is_open(open_window: WindowOpener, model: Path, qtbot: QtBot) -> None:
+    window = open_window()
+    opened(window, model, qtbot)
+    change_context(window, 512)
+    change_context(window, 1024)
+    qtbot.waitUntil(lambda: bool(last_of(window, model)))
+    (last,) = last_of(window, model)
+    assert '"n_ctx": 1024' in last.text
+
+
+def test_a_layout_that_nobody_changed_is_neither_saved_nor_offered(
+    open_window: WindowOpener, model: Path, qtbot: QtBot
+) -> None:
+    first = open_window()
+    opened(first, model, qtbot)
+    first.main.close()
+    window = open_window()
+    opened(window, model, qtbot)
+    assert last_of(window, model) == []
+    assert not window.actions["use_last_layout"].isEnabled()
+
+
+def test_a_last_layout_that_is_the_proposal_is_not_offered(
+    open_window: WindowOpener, model: Path, qtbot: QtBot
+) -> None:
+    window = open_window()
+    opened(window, model, qtbot)
+    text = window.desk.layouts.text()
+    assert text is not None
+    window.desk.library.catalogue.save_document(model, SavedDocument("last", "", text))
+    found: list[bool] = []
+    window.desk.last_layouts.offered_changed.connect(found.append)
+    window.desk.opener.model_changed.emit(window.desk.document.model)
+    # The reading of documents is queued before this one.
+    with qtbot.waitSignal(window.desk.library.documents_found):
+        window.desk.library.find_documents(())
+    assert found == [False]
+
+
+def test_a_damaged_last_layout_is_one_sentence_and_changes_nothing(
+    open_window: WindowOpener, model: Path, qtbot: QtBot
+) -> None:
+    window = open_window()
+    window.desk.library.catalogue.save_document(model, SavedDocument("last", "", '{"version": 1, "model'))
+    opened(window, model, qtbot)
+    qtbot.waitUntil(window.actions["use_last_layout"].isEnabled)
+    before, said = window.desk.document.edit, list[str]()
+    window.desk.notices.given.connect(lambda notice: said.append(notice.text))
+    window.actions["use_last_layout"].trigger()
+    assert window.desk.document.edit == before
+    assert len(said) == 1
+    assert "last layout" in said[0]

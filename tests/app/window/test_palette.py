@@ -1,0 +1,74 @@
+"""The command palette of the window: commands that are possible, models, and saved layouts of the current model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
+from pytestqt.qtbot import QtBot
+
+from app.settings import Settings
+from app.wiring import WindowParts
+from engine.library.notes import SavedDocument
+from engine.planning.layout.layout_file import LayoutFile, encode_layout
+from tests.support.models import write_tiny_llama
+from tests.support.windows import WindowOpener
+from widgets.common.command_palette import CommandPalette
+from widgets.library.recent_models import RecentModel
+
+
+@pytest.fixture
+def window(open_window: WindowOpener, tmp_path: Path) -> WindowParts:
+    settings = Settings(tmp_path / "settings.ini")
+    settings.add_recent_model(RecentModel(write_tiny_llama(tmp_path / "a&b.gguf", n_layers=2), "a & b", "F16"))
+    settings.sync()
+    return open_window()
+
+
+def palette_of(window: WindowParts) -> CommandPalette:
+    window.actions["command_palette"].trigger()
+    found = window.main.findChild(CommandPalette)
+    assert isinstance(found, CommandPalette)
+    return found
+
+
+def test_it_has_the_commands_that_are_possible_and_their_switches(window: WindowParts) -> None:
+    window.actions["step_back"].setChecked(True)
+    titles = palette_of(window).titles
+    assert {"Open Model", "Light", "Step Back and Retry When Memory Runs Out (on)"} <= set(titles)
+    assert not {"Open This Model Again", "Save Layout"} & set(titles)
+    assert titles.count("a & b") == 1
+
+
+def test_a_command_and_a_model_are_found_by_typing(window: WindowParts, qtbot: QtBot) -> None:
+    palette = palette_of(window)
+    QTest.keyClicks(palette.search_edit, "view light")
+    assert palette.titles == ("Light",)
+    with qtbot.waitSignal(palette.destroyed):
+        QTest.keyClick(palette.search_edit, Qt.Key.Key_Return)
+    assert window.theme.palette.name == "light"
+    palette = palette_of(window)
+    QTest.keyClicks(palette.search_edit, "a & b")
+    with qtbot.waitSignal(window.desk.opener.model_changed):
+        QTest.keyClick(palette.search_edit, Qt.Key.Key_Return)
+
+
+def test_a_saved_layout_of_the_model_is_used(window: WindowParts, qtbot: QtBot, tmp_path: Path) -> None:
+    path, desk = tmp_path / "a&b.gguf", window.desk
+    with qtbot.waitSignal(desk.opener.model_changed):
+        desk.opener.open(path)
+    model, edit = desk.document.model, desk.document.edit
+    assert model is not None
+    assert edit is not None
+    text = encode_layout(LayoutFile(model.name, edit.layout, msgspec.structs.replace(edit.context, n_ctx=512))).decode()
+    with qtbot.waitSignal(desk.library.documents_found):
+        desk.library.save_document(path, SavedDocument("layout", "Evening", text), ())
+    palette = palette_of(window)
+    qtbot.waitUntil(lambda: "Evening" in palette.titles)
+    QTest.keyClicks(palette.search_edit, "evening")
+    with qtbot.waitSignal(palette.destroyed):
+        QTest.keyClick(palette.search_edit, Qt.Key.Key_Return)
+    assert desk.document.undo_group.undoText() == "open Evening"

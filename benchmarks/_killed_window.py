@@ -12,9 +12,9 @@ import os
 import random
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 from PySide6.QtCore import QEvent, QObject, QTimer
 from PySide6.QtWidgets import QApplication, QWidget
 
@@ -34,6 +34,7 @@ from engine.library.hub.addresses import WebAddress
 from engine.runtime.session.status import Phase
 
 LEAST_MS, MOST_MS = 30, 250
+SHARE_OF_WATCHING = 0.9
 
 
 def tell(kind: str, **values: object) -> None:
@@ -74,7 +75,19 @@ class Actor(QObject):
     def _on_step(self) -> None:
         self._timer.start(self._chance.randint(LEAST_MS, MOST_MS))
         self._count += 1
-        steps = [self._send, self._send, self._send, self._edit, self._move, self._import, self._new, self._download]
+        # While an answer comes, most moments are left to it: a new conversation takes it off the screen.
+        if self._window.desk.loading.phase is Phase.ANSWERING and self._chance.random() < SHARE_OF_WATCHING:
+            return
+        steps = [
+            self._send,
+            self._send,
+            self._send,
+            self._edit,
+            self._change_context,
+            self._import,
+            self._new,
+            self._download,
+        ]
         self._chance.choice(steps)()
 
     @property
@@ -94,11 +107,11 @@ class Actor(QObject):
         if asked and not chat.is_answering and chat.can_ask:
             chat.edit(self._chance.choice(asked).id, f"edited {self._name}")
 
-    def _move(self) -> None:
+    def _change_context(self) -> None:
         document = self._window.desk.document
         edit = document.edit
         if edit is not None:
-            document.set_context(replace(edit.context, n_ctx=256 * self._chance.randint(8, 64)))
+            document.set_context(msgspec.structs.replace(edit.context, n_ctx=256 * self._chance.randint(8, 64)))
 
     def _import(self) -> None:
         path = Path(tempfile.gettempdir(), f"imported-{self._name}.md")

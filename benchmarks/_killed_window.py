@@ -55,7 +55,9 @@ class Actor(QObject):
         self._timer = QTimer(self, singleShot=True)
         self._timer.timeout.connect(self._on_step)
         self._timer.start(LEAST_MS)
-        QApplication.instance().installEventFilter(self)
+        application = QApplication.instance()
+        assert application is not None
+        application.installEventFilter(self)
         tell("opened")
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:

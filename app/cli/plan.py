@@ -9,14 +9,13 @@ from app.cli.inputs import asked_on, read_inputs
 from app.cli.output import print_document, print_line
 from app.paths import speeds_path
 from engine.base.errors import ArgumentError, BusyError, UnreachableError
-from engine.devices.device import CPU_ID
 from engine.devices.known_cards import with_cards
 from engine.machines.rigs.speeds import known_speeds
 from engine.planning.fit.speed_book import read_speed_book
+from engine.planning.plan.figures import FIGURES, figures_of
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.plan_document import plan_document, plan_text
-from engine.planning.plan.preview import plan_sendings, plan_speed
-from engine.planning.speed.work import Work
+from engine.planning.plan.preview import plan_sendings
 from engine.runtime.probing.probe import probe
 
 
@@ -55,7 +54,7 @@ class _Forecast:
     def __init__(self, plan: Plan, explanation: str | None) -> None:
         self.plan, self._explanation = plan, explanation
         speeds = known_speeds(plan.rig, read_speed_book(speeds_path()))
-        self.speed, self._sent = plan_speed(Work(plan.model), plan, speeds), plan_sendings(plan, speeds)
+        self.figures, self._sent = figures_of(plan, speeds), plan_sendings(plan, speeds)
 
     @property
     def exit_code(self) -> int:
@@ -64,35 +63,18 @@ class _Forecast:
         return exit_codes.OK if self.plan.report.fits else exit_codes.DOES_NOT_FIT
 
     def document(self) -> dict[str, object]:
-        return plan_document(self.plan, self._explanation, self.speed, self._sent)
+        return plan_document(self.plan, self._explanation, self.figures.speed, self._sent)
 
     def text(self) -> str:
-        return plan_text(self.plan, self._explanation, self.speed, self._sent)
+        return plan_text(self.plan, self._explanation, self.figures.speed, self._sent)
 
 
 def compared(here: _Forecast, there: _Forecast) -> str:
     """Return a table with a line for each figure: on the devices that are here, and with the added cards."""
-    rows = [("", "here", "with the cards"), *zip(_FIGURES, _figures(here), _figures(there), strict=True)]
+    rows = [("", "here", "with the cards"), *zip(FIGURES, here.figures.words(), there.figures.words(), strict=True)]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
-
-
-_FIGURES = ("fits", "layers on the CPU", "context", "answers", "prompts")
-
-
-def _figures(forecast: _Forecast) -> tuple[str, ...]:
-    plan, speed = forecast.plan, forecast.speed
-    layout = plan.edit.layout
-    n_host = sum(run.last - run.first + 1 for run in layout.runs if run.device == CPU_ID)
-    prompt = None if speed is None else speed.prompt
-    return (
-        "yes" if plan.report.fits else "no",
-        f"{n_host} of {layout.n_layers}",
-        str(plan.settings.n_ctx),
-        "" if speed is None else speed.text(),
-        "" if prompt is None else prompt.text(),
     )
 
 

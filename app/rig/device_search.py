@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -149,6 +150,13 @@ class RigFiles(QObject):
             self._live.end_search()
 
         self._background.run(tr("Reading {name}", name=path.name), read, show, failed)
+
+    def imagine(self, rig: Rig) -> None:
+        """Replace the devices by `rig`, which may have some that are not here; `refresh` brings back the real ones."""
+        now = self._live.devices
+        # A rig file, or an earlier call, has noted already which devices are here.
+        self._live.set_devices(replace(now, rig=rig) if now.from_file else list_of_file(rig, now.rig))
+        self._notices.say(tr("Planning with devices that are not here. Devices > Refresh shows the real ones again."))
 
     def save(self, path: Path) -> None:
         """Write the shown devices to a rig file."""

@@ -164,7 +164,7 @@ def _without_memory_of(rig: Rig, endpoints: Collection[str]) -> Rig:
     return Rig(tuple(map(stop, rig.devices)), rig.host)
 
 
-NOT_HERE = tr("from the rig file")
+NOT_HERE = tr("not present here")
 _SAME_HOST_SHARE = 0.1
 """Share by which the host memory in a rig file may differ from this computer's and still mean this computer."""
 

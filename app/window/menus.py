@@ -138,6 +138,7 @@ def devices_menu(
     show_kept_weights: Callable[[], None],
     show_packs: Callable[[], None],
     show_nearby: Callable[[], None],
+    show_other_cards: Callable[[], None],
 ) -> Menu:
     """Return the Devices menu: devices, measurements and engine packs."""
     return "Devices", (
@@ -150,6 +151,12 @@ def devices_menu(
         Command("find_nearby", tr("Find Machines &Nearby…"), show_nearby),
         Command("add_remote", tr("Add Re&mote Worker…"), questions.add_remote),
         SEPARATOR,
+        Command(
+            "other_cards",
+            tr("Plan with &Other Cards…"),
+            show_other_cards,
+            tip=tr("See what the model would gain from cards that this computer does not have"),
+        ),
         Command("test_repeats", tr("&Test Devices Used Twice in a Layout"), repeats.run),
         Command("measure_speeds", tr("Measure S&peeds"), speeds.measure),
         Command("reset_calibration", tr("Reset &Calibration"), calibrator.reset),

@@ -13,6 +13,7 @@ from app.window.chat.conversation_list_presenter import SavedKvStatesPresenter, 
 from app.window.chat.prompt_presenter import PromptPresenter
 from app.window.chat.side_by_side import SideBySide
 from app.window.devices.nearby_dialog import NearbyPresenter
+from app.window.devices.other_cards_presenter import OtherCardsPresenter
 from app.window.devices.packs_dialog import PacksPresenter
 from app.window.devices.rig_presenter import KeptWeightsPresenter
 from app.window.help import open_log, show_about, show_handbook, show_keys
@@ -81,6 +82,7 @@ def make_actions(
     def delete_chat() -> None:
         desk.chat_controller.delete(models.current.conversation.chat.id)
 
+    other_cards = OtherCardsPresenter(desk.document, desk.rig.live, desk.speeds, desk.rig.files, desk.background, main)
     palette = PalettePresenter(
         main,
         models=models,
@@ -118,6 +120,7 @@ def make_actions(
                 show_kept_weights=KeptWeightsPresenter(desk.background, notices, main).show,
                 show_packs=PacksPresenter(desk.rig.packs, main, check_machine).show,
                 show_nearby=NearbyPresenter(desk.rig.peers, main).show,
+                show_other_cards=other_cards.show,
             ),
             model_menu(models, desk.loader, desk.unloader, desk.settings, show_server),
             chat_menu(
